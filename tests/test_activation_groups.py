@@ -164,10 +164,10 @@ def test_neither_threads_order_passes_nor_merging_change_a_bit(observed, tmp_pat
     for options, data in (
         (ObserveOptions(threads=2), feeds[::-1]),
         (ObserveOptions(threads=5), [feeds[i] for i in (3, 0, 5, 1, 4, 2)]),
-        (ObserveOptions(memory=2 << 20), feeds),
+        (ObserveOptions(memory=1 << 19), feeds),
     ):
         assert file_bytes(collect_statistics(model, plan, data, options), tmp_path) == expected
-    assert "in 2 passes over the data, to keep to 2 MB" in caplog.text
+    assert "are observed in one more pass over the data, to keep to 0.5 MB" in caplog.text
     halves = [collect_statistics(model, plan, part) for part in (feeds[4:], feeds[:4])]
     assert file_bytes(halves[0].merge(halves[1]), tmp_path) == expected
     (tmp_path / "read.npz").write_bytes(expected)

@@ -147,7 +147,7 @@ def test_an_override_keeps_its_rounding() -> None:
 
 def test_long_work_is_only_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding that takes more than seconds is left to the user, who is told how to ask for it."""
-    monkeypatch.setattr(auto_rounding, "MOST_MULTIPLIES", 6 * 48**3)
+    monkeypatch.setattr(auto_rounding, "MOST_MULTIPLIES", 2 * auto_rounding.LEAST_MULTIPLIES)
     result = quantize(layers(), feeds(), recipe=recipe(4), protect=None)
     assert result.auto_rounding is not None and not result.auto_rounding.is_kept
     line = result.auto_rounding.lines()[0]

@@ -278,7 +278,7 @@ def test_groups_on_a_small_gpu(monkeypatch, caplog, tmp_path) -> None:
     on_gpu(monkeypatch, memory=2 << 20)
     assert file_bytes(collect_statistics(model, plan, feeds, options), tmp_path) == expected
     told = [r.message for r in caplog.records]
-    assert "2 tensors are observed in 2 passes over the data, to keep to 1 MB" in told
+    assert "2 tensors are observed in 2 passes over the data, to keep to 1 MB of the GPU" in told
 
 
 def on_gpu(monkeypatch, memory: int = 80 << 30) -> None:

@@ -191,6 +191,8 @@ def test_what_does_not_merge(other, words):
 class AmaxSum:
     """The largest magnitude over feeds."""
 
+    bytes = 8
+
     def __init__(self, observed):
         self.value = 0.0
 

@@ -8,7 +8,7 @@ are merged there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
@@ -75,18 +75,23 @@ def collect_statistics(
     plan.check_model(model.sha256)
     model = prepare_model(model, plan.target)
     device = choose_device(options.device)
-    passes = _passes(plan, observed_tensors(model, plan, options), _rooms(device, options))
+    tensors = observed_tensors(model, plan, options)
+    _tell_large(tensors, options)
+    waiting = _divide(plan, tensors, device)
     skipped = 0 if start is None else start.feeds
     values: dict[Key, Any] = {}
-    done, data = 0, DataDigest()
-    for number, part in enumerate(passes):
+    number, done, data = 0, 0, DataDigest()
+    while waiting:
+        part = waiting.pop(0)
         source = copy_feeds(feeds) if start is None else skip_resumed(model, feeds, start)
         with (
             _open_observer(device, model, part, options, source) as (observer, source),
             note_interrupts() as stopped,
         ):
             observed = observer.run(source, skipped, stopped)
-        if not observed.complete and len(passes) > 1:
+        seen = {tensor for tensor, _ in observed.values}
+        left = [placement for placement in part.placements if placement.tensor not in seen]
+        if not observed.complete and (number or left or waiting):
             raise KeyboardInterrupt  # covers only some tensors, so that it cannot be resumed
         if not observed.complete:
             raise ObservationInterrupted(observed if start is None else start.merge(observed))
@@ -96,7 +101,15 @@ def collect_statistics(
                 f"{'' if observed.feeds != done else ' others'}; give data that can be read several times, "
                 "or more memory"
             )
-        done, data = observed.feeds, observed.data
+        if left:
+            log.warning(
+                "%d of %d tensors are observed in one more pass over the data, to keep to %g MB",
+                len(left),
+                len(tensors),
+                options.memory / (1 << 20),
+            )
+            waiting.insert(0, _with_placements(plan, left))
+        number, done, data = number + 1, observed.feeds, observed.data
         values |= observed.values
     observed = Statistics(model.sha256, done, values, data=data)
     return observed if start is None else replace(start, complete=True).merge(observed)
@@ -114,51 +127,47 @@ def skip_resumed(model: Model, feeds: Iterable[Feed], start: Statistics) -> Iter
     return source
 
 
-Rooms = list[tuple[int, Callable[[Observed], int]]]
-"""Per memory that holds statistics: the byte limit of observing, and a function for the bytes of a tensor."""
+def _divide(plan: Plan, observed: list[Observed], device: Device) -> list[Plan]:
+    """Return the activations of `plan` in parts whose states fit in a quarter of a GPU, all at once on a CPU.
 
-
-def _rooms(device: Device, options: ObserveOptions) -> Rooms:
-    """Return the memories for statistics: the GPU's, and the host's if the CPU may run the model."""
-    rooms: Rooms = []
-    if device == "cpu" or options.device == "auto":
-        rooms.append((options.memory, lambda one: sum(kind.memory(one) for kind in kinds_of(one))))
-    if device == "cuda":
-        rooms.append((gpus()[0].memory // 2, state_bytes))  # the model and the feeds need room too
-    return rooms
-
-
-def _passes(plan: Plan, observed: list[Observed], rooms: Rooms) -> list[Plan]:
-    """Cut `plan` into parts whose statistics fit in half of each of `rooms`, as far as single tensors do."""
+    Statistics on a CPU have the size that their values need; the observer keeps them to the limit.
+    """
     parts: list[list[Placement]] = [[]]
-    used = [0] * len(rooms)
-    narrow: set[int] = set()
+    # The model and the feeds need room too.
+    room, used = gpus()[0].memory // 4 if device == "cuda" else 0, 0
     for placement, one in zip(plan.activations, observed, strict=True):
-        sizes = [size(one) for _, size in rooms]
-        for (memory, _), size in zip(rooms, sizes, strict=True):
-            if one.shape is not None and size > memory // 2:
-                log.warning(
-                    "tensor %r has %d groups, whose histograms take about %d MB, above the limit of "
-                    "observing; larger blocks take less",
-                    one.tensor,
-                    one.groups,
-                    size >> 20,
-                )
-        full = {memory for (memory, _), u, s in zip(rooms, used, sizes, strict=True) if u + s > memory // 2}
-        if parts[-1] and full:
+        size = state_bytes(one) if room else 0
+        if parts[-1] and used + size > room:
             parts.append([])
-            used = [0] * len(rooms)
-            narrow |= full
+            used = 0
         parts[-1].append(placement)
-        used = [u + s for u, s in zip(used, sizes, strict=True)]
+        used += size
     if len(parts) > 1:
         log.warning(
-            "%d tensors are observed in %d passes over the data, to keep to %g MB",
+            "%d tensors are observed in %d passes over the data, to keep to %g MB of the GPU",
             len(plan.activations),
             len(parts),
-            min(narrow) / (1 << 20),
+            2 * room / (1 << 20),
         )
-    return [plan.model_copy(update={"placements": tuple(part)}) for part in parts]
+    return [_with_placements(plan, part) for part in parts]
+
+
+def _tell_large(observed: list[Observed], options: ObserveOptions) -> None:
+    """Warn of tensors whose groups alone need more than the limit of observing."""
+    for one in observed:
+        size = sum(kind.memory(one) for kind in kinds_of(one))
+        if one.shape is not None and size > options.memory // 2:
+            log.warning(
+                "tensor %r has %d groups, whose histograms take about %d MB, above the limit of "
+                "observing; larger blocks take less",
+                one.tensor,
+                one.groups,
+                size >> 20,
+            )
+
+
+def _with_placements(plan: Plan, placements: Iterable[Placement]) -> Plan:
+    return plan.model_copy(update={"placements": tuple(placements)})
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import onnx
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics import (
     HISTOGRAM,
+    Accumulator,
     Key,
     Kind,
     Observed,
@@ -157,7 +159,7 @@ class Observer:
     def run(
         self, feeds: Iterable[Feed], first: int = 0, stopped: Callable[[], bool] = lambda: False
     ) -> Statistics:
-        """Return the statistics of `feeds`.
+        """Return the statistics of `feeds`; the last tensors are left out if all need too much memory.
 
         Several feeds are in flight at a time: nobody may overwrite their arrays, see `data.feeds`.
 
@@ -178,15 +180,23 @@ class Observer:
         return Statistics(self._model.sha256, tally.done, values, tally.complete, tally.data)
 
     def _gather(self, feeds: Iterable[Feed], tally: _Tally) -> dict[Key, Any]:
-        """Return the totals over `feeds`, by tensor and kind."""
-        sums = [(one, kind) for one in self._tensors for kind in kinds_of(one)]
+        """Return the totals over `feeds`, by tensor and kind, of the first tensors that fit in memory."""
         places = {name: place for place, name in enumerate(self._outputs)}
-        totals = [(kind.empty(one), _reader(places, one, kind)) for one, kind in sums]
+        sums = [
+            {kind.name: _Sum(kind.empty(one), _reader(places, one, kind)) for kind in kinds_of(one)}
+            for one in self._tensors
+        ]
         for arrays in tally.over(self._runs.run(feeds)):
-            for total, read in totals:
-                total.add(read(arrays), tally.number)
+            for sum_ in (sum_ for own in sums for sum_ in own.values()):
+                sum_.total.add(sum_.read(arrays), tally.number)
+            sizes = accumulate(sum(sum_.total.bytes for sum_ in own.values()) for own in sums)
+            fitting = sum(size <= self._options.memory // 2 for size in sizes)
+            del sums[max(fitting, 1) :]
         # Popped, so that their memory is released.
-        return {(one.tensor, kind.name): totals.pop(0)[0].result() for one, kind in sums}
+        tensors = [one.tensor for one in self._tensors[: len(sums)]]
+        return {
+            (tensor, kind): sum_.total.result() for tensor in tensors for kind, sum_ in sums.pop(0).items()
+        }
 
     def _insert(self, plan: Plan, model: Model) -> onnx.ModelProto:
         """Return `model` with observers; its outputs are theirs, none if there is nothing to observe."""
@@ -303,6 +313,13 @@ def _reader(places: Mapping[str, int], one: Observed, kind: Kind[Any]) -> Callab
         return read
     wanted = [places[observe_output(one.tensor, output)] for output in kind.outputs]
     return lambda arrays: [arrays[place] for place in wanted]
+
+
+class _Sum(NamedTuple):
+    """A total, and the function from the outputs of a run to what it adds."""
+
+    total: Accumulator[Any]
+    read: Callable[[Results], Results]
 
 
 @dataclass

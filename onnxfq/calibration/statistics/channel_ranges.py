@@ -45,6 +45,11 @@ class ChannelSum:
         """Add the results of feed number `feed`."""
         self._ranges = merge_channels(self._ranges, _unsign(results[0]))
 
+    @property
+    def bytes(self) -> int:
+        """Current size of the ranges."""
+        return self._ranges.nbytes
+
     def result(self) -> Ranges:
         """Return the ranges, [0, 2] if there was no feed."""
         return self._ranges

@@ -22,8 +22,6 @@ from onnxfq.calibration.statistics.ranges import RangeSum
 from onnxfq.calibration.statistics.state import read_state
 from onnxfq.errors import StatisticsError
 
-_NOT_HELD = 1 << 40
-
 _FORMS: dict[str, Form] = {
     "tensors": TEXTS,
     "range": ("f", (None, 2)),
@@ -144,33 +142,37 @@ class HistogramSum(RangeSum):
     def __init__(self, observed: Observed) -> None:
         """Start empty."""
         super().__init__(observed)
-        # Place in `_counts` of bin 0 of each octave, if the octave began there; beyond the end: not held.
-        self._starts = np.full(BIN_COUNT // OCTAVE, _NOT_HELD, np.int64)
-        self._counts = np.zeros(0, np.int64)
+        self._places = np.full(BIN_COUNT // OCTAVE, -1, np.int16)  # of each octave in `_counts`
+        # 4 bytes per bin until a count may need 8.
+        self._counts: NDArray[Any] = np.zeros(0, np.uint32)
 
     def add(self, results: Results, feed: int) -> None:
         """Add the results of feed number `feed`. Raises StatisticsError for refused NaN and infinities."""
         limits, counts, bins, bin_counts = results
         self.add_ranges(limits, counts, feed)
-        octaves = bins // OCTAVE
-        places = self._starts[octaves] + bins
-        if places.max(initial=0) >= _NOT_HELD:
-            fresh = np.unique(octaves[places >= _NOT_HELD])
-            self._starts[fresh] = self._counts.size + OCTAVE * (np.arange(fresh.size) - fresh)
-            self._counts = np.concatenate([self._counts, np.zeros(OCTAVE * fresh.size, np.int64)])
-            places = self._starts[octaves] + bins
-        self._counts[places] += bin_counts
+        if self._counts.dtype == np.uint32 and self.totals[0] >= 1 << 32:
+            self._counts = self._counts.astype(np.int64)
+        octaves, within = np.divmod(bins, np.int32(OCTAVE))
+        places = self._places[octaves]
+        if places.min(initial=0) < 0:
+            fresh = np.unique(octaves[places < 0])
+            self._places[fresh] = self._counts.size // OCTAVE + np.arange(fresh.size)
+            more = np.zeros(OCTAVE * fresh.size, self._counts.dtype)
+            self._counts = np.concatenate([self._counts, more])
+            places = self._places[octaves]
+        # No bin repeats.
+        self._counts[places.astype(np.int32) * OCTAVE + within] += bin_counts.astype(self._counts.dtype)
 
     @property
     def bytes(self) -> int:
         """Current size of the histogram."""
-        return self._starts.nbytes + self._counts.nbytes
+        return self._places.nbytes + self._counts.nbytes
 
     def result(self) -> TensorStatistics:
         """Return the statistics of all added feeds."""
-        octaves = np.flatnonzero(self._starts < _NOT_HELD)
+        octaves = np.flatnonzero(self._places >= 0)
         bins = (OCTAVE * octaves[:, None] + np.arange(OCTAVE)).ravel()
-        counts = self._counts[self._starts[bins // OCTAVE] + bins]
+        counts = self._counts.reshape(-1, OCTAVE)[self._places[octaves]].ravel().astype(np.int64)
         held = counts != 0
         results = (self.ranges, self.totals, bins[held].astype(np.int32), counts[held])
         return TensorStatistics.from_results(*results, self.feed_ranges())
@@ -235,6 +237,6 @@ HISTOGRAM: Kind[TensorStatistics] = Kind(
     fingerprint=TensorStatistics.fingerprint,
     pack=_pack,
     unpack=_unpack,
-    memory=lambda observed: 8 * (BIN_COUNT // OCTAVE + OCTAVE * USUAL_OCTAVES),
+    memory=lambda observed: 2 * (BIN_COUNT // OCTAVE) + 4 * OCTAVE * USUAL_OCTAVES,
     forms=_FORMS,
 )

@@ -59,6 +59,10 @@ class Observed:
 class Accumulator(Protocol[Value_co]):
     """Sum of the results of runs; empty at first."""
 
+    @property
+    def bytes(self) -> int:
+        """Current size."""
+
     def add(self, results: Results, feed: int) -> None:
         """Add the results of feed number `feed`. Raises StatisticsError for refused NaN and infinities."""
 
@@ -82,7 +86,7 @@ class Kind(Generic[Value]):
         fingerprint: bytes that are equal for the same data in any order, and only for it.
         pack: columns of a statistics file from the values by tensor.
         unpack: values by tensor from these columns; raises ValueError for inconsistent counts.
-        memory: usual size in bytes of the accumulator over a data set.
+        memory: usual size in bytes of the accumulator at the end of a data set.
         forms: type and shape of these columns, which `unpack` may rely on.
     """
 
