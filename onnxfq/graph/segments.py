@@ -43,8 +43,13 @@ class Segment(NamedTuple):
 class SegmentedGraph:
     """A graph that is computed once, in segments, each up to a tensor that is wanted next."""
 
-    def __init__(self, graph: onnx.GraphProto, known: Collection[str] = ()) -> None:
-        """Start with the inputs of `graph` known, and the tensors `known`."""
+    def __init__(
+        self, graph: onnx.GraphProto, known: Collection[str] = (), given: Collection[str] = ()
+    ) -> None:
+        """Start with the inputs of `graph` known, and the tensors `known`.
+
+        The tensors `given` are inputs although they have a constant as default.
+        """
         self._nodes = list(graph.node)
         self._reads = [list_reads(node) for node in self._nodes]
         made = ((name, at) for at, node in enumerate(self._nodes) for name in node.output)
@@ -53,7 +58,7 @@ class SegmentedGraph:
         for at, names in enumerate(self._reads):
             for name in names:
                 self._readers.setdefault(name, set()).add(at)
-        self._constants = {tensor.name for tensor in graph.initializer}
+        self._constants = {tensor.name for tensor in graph.initializer} - set(given)
         self._done: set[int] = set()
 
     def cut(self, wanted: Collection[str]) -> Segment:

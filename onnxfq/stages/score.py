@@ -33,6 +33,7 @@ from onnxfq.runtime.device_choice import choose_device, fall_back
 from onnxfq.runtime.device_memory import Device
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
 from onnxfq.runtime.parallel_runs import ParallelRuns
+from onnxfq.runtime.segmented_session import SegmentedSession, open_in_segments
 from onnxfq.runtime.session import PlacedFeed, Progress, Session
 from onnxfq.stages.observers import DEFAULT_MEMORY
 
@@ -174,12 +175,15 @@ class Side:
         """Bytes of its weights."""
         return weight_bytes(self.proto)
 
-    def session(self, threads: int, device: Device) -> Session:
+    def session(self, threads: int, device: Device) -> Session | SegmentedSession:
         """Return a session that can give the tensors."""
         # Packed, the weights would be in memory twice.
         packed = self.bytes <= limit_in_memory(None)
         proto = with_outputs(self.proto, self.fetches)
-        return Session(proto, threads, self.exact, device=device, packed=packed)
+        open_session = partial(Session, threads=threads, exact=self.exact, device=device, packed=packed)
+        if device != "cpu":
+            return open_session(proto)
+        return open_in_segments(proto, open_session, self.fetches, given=self.again or ())
 
 
 Outputs = list[NDArray[Any]]

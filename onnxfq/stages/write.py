@@ -16,10 +16,11 @@ from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import DataError
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
+from onnxfq.graph.signature import output_names
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
+from onnxfq.runtime.segmented_session import open_in_segments
 from onnxfq.runtime.session import NoKernelError, Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
-from onnxfq.stages.segmented_run import run_in_segments
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +57,9 @@ def _run(proto: onnx.ModelProto, feed: Feed, threads: int) -> dict[str, Any]:
         if explain_unsupported(proto):
             open_session(proto)
             return {}
-        return run_in_segments(proto, feed, open_session)
+        names = output_names(proto)
+        session = open_in_segments(proto, open_session, names, kept=False)
+        return dict(zip(names, session.run(feed), strict=True))
 
     try:
         return run(emulated=False)
