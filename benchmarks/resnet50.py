@@ -57,7 +57,7 @@ def main() -> None:
     qdq = onnxfq.insert_qdq(model, plan, encodings)
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(observed, Path(folder) / "model.onnx")
-        ours = open_observing_session(Path(folder) / "model.onnx", Path(folder), arguments.threads)
+        ours = open_observing_session(Path(folder) / "model.onnx", arguments.threads)
     sessions = {
         "plain": session(float_model, arguments.threads),
         "observed": ours,

@@ -142,8 +142,8 @@ def test_channels_are_observed_in_the_blocked_layout(tmp_path: Path, changes: An
     model = load(narrow_channels())
     plan = make_plan(model, by_groups("simulation", **changes))
     onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
-    open_observing_session(tmp_path / "model.onnx", tmp_path, 1)
-    written = onnx.load(tmp_path / "observed.onnx", load_external_data=False).graph
+    open_observing_session(tmp_path / "model.onnx", 1)
+    written = onnx.load(tmp_path / "model.observed.onnx", load_external_data=False).graph
     turned = {name for node in written.node if node.op_type == "ReorderOutput" for name in node.output}
     observed = {node.input[0] for node in written.node if node.op_type == "Observe"}
     assert bool(turned & observed) != direct

@@ -107,8 +107,8 @@ def test_observers_read_the_blocked_tensors_right_behind_their_makers(observed, 
     """No tensor is turned back for an observer, and none waits for the end of the run."""
     model, plan = observed
     onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
-    open_observing_session(tmp_path / "model.onnx", tmp_path, 1)
-    written = onnx.load(tmp_path / "observed.onnx", load_external_data=False).graph
+    open_observing_session(tmp_path / "model.onnx", 1)
+    written = onnx.load(tmp_path / "model.observed.onnx", load_external_data=False).graph
     made_by = {name: i for i, node in enumerate(written.node) for name in node.output}
     observers = [(i, node) for i, node in enumerate(written.node) if node.op_type == "Observe"]
     assert len(observers) == len(plan.activations)
@@ -250,7 +250,8 @@ def test_a_model_that_onnxruntime_cannot_write_is_observed_as_it_is(observed, tm
     """Slower, with a note, and with the same result."""
     model, plan = observed
     onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
-    session = open_observing_session(tmp_path / "model.onnx", tmp_path / "missing", 1)
+    (tmp_path / "model.optimised.onnx").mkdir()
+    session = open_observing_session(tmp_path / "model.onnx", 1)
     assert "observers run in the model's own layout" in caplog.text
     name = plan.activations[0].tensor
     limits, *_ = session.run(feeds_of(1)[0], [observe_output(name, "range")])

@@ -85,31 +85,34 @@ class SegmentedGraph:
     ) -> list[set[str]]:
         """Return the tensors on up to `count` - 1 cuts, which divide the reads of `marked` evenly.
 
-        A cut is moved by up to half of a part to where it has the fewest tensors.
+        A cut is moved by up to half of a part to where the fewest tensors are read beyond it.
 
         Args:
-            wanted: tensors that are alive from their maker to the end.
+            wanted: tensors to return; those made before a cut are on it, whether or not they are read later.
             marked: known tensors; each node counts as often as it reads one.
-            usable: tensors that a cut may have.
+            usable: tensors that may be read beyond a cut.
             count: number of parts.
         """
-        last = {name: max(at) for name, at in self._readers.items()} | dict.fromkeys(wanted, len(self._nodes))
-        alive: list[set[str]] = []
-        now: set[str] = set()
-        for at, node in enumerate(self._nodes):
-            now = {name for name in now | (self._makers.keys() & set(node.output)) if last.get(name, 0) > at}
-            alive.append(now)
-        marks, allowed = set(marked), set(usable)
+        last = {name: max(at) for name, at in self._readers.items()}
+        born = {name: at for name, at in self._makers.items() if last.get(name, -1) > at}
+        alive, barred = [0] * len(self._nodes), [0] * len(self._nodes)
+        for name, at in born.items():
+            for counts in (alive,) if name in usable else (alive, barred):
+                counts[at] += 1
+                counts[last[name]] -= 1
+        alive, barred = list(accumulate(alive)), list(accumulate(barred))
+        marks = set(marked)
         done = list(accumulate(len(reads & marks) for reads in self._reads))
         part = done[-1] / count if done else 0.0
-        found: dict[int, set[str]] = {}
+        found: list[int] = []
         for number in range(1, count):
             aside = {at: abs(reads - number * part) for at, reads in enumerate(done[:-1])}
-            near = [at for at, far in aside.items() if far <= part / 2 and alive[at] and alive[at] <= allowed]
+            near = [at for at, far in aside.items() if far <= part / 2 and alive[at] and not barred[at]]
             if near:
-                best = min(near, key=lambda at: (len(alive[at]), aside[at]))
-                found[best] = alive[best]
-        return [found[at] for at in sorted(found)]
+                found.append(min(near, key=lambda at: (alive[at], aside[at])))
+        ends = [(name, self._makers[name], len(self._nodes)) for name in wanted if name in self._makers]
+        ends += [(name, at, last[name]) for name, at in born.items()]
+        return [{name for name, at, end in ends if at <= cut < end} for cut in sorted(set(found))]
 
 
 def segment_model(

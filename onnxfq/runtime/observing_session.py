@@ -31,15 +31,14 @@ _ONLY_FATAL = 4
 _GROUPS = ("axis", "block_size", "block_shape")
 
 
-def open_observing_session(model: Path, folder: Path, threads: int) -> Session:
+def open_observing_session(model: Path, threads: int) -> Session:
     """Return a session of a model with Observe nodes that costs little more than one without them.
 
     If onnxruntime rejects its own optimised model, the given one is run unchanged, slower and with more
     memory, with a note.
 
     Args:
-        model: path of the model.
-        folder: for the optimised model and its weights; must exist until the session is created.
+        model: path of the model; the optimised model and its weights are written next to it.
         threads: of the session.
     """
     # Onnxruntime 1.31 breaks Q/DQ models at full optimisation; large models are not written a second time.
@@ -48,15 +47,15 @@ def open_observing_session(model: Path, folder: Path, threads: int) -> Session:
     if quantized or weight_bytes(structure) > LIMIT:
         return Session(model, threads)
     try:
-        return Session(_optimize_model(model, folder), threads, as_written=True)
+        return Session(_optimize_model(model), threads, as_written=True)
     except Exception as error:  # any error of onnxruntime's optimiser or writer: the model still runs
         log.warning("observers run in the model's own layout: %s", join_lines(error)[:200])
         return Session(model, threads)
 
 
-def _optimize_model(model: Path, folder: Path) -> Path:
-    """Write `model` optimised by onnxruntime, with the observers moved, to `folder`; return the path."""
-    made, edited = folder / "optimised.onnx", folder / "observed.onnx"
+def _optimize_model(model: Path) -> Path:
+    """Write `model` optimised by onnxruntime, with the observers moved, next to it; return the path."""
+    made, edited = (model.with_name(f"{model.stem}.{kind}.onnx") for kind in ("optimised", "observed"))
     _write_optimised(model, made)
     proto = onnx.load(made, load_external_data=False)
     _observe_blocked_layouts(proto.graph)

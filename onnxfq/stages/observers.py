@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -63,6 +63,7 @@ from onnxfq.runtime.device_statistics import Gathering
 from onnxfq.runtime.float32_emulation import widen_model
 from onnxfq.runtime.observing_session import open_observing_session
 from onnxfq.runtime.parallel_runs import ParallelRuns
+from onnxfq.runtime.segmented_session import SegmentedSession, open_in_segments
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
 
@@ -128,11 +129,10 @@ class Observer:
         self._options = options
         self._tensors = observed_tensors(model, plan, options)
         self._digest = partial(digest_feed, inputs=input_specs(model.proto))
-        self._files = ExitStack()
+        self._files, self._numbers = ExitStack(), count()
+        self._folder: Path | None
         try:
-            self._observed: onnx.ModelProto | Path
-            # Sessions read the large weights of a model in memory without a copy.
-            self._observed = self._insert(plan, model) if is_large(model.proto) else self._write_model(plan)
+            self._observed = self._insert_observers(plan)
         except BaseException:
             self._files.close()
             raise
@@ -198,19 +198,28 @@ class Observer:
             (tensor, kind): sum_.total.result() for tensor in tensors for kind, sum_ in sums.pop(0).items()
         }
 
-    def _insert(self, plan: Plan, model: Model) -> onnx.ModelProto:
-        """Return `model` with observers; its outputs are theirs, none if there is nothing to observe."""
+    def _insert_observers(self, plan: Plan) -> onnx.ModelProto:
+        """Return the model with observers; its outputs are theirs, none if there is nothing to observe.
+
+        Weights are in a file in `_folder`, except those of a large model: sessions read them without a copy.
+        """
+        model, self._folder = self._model, None
+        if not is_large(model.proto):
+            self._folder = self._files.enter_context(scratch_folder())
+            with room_for_scratch():
+                model = replace(model, proto=split_weights(model.proto, self._folder / "weights"))
         proto = self._make_pass(plan).run(model).model.proto
         self._outputs = [output.name for output in proto.graph.output] if self._tensors else []
-        return proto
+        return proto if self._folder is None else widen_model(proto)
 
-    def _write_model(self, plan: Plan) -> Path:
-        """Write the observed model for optimisation by onnxruntime; return its path."""
-        folder = self._files.enter_context(scratch_folder())
+    def _write(self, proto: onnx.ModelProto) -> onnx.ModelProto | Path:
+        """Write the observed model, or a part of it, next to its weights; return its path."""
+        if self._folder is None:
+            return proto
+        path = self._folder / f"{next(self._numbers)}.onnx"
         with room_for_scratch():
-            light = replace(self._model, proto=split_weights(self._model.proto, folder / "weights"))
-            onnx.save(widen_model(self._insert(plan, light)), folder / "model.onnx")
-        return folder / "model.onnx"
+            onnx.save(proto, path)
+        return path
 
     def _open_run(self, threads: int) -> Callable[[Feed], tuple[list[NDArray[Any]], DataDigest]]:
         """Return a function from a feed to its results and digest; without outputs nothing is run."""
@@ -219,10 +228,14 @@ class Observer:
         session = self._session(threads)
         return lambda feed: (session.run(feed, self._outputs), self._digest(feed))
 
-    def _session(self, threads: int) -> Session:
-        if isinstance(self._observed, Path):
-            return open_observing_session(self._observed, self._observed.parent, threads)
-        return Session(self._observed, threads)
+    def _session(self, threads: int) -> Session | SegmentedSession:
+        def open_part(part: onnx.ModelProto) -> Session:
+            written = self._write(part)
+            if isinstance(written, Path):
+                return open_observing_session(written, threads)
+            return Session(written, threads)
+
+        return open_in_segments(self._observed, open_part, self._outputs)
 
 
 class MergingObserver(Observer):
@@ -297,7 +310,7 @@ class MergingObserver(Observer):
             refuse_nonfinite(one.tensor, nans, infinities, feed)
 
     def _session(self, threads: int) -> Session:
-        return Session(self._observed, threads, device=self._device)
+        return Session(self._write(self._observed), threads, device=self._device)
 
 
 def _reader(places: Mapping[str, int], one: Observed, kind: Kind[Any]) -> Callable[[Results], Results]:
