@@ -22,6 +22,8 @@ from onnxfq.calibration.statistics.ranges import RangeSum
 from onnxfq.calibration.statistics.state import read_state
 from onnxfq.errors import StatisticsError
 
+_NOT_HELD = 1 << 14
+
 _FORMS: dict[str, Form] = {
     "tensors": TEXTS,
     "range": ("f", (None, 2)),
@@ -142,7 +144,8 @@ class HistogramSum(RangeSum):
     def __init__(self, observed: Observed) -> None:
         """Start empty."""
         super().__init__(observed)
-        self._places = np.full(BIN_COUNT // OCTAVE, -1, np.int16)  # of each octave in `_counts`
+        # How many octaves further each octave is in `_counts`; beyond the end: not held.
+        self._moves = np.full(BIN_COUNT // OCTAVE, _NOT_HELD, np.int16)
         # 4 bytes per bin until a count may need 8.
         self._counts: NDArray[Any] = np.zeros(0, np.uint32)
 
@@ -152,27 +155,27 @@ class HistogramSum(RangeSum):
         self.add_ranges(limits, counts, feed)
         if self._counts.dtype == np.uint32 and self.totals[0] >= 1 << 32:
             self._counts = self._counts.astype(np.int64)
-        octaves, within = np.divmod(bins, np.int32(OCTAVE))
-        places = self._places[octaves]
-        if places.min(initial=0) < 0:
-            fresh = np.unique(octaves[places < 0])
-            self._places[fresh] = self._counts.size // OCTAVE + np.arange(fresh.size)
+        octaves = bins // OCTAVE
+        moves = self._moves[octaves]
+        if moves.max(initial=0) == _NOT_HELD:
+            fresh = np.unique(octaves[moves == _NOT_HELD])
+            self._moves[fresh] = self._counts.size // OCTAVE + np.arange(fresh.size) - fresh
             more = np.zeros(OCTAVE * fresh.size, self._counts.dtype)
             self._counts = np.concatenate([self._counts, more])
-            places = self._places[octaves]
-        # No bin repeats.
-        self._counts[places.astype(np.int32) * OCTAVE + within] += bin_counts.astype(self._counts.dtype)
+            moves = self._moves[octaves]
+        places = moves.astype(np.intp) * OCTAVE + bins  # an index of another type would be converted
+        self._counts[places] += bin_counts.astype(self._counts.dtype)  # no bin repeats
 
     @property
     def bytes(self) -> int:
         """Current size of the histogram."""
-        return self._places.nbytes + self._counts.nbytes
+        return self._moves.nbytes + self._counts.nbytes
 
     def result(self) -> TensorStatistics:
         """Return the statistics of all added feeds."""
-        octaves = np.flatnonzero(self._places >= 0)
+        octaves = np.flatnonzero(self._moves != _NOT_HELD)
         bins = (OCTAVE * octaves[:, None] + np.arange(OCTAVE)).ravel()
-        counts = self._counts.reshape(-1, OCTAVE)[self._places[octaves]].ravel().astype(np.int64)
+        counts = self._counts[self._moves[bins // OCTAVE].astype(np.intp) * OCTAVE + bins].astype(np.int64)
         held = counts != 0
         results = (self.ranges, self.totals, bins[held].astype(np.int32), counts[held])
         return TensorStatistics.from_results(*results, self.feed_ranges())
