@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.numerics.affine import quantize
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QType
 from onnxfq.passes.onnx_blocks import OnnxParams
@@ -16,19 +16,14 @@ PART = 1 << 18
 """Elements rounded at a time: the arithmetic makes several arrays of this size, which stay in the cache."""
 
 
-def apply_in_chunks(
-    apply: Callable[..., NDArray[Any]],
-    values: NDArray[Any],
-    params: OnnxParams,
-    qtype: QType,
-    dtype: np.dtype[Any],
+def quantize_in_chunks(
+    values: NDArray[Any], params: OnnxParams, qtype: QType, dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """Return `apply(values, scale, zero_point, qtype=, granularity=)` as `dtype`, computed in chunks.
+    """Return what `numerics.quantize` returns, as `dtype`, computed in chunks.
 
     Each element keeps its own scale, so chunks do not change the result.
 
     Args:
-        apply: `numerics.quantize` or `numerics.fake_quantize`.
         values: of the weight.
         params: scale, zero point and granularity.
         qtype: number format.
@@ -36,12 +31,12 @@ def apply_in_chunks(
     """
     keywords = {"qtype": qtype, "granularity": params.granularity}
     if values.size <= PART or values.ndim < 2:
-        return apply(values, params.scale, params.zero_point, **keywords).astype(dtype)
+        return quantize(values, params.scale, params.zero_point, **keywords).astype(dtype)
     layout = Layout(params.granularity, values.shape)
     step = max(1, PART * values.shape[0] // values.size // layout.rows_of_block) * layout.rows_of_block
     made = np.empty(values.shape, dtype)
     for start in range(0, values.shape[0], step):
         stop = min(start + step, values.shape[0])
         scale, zero_point = (layout.rows(one, start, stop) for one in (params.scale, params.zero_point))
-        made[start:stop] = apply(values[start:stop], scale, zero_point, **keywords).astype(dtype)
+        made[start:stop] = quantize(values[start:stop], scale, zero_point, **keywords).astype(dtype)
     return made

@@ -16,14 +16,13 @@ from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.numerics.affine import quantize
 from onnxfq.numerics.float_types import FLOATS, holds
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.numerics.storage_types import find_storage_qtype
 from onnxfq.passes.base import Pass, PassResult
-from onnxfq.passes.chunked_rounding import apply_in_chunks
+from onnxfq.passes.chunked_rounding import quantize_in_chunks
 from onnxfq.passes.equalize import common_encoding, factors_of_weights, to_common_scale
 from onnxfq.passes.onnx_blocks import OnnxParams, expand_to_one_axis, needs_blocks
 from onnxfq.passes.qdq_form import PLAIN, QdqForm
@@ -216,7 +215,7 @@ def _insert_on_weight(editor: Editor, placement: Placement, tensor: gs.Constant,
     params, carrier = expand_to_one_axis(encoding, tensor.shape), _carrier(encoding)
 
     def round_values(free: str) -> gs.Constant:
-        values = apply_in_chunks(quantize, constant_array(tensor), params, encoding.spec.grid, carrier.dtype)
+        values = quantize_in_chunks(constant_array(tensor), params, encoding.spec.grid, carrier.dtype)
         return make_constant(free, values)
 
     # The integers of the weight stay; the factor multiplies only the scale.

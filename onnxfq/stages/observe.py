@@ -88,7 +88,7 @@ def collect_statistics(
             _open_observer(device, model, part, options, source) as (observer, source),
             note_interrupts() as stopped,
         ):
-            observed = observer.run(source, skipped, stopped)
+            observed = observer.run(source, skipped, stopped, options.memory // 2)
         seen = {tensor for tensor, _ in observed.values}
         left = [placement for placement in part.placements if placement.tensor not in seen]
         if not observed.complete and (number or left or waiting):

@@ -157,9 +157,13 @@ class Observer:
         self._files.close()
 
     def run(
-        self, feeds: Iterable[Feed], first: int = 0, stopped: Callable[[], bool] = lambda: False
+        self,
+        feeds: Iterable[Feed],
+        first: int = 0,
+        stopped: Callable[[], bool] = lambda: False,
+        room: int | None = None,
     ) -> Statistics:
-        """Return the statistics of `feeds`; the last tensors are left out if all need too much memory.
+        """Return the statistics of `feeds`.
 
         Several feeds are in flight at a time: nobody may overwrite their arrays, see `data.feeds`.
 
@@ -168,19 +172,20 @@ class Observer:
             first: number of the first feed in messages.
             stopped: asked after every feed; once it returns true, the statistics so far are returned as
                 incomplete.
+            room: bytes of statistics on a CPU beyond which the last tensors are left out; None for no limit.
 
         Raises as `collect_statistics`.
         """
         tally = _Tally(first, self._options.progress, stopped)
         values: dict[Key, Any] = {}
-        for (name, kind), value in self._gather(feeds, tally).items():
+        for (name, kind), value in self._gather(feeds, tally, room).items():
             if kind == GROUPED_HISTOGRAM.name:
                 values[name, HISTOGRAM.name] = value.whole()
             values[name, kind] = value
         return Statistics(self._model.sha256, tally.done, values, tally.complete, tally.data)
 
-    def _gather(self, feeds: Iterable[Feed], tally: _Tally) -> dict[Key, Any]:
-        """Return the totals over `feeds`, by tensor and kind, of the first tensors that fit in memory."""
+    def _gather(self, feeds: Iterable[Feed], tally: _Tally, room: int | None) -> dict[Key, Any]:
+        """Return the totals over `feeds`, by tensor and kind, of the first tensors that fit into `room`."""
         places = {name: place for place, name in enumerate(self._outputs)}
         sums = [
             {kind.name: _Sum(kind.empty(one), _reader(places, one, kind)) for kind in kinds_of(one)}
@@ -189,9 +194,9 @@ class Observer:
         for arrays in tally.over(self._runs.run(feeds)):
             for sum_ in (sum_ for own in sums for sum_ in own.values()):
                 sum_.total.add(sum_.read(arrays), tally.number)
-            sizes = accumulate(sum(sum_.total.bytes for sum_ in own.values()) for own in sums)
-            fitting = sum(size <= self._options.memory // 2 for size in sizes)
-            del sums[max(fitting, 1) :]
+            if room is not None:
+                sizes = accumulate(sum(sum_.total.bytes for sum_ in own.values()) for own in sums)
+                del sums[max(1, sum(size <= room for size in sizes)) :]
         # Popped, so that their memory is released.
         tensors = [one.tensor for one in self._tensors[: len(sums)]]
         return {
@@ -258,9 +263,9 @@ class MergingObserver(Observer):
     def _make_pass(self, plan: Plan) -> Pass:
         return InsertMerging(plan, self._options.feed_ranges, self._options.nonfinite == "stop")
 
-    def _gather(self, feeds: Iterable[Feed], tally: _Tally) -> dict[Key, Any]:
+    def _gather(self, feeds: Iterable[Feed], tally: _Tally, room: int | None) -> dict[Key, Any]:
         if not self._tensors:
-            return super()._gather(feeds, tally)
+            return super()._gather(feeds, tally, room)
         ranges: list[NDArray[np.float32]] = []
         with self._open_gathering() as gathering:
             for heads, of_feed in tally.over(gathering.run(feeds, self._digest)):

@@ -1,4 +1,4 @@
-"""Parts of a weight, rounded one after another, are the weight rounded at once."""
+"""Chunks of a weight, rounded one after another, are the weight rounded at once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxfq.numerics.affine import fake_quantize, quantize
+from onnxfq.numerics.affine import quantize
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.passes import chunked_rounding as row_parts
+from onnxfq.passes import chunked_rounding
 from onnxfq.passes.onnx_blocks import OnnxParams
 
 
@@ -20,8 +20,8 @@ from onnxfq.passes.onnx_blocks import OnnxParams
     block=st.one_of(st.none(), st.integers(1, 4)),
     part=st.integers(1, 40),
 )
-def test_parts_change_nothing(shape: list[int], axis: int | None, block: int | None, part: int) -> None:
-    """Any shape, granularity and size of parts gives NumPy's own result on the whole, to the bit."""
+def test_chunks_change_nothing(shape: list[int], axis: int | None, block: int | None, part: int) -> None:
+    """Any shape, granularity and size of chunks gives NumPy's own result on the whole, to the bit."""
     axis = None if axis is None or axis >= len(shape) else axis
     params = list(shape) if axis is not None and block else [] if axis is None else [shape[axis]]
     if axis is not None and block:
@@ -33,7 +33,6 @@ def test_parts_change_nothing(shape: list[int], axis: int | None, block: int | N
     given = OnnxParams(scale, zero_point, Granularity(axis, block if axis is not None else None))
     keywords = {"qtype": qtype_by_name("int8"), "granularity": given.granularity}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_parts, "PART", part)
-        for apply, dtype in ((quantize, np.dtype(np.int8)), (fake_quantize, np.dtype(np.float32))):
-            got = row_parts.apply_in_chunks(apply, x, given, qtype_by_name("int8"), dtype)
-            np.testing.assert_array_equal(got, apply(x, scale, zero_point, **keywords))
+        patch.setattr(chunked_rounding, "PART", part)
+        got = chunked_rounding.quantize_in_chunks(x, given, qtype_by_name("int8"), np.dtype(np.int8))
+    np.testing.assert_array_equal(got, quantize(x, scale, zero_point, **keywords))
