@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,14 +30,14 @@ def quantize_in_chunks(
         qtype: number format.
         dtype: of the result.
     """
-    keywords = {"qtype": qtype, "granularity": params.granularity}
+    apply = partial(quantize, qtype=qtype, granularity=params.granularity)
     if values.size <= PART or values.ndim < 2:
-        return quantize(values, params.scale, params.zero_point, **keywords).astype(dtype)
+        return apply(values, params.scale, params.zero_point).astype(dtype)
     layout = Layout(params.granularity, values.shape)
     step = max(1, PART * values.shape[0] // values.size // layout.rows_of_block) * layout.rows_of_block
     made = np.empty(values.shape, dtype)
     for start in range(0, values.shape[0], step):
         stop = min(start + step, values.shape[0])
         scale, zero_point = (layout.rows(one, start, stop) for one in (params.scale, params.zero_point))
-        made[start:stop] = quantize(values[start:stop], scale, zero_point, **keywords).astype(dtype)
+        made[start:stop] = apply(values[start:stop], scale, zero_point).astype(dtype)
     return made
