@@ -206,7 +206,7 @@ class Observer:
     def _insert_observers(self, plan: Plan) -> onnx.ModelProto:
         """Return the model with observers; its outputs are theirs, none if there is nothing to observe.
 
-        Weights are in a file in `_folder`, except those of a large model: sessions read them without a copy.
+        Weights are in a file in `_folder`; sessions read the weights of a large model without a copy.
         """
         model, self._folder = self._model, None
         if not is_large(model.proto):
