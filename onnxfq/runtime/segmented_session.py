@@ -86,10 +86,12 @@ def open_in_segments(
 
     Raises what `open_session` raises.
     """
-    made = {name for node in proto.graph.node for name in node.output}
-    if len(proto.graph.node) <= MOST_NODES or not made.issuperset(fetches) or proto.graph.sparse_initializer:
-        return open_session(proto)
-    return SegmentedSession(proto, open_session, fetches, given, kept)
+    graph = proto.graph
+    if len(graph.node) > MOST_NODES and not graph.sparse_initializer:
+        made = {name for node in graph.node for name in node.output}
+        if made.issuperset(fetches):
+            return SegmentedSession(proto, open_session, fetches, given, kept)
+    return open_session(proto)
 
 
 def _same(session: Session) -> Session:
