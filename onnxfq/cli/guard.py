@@ -15,7 +15,7 @@ from onnxfq.cli.artifacts import artifact_paths, node_data_paths
 from onnxfq.support.files import check_writable
 from onnxfq.support.outputs import check_apart, write_together
 
-OUTPUTS = ("output", "report", "artifacts", "table_csv", "recipe_out", "write_job", "node_data")
+OUTPUTS = ("output", "report", "artifacts", "table_csv", "recipe_out", "node_data")
 """Parameters of commands that name files and folders to write; all others name inputs, if files."""
 
 FOLDERS = ("handoff", "demo")

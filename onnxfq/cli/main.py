@@ -16,6 +16,7 @@ import typer
 import typer.core
 
 from onnxfq.cli.command_line import keep_arguments
+from onnxfq.cli.former_words import explain_former
 from onnxfq.cli.interrupted import INTERRUPTED
 from onnxfq.cli.notes import show_notes
 from onnxfq.cli.option_groups import expand_groups
@@ -26,7 +27,6 @@ PANELS = {
     "Commands": ("quantize", "sensitivity", "evaluate", "check", "handoff"),
     "Stages of quantize": ("plan", "observe", "merge-statistics", "moments", "calibrate", "insert"),
     "Tools": (
-        "run",
         "recipes",
         "inspect",
         "diff",
@@ -141,6 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 for an error, 2 for wrong usage, 3 for a difference, 130: Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     keep_arguments(given)
+    gone = explain_former(given)
+    if gone is not None:
+        return _fail(gone, 2)
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _interrupt)

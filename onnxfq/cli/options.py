@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 ACCURACY_PANEL = "Accuracy"
 """Panel of `--help` for the options of promised accuracy."""
 
-WriteJobOption = Annotated[
-    Path | None,
-    typer.Option("--write-job", metavar="FILE.yaml", help="Also write these options for `onnxfq run`."),
-]
 OutputOption = Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="Write this file.")]
 _PLAN = typer.Option("--plan", metavar="FILE", help="Use this plan of `onnxfq plan`.")
 PlanOption = Annotated[Path, _PLAN]

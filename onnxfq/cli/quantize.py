@@ -26,7 +26,6 @@ from onnxfq.cli.options import (
     PromiseOptions,
     RayOption,
     StatisticsOption,
-    WriteJobOption,
 )
 from onnxfq.cli.run_options import Running
 from onnxfq.errors import OutputError
@@ -94,8 +93,6 @@ def quantize(
             help="Write plan, statistics, encodings, result and fake-quant model to this folder.",
         ),
     ] = None,
-    write_job: WriteJobOption = None,
-    context: typer.Context,
     running: Running,
     printer: Printing,
 ) -> None:
@@ -104,7 +101,6 @@ def quantize(
     --data is optional with --statistics or --encodings, and for recipes that observe nothing.
     """
     from onnxfq import pipeline
-    from onnxfq.cli import job as jobs
     from onnxfq.documents.cast_plan import FloatOptions
     from onnxfq.graph.io.data_paths import model_bytes
     from onnxfq.report.node_data import node_notes, write_node_data
@@ -149,12 +145,10 @@ def quantize(
     overlays: list[Path] = []
     if node_data is not None and record is not None:
         overlays = write_node_data(record.table, node_data_paths(node_data))
-    if write_job is not None:
-        jobs.write_job(write_job, context)
     if artifacts is not None and record is not None:  # last: a folder cannot wait for the other files
         _write_artifacts(result, record, artifacts, model)
     printer.report(record, quantize_summary(result, sizes))
-    printer.wrote(output, report, *overlays, artifacts, write_job)
+    printer.wrote(output, report, *overlays, artifacts)
 
 
 def _read_least(text: str) -> float | ProtectAuto | None:

@@ -17,12 +17,12 @@ import onnx
 import onnxruntime
 import pytest
 import typer
-import yaml
 from builders import build, conv_relu, feed_for, gemm, two_branch, weights
 from typer.testing import CliRunner
 
 import onnxfq
 from onnxfq.calibration.statistics import Statistics
+from onnxfq.cli.former_words import FORMER_COMMANDS, FORMER_OPTIONS
 from onnxfq.cli.known_names import fill_names
 from onnxfq.cli.main import COMMANDS, PANELS, build_app, main
 from onnxfq.documents.encodings import Encodings
@@ -293,67 +293,13 @@ def test_json_of_the_stages(run: Run) -> None:
     assert (content["tensors"], list(content["left_out"])) == (1, ["w"])
 
 
-JOBS = [
-    "--data data.npz --recipe recipe.yaml --scale 1/2 --mean 0.1 --limit 33 --batch 5 --exact",
-    "--data data.npz --float fp16 --float-io --min-sqnr 20 --protect none --runtime onnxruntime==1.20.1",
-    "--encodings calib.cache --recipe tensorrt-int8",
-]
-
-
-@pytest.mark.parametrize("options", JOBS)
-def test_a_job_reproduces_the_command(options: str, run: Run, workplace: Path) -> None:
-    """`run` writes the bytes of the command line that wrote the job, from another folder too."""
-    jsonschema = pytest.importorskip("jsonschema")
-    Path("calib.cache").write_text(CACHE, encoding="utf-8")
-    for name in ("jobs", "int8", "fp16", "none"):
-        Path(name).mkdir()
-    line = f"quantize model.onnx {options} -o out.onnx --artifacts kept"
-    assert "wrote      jobs/job.yaml" in run(f"{line} --write-job jobs/job.yaml")
-    record = Path("kept/model.result.json")
-    first = json.loads(record.read_text(encoding="utf-8"))
-    written = [Path("out.onnx"), *sorted(path for path in Path("kept").iterdir() if path != record)]
-    before = {path: path.read_bytes() for path in written}
-    for path in (*written, record):
-        path.unlink()
-    assert "wrote      ../out.onnx" in run("run jobs/job.yaml")
-    assert {path: path.read_bytes() for path in written} == before
-    # The record also holds command, date and seconds.
-    again = json.loads(record.read_text(encoding="utf-8"))
-    assert all(again[name] == first[name] for name in ("recipe", "plan", "evaluation", "table"))
-    assert json.loads(run("run jobs/job.yaml --json"))["source"] == "../model.onnx"
-    assert Path.cwd() == workplace
-    schema = json.loads(run("run --schema"))
-    job = yaml.safe_load(Path("jobs/job.yaml").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator(schema).validate(job)
-    assert all(schema["properties"][name]["description"] for name in schema["properties"])
-    command = typer.main.get_command(build_app(["quantize"])).commands["quantize"]  # type: ignore[attr-defined]
-    options_of_command = {name for one in command.params for name in one.opts} - {"MODEL", "-o", "-v", "-q"}
-    known = {"--" + name.replace("_", "-") for name in schema["properties"]}
-    assert known ^ options_of_command <= {"--model", "model"} | {
-        "--write-job",
-        "--json",
-        "--verbose",
-        "--quiet",
-    }
-
-
-@pytest.mark.parametrize(
-    ("job", "message"),
-    [
-        ("{model: model.onnx, output: o.onnx, dta: data.npz}", "dta: no such field; nearest: data"),
-        ("{output: o.onnx}", "model: Field required"),
-        ("{model: model.onnx, output: o.onnx, data: no.npz}", "no such file or folder: no.npz"),
-        ("{model: model.onnx, output: o.onnx, exact: perhaps}", "exact: Input should be a valid boolean"),
-        ("{model: model.onnx, output: job.yaml, data: data.npz}", "is another file of this command"),
-    ],
-)
-def test_mistakes_in_jobs(job: str, message: str, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A wrong field, value or file is one line that names the job, and nothing is written."""
-    Path("job.yaml").write_text(job, encoding="utf-8")
-    assert main(["run", "job.yaml"]) == 1
+@pytest.mark.parametrize("words", [[name] for name in FORMER_COMMANDS] + [[*pair] for pair in FORMER_OPTIONS])
+def test_former_words_name_the_present_ones(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """A word that is gone ends with wrong usage, and one line with what to type now."""
+    assert words[0] in COMMANDS or len(words) == 1
+    assert main([*words, "x"]) == 2
     printed = capfd.readouterr().err
-    assert "job.yaml" in printed and message in printed and printed.count("\n") == 1
-    assert not Path("o.onnx").exists() and Path("job.yaml").read_text(encoding="utf-8") == job
+    assert f"{' '.join(words)} is gone; " in printed and printed.count("\n") == 1
 
 
 def test_notes_stand_beside_json(run: Run, capfd: pytest.CaptureFixture[str]) -> None:

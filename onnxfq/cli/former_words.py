@@ -1,0 +1,33 @@
+"""Words of the command line that are gone, each with what to type instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+FORMER_COMMANDS = {
+    "run": "keep the words of `onnxfq quantize` in a shell script",
+}
+"""Commands that are gone, and what to type instead."""
+
+FORMER_OPTIONS = {
+    ("quantize", "--write-job"): "keep the words of the command in a shell script",
+}
+"""Options that are gone, by their command, and what to type instead."""
+
+
+def explain_former(arguments: Sequence[str]) -> str | None:
+    """Return the line on the first word that is gone; None if `arguments` have none.
+
+    Args:
+        arguments: the words behind `onnxfq`.
+    """
+    command = next((word for word in arguments if word != "--"), "")
+    if command in FORMER_COMMANDS:
+        return f"onnxfq {command} is gone; {FORMER_COMMANDS[command]}"
+    for word in arguments:
+        if word == "--":  # paths and names follow
+            break
+        option = word.partition("=")[0]
+        if (command, option) in FORMER_OPTIONS:
+            return f"onnxfq {command} {option} is gone; {FORMER_OPTIONS[command, option]}"
+    return None
