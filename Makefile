@@ -10,7 +10,7 @@ QUICK := tests/test_layers.py tests/test_english.py tests/test_public_api.py tes
   tests/feeds/test_batches.py tests/test_planning.py tests/test_qparams.py tests/test_node_vectors.py \
   tests/targets/test_toy_target.py tests/calibrators/test_own_calibrator.py
 
-.PHONY: install lib lint types quick test warnings sanitize runtimes demo site gpu clean
+.PHONY: install lib lint types quick slow test warnings sanitize runtimes demo site gpu clean
 
 install:  ## the package with all that developing needs
 	$(PYTHON) -m pip install ".[test,dev]"
@@ -41,6 +41,9 @@ test:
 
 quick: lint types  ## a verdict in two minutes: lint, types, and one file of tests for each room
 	$(PYTHON) -m pytest -q $(QUICK)
+
+slow:  ## the checks that take hours; docs/checks.md has what each found: make slow CHECKS="pythons commands"
+	$(PYTHON) tests/slow/run_all.py $(CHECKS)
 
 runtimes:  ## the library in the oldest, a middle and the newest onnxruntime (downloads them)
 	$(PYTHON) tests/custom_ops/check_runtimes.py

@@ -1,0 +1,125 @@
+"""Runs all slow checks, and writes what each found to docs/checks.md.
+
+    python tests/slow/run_all.py [NAME ...]
+
+Not a pytest. Without names all checks run, which takes hours. A check that is not named keeps its row on the
+page. The exit code is 1 when a check that ran has found something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "checks.md"
+
+CHECKS = {
+    "pythons": ("every Python 3 that is supported", "python tests/slow/check_pythons.py WHEEL"),
+    "runtimes": (
+        "the operators in four releases of onnxruntime",
+        "python tests/custom_ops/check_runtimes.py",
+    ),
+    "commands": ("every command on damaged inputs", "python tests/slow/fuzz_commands.py --cases 2000"),
+    "kills": ("folders that commands write, after a kill", "python tests/slow/kill_commands.py"),
+    "bits": (
+        "the same bits however data are fed",
+        "python -m pytest -q -n 0 tests/test_same_bits.py --all-feedings",
+    ),
+    "graphs": ("random graphs", "python -m pytest -q -n 0 tests/test_random_graphs.py --random-graphs 5000"),
+    "files": ("damaged files", "python -m pytest -q -n 0 tests/test_damaged_files.py --damaged-files 2000"),
+    "opsets": ("every opset and recipe", "python -m pytest -q -n 0 tests/test_opsets.py --all-opsets"),
+    "large model": ("models over 2 GB", "python tests/slow/check_large_model.py"),
+    "large decoder": ("a billion weights", "python tests/slow/check_large_decoder.py"),
+}
+"""Checks by name: what each tries, and its command."""
+
+HEAD = """# Checks that take long
+
+`make slow` runs these checks, which take hours together, and writes this page. `.ci/run` has a sample of
+each. A check that finds nothing is "clean".
+
+| check | tries | found | minutes | on |
+| --- | --- | --- | --- | --- |
+"""
+
+ROW = re.compile(r"^\| `?(?P<name>[^|`]+?)`? \|")
+
+
+def main() -> int:
+    """Run the checks that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[*CHECKS, []], help=", ".join(CHECKS))
+    names = parser.parse_args().names or list(CHECKS)
+    rows, lines = read_page()
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            print(f"== {name}", flush=True)
+            start = time.monotonic()
+            code, said = run_check(name, Path(folder))
+            tries, _ = CHECKS[name]
+            found = "clean" if code == 0 else f"exit code {code}"
+            minutes = f"{(time.monotonic() - start) / 60:.1f}"
+            rows[name] = f"| {name} | {tries} | {found} | {minutes} | {datetime.date.today()} |"
+            lines[name] = said
+            failed += [name] if code else []
+            write_page(rows, lines)
+    return 1 if failed else 0
+
+
+def run_check(name: str, folder: Path) -> tuple[int, list[str]]:
+    """Return the exit code of a check, and its last lines; what it prints is shown as it comes."""
+    command = CHECKS[name][1]
+    if "WHEEL" in command:
+        build = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--wheel-dir",
+            str(folder),
+            str(ROOT),
+        ]
+        subprocess.run(build, check=True, env=os.environ | {"CMAKE_ARGS": "-DONNXFQ_CUDA=OFF"})
+        command = command.replace("WHEEL", str(next(folder.glob("onnxfq-*.whl"))))
+    words = [sys.executable if word == "python" else word for word in command.split()]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        said.append(line.rstrip())
+    return process.wait(), [line for line in said if line][-LAST_LINES:]
+
+
+LAST_LINES = 6
+"""Lines of a check that the page shows: its totals stand there."""
+
+
+def read_page() -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Return the row and the lines of each check that the page has; none without a page."""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    rows = {match["name"]: line for line in text.splitlines() if (match := ROW.match(line))}
+    parts = re.findall(r"^## (.+)\n\n```text\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL)
+    return rows, {name: said.splitlines() for name, said in parts}
+
+
+def write_page(rows: dict[str, str], lines: dict[str, list[str]]) -> None:
+    """Write the page: a row for each check, then the last lines of those that ran."""
+    table = "\n".join(rows.get(name, f"| {name} | {CHECKS[name][0]} | not run | | |") for name in CHECKS)
+    parts = [f"## {name}\n\n```text\n{chr(10).join(lines[name])}\n```\n" for name in CHECKS if name in lines]
+    PAGE.write_text(HEAD + table + "\n\n" + "\n".join(parts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
