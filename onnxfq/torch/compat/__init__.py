@@ -1,1 +1,1 @@
-"""Interfaces of other libraries over the same quantizers, one document a file."""
+"""Interfaces of other libraries over the same quantizers."""
