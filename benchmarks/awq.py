@@ -33,7 +33,7 @@ from onnxfq.numerics.block_scales import ScaleRule, Scales, choose_scales
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.passes.replace_weights import replace_weights, separate_float_readers, weight_tensor
+from onnxfq.passes.replace_constants import replace_weights, separate_float_readers, weight_tensor
 from onnxfq.stages.layer_inputs import Layer, find_layers
 from onnxfq.stages.moments import collect_moments
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from builders import build
 
-from onnxfq.graph.module_paths import SCOPES_KEY
+from onnxfq.graph.node_notes import SCOPES_KEY
 
 LAYERS, WIDTH, FACTOR = 8, 24, 2000.0
 

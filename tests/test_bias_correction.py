@@ -16,7 +16,7 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
-from onnxfq.passes.shift_biases import BiasFinder, BiasPlace, shift_biases
+from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.correct_biases import BiasCorrection, InputMeans, correct_biases, find_targets
 from onnxfq.stages.encoding_sources import plan_encodings

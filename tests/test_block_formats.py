@@ -36,7 +36,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import RECIPES, Recipe, load_recipe
 from onnxfq.errors import ModelError, PlanError, RecipeError
 from onnxfq.graph.model import default_opset
-from onnxfq.graph.slots import Use
+from onnxfq.graph.names import Use
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, InsertFakeQuantize

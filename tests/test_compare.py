@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 from onnxfq.cli.main import main
 from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
-from onnxfq.graph.boundaries import boundaries
+from onnxfq.graph.signature import boundaries
 from onnxfq.interchange.polygraphy_json import outputs_json
 from onnxfq.stages.compare import Comparison, compare
 from onnxfq.stages.handoff import handoff

@@ -8,7 +8,7 @@ import pytest
 
 from onnxfq.documents.plan import Coverage, Placement, Plan, QuantizableNode, Skipped
 from onnxfq.errors import PlanError
-from onnxfq.graph.slots import Use
+from onnxfq.graph.names import Use
 from onnxfq.numerics.spec import QuantSpec
 
 SPEC = QuantSpec(qtype="int8")

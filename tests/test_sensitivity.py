@@ -20,7 +20,7 @@ from onnxfq.documents.sensitivity import MetricValues, Sensitivity
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.patterns.logits import find_logits
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switched_tensors
-from onnxfq.passes.switch_weights import switch_weights
+from onnxfq.passes.switches import switch_weights
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_fake_quantize

@@ -17,7 +17,7 @@ from onnxfq.documents.rounding import NEAREST, RoundingMethod
 from onnxfq.documents.simulation import Simulation
 from onnxfq.errors import PlanError
 from onnxfq.graph.model import Existing
-from onnxfq.graph.slots import TensorUses, Use
+from onnxfq.graph.names import TensorUses, Use
 from onnxfq.numerics.float_types import FloatType
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.support.reasons import Reason

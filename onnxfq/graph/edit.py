@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 from typing import TypeVar
 
+import onnx
 import onnx_graphsurgeon as gs
 
 from onnxfq.errors import PlanError, nearest
 from onnxfq.graph.model import list_graphs
-from onnxfq.graph.names import pick_name
+from onnxfq.graph.names import TensorUses, pick_name
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.queries import collect_tensors
-from onnxfq.graph.slots import TensorUses
 
 Placed = TypeVar("Placed", bound=TensorUses)
 
@@ -167,3 +168,18 @@ class Editor:
         # By identity: graphsurgeon compares nodes by their content.
         self._last[id(scope)] = place = next(i for i in places if nodes[i] is wanted)
         return place
+
+
+_DOMAIN_VERSION = 1
+
+
+def custom_node(op: str, name: str, domain: str = ONNXFQ_DOMAIN, **fields: object) -> gs.Node:
+    """Make a node of `domain`; `fields` are attrs, inputs, outputs."""
+    return gs.Node(op=op, name=name, domain=domain, **fields)
+
+
+def import_domain(graph: gs.Graph, domain: str = ONNXFQ_DOMAIN) -> None:
+    """Declare the domain among the operator sets of `graph`."""
+    opsets = list(graph.import_domains or [])
+    if all(o.domain != domain for o in opsets):
+        graph.import_domains = [*opsets, onnx.helper.make_opsetid(domain, _DOMAIN_VERSION)]

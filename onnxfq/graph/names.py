@@ -1,8 +1,11 @@
-"""Unused names in a graph."""
+"""Names in a graph: unused ones, and the slots that read a tensor of a name."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
+
+from onnxfq.support.records import Record
 
 
 def pick_name(name: str, taken: Collection[str]) -> str:
@@ -22,3 +25,20 @@ class Names(set[str]):
         free = pick_name(name, self)
         self.add(free)
         return free
+
+
+class Use(NamedTuple):
+    """One input slot of one node: a reader of a quantized value.
+
+    An empty node name stands for the output of the model at that position.
+    """
+
+    node: str
+    input: int
+
+
+class TensorUses(Record):
+    """A tensor and the input slots that will read a replacement."""
+
+    tensor: str
+    uses: tuple[Use, ...]

@@ -1,10 +1,12 @@
-"""Inputs and outputs of a model by name."""
+"""Inputs and outputs of a model by name, and the boundaries of quantized kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import onnx
+
+from onnxfq.graph.ops import ONNX_QUANTIZERS
 
 
 def output_names(proto: onnx.ModelProto) -> tuple[str, ...]:
@@ -32,3 +34,14 @@ def with_outputs(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelPr
     copy.CopyFrom(proto)
     copy.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in extra)
     return copy
+
+
+def boundaries(proto: onnx.ModelProto) -> list[str]:
+    """Return the tensors of the main graph that quantizers read, and its outputs of numbers.
+
+    Every runtime has these tensors, because a fused kernel computes up to them; it may lack tensors in
+    between.
+    """
+    wanted = set(number_outputs(proto))
+    wanted |= {node.input[0] for node in proto.graph.node if node.op_type in ONNX_QUANTIZERS}
+    return [name for node in proto.graph.node for name in node.output if name in wanted]

@@ -25,8 +25,7 @@ from onnxfq.numerics.float_types import FLOAT_DTYPES
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.layout import Layout, expand_params
 from onnxfq.numerics.qtypes import QType, qtype_by_name
-from onnxfq.numerics.rounding import ROUNDINGS, Float32Array
-from onnxfq.numerics.small_floats import round_to_float_grid
+from onnxfq.numerics.rounding import ROUNDINGS, Float32Array, round_to_float_grid
 
 
 def _divide(x: Float32Array, scale: Float32Array) -> Float32Array:

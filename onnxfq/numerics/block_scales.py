@@ -26,8 +26,7 @@ from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qparams import check_symmetry
 from onnxfq.numerics.qtypes import QTYPES, QType, qtype_by_name
-from onnxfq.numerics.rounding import Float32Array
-from onnxfq.numerics.small_floats import round_to_float_grid
+from onnxfq.numerics.rounding import Float32Array, round_to_float_grid
 
 SCALE_TYPES = ("float32", "e8m0", "e4m3")
 

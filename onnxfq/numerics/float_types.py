@@ -1,4 +1,4 @@
-"""Float types of quantized or cast tensors, and rounding of scales to them."""
+"""Float types, rounding of scales to them, and the types that store number formats in written models."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.choices import FloatName as FloatName
+from onnxfq.numerics.qtypes import QTYPES, QType, qtype_by_name
 
 FloatType = Literal["float32", "float16", "bfloat16"]
 
@@ -95,3 +96,42 @@ def holds(values: NDArray[Any], kind: FloatType) -> bool:
     """Tell whether `kind` represents all float32 `values` exactly."""
     with np.errstate(over="ignore"):
         return bool((values.astype(FLOATS[kind].dtype).astype(values.dtype) == values).all())
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """Number format, type of the scales, and size of blocks along the summed axis."""
+
+    qtype: str
+    scale_type: str
+    block_size: int
+
+
+BLOCK_FORMATS = {
+    "MXFP8": BlockFormat("float8e4m3fn", "e8m0", 32),
+    "NVFP4": BlockFormat("float4e2m1", "e4m3", 16),
+}
+"""Block formats with small scales in hardware: OCP MX (2023), and NVFP4 of NVIDIA's Blackwell."""
+
+
+def block_format_name(qtype: QType, scale_type: str) -> str:
+    """Return the name in `BLOCK_FORMATS` of the format with these numbers and scales; empty for none."""
+    for name, one in BLOCK_FORMATS.items():
+        if (one.qtype, one.scale_type) == (qtype.name, scale_type):
+            return name
+    return ""
+
+
+def find_storage_qtype(qtype: QType) -> QType | None:
+    """Return the type of ONNX's QuantizeLinear that holds all numbers of `qtype`; None for none.
+
+    int8[-127,127] is stored as int8, an odd width as the next wider integer: int3 as int4, int5 as int8,
+    int12 as int16. Weights are stored within their limits; activations are clipped to them.
+    The result is None if the installed onnx is older than the float type.
+    """
+    if qtype.min_opset is not None:
+        return qtype_by_name(qtype.base)
+    if qtype.is_float:
+        return None
+    width = next(bits for bits in (4, 8, 16) if bits >= qtype.bits)
+    return QTYPES[f"{'' if qtype.signed else 'u'}int{width}"]

@@ -11,11 +11,11 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.graph.constants import make_tensor
 from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.half_types import half_outputs, half_slots
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import default_opset, replace_nodes
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import QDQ_OPS, STANDARD_DOMAINS
+from onnxfq.graph.queries import half_outputs, half_slots
 from onnxfq.numerics.float_types import HALF_TYPES
 
 _FLOAT = int(TensorProto.FLOAT)

@@ -20,9 +20,9 @@ from onnxfq.errors import ModelError, PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
+from onnxfq.graph.names import Use
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.queries import float_type
-from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec

@@ -13,11 +13,10 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
-from onnxfq.graph.edit import Editor
+from onnxfq.graph.edit import Editor, custom_node, import_domain
 from onnxfq.graph.model import Model
 from onnxfq.numerics import affine
 from onnxfq.passes.base import Pass
-from onnxfq.passes.custom_domain import custom_node, import_domain
 from onnxfq.passes.insert_qdq import check_encodings
 from onnxfq.runtime import kernels
 

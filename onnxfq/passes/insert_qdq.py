@@ -16,15 +16,13 @@ from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.numerics.float_types import FLOATS, holds
+from onnxfq.numerics.float_types import FLOATS, find_storage_qtype, holds
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.numerics.storage_types import find_storage_qtype
 from onnxfq.passes.base import Pass, PassResult
-from onnxfq.passes.chunked_rounding import quantize_in_chunks
 from onnxfq.passes.equalize import common_encoding, factors_of_weights, to_common_scale
-from onnxfq.passes.onnx_blocks import OnnxParams, expand_to_one_axis, needs_blocks
+from onnxfq.passes.onnx_blocks import OnnxParams, expand_to_one_axis, needs_blocks, quantize_in_chunks
 from onnxfq.passes.qdq_form import PLAIN, QdqForm
 
 # First opset in which QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.

@@ -14,11 +14,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.graph.constants import constant_array, make_constant
-from onnxfq.graph.edit import Editor
+from onnxfq.graph.edit import Editor, custom_node, import_domain
 from onnxfq.graph.model import Model
 from onnxfq.numerics.qtypes import QType, qtype_of_integers
 from onnxfq.passes.base import Pass
-from onnxfq.passes.custom_domain import custom_node, import_domain
 
 
 def qtype_of_limits(low: float, high: float) -> QType | None:

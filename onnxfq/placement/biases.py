@@ -8,9 +8,9 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.names import Use
 from onnxfq.graph.ops import channel_axis
 from onnxfq.graph.queries import float_type, nodes_by_graph
-from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.target_policy import TargetPolicy

@@ -15,9 +15,9 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Bridge, Placement
 from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.names import Use
 from onnxfq.graph.ops import is_weighted
 from onnxfq.graph.queries import float_type, is_dequantized, weight_source
-from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.target_policy import TargetPolicy
 from onnxfq.placement.weighted_ops import activation_placement

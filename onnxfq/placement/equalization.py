@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
-from onnxfq.graph.slots import Use
+from onnxfq.graph.names import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.depthwise import is_depthwise

@@ -19,11 +19,11 @@ from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.documents.plan import Skipped
 from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.half_types import half_slots
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import MOVES, QDQ_OPS, RECURRENT_OPS, SCALES, SPLITS, STANDARD_DOMAINS
+from onnxfq.graph.queries import half_slots
 from onnxfq.numerics.float_types import HALF_TYPES, FloatInfo
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.placement.half_range import masks, smallest_magnitude, unfit, unfit_constant

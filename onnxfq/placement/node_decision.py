@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from onnxfq.documents.plan import Placement
-from onnxfq.graph.slots import Use
+from onnxfq.graph.names import Use
 from onnxfq.support.reasons import Reason
 
 

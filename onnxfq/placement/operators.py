@@ -9,6 +9,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.names import Use
 from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.graph.queries import (
     float_type,
@@ -17,7 +18,6 @@ from onnxfq.graph.queries import (
     nodes_out_of_reach,
     weight_source,
 )
-from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.node_decision import NodeDecision
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy

@@ -13,6 +13,7 @@ from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
 from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.errors import RecipeError
+from onnxfq.graph.names import Use
 from onnxfq.graph.ops import (
     CONVOLUTIONS,
     WEIGHTED_INPUTS,
@@ -21,7 +22,6 @@ from onnxfq.graph.ops import (
     find_summed_channels,
 )
 from onnxfq.graph.queries import dtype_name, float_type, is_dequantized, producer_op, weight_source
-from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.layout import open_axis
 from onnxfq.numerics.spec import NumberFormat, QuantSpec

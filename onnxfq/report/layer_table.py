@@ -13,7 +13,7 @@ from onnxfq.documents.sensitivity import GroupNoise
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs
-from onnxfq.graph.module_paths import module_paths
+from onnxfq.graph.node_notes import module_paths
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.report.tensor_rows import quantized_tensors

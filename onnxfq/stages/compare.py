@@ -15,11 +15,11 @@ from onnxfq.choices import COMPARED_FEEDS as FEEDS
 from onnxfq.choices import TOLERANCE_DB as TOLERANCE_DB
 from onnxfq.data import Data
 from onnxfq.errors import DataError, ModelError
-from onnxfq.graph.boundaries import boundaries
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.ops import ONNX_QUANTIZERS
+from onnxfq.graph.signature import boundaries
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.runners import runner

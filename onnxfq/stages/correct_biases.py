@@ -30,7 +30,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.patterns.logits import measured_outputs
 from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ratio_db
-from onnxfq.passes.shift_biases import BiasFinder, BiasPlace, shift_biases
+from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
 from onnxfq.stages.calibrate import select_calibrated_part
 from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.layer_inputs import find_layers

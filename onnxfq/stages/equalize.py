@@ -22,8 +22,8 @@ from onnxfq.graph.constants import weight_array
 from onnxfq.graph.external.streaming import hash_model
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
+from onnxfq.graph.names import Use
 from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.fold_factors import fold_factors, inexact_folds

@@ -13,7 +13,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes
-from onnxfq.graph.module_paths import module_paths
+from onnxfq.graph.node_notes import module_paths
 from onnxfq.graph.signature import with_outputs
 from onnxfq.runtime.session import Session
 from onnxfq.stages.switchboard import Group

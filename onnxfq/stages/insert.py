@@ -12,8 +12,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.graph.external.scratch_file import weights_in
 from onnxfq.graph.io.load import MIN_OPSET
 from onnxfq.graph.model import Model
-from onnxfq.numerics.float_types import FloatName
-from onnxfq.numerics.storage_types import find_storage_qtype
+from onnxfq.numerics.float_types import FloatName, find_storage_qtype
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize, Switches, switched_tensors
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.stages.calibrate import select_calibrated_part

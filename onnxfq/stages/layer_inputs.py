@@ -9,9 +9,9 @@ import onnx_graphsurgeon as gs
 from onnxfq.calibration.weights import InputView, MatrixView
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.graph.model import Model
+from onnxfq.graph.names import Use
 from onnxfq.graph.ops import STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.queries import weight_source
-from onnxfq.graph.slots import Use
 
 
 @dataclass(frozen=True)

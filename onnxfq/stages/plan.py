@@ -12,7 +12,8 @@ from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.documents.rounding import NEAREST
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import Model
-from onnxfq.graph.module_paths import module_paths
+from onnxfq.graph.names import Use
+from onnxfq.graph.node_notes import module_paths
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, explain_opaque, is_weighted
 from onnxfq.graph.queries import (
     collect_tensors,
@@ -21,7 +22,6 @@ from onnxfq.graph.queries import (
     nodes_out_of_reach,
     read_in_float,
 )
-from onnxfq.graph.slots import Use
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.biases import place_biases
 from onnxfq.placement.bridges import place_bridges

@@ -28,7 +28,7 @@ from onnxfq.graph.external.scratch_file import weights_in
 from onnxfq.graph.model import Model
 from onnxfq.numerics.block_scales import Scales
 from onnxfq.numerics.metrics import ratio_db
-from onnxfq.passes.replace_weights import replace_weights, separate_float_readers, weight_tensor
+from onnxfq.passes.replace_constants import replace_weights, separate_float_readers, weight_tensor
 from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.layer_inputs import Layer, find_layers
 from onnxfq.stages.moments import collect_moments, layer_keys

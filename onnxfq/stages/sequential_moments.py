@@ -27,7 +27,7 @@ from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import Model
 from onnxfq.graph.segments import SegmentedGraph, segment_model
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
-from onnxfq.passes.replace_weights import separate_float_readers, weight_tensor
+from onnxfq.passes.replace_constants import separate_float_readers, weight_tensor
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.session import Session
 from onnxfq.stages.array_store import ArrayStore

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import DataError, ModelError, nearest
-from onnxfq.graph.module_paths import SCOPES_KEY
+from onnxfq.graph.node_notes import SCOPES_KEY
 from onnxfq.support.files import check_writable, replace_file
 from onnxfq.torch.exporters import EXPORTERS, quiet, reason, run
 from onnxfq.torch.held import freeze_grids

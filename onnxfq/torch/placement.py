@@ -21,7 +21,7 @@ from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
 from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.graph.slots import Use
+from onnxfq.graph.names import Use
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
 from onnxfq.placement.depthwise import WHY_FLOAT

@@ -18,7 +18,7 @@ pytest.importorskip("onnxscript")
 import torch  # noqa: E402  only once it is known to be there
 
 from onnxfq.errors import DataError, ModelError, OutputError
-from onnxfq.graph.module_paths import module_paths
+from onnxfq.graph.node_notes import module_paths
 from onnxfq.torch import export_torch
 from onnxfq.torch.exporters import EXPORTERS
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from random_graphs import random_feed, random_models
 
 from onnxfq.graph.channels import Analysis, analyze_channels
-from onnxfq.graph.channels.reshape import reshape_ids
+from onnxfq.graph.channels.ties import reshape_ids
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.numerics.metrics import ErrorSums

@@ -11,7 +11,7 @@ from builders import BUILDERS, feed_for, qdq_of, stage
 
 from onnxfq.graph.signature import output_names
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
-from onnxfq.passes.switch_activations import switch_activations
+from onnxfq.passes.switches import switch_activations
 from onnxfq.runtime import segmented_session
 from onnxfq.runtime.segmented_session import SegmentedSession, open_in_segments
 from onnxfq.runtime.session import Session

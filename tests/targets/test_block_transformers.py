@@ -14,7 +14,7 @@ from test_agreement import with_outputs
 
 import onnxfq
 from onnxfq.errors import PlanError
-from onnxfq.graph.slots import Use
+from onnxfq.graph.names import Use
 from onnxfq.numerics.float_types import FloatName
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.runtime.session import Session

@@ -10,8 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.graph.channels.reshape import reshape_ids
-from onnxfq.graph.channels.ties import FIXED, Ids, Ties
+from onnxfq.graph.channels.ties import FIXED, Ids, Ties, reshape_ids
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import SIZES, STANDARD_DOMAINS

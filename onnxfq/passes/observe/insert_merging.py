@@ -19,8 +19,7 @@ from onnxfq.graph.model import Model
 from onnxfq.passes.base import Pass
 from onnxfq.passes.observe.insert_observers import clear_names, group_attributes, replace_outputs
 from onnxfq.passes.observe.merge_channels import merge_channels
-from onnxfq.passes.observe.subgraph_owners import holders
-from onnxfq.passes.observe.subgraph_state import CarriedState, make_empty_state
+from onnxfq.passes.observe.subgraph_state import CarriedState, holders, make_empty_state
 
 
 @dataclass(frozen=True)

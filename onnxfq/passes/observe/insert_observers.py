@@ -18,14 +18,12 @@ from onnxfq.calibration.statistics.state import read_state
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, SpecError
 from onnxfq.graph.constants import make_constant
-from onnxfq.graph.edit import Editor
+from onnxfq.graph.edit import Editor, custom_node, import_domain
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.layout import Layout, open_axis
 from onnxfq.passes.base import Pass
-from onnxfq.passes.custom_domain import custom_node, import_domain
-from onnxfq.passes.observe.subgraph_owners import Holder, holders
-from onnxfq.passes.observe.subgraph_state import CarriedState, enclosing, make_empty_state
+from onnxfq.passes.observe.subgraph_state import CarriedState, Holder, enclosing, holders, make_empty_state
 
 OBSERVE_OUTPUTS = HISTOGRAM.outputs
 STATE_OUTPUT = "state"

@@ -3,10 +3,14 @@
 If: the body reads the state from outside, and every other branch returns it unchanged. Loop and Scan: the
 body carries it from one iteration to the next. A result that does not read the state leaves its body the same
 way, through If alone: the state is then the result of a branch that was not taken.
+
+Holders are the owner nodes of a body (If, Loop, Scan).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,10 +18,45 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.calibration.statistics import empty_state
 from onnxfq.graph.constants import make_constant
-from onnxfq.graph.edit import Editor
-from onnxfq.graph.model import bodies
-from onnxfq.passes.custom_domain import custom_node
-from onnxfq.passes.observe.subgraph_owners import Holder, insert_tensors, place_of_state
+from onnxfq.graph.edit import Editor, custom_node
+from onnxfq.graph.model import bodies, list_graphs
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The owner node of a body, and the graph or body that contains this node."""
+
+    scope: gs.Graph
+    node: gs.Node
+    body: gs.Graph
+
+
+def holders(graph: gs.Graph) -> dict[int, Holder]:
+    """Return the holder of each body of `graph`, by the id of the body."""
+    return {
+        id(body): Holder(scope, node, body)
+        for scope in list_graphs(graph)
+        for node in scope.nodes
+        for body in bodies(node)
+    }
+
+
+def place_of_state(node: gs.Node) -> tuple[int, int, int]:
+    """Return (states that Loop or Scan `node` carries, body inputs before them, body outputs before them).
+
+    Both put states before scanned tensors; Loop puts the trip count and the condition first.
+    """
+    if node.op != "Loop":
+        return len(node.inputs) - node.attrs["num_scan_inputs"], 0, 0
+    while len(node.inputs) < 2:
+        node.inputs.append(gs.Variable.empty())
+    return len(node.inputs) - 2, 2, 1
+
+
+def insert_tensors(tensors: list[gs.Tensor], at: int, more: Sequence[gs.Tensor]) -> None:
+    """Insert `more` into a list of inputs or outputs, the first of them at `at`."""
+    for offset, tensor in enumerate(more):
+        tensors.insert(at + offset, tensor)
 
 
 class CarriedState:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from onnxfq.documents.plan import Placement
+from onnxfq.numerics.float_types import find_storage_qtype
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.numerics.storage_types import find_storage_qtype
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
 from onnxfq.targets.target import Target

@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.graph.follow import Node, readers_behind
 from onnxfq.graph.patterns.attention import Attention, find_attentions
-from onnxfq.numerics.storage_types import block_format_name
+from onnxfq.numerics.float_types import block_format_name
 from onnxfq.placement.node_decision import NodeDecision
 
 INT8_HEADS = (16, 32, 64)

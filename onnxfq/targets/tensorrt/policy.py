@@ -15,9 +15,9 @@ import onnx_graphsurgeon as gs
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, find_summed_axis
 from onnxfq.graph.queries import weight_source
+from onnxfq.numerics.float_types import BLOCK_FORMATS, block_format_name, find_storage_qtype
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
-from onnxfq.numerics.storage_types import BLOCK_FORMATS, block_format_name, find_storage_qtype
 from onnxfq.placement.bridges import ONE_SCALE
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.targets.tensorrt.attention import decide_attentions

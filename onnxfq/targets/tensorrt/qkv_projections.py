@@ -17,9 +17,8 @@ import onnx_graphsurgeon as gs
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.follow import is_constant
-from onnxfq.graph.patterns.attention import find_attentions
-from onnxfq.graph.patterns.projections import Part, Projection, match_projection
-from onnxfq.graph.slots import Use
+from onnxfq.graph.names import Use
+from onnxfq.graph.patterns.attention import Part, Projection, find_attentions, match_projection
 from onnxfq.placement.node_decision import NodeDecision
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import place_activation, refuse

@@ -25,11 +25,9 @@ from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Placement
 from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
-from onnxfq.graph.edit import Editor
+from onnxfq.graph.edit import Editor, custom_node, import_domain
 from onnxfq.numerics.affine import quantize
-from onnxfq.numerics.float_types import FLOATS
-from onnxfq.numerics.storage_types import BLOCK_FORMATS, block_format_name
-from onnxfq.passes.custom_domain import custom_node, import_domain
+from onnxfq.numerics.float_types import BLOCK_FORMATS, FLOATS, block_format_name
 from onnxfq.passes.qdq_form import Writer
 from onnxfq.targets.tensorrt.rewrites.rows import DYNAMIC_RANKS, give_axes_back, make_rows, multiplies_rows
 

@@ -25,7 +25,7 @@ from onnxfq.graph.constant_integers import Numbers, evaluate_integers
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import list_graphs
-from onnxfq.graph.patterns.projections import only_readers
+from onnxfq.graph.patterns.attention import only_readers
 from onnxfq.targets.tensorrt.rewrites.packed_parts import Packed, match_packed
 
 _TYPES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)

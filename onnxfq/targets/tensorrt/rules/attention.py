@@ -10,8 +10,14 @@ from collections.abc import Iterator, Sequence
 from onnx import TensorProto
 
 from onnxfq.graph.follow import Node, passes_through, readers_behind
-from onnxfq.graph.patterns.attention import PRODUCTS, Attention, Form, makers_of, match_attention
-from onnxfq.graph.patterns.projections import match_projection
+from onnxfq.graph.patterns.attention import (
+    PRODUCTS,
+    Attention,
+    Form,
+    makers_of,
+    match_attention,
+    match_projection,
+)
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.attention import MOVES_BEHIND, ONE_QUERY, exceed_limit, is_one_query

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxfq.graph.boundaries import boundaries
+from onnxfq.graph.signature import boundaries
 from onnxfq.interchange.polygraphy_json import inputs_json, outputs_json
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.target import Kit, Samples
