@@ -23,7 +23,7 @@ from real_page import numbers
 import onnxfq
 from onnxfq import RunOptions
 from onnxfq.graph.channels import analyze_channels
-from onnxfq.passes.fold_factors import fold_factors
+from onnxfq.passes.equalize import fold_factors
 
 MOST = 11
 WAYS = [(granularity, way) for granularity in ("per_axis", "per_tensor") for way in ("default", "auto")]

@@ -41,9 +41,8 @@ from onnxfq.graph.model import Model
 from onnxfq.passes.observe.insert_merging import InsertMerging
 from onnxfq.runtime import kernels
 from onnxfq.runtime.device_choice import choose_device
-from onnxfq.runtime.device_memory import Device, open_place
 from onnxfq.runtime.device_statistics import Gathering
-from onnxfq.runtime.gpus import gpus
+from onnxfq.runtime.devices import Device, gpus, open_place
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.providers import providers
 from onnxfq.runtime.session import Session

@@ -30,7 +30,7 @@ from .numerics.qparams import choose_qparams as choose_qparams
 from .pipeline import QuantizeResult as QuantizeResult
 from .pipeline import quantize as quantize
 from .report.html import write_report as write_report
-from .report.tensor_plot import plot_quantization_errors as plot_quantization_errors
+from .report.plot import plot_quantization_errors as plot_quantization_errors
 from .runtime.custom_ops import custom_ops_path as custom_ops_path
 from .runtime.custom_ops import register_custom_ops as register_custom_ops
 from .runtime.custom_ops import use_custom_ops as use_custom_ops
@@ -61,9 +61,9 @@ from .stages.plan import make_plan as make_plan
 from .stages.plan import observation_plan as observation_plan
 from .stages.promise import Promise as Promise
 from .stages.sensitivity import sensitivity as sensitivity
-from .targets.build_options import BuildOptions as BuildOptions
 from .targets.findings import CheckResult as CheckResult
 from .targets.findings import Finding as Finding
+from .targets.target import BuildOptions as BuildOptions
 from .torch import export_torch as export_torch
 
 __version__: str

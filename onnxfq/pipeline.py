@@ -22,9 +22,9 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from onnxfq.documents.rounding import explain_mode
 from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import Sensitivity
-from onnxfq.documents.simulation import explain_mode
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.external.scratch_file import Scratch
 from onnxfq.graph.external.sizes import limit_in_memory, weight_bytes
@@ -60,7 +60,7 @@ from onnxfq.stages.reference_runs import ReferenceRuns
 from onnxfq.stages.round_weights import Rounding, is_shared, round_given
 from onnxfq.stages.write import write_model
 from onnxfq.targets.onnxruntime.releases import Release, release_of
-from onnxfq.targets.registry import target_by_name
+from onnxfq.targets.target import target_by_name
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from onnxfq.report.plot import channel_ranges, histogram, sensitivity
-from onnxfq.report.tensor_plot import plot_quantization_errors as quantization_errors
+from onnxfq.report.plot import plot_quantization_errors as quantization_errors
 
 __all__ = ["channel_ranges", "histogram", "quantization_errors", "sensitivity"]

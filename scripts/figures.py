@@ -25,7 +25,7 @@ from onnxfq.documents.recipe import load_recipe
 from onnxfq.documents.scores import CandidateScore
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.report.calibrator_table import calibrator_rows
-from onnxfq.report.tensor_errors import tensor_errors
+from onnxfq.report.tensor_rows import tensor_errors
 
 ROOT = Path(__file__).resolve().parent.parent
 INK = "#7d8590"

@@ -21,7 +21,7 @@ from onnxfq.stages.half_scales import with_half_scales
 from onnxfq.stages.insert import qdq_pass
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.profiles import profiles
-from onnxfq.targets.registry import prepare_model, target_by_name
+from onnxfq.targets.target import prepare_model, target_by_name
 from onnxfq.targets.tensorrt.builder.build import Job, Report, capabilities, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
 from onnxfq.targets.tensorrt.rules.context import Reading, read

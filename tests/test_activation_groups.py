@@ -38,7 +38,7 @@ from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.pipeline import quantize
 from onnxfq.report.calibrator_table import calibrator_rows, calibrator_table
-from onnxfq.report.tensor_errors import tensor_errors
+from onnxfq.report.tensor_rows import tensor_errors
 from onnxfq.runtime.observing_session import channel_block, open_observing_session
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate

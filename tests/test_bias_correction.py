@@ -25,7 +25,7 @@ from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import make_plan
 from onnxfq.stages.quantize_inputs import open_inputs
-from onnxfq.targets.registry import prepare_model
+from onnxfq.targets.target import prepare_model
 
 RNG = np.random.default_rng(5)
 DATA = (RNG.normal(size=(40, 4, 9, 8)) ** 2).astype(np.float32)

@@ -42,8 +42,7 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, InsertFakeQuantize
 from onnxfq.pipeline import quantize
 from onnxfq.report.html import render_report
-from onnxfq.report.tensor_errors import tensor_errors
-from onnxfq.report.tensor_rows import quantized_tensors
+from onnxfq.report.tensor_rows import quantized_tensors, tensor_errors
 from onnxfq.report.text import plan_summary, quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported

@@ -24,7 +24,7 @@ from onnxfq.graph.channels import analyze_channels
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.passes.fold_factors import fold_factors
+from onnxfq.passes.equalize import fold_factors
 from onnxfq.runtime.session import Session
 from onnxfq.stages.equalize_inputs import HARMFUL
 

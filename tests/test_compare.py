@@ -22,7 +22,7 @@ from onnxfq.stages.compare import Comparison, compare
 from onnxfq.stages.handoff import handoff
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.runners import runner
-from onnxfq.targets.tensorrt.tools.commands import TENSORS_FILE
+from onnxfq.targets.tensorrt.tools.kit import TENSORS_FILE
 
 WHOLE = RunOptions(batch=0)
 """Feeds as they come."""

@@ -35,7 +35,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.check import check
 from onnxfq.stages.convert import Conversion, convert
 from onnxfq.stages.evaluate import evaluate
-from onnxfq.targets.build_options import BuildOptions
+from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 
 MODELS = ["conv_relu", "two_branch", "downsample", "shared_weight", "gemm", "attention", "left_constant"]

@@ -23,7 +23,7 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.report.calibrator_table import calibrator_rows
-from onnxfq.report.tensor_errors import tensor_errors
+from onnxfq.report.tensor_rows import tensor_errors
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.observe import collect_statistics

@@ -30,7 +30,7 @@ from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.check import check
 from onnxfq.stages.insert import insert_qdq
 from onnxfq.stages.write import write_model
-from onnxfq.targets.build_options import BuildOptions
+from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 
 FP16, BF16 = FloatOptions("fp16"), FloatOptions("bf16")

@@ -24,7 +24,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.handoff import SAMPLES, handoff
 from onnxfq.stages.options import RunOptions
 from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.tensorrt.tools import commands
+from onnxfq.targets.tensorrt.tools import kit
 
 PROFILE = {"x": ((1, 3, 6, 6), (4, 3, 6, 6), (8, 3, 6, 6))}
 
@@ -81,7 +81,7 @@ def test_the_model_shapes_and_findings(written):
     assert "coverage   Conv 1/1 low" in (folder / "README.md").read_text()
 
 
-@pytest.mark.parametrize("release", commands.RELEASES)
+@pytest.mark.parametrize("release", kit.RELEASES)
 def test_scripts(written, release):
     """A shell reads the scripts; the files that they name are there; 10 is told to be strongly typed."""
     folder, _, _ = written
@@ -99,16 +99,16 @@ def test_scripts(written, release):
 
 def test_shapes_in_commands():
     """Both tools get each end of each open input, in their own spelling; names with colons are quoted."""
-    words = commands.trtexec(11, PROFILE, {"x": (4, 3, 6, 6), "t:0": (1,)}, commands.raw_files(["x", "t:0"]))
+    words = kit.trtexec(11, PROFILE, {"x": (4, 3, 6, 6), "t:0": (1,)}, kit.raw_files(["x", "t:0"]))
     assert "--minShapes=x:1x3x6x6" in words and "--maxShapes=x:8x3x6x6" in words
     assert "--shapes=x:4x3x6x6" in words
     assert "--loadInputs=x:raw/x.bin,'t:0':raw/t_0.bin" in words
-    assert shlex.split(commands.script([words]).splitlines()[3]) == words
-    words = commands.polygraphy(11, PROFILE, expected=False, limits={})
+    assert shlex.split(kit.script([words]).splitlines()[3]) == words
+    words = kit.polygraphy(11, PROFILE, expected=False, limits={})
     at = words.index("--trt-opt-shapes")
     assert words[at : at + 2] == ["--trt-opt-shapes", "x:[4,3,6,6]"]
     assert "--load-outputs" not in words
-    fixed = commands.trtexec(10, {}, {"x": (1, 3)}, {"x": "x.bin"})
+    fixed = kit.trtexec(10, {}, {"x": (1, 3)}, {"x": "x.bin"})
     assert not any("Shapes" in word or "--shapes" in word for word in fixed)
 
 
@@ -288,8 +288,8 @@ def test_two_at_once_and_a_killed_one(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_the_limit_fits_the_expected_outputs():
     """Twice the angle between two ways of rounding: 0.979 asks for 0.9168, near 1 for the usual 0.99."""
-    limits = commands.cosine_limits({"a": 0.979, "b": 0.9999, "c": 0.5})
+    limits = kit.cosine_limits({"a": 0.979, "b": 0.9999, "c": 0.5})
     assert limits == {"a": 0.9168, "c": 0.0}
-    words = commands.polygraphy(11, {}, True, limits)
+    words = kit.polygraphy(11, {}, True, limits)
     at = words.index("--cosine-similarity-threshold")
     assert words[at + 1 : at + 4] == ["0.99", "a:0.9168", "c:0.0000"]

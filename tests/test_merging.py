@@ -26,7 +26,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.passes.observe.insert_merging import InsertMerging
-from onnxfq.runtime.gpus import Gpu
+from onnxfq.runtime.devices import Gpu
 from onnxfq.stages import observe as observation
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import MergingObserver, ObserveOptions, Observer

@@ -55,8 +55,12 @@ def calibrate(
     from onnxfq.calibration.weights import Moments
     from onnxfq.documents.plan import Plan
     from onnxfq.graph.io.load import load
-    from onnxfq.report.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
-    from onnxfq.report.rounding_rows import rounding_rows
+    from onnxfq.report.calibrator_table import (
+        calibrator_csv,
+        calibrator_rows,
+        calibrator_table,
+        rounding_rows,
+    )
     from onnxfq.stages.encoding_sources import match_encodings
     from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 

@@ -23,7 +23,7 @@ def fill_text(text: str) -> str:
     from onnxfq.documents.rounding import RECIPE_ROUNDINGS
     from onnxfq.interchange import WRITERS
     from onnxfq.stages.runners import runners
-    from onnxfq.targets.registry import collect_parts
+    from onnxfq.targets.target import collect_parts
 
     names: dict[str, Iterable[str]] = {
         "calibrators": spellings(),

@@ -18,7 +18,7 @@ from onnxfq.cli.option_groups import Group
 if TYPE_CHECKING:
     from onnxfq.documents.recipe import Recipe
     from onnxfq.stages.promise import Promise
-    from onnxfq.targets.build_options import BuildOptions
+    from onnxfq.targets.target import BuildOptions
 
 ACCURACY_PANEL = "Accuracy"
 """Panel of `--help` for the options of promised accuracy."""
@@ -223,7 +223,7 @@ class Build:
     @property
     def options(self) -> BuildOptions | None:
         """The options of the build; None without one."""
-        from onnxfq.targets.build_options import BuildOptions
+        from onnxfq.targets.target import BuildOptions
 
         return BuildOptions(read_shapes(self.shape)) if self.build else None
 

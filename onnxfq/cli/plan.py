@@ -32,7 +32,7 @@ def plan(
     from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
     from onnxfq.stages.encoding_sources import plan_encodings
     from onnxfq.stages.options import open_feeds
-    from onnxfq.targets.registry import prepare_model
+    from onnxfq.targets.target import prepare_model
 
     chosen = recipe.load()
     loaded = prepare_model(load(model, chosen.existing), chosen.target)

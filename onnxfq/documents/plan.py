@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.documents.encodings import Encoding, lift_calibrator
 from onnxfq.documents.equalization import Equalization
-from onnxfq.documents.rounding import NEAREST, RoundingMethod
-from onnxfq.documents.simulation import Simulation
+from onnxfq.documents.rounding import NEAREST, RoundingMethod, Simulation
 from onnxfq.errors import PlanError
 from onnxfq.graph.model import Existing
 from onnxfq.graph.names import TensorUses, Use

@@ -15,8 +15,7 @@ from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, MSE, Cali
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.choices import DEFAULT_RECIPE as DEFAULT_RECIPE
 from onnxfq.choices import BiasCorrectionChoice, Equalize
-from onnxfq.documents.rounding import AUTO, RecipeRounding
-from onnxfq.documents.simulation import Simulation
+from onnxfq.documents.rounding import AUTO, RecipeRounding, Simulation
 from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.graph.model import Existing
 from onnxfq.numerics.granularity import Granularity

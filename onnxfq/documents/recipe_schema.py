@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxfq.calibration.calibrators import spellings
 from onnxfq.documents.recipe import RECIPES, ActivationScheme, Override, Recipe, WeightScheme
-from onnxfq.documents.simulation import Simulation
+from onnxfq.documents.rounding import Simulation
 from onnxfq.numerics.qtypes import QTYPES
 
 _OTHERS = {

@@ -14,8 +14,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.errors import PlanError, nearest
 from onnxfq.interchange.aimet.read import is_aimet, read_aimet
 from onnxfq.interchange.aimet.write import write_0_6_1, write_1_0_0, write_2_0_0
-from onnxfq.interchange.exported import Written
-from onnxfq.interchange.external import Given
+from onnxfq.interchange.external import Given, Written
 from onnxfq.interchange.onnxruntime import is_overrides, is_ranges, read_overrides, read_ranges
 from onnxfq.interchange.tensorrt_cache import is_cache, read_cache, write_cache
 from onnxfq.support.reading import read_bytes

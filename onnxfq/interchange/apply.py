@@ -14,8 +14,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, SpecError, nearest
 from onnxfq.graph.model import Model
 from onnxfq.interchange.external import Given, GivenTensor
-from onnxfq.interchange.recipe_overrides import tensor_names
-from onnxfq.interchange.shared_scales import find_inherited_tensors
+from onnxfq.interchange.recipe_overrides import find_inherited_tensors, tensor_names
 from onnxfq.numerics.float_types import holds
 from onnxfq.numerics.granularity import PER_TENSOR, normalize_axis
 from onnxfq.numerics.layout import Layout

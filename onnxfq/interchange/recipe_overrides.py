@@ -1,4 +1,4 @@
-"""Number formats of an external file as recipe overrides: `recipe_with`."""
+"""Number formats of an external file as recipe overrides, and the tensors that inherit its numbers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from onnxfq.documents.recipe import ActivationScheme, Override, Recipe, Scheme
 from onnxfq.errors import RecipeError
 from onnxfq.graph.model import Model, list_graphs
+from onnxfq.graph.ops import DATA_MOVEMENT, STANDARD_DOMAINS
 from onnxfq.interchange.external import Given, GivenTensor
-from onnxfq.interchange.shared_scales import find_inherited_tensors
 from onnxfq.numerics.qtypes import QTYPES, QType
 
 
@@ -149,3 +149,23 @@ def _block_shape(tensor: GivenTensor, shape: tuple[int, ...], inputs: int) -> tu
         size if d == axis else 1 if count == n else -1
         for d, (count, n) in enumerate(zip(counts, shape, strict=True))
     )
+
+
+def find_inherited_tensors(given: Given, model: Model) -> dict[str, str]:
+    """Return tensor -> the tensor named in the file whose numbers it holds.
+
+    AIMET writes no entry for the output of a Reshape. The source has one scale, because data movement moves
+    channels too, or stays in float.
+    """
+    named = {name for name, tensor in given.tensors.items() if tensor.per_tensor} | set(given.in_float)
+    passed_over = set(given.tensors) | set(given.unusable)
+    moved: dict[str, str] = {}
+    for graph in list_graphs(model.proto.graph):
+        for node in graph.node:  # in the order of computation, so that chains are followed
+            if node.op_type not in DATA_MOVEMENT or node.domain not in STANDARD_DOMAINS or not node.input:
+                continue
+            source = moved.get(node.input[0], node.input[0])
+            if source in named:
+                new = (name for name in node.output if name and name not in named | passed_over)
+                moved |= dict.fromkeys(new, source)
+    return moved

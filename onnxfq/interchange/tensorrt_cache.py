@@ -19,8 +19,7 @@ import numpy as np
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import PlanError
-from onnxfq.interchange.exported import Written, select_calibrated
-from onnxfq.interchange.external import Given, GivenTensor, Reading
+from onnxfq.interchange.external import Given, GivenTensor, Reading, Written, select_calibrated
 from onnxfq.numerics.qtypes import QTYPES
 
 HEADER = re.compile(r"TRT-\w+-\w+")

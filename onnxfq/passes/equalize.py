@@ -1,8 +1,10 @@
-"""Equalization in a Q/DQ graph: a Mul before the pair, inverse factors in the weight scales."""
+"""Channel factors in a model: Mul nodes before Q/DQ pairs, or factors folded into constants."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -11,10 +13,15 @@ from numpy.typing import NDArray
 
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
-from onnxfq.graph.constants import make_constant
+from onnxfq.graph.channels import Analysis, Fold
+from onnxfq.graph.channels.ties import FIXED
+from onnxfq.graph.constants import make_constant, make_tensor
 from onnxfq.graph.edit import Editor
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import Model, replace_nodes
 from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.numerics.metrics import ErrorSums
 
 _EQUALIZED, _FACTORS = "/equalized", "/channel_factors"
 
@@ -85,3 +92,110 @@ def with_restored_channels(
         inputs = [f"{name}{_EQUALIZED}/dq", f"{name}{_FACTORS}"]
         copy.graph.node.append(onnx.helper.make_node("Div", inputs, [output], output))
     return copy, restored
+
+
+SCALED = "/scaled"
+"""Ending of the name of a tensor that a new Mul scales, and of its node."""
+
+
+def fold_factors(model: Model, analysis: Analysis, exponents: NDArray[np.int64]) -> Model:
+    """Return `model` with channels scaled by powers of two; its outputs stay what they were.
+
+    Factors go into weights, biases and vectors under their old names; a vector that others read too is
+    copied. Only `analysis.outside` gets a new Mul.
+
+    Args:
+        model: the analysed model, which is not changed.
+        analysis: the constants that take factors up.
+        exponents: log2 of the factor of every variable, [analysis.count]; 0 for the first.
+    """
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    graph, index = proto.graph, GraphIndex(proto.graph)
+    names, nodes = index.names, {node.name: node for node in graph.node}
+    own = _own_constants(analysis, index)
+    made: dict[str, onnx.TensorProto] = {}
+    for fold in analysis.folds:
+        by = exponents[fold.plus] - exponents[fold.minus]
+        if not by.any():
+            continue
+        values = np.asarray(tensor_array(index.constants[fold.constant]))
+        scaled = scale_exactly(values, by)
+        if fold.constant in own:
+            made[fold.constant] = make_tensor(fold.constant, scaled)
+            continue
+        name = names.claim(f"{fold.constant}{SCALED}")
+        made[name] = make_tensor(name, scaled)
+        inputs = nodes[fold.node].input
+        inputs[:] = [name if one == fold.constant else one for one in inputs]
+    kept = [made.pop(tensor.name, tensor) for tensor in graph.initializer]
+    initializers = onnx.GraphProto(initializer=[*kept, *made.values()])
+    del graph.initializer[:]
+    graph.initializer.extend(initializers.initializer)
+    _insert_products(proto, analysis, exponents, index)
+    return replace(model, proto=proto)
+
+
+def scale_exactly(values: NDArray[np.generic], by: NDArray[np.int64]) -> NDArray[np.generic]:
+    """Return `values` times 2 to the power of `by`, in their own type."""
+    return np.asarray(np.ldexp(values, by)).astype(values.dtype)
+
+
+LEAST_SQNR_DB = 100.0
+"""Signal to noise of a scaled constant that still counts as the same: fractions of float16 end at 2^-24."""
+
+
+def inexact_folds(model: Model, analysis: Analysis, exponents: NDArray[np.int64]) -> list[Fold]:
+    """Return the folds whose constant overflows, or loses more than LEAST_SQNR_DB when it is scaled."""
+    constants, found = GraphIndex(model.proto.graph).constants, []
+    for fold in analysis.folds:
+        by = exponents[fold.plus] - exponents[fold.minus]
+        if by.any():
+            values = np.asarray(tensor_array(constants[fold.constant]))
+            with np.errstate(over="ignore", under="ignore"):
+                back = np.ldexp(scale_exactly(values, by).astype(np.float64), -by)
+            if not ErrorSums.from_arrays(np.broadcast_to(values, back.shape), back).sqnr_db >= LEAST_SQNR_DB:
+                found.append(fold)
+    return found
+
+
+def _own_constants(analysis: Analysis, index: GraphIndex) -> set[str]:
+    """Return the constants that keep their name: all their readers fold the same factors."""
+    folds: defaultdict[str, int] = defaultdict(int)
+    weights = set()
+    for fold in analysis.folds:
+        folds[fold.constant] += 1
+        if fold.summed:
+            weights.add(fold.constant)
+    return weights | {name for name, n in folds.items() if n == 1 and len(index.readers[name]) == 1}
+
+
+def _insert_products(
+    proto: onnx.ModelProto, analysis: Analysis, exponents: NDArray[np.int64], index: GraphIndex
+) -> None:
+    """Put a Mul in front of the operators that read the tensors of `analysis.outside`."""
+    graph, names, values = proto.graph, index.names, index.values
+    nodes: Sequence[onnx.NodeProto] = list(graph.node)
+    for tensor, ids in analysis.outside.items():
+        factors = exponents[np.where(ids == FIXED, FIXED, ids)]
+        folds = [fold for fold in analysis.folds if fold.summed == tensor]
+        if not factors.any() or not folds:
+            continue
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(index.types[folds[0].constant])
+        constant = make_tensor(names.claim(f"{tensor}{SCALED}/factors"), np.ldexp(np.ones(1, dtype), factors))
+        graph.initializer.append(constant)
+        output = names.claim(f"{tensor}{SCALED}")
+        product = onnx.helper.make_node("Mul", [tensor, constant.name], [output], names.claim(output))
+        readers = {fold.node for fold in folds}
+        first = next(place for place, node in enumerate(nodes) if node.name in readers)
+        for node in nodes:
+            if node.name in readers:
+                node.input[0] = output
+        nodes = [*nodes[:first], product, *nodes[first:]]
+        if tensor in values:
+            value = onnx.ValueInfoProto()
+            value.CopyFrom(values[tensor])
+            value.name = output
+            graph.value_info.append(value)
+    if len(nodes) != len(graph.node):
+        replace_nodes(graph, nodes)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
-from onnxfq.documents.simulation import explain_mode
+from onnxfq.documents.rounding import explain_mode
 from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor

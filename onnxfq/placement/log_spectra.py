@@ -22,7 +22,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.graph.model import bodies
 from onnxfq.graph.ops import MOVES, REPEATS, SIZES, SPLITS, is_weighted
 from onnxfq.graph.queries import nodes_by_graph
-from onnxfq.placement.node_decision import NodeDecision
+from onnxfq.placement.target_policy import NodeDecision
 
 MOST_BITS = 8
 

@@ -19,8 +19,7 @@ from onnxfq.graph.queries import (
     weight_source,
 )
 from onnxfq.numerics.granularity import PER_TENSOR
-from onnxfq.placement.node_decision import NodeDecision
-from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
+from onnxfq.placement.target_policy import NodeDecision, Operands, Slots, TargetPolicy
 from onnxfq.placement.weighted_ops import activation_placement, place_input, refuse
 from onnxfq.support.reasons import Reason
 

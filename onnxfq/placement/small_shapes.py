@@ -1,10 +1,16 @@
-"""Shapes without a gain from low precision, left in float if a recipe asks for it.
+"""Small shapes and depthwise convolutions, left in float if a recipe asks for it.
 
-The limits follow NVIDIA's Model Optimizer (graph_utils.py, August 2026), which excludes such nodes by
-default. No speed was measured: kernels exist for all these shapes, and only a GPU shows whether they are
-faster. In float8 such convolutions cost accuracy; with all convolutions in float8, then without these and
-depthwise ones: yolox_nano, recall 0.635 and 0.731; ultraface, F1 to float 0.910 and 0.944; espcn, 26.27 dB
-and 28.11 dB.
+TensorRT for RTX 1.7.1 pads every group of an int8 convolution to four channels: the input of a depthwise one
+is written four times as large. The layers of an engine move these bytes, in int8 and then with depthwise in
+half: GhostNet writes 5.7 and 3.9 MB and reads 12.7 and 9.3 MB; RepViT gains nothing and gets 23 layers more.
+Bytes are a proxy, and only a GPU shows the time. Therefore int8 recipes quantize depthwise convolutions. In
+float8 such a convolution also costs accuracy.
+
+The limits of small shapes follow NVIDIA's Model Optimizer (graph_utils.py, August 2026), which excludes such
+nodes by default. No speed was measured: kernels exist for all these shapes, and only a GPU shows whether
+they are faster. In float8 such convolutions cost accuracy; with all convolutions in float8, then without
+these and depthwise ones: yolox_nano, recall 0.635 and 0.731; ultraface, F1 to float 0.910 and 0.944; espcn,
+26.27 dB and 28.11 dB.
 """
 
 from __future__ import annotations
@@ -14,8 +20,33 @@ from math import prod
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.placement.depthwise import is_depthwise
-from onnxfq.placement.node_decision import NodeDecision
+from onnxfq.placement.target_policy import NodeDecision
+
+WHY_FLOAT = (
+    "a depthwise convolution, which sums over no channels; to quantize it, set depthwise: quantize in the "
+    "recipe"
+)
+"""Reason for float."""
+
+
+def is_depthwise(node: gs.Node) -> bool:
+    """Tell whether `node` is a convolution with constant weights whose groups read one channel each."""
+    if node.op != "Conv" or not isinstance(node.inputs[1], gs.Constant):
+        return False
+    shape = node.inputs[1].shape
+    return len(shape) > 2 and shape[1] == 1 and node.attrs.get("group", 1) > 1
+
+
+def leave_out_depthwise(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list[NodeDecision]:
+    """Return `decisions`, in float with a reason for depthwise convolutions."""
+    found = {node.name for node in nodes if is_depthwise(node)}
+    return [
+        decision.leave_out("depthwise", WHY_FLOAT)
+        if decision.node in found and decision.placements
+        else decision
+        for decision in decisions
+    ]
+
 
 FEWEST = 16
 """Least number of channels of a convolution, and of columns and summed elements of a product."""

@@ -25,8 +25,7 @@ from onnxfq.graph.queries import dtype_name, float_type, is_dequantized, produce
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.layout import open_axis
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
-from onnxfq.placement.node_decision import NodeDecision
-from onnxfq.placement.target_policy import Operands, TargetPolicy
+from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.support.reasons import Reason
 
 

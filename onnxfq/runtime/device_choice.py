@@ -8,8 +8,7 @@ from typing import get_args
 
 from onnxfq.choices import DeviceChoice
 from onnxfq.errors import OnnxfqError, RuntimeLibraryError, SpecError, nearest
-from onnxfq.runtime.device_memory import Device
-from onnxfq.runtime.gpus import gpus, gpus_of_driver
+from onnxfq.runtime.devices import Device, gpus, gpus_of_driver
 from onnxfq.runtime.providers import cuda_problem
 from onnxfq.runtime.self_test import self_test
 

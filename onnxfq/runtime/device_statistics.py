@@ -13,7 +13,7 @@ from onnxfq.calibration.statistics import Observed, empty_state
 from onnxfq.calibration.statistics.channel_ranges import ChannelNames
 from onnxfq.calibration.statistics.state import STATE_HEADER, StateNames
 from onnxfq.data import DataDigest, Feed
-from onnxfq.runtime.device_memory import Place
+from onnxfq.runtime.devices import Place
 from onnxfq.runtime.session import Session
 
 Heads = tuple[NDArray[np.int64], NDArray[np.int64]]

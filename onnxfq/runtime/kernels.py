@@ -24,7 +24,7 @@ from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.rounding import Float32Array
 from onnxfq.runtime.c_api import c_blocks, c_elements, c_library, c_shape
-from onnxfq.runtime.device_memory import Device, Place, open_place
+from onnxfq.runtime.devices import Device, Place, open_place
 
 Observation = tuple[Float32Array, NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
 

@@ -12,8 +12,7 @@ from typing import Any
 from onnx import TensorProto, helper
 
 from onnxfq.errors import OnnxfqError
-from onnxfq.runtime.device_memory import Device
-from onnxfq.runtime.gpus import gpus
+from onnxfq.runtime.devices import Device, gpus
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.support.records import join_lines
 

@@ -18,7 +18,7 @@ from onnxfq.numerics import affine as numerics
 from onnxfq.numerics.block_scales import dynamic_fake_quantize
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.runtime import kernels
-from onnxfq.runtime.device_memory import Device
+from onnxfq.runtime.devices import Device
 from onnxfq.runtime.session import Session
 
 

@@ -22,7 +22,7 @@ from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.runtime.c_api import is_memory_fault
 from onnxfq.runtime.custom_ops import register_libraries
-from onnxfq.runtime.device_memory import Device
+from onnxfq.runtime.devices import Device
 from onnxfq.runtime.float32_emulation import BFLOAT16, HALVES, widen_model
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.providers import CUDA_PROVIDER, cuda_problem, providers

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.common_ranges import Member, choose_common_ranges
-from onnxfq.calibration.calibrators.equalized_qparams import choose_equalized_qparams
-from onnxfq.calibration.calibrators.groups import calibrate_groups, group_ranges
+from onnxfq.calibration.calibrators.groups import calibrate_groups, choose_equalized_qparams, group_ranges
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
@@ -25,7 +24,7 @@ from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic
 from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.support.reasons import Reason
-from onnxfq.targets.registry import prepare_model
+from onnxfq.targets.target import prepare_model
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
-from onnxfq.targets.registry import target_by_name
+from onnxfq.targets.target import target_by_name
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ import onnx
 
 from onnxfq.errors import RecipeError, nearest
 from onnxfq.graph.io.load import read_model
-from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts
+from onnxfq.targets.target import DEFAULT_TARGET, BuildOptions, collect_parts
 
 
 def check(

@@ -34,7 +34,7 @@ from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
 from onnxfq.support.reasons import rule_of
-from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts, prepare_model
+from onnxfq.targets.target import DEFAULT_TARGET, collect_parts, prepare_model
 
 
 @dataclass(frozen=True)

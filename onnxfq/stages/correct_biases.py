@@ -38,7 +38,7 @@ from onnxfq.stages.moments import FloatRuns, input_ends
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.score import score_models
-from onnxfq.targets.registry import target_by_name
+from onnxfq.targets.target import target_by_name
 
 LEAST_GAIN_DB = 0.1
 """Gain of the outputs below which no bias changes."""

@@ -20,7 +20,7 @@ from onnxfq.interchange.recipe_overrides import recipe_with
 from onnxfq.stages.calibrate import choose_encodings, select_calibrated_part
 from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.plan import make_plan
-from onnxfq.targets.registry import prepare_model
+from onnxfq.targets.target import prepare_model
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxfq.calibration.calibrators.equalized_qparams import MOST_OCTAVES
+from onnxfq.calibration.calibrators.groups import MOST_OCTAVES
 from onnxfq.calibration.channel_factors import ALPHAS, Choice, Format, Product, choose_factors
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import EqualizedGroup, Method
@@ -26,7 +26,7 @@ from onnxfq.graph.names import Use
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.passes.fold_factors import fold_factors, inexact_folds
+from onnxfq.passes.equalize import fold_factors, inexact_folds
 from onnxfq.stages.channel_moments import ChannelMoments, observe_channels
 
 LEAST_GAIN_DB = 0.5

@@ -32,7 +32,7 @@ from onnxfq.stages.moments import (
 from onnxfq.stages.moments_ray import RayMoments
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.support.interrupts import note_interrupts
-from onnxfq.targets.registry import prepare_model
+from onnxfq.targets.target import prepare_model
 
 _Gathered = tuple[Key, NDArray[np.float64], MomentSums | None]
 

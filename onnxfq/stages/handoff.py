@@ -27,7 +27,6 @@ from onnxfq.stages.check import check
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.support.arrays import write_npz
 from onnxfq.support.files import check_folder, replace_folder
-from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.profiles import (
     ENDS,
@@ -39,8 +38,7 @@ from onnxfq.targets.profiles import (
     profiles,
     set_ends,
 )
-from onnxfq.targets.registry import DEFAULT_TARGET, collect_parts
-from onnxfq.targets.target import Kit, Samples
+from onnxfq.targets.target import DEFAULT_TARGET, BuildOptions, Kit, Samples, collect_parts
 
 SAMPLES = 4
 """Number of feeds in the folder."""

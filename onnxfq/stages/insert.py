@@ -18,7 +18,7 @@ from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.stages.calibrate import select_calibrated_part
 from onnxfq.stages.inspect import FORMAT_KEY
 from onnxfq.stages.quantize_inputs import QuantizeInputs
-from onnxfq.targets.registry import prepare_model, target_by_name
+from onnxfq.targets.target import prepare_model, target_by_name
 from onnxfq.version import VERSION
 
 _KEYS = "onnxfq."

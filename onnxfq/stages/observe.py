@@ -22,8 +22,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import StatisticsError
 from onnxfq.graph.model import Model
 from onnxfq.runtime.device_choice import choose_device, fall_back
-from onnxfq.runtime.device_memory import Device
-from onnxfq.runtime.gpus import gpus
+from onnxfq.runtime.devices import Device, gpus
 from onnxfq.stages.observers import (
     MergingObserver,
     ObserveOptions,
@@ -32,7 +31,7 @@ from onnxfq.stages.observers import (
     observer_on,
 )
 from onnxfq.support.interrupts import note_interrupts
-from onnxfq.targets.registry import prepare_model
+from onnxfq.targets.target import prepare_model
 
 log = logging.getLogger(__name__)
 

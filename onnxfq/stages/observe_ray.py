@@ -16,12 +16,12 @@ from onnxfq.documents.plan import Plan
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.model import Model
 from onnxfq.runtime.device_choice import choose_device
-from onnxfq.runtime.device_memory import Device
+from onnxfq.runtime.devices import Device
 from onnxfq.stages.observe import ObservationInterrupted, skip_resumed
 from onnxfq.stages.observers import ObserveOptions, Observer, observer_on
 from onnxfq.stages.ray_cluster import Cluster, collect_results, count_workers, split_shards
 from onnxfq.stages.sent_model import SentModel
-from onnxfq.targets.registry import prepare_model
+from onnxfq.targets.target import prepare_model
 
 
 def collect_on_ray(

@@ -58,8 +58,8 @@ from onnxfq.passes.observe.insert_observers import (
     find_observed_shape,
     observe_output,
 )
-from onnxfq.runtime.device_memory import Device, open_place
 from onnxfq.runtime.device_statistics import Gathering
+from onnxfq.runtime.devices import Device, open_place
 from onnxfq.runtime.float32_emulation import widen_model
 from onnxfq.runtime.observing_session import open_observing_session
 from onnxfq.runtime.parallel_runs import ParallelRuns

@@ -25,19 +25,17 @@ from onnxfq.graph.queries import (
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.biases import place_biases
 from onnxfq.placement.bridges import place_bridges
-from onnxfq.placement.depthwise import leave_out_depthwise
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.log_spectra import leave_out_log_spectra
-from onnxfq.placement.node_decision import NodeDecision
 from onnxfq.placement.operators import decide_operators
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
-from onnxfq.placement.small_shapes import OPERATORS, leave_out_small
-from onnxfq.placement.target_policy import Operands, TargetPolicy
+from onnxfq.placement.small_shapes import OPERATORS, leave_out_depthwise, leave_out_small
+from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
 from onnxfq.runtime.type_inference import with_found_types
 from onnxfq.support.reasons import Reason, rule_of
-from onnxfq.targets.registry import prepare_model, target_by_name
+from onnxfq.targets.target import prepare_model, target_by_name
 
 
 def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:

@@ -20,7 +20,7 @@ from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.options import RunOptions, open_feeds
-from onnxfq.targets.registry import prepare_model
+from onnxfq.targets.target import prepare_model
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from onnxfq.stages.options import RunOptions
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.round_ray import round_on_ray
 from onnxfq.stages.sequential_moments import SequentialModels
-from onnxfq.targets.registry import prepare_model
+from onnxfq.targets.target import prepare_model
 
 
 class RoundedLayer(NamedTuple):

@@ -13,8 +13,7 @@ from onnxfq.graph.signature import with_outputs
 from onnxfq.interchange.polygraphy_json import read_results
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.runtime.session import Session
-from onnxfq.targets.registry import collect_parts
-from onnxfq.targets.target import Runner, Values
+from onnxfq.targets.target import Runner, Values, collect_parts
 
 
 def onnxruntime(

@@ -30,7 +30,7 @@ from onnxfq.numerics.metrics import ErrorSums, standard_error_db
 from onnxfq.passes.equalize import with_restored_channels
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
 from onnxfq.runtime.device_choice import choose_device, fall_back
-from onnxfq.runtime.device_memory import Device
+from onnxfq.runtime.devices import Device
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
 from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.segmented_session import SegmentedSession, open_in_segments

@@ -15,11 +15,12 @@ for _package in ("torch", "onnxscript"):
 # ruff: noqa: E402  torch is imported only after the check
 from onnxfq.torch.affine import fake_quantize_per_channel_affine, fake_quantize_per_tensor_affine
 from onnxfq.torch.batchnorm import freeze_batchnorm
-from onnxfq.torch.contexts import compute_encodings, is_initialized
 from onnxfq.torch.encodings import (
+    compute_encodings,
     encodings_from_onnx,
     encodings_to_onnx,
     get_encodings,
+    is_initialized,
     onnx_names,
     set_encodings,
 )

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.numerics.float_types import FLOATS
-from onnxfq.runtime.c_api import c_library
-from onnxfq.runtime.training_kernels import Step, mask_gradient
+from onnxfq.runtime.c_api import Step, c_library, mask_gradient
 from onnxfq.torch.arithmetic import Grid
 
 log = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.names import Use
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
-from onnxfq.placement.depthwise import WHY_FLOAT
+from onnxfq.placement.small_shapes import WHY_FLOAT
 from onnxfq.placement.target_policy import Operands
 from onnxfq.placement.weighted_ops import explain_transposed, refuse
-from onnxfq.targets.registry import target_by_name
+from onnxfq.targets.target import target_by_name
 from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
 from onnxfq.torch.traced import Traces, calls, has_own_code

@@ -14,13 +14,12 @@ from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import ModelError
 from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.batchnorm import fold, is_foldable
-from onnxfq.torch.fused_attention import attentions
 from onnxfq.torch.layers import Swapped, restore, swap
 from onnxfq.torch.observers import Fixed
 from onnxfq.torch.placement import Site, Surroundings, find_sites, plan_module
-from onnxfq.torch.producers import producers
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.traced import Traces, rewrite, successions
+from onnxfq.torch.traced_patterns import attentions, producers
 
 TRAINING_OBSERVER = "moving_average:0.01"
 """Observer of activations in training, as in torch.ao's and Horizon's QAT."""

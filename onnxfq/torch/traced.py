@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from onnxfq.torch.attention import expand, restore_calls
 from onnxfq.torch.functional import (
     Call,
     Operand,
@@ -28,7 +29,6 @@ from onnxfq.torch.functional import (
     weight_of,
 )
 from onnxfq.torch.layers import LAYERS, SUFFIX, Swapped, layer_kind, swap
-from onnxfq.torch.plain_attention import expand, restore_calls
 from onnxfq.torch.quantizer import FakeQuantize
 
 _SUMS: dict[str, tuple[Any, ...]] = {

@@ -16,12 +16,17 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnxfq.calibration.calibrators.entropy import LINEAR_BINS, divergences, entropy, least_divergence
+from onnxfq.calibration.calibrators.entropy import (
+    LINEAR_BINS,
+    divergences,
+    entropy,
+    least_divergence,
+    magnitude_histogram,
+)
 from onnxfq.calibration.calibrators.grid_error import Density, grid_error
 from onnxfq.calibration.calibrators.minmax import minmax
 from onnxfq.calibration.calibrators.mse import mse
 from onnxfq.calibration.calibrators.percentile import percentile, quantile_bin
-from onnxfq.calibration.calibrators.rebinning import magnitude_histogram
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load

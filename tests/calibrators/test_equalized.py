@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keyword_numerics import fake_quantize
 
-from onnxfq.calibration.calibrators.equalized_qparams import MOST_OCTAVES, choose_equalized_qparams
+from onnxfq.calibration.calibrators.groups import MOST_OCTAVES, choose_equalized_qparams
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 

@@ -11,7 +11,7 @@ import pytest
 from onnxfq.cli import doctor
 from onnxfq.cli.main import main
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.runtime.gpus import Gpu, gpus
+from onnxfq.runtime.devices import Gpu, gpus
 from onnxfq.runtime.self_test import Outcome
 
 

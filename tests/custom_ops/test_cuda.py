@@ -23,8 +23,7 @@ from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.io.load import load
 from onnxfq.runtime import kernels
 from onnxfq.runtime.custom_ops import register_custom_ops
-from onnxfq.runtime.device_memory import open_place
-from onnxfq.runtime.gpus import gpus
+from onnxfq.runtime.devices import gpus, open_place
 from onnxfq.runtime.providers import cuda_problem, providers
 from onnxfq.runtime.self_test import self_test
 from onnxfq.stages.calibrate import calibrate

@@ -17,7 +17,7 @@ from onnx.backend.test.case.node import collect_testcases
 from onnxfq.graph.io.load import load
 from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.runtime.session import Session
-from onnxfq.targets.registry import prepare_model
+from onnxfq.targets.target import prepare_model
 
 # What ONNX's cases of Attention have that keeps one whole; a padded mask is one shorter than the keys.
 WHOLE = ("qk_matmul", "mode3", "nonpad", "padded_kv", "window", "softmax_precision")

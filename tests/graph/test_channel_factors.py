@@ -18,7 +18,7 @@ from onnxfq.graph.channels.ties import reshape_ids
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.numerics.metrics import ErrorSums
-from onnxfq.passes.fold_factors import fold_factors, inexact_folds
+from onnxfq.passes.equalize import fold_factors, inexact_folds
 from onnxfq.runtime.session import Session
 
 CONV = "c = Conv <pads = [1,1,1,1]> (x, w0, b0)"

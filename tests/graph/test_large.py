@@ -23,7 +23,7 @@ from onnxfq.graph.io.save import save
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.check import check
-from onnxfq.targets.build_options import BuildOptions
+from onnxfq.targets.target import BuildOptions
 
 
 def two_layers(folder: Path, external: bool = True, opset: int = 17, width: int = 256) -> Path:

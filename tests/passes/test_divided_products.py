@@ -17,7 +17,7 @@ from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.check import check
 from onnxfq.stages.insert import insert_qdq
-from onnxfq.targets.build_options import BuildOptions
+from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.rewrites.block_formats import block_writer
 

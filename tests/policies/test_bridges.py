@@ -16,7 +16,7 @@ from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import RecipeError
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
-from onnxfq.targets.tensorrt.rewrites.average_pools import count_padding
+from onnxfq.targets.tensorrt.rewrites.refused_forms import count_padding
 
 SKIP = """[c1] a = Conv <pads = [1,1,1,1]> (x, w) [relu] b = Relu (a)
     [pool] c = MaxPool <kernel_shape = [3,3], pads = [1,1,1,1]> (b) [c2] d = Conv (c, k)

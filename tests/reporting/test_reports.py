@@ -27,8 +27,7 @@ from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.report.html import render_report, write_report
 from onnxfq.report.record import ResultRecord, quantize_record
-from onnxfq.report.tensor_errors import TensorError, tensor_errors
-from onnxfq.report.tensor_rows import quantized_tensors
+from onnxfq.report.tensor_rows import TensorError, quantized_tensors, tensor_errors
 from onnxfq.report.text import coverage_line, plan_summary, quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.support.records import to_json

@@ -18,7 +18,7 @@ from builders import build
 from onnxfq.errors import DataError, DeviceMemoryError, RuntimeLibraryError, SpecError
 from onnxfq.runtime import device_choice as choice
 from onnxfq.runtime.device_choice import choose_device, fall_back, gpu_problem
-from onnxfq.runtime.gpus import Gpu, cuda_built
+from onnxfq.runtime.devices import Gpu, cuda_built
 from onnxfq.runtime.self_test import Outcome
 from onnxfq.runtime.session import Session
 

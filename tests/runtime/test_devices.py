@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from onnxfq.errors import RuntimeLibraryError, SpecError
-from onnxfq.runtime import gpus as gpus_module
+from onnxfq.runtime import devices as own_devices
 from onnxfq.runtime import kernels
 from onnxfq.runtime import providers as devices
-from onnxfq.runtime.gpus import gpus
+from onnxfq.runtime.devices import gpus
 from onnxfq.runtime.providers import cuda_problem
 from onnxfq.runtime.self_test import self_test
 from onnxfq.runtime.session import Session
@@ -33,7 +33,7 @@ def test_self_test_passes_on_the_cpu() -> None:
 
 def test_a_library_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Built where there was no compiler, the remedy is to build it again."""
-    monkeypatch.setattr(gpus_module, "cuda_built", lambda: False)
+    monkeypatch.setattr(own_devices, "cuda_built", lambda: False)
     assert cuda_problem.__wrapped__() == (
         "the custom-op library was built without CUDA kernels; put nvcc on the PATH and run "
         "`pip install .` again"

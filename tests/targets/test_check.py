@@ -18,9 +18,9 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.errors import DataError, RecipeError, RuntimeLibraryError
 from onnxfq.graph.external import sizes
-from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.findings import CheckResult, Finding
 from onnxfq.targets.profiles import profiles
+from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder import build as building
 from onnxfq.targets.tensorrt.builder.build import Report, builder_installed
 from onnxfq.targets.tensorrt.rules.structure import STANDARD, UNSUPPORTED

@@ -12,7 +12,7 @@ from engines import build_all, unmeasured, verdicts
 
 import onnxfq
 from onnxfq.stages.check import check
-from onnxfq.targets.build_options import BuildOptions
+from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import Report, builder_installed
 from onnxfq.targets.tensorrt.rules.context import read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA

@@ -17,7 +17,7 @@ from onnxfq.documents.recipe import RECIPES
 from onnxfq.errors import RecipeError
 from onnxfq.runtime.session import Session
 from onnxfq.targets import Slots, Target, TargetPolicy, register_target
-from onnxfq.targets.registry import TARGETS
+from onnxfq.targets.target import TARGETS
 
 RECIPE = onnxfq.Recipe.model_validate(
     {

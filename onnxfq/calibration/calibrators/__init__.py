@@ -15,8 +15,7 @@ from onnxfq.calibration.calibrators.method_parameters import Check, Parameter, r
 from onnxfq.calibration.calibrators.minmax import minmax
 from onnxfq.calibration.calibrators.moving_average import average_ranges, check_constant
 from onnxfq.calibration.calibrators.mse import mse
-from onnxfq.calibration.calibrators.percentile import check_percent, percentile
-from onnxfq.calibration.calibrators.percentile_each_end import percentile_each_end
+from onnxfq.calibration.calibrators.percentile import check_percent, percentile, percentile_each_end
 from onnxfq.calibration.calibrators.sqnr import sqnr
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import SpecError, nearest

@@ -1,4 +1,4 @@
-"""Percentile: a range that clips a fixed share of the largest values."""
+"""Percentile: a range that clips a fixed share of the largest values, of all or at each end."""
 
 from __future__ import annotations
 
@@ -65,3 +65,14 @@ def quantile_bin(counts: NDArray[np.int64], left_out: float) -> int:
     """Return the index of the last bin with at most `left_out` values in the bins before it."""
     before = np.cumsum(counts) - counts
     return int(np.flatnonzero(before <= left_out)[-1])
+
+
+def percentile_each_end(
+    statistics: TensorStatistics, spec: QuantSpec, percent: float = DEFAULT_PERCENTILE
+) -> tuple[float, float]:
+    """Return the range beyond whose ends 100 - `percent` % of the values lie at each end.
+
+    Symmetric scales hold the larger end. Source: AIMET's PercentileEncodingAnalyzer.
+    """
+    asymmetric = spec.model_copy(update={"symmetric": False})
+    return percentile(statistics, asymmetric, max(2.0 * percent - 100.0, 0.0))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
-from onnxfq.interchange.exported import Written, select_calibrated
+from onnxfq.interchange.external import Written, select_calibrated
 from onnxfq.version import VERSION
 
 _PRODUCER = {"package": "onnxfq", "version": VERSION}

@@ -15,10 +15,9 @@ from onnxfq.targets.target import Target
 from onnxfq.targets.tensorrt.policy import POLICY
 from onnxfq.targets.tensorrt.recurrent import CAST_BEFORE_LOOP, count_steps
 from onnxfq.targets.tensorrt.rewrites.attention_mask import move_guards
-from onnxfq.targets.tensorrt.rewrites.average_pools import count_padding
 from onnxfq.targets.tensorrt.rewrites.block_formats import DOMAIN, block_writer
 from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import with_mxfp8_functions
-from onnxfq.targets.tensorrt.rewrites.separate_constants import separate_constants
+from onnxfq.targets.tensorrt.rewrites.refused_forms import count_padding, separate_constants
 from onnxfq.targets.tensorrt.rewrites.split_projections import divide_products
 from onnxfq.targets.tensorrt.tools.check import check_model
 from onnxfq.targets.tensorrt.tools.kit import KIT

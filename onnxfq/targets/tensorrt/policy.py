@@ -20,9 +20,8 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
 from onnxfq.placement.bridges import ONE_SCALE
 from onnxfq.placement.target_policy import Operands, TargetPolicy
-from onnxfq.targets.tensorrt.attention import decide_attentions
-from onnxfq.targets.tensorrt.qkv_projections import join_pairs
-from onnxfq.targets.tensorrt.rewrites.rows import DYNAMIC_RANKS, multiplies_rows
+from onnxfq.targets.tensorrt.attention import decide_attentions, join_pairs
+from onnxfq.targets.tensorrt.rewrites.block_formats import DYNAMIC_RANKS, multiplies_rows
 
 LARGEST_FLOAT8_KERNEL = 32
 """Largest Conv window in elements that the builder has a float8 kernel for: 5 x 5 fits, 6 x 6 does not."""
@@ -190,7 +189,7 @@ def _explain_axes(placement: Placement, operands: Operands, name: str, shape: Se
     """Return why TensorRT has no product of these axes in MXFP8 or NVFP4; empty if it has.
 
     Its dynamic quantizers take 2-D and 3-D tensors only; a tensor of more axes can be multiplied as a matrix
-    of its rows (`rewrites.rows`). Tried on TensorRT for RTX 1.7.1: a product of two computed tensors runs in
+    of its rows (`block_formats`). Tried on TensorRT for RTX 1.7.1: a product of two computed tensors runs in
     float in MXFP8, and in NVFP4 none is built whose right-hand tensor has an open size.
     """
     if placement.role == "weight":

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from onnxfq.errors import SpecError
 from onnxfq.numerics.qtypes import qtype_of_integers
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.torch import contexts
+from onnxfq.torch import encodings
 from onnxfq.torch.compat.aimet_tensor import AffineEncoding
 from onnxfq.torch.compat.wrapper import Wrapper
 from onnxfq.torch.observers import Observer
@@ -238,5 +238,5 @@ class AffineQuantizer(Wrapper):
     @contextlib.contextmanager
     def compute_encodings(self) -> Iterator[None]:
         """Observe inside the block, and pass on what is quantized by each batch's own range."""
-        with contexts.compute_encodings(self.quantizer, quantized=True):
+        with encodings.compute_encodings(self.quantizer, quantized=True):
             yield

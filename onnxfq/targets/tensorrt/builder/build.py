@@ -22,9 +22,9 @@ from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.io.save import save
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
-from onnxfq.targets.build_options import BuildOptions
 from onnxfq.targets.findings import EngineNode, Finding
 from onnxfq.targets.profiles import Profile, profiles
+from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.layers import LAYERS, parse_layers, verdict
 from onnxfq.targets.tensorrt.rules.context import Reading
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from onnx import TensorProto
 
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rewrites.rows import DYNAMIC_RANKS
+from onnxfq.targets.tensorrt.rewrites.block_formats import DYNAMIC_RANKS
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Operand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS

@@ -1,4 +1,4 @@
-"""Rules about operators, node names and bodies."""
+"""Rules about operators, node names, bodies and residual sums."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 import onnx
 
+from onnxfq.graph.model import Model
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS, WEIGHTED_INPUTS
+from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
+from onnxfq.targets.tensorrt.rules.operands import operand as find_operand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer
 
 UNSUPPORTED = frozenset(
@@ -86,7 +89,7 @@ def outside_branches(reading: Reading) -> Iterator[Finding]:
 
 
 def shared_constants(reading: Reading) -> Iterator[Finding]:
-    """Refuse a quantized constant that DQ nodes of several graphs read (`rewrites.separate_constants`)."""
+    """Refuse a quantized constant that DQ nodes of several graphs read (`rewrites.refused_forms`)."""
     first: dict[tuple[int, str], Quantizer] = {}
     for q in reading.quantizers:
         owner = q.site.scope.owner(q.data)
@@ -99,6 +102,33 @@ def shared_constants(reading: Reading) -> Iterator[Finding]:
                 "TensorRT takes it in one graph only; store it twice"
             )
             yield make_finding("shared-constant", "refused", q.site, message, q.data)
+
+
+def skip_branches(reading: Reading) -> Iterator[Finding]:
+    """Warn of residual sums in the main graph without a pair on the skip branch (`placement.residual_adds`).
+
+    Source: NVIDIA/TensorRT issue 1992. TensorRT for RTX builds both; without the pair the sum keeps a float
+    copy.
+    """
+    sums = {site.name: site for site in reading.main.sites if site.op == "Add" and site.node.name}
+    quantized = {p.site.name for p in reading.promises if p.expects == "low"}
+    if not sums or not quantized:
+        return
+    graph = Model(reading.proto, "", "").graph()
+    low = quantized | {node.name for node in graph.nodes if node.op in QUANTIZE_OPS}
+    for node in graph.nodes:
+        skip = residual_skip(node, low) if node.name in sums else None
+        if skip is None or skip.why_float:
+            continue
+        site = sums[node.name]
+        tensor = site.input(skip.slot)
+        maker = site.scope.maker(tensor)
+        if find_operand(site, skip.slot).pair is None and (maker is None or maker.op not in DEQUANTIZE_OPS):
+            message = (
+                f"its skip branch {tensor!r} has no pair, so the sum stays in float and fuses into no "
+                "convolution; put a pair on it"
+            )
+            yield make_finding("skip-branch", "warning", site, message, tensor)
 
 
 RULES: tuple[Rule, ...] = (operators, unique_names, check_quantized, outside_branches, shared_constants)

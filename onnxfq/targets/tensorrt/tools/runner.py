@@ -17,7 +17,7 @@ from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
 from onnxfq.targets.profiles import ShapeCount, cover_shapes
 from onnxfq.targets.target import Values
-from onnxfq.targets.tensorrt.tools.commands import TENSORS_FILE, polygraphy_tensors
+from onnxfq.targets.tensorrt.tools.kit import TENSORS_FILE, polygraphy_tensors
 
 
 def run_engine(

@@ -1,7 +1,11 @@
-"""AveragePool in the form that TensorRT has in low precision.
+"""Forms that TensorRT refuses or runs in float, rewritten: average pools and shared constants.
 
 TensorRT for RTX 1.7.1 runs an AveragePool without padding in float, unless its attribute count_include_pad is
 1. Without padding the attribute changes no number.
+
+It builds no quantized constant that several graphs dequantize. Tried with both branches of an If, and with a
+branch and the main graph. Builder: "Quantized constant is only allowed before DQ". One graph alone may read a
+constant from outside.
 """
 
 from __future__ import annotations
@@ -9,6 +13,8 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import list_graphs
 from onnxfq.graph.ops import STANDARD_DOMAINS
 
 
@@ -37,3 +43,27 @@ def _has_no_padding(node: onnx.NodeProto) -> bool:
     if attrs.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or attrs.get("ceil_mode", 0):
         return False
     return not any(attrs.get("pads", ())) and not attrs.get("count_include_pad", 0)
+
+
+_DEQUANTIZERS = ("DequantizeLinear", "TRT_MXFP8DequantizeLinear")
+
+
+def separate_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Copy, in place, each constant that DequantizeLinear nodes of several graphs read; return `proto`."""
+    graphs = list_graphs(proto.graph)
+    if len(graphs) == 1:
+        return proto
+    index = GraphIndex.of_model(proto)
+    copies: dict[str, dict[int, str]] = {}
+    for number, graph in enumerate(graphs):
+        for node in graph.node:
+            name = node.input[0] if node.op_type in _DEQUANTIZERS else ""
+            if name not in index.constants:
+                continue
+            known = copies.setdefault(name, {number: name})
+            if number not in known:
+                known[number] = index.names.claim(name)
+                proto.graph.initializer.add().CopyFrom(index.constants[name])
+                proto.graph.initializer[-1].name = known[number]
+            node.input[0] = known[number]
+    return proto
