@@ -19,7 +19,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.names import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.placement.small_shapes import is_depthwise
+from onnxfq.placement.left_out import is_depthwise
 
 _NOTE = ", equalized: its channels have scales that are powers of two apart"
 

@@ -26,11 +26,10 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.biases import place_biases
 from onnxfq.placement.bridges import place_bridges
 from onnxfq.placement.equalization import equalize_depthwise
-from onnxfq.placement.log_spectra import leave_out_log_spectra
+from onnxfq.placement.left_out import OPERATORS, leave_out_depthwise, leave_out_log_spectra, leave_out_small
 from onnxfq.placement.operators import decide_operators
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
-from onnxfq.placement.small_shapes import OPERATORS, leave_out_depthwise, leave_out_small
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
 from onnxfq.runtime.type_inference import with_found_types

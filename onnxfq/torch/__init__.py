@@ -14,7 +14,6 @@ for _package in ("torch", "onnxscript"):
 
 # ruff: noqa: E402  torch is imported only after the check
 from onnxfq.torch.affine import fake_quantize_per_channel_affine, fake_quantize_per_tensor_affine
-from onnxfq.torch.batchnorm import freeze_batchnorm
 from onnxfq.torch.encodings import (
     compute_encodings,
     encodings_from_onnx,
@@ -35,7 +34,7 @@ from onnxfq.torch.functions import (
     scale_gradient,
 )
 from onnxfq.torch.observers import OBSERVERS, Observer
-from onnxfq.torch.quantize import quantize_module, remove_fake_quantize
+from onnxfq.torch.quantize import freeze_batchnorm, quantize_module, remove_fake_quantize
 from onnxfq.torch.quantizer import FakeQuantize, learn_grids, quantizers
 
 __all__ = [

@@ -124,7 +124,7 @@ class Swapped:
 
 
 class SwappedConv(Swapped):
-    """Convolution with an optional BatchNorm folded into its weight (`batchnorm.py`)."""
+    """Convolution with an optional BatchNorm folded into its weight (`quantize.py`)."""
 
     def forward(self, input: Tensor) -> Tensor:  # torch's name: callers may pass it as a keyword
         """Convolve with the folded weight; the BatchNorm follows as a module, or is part of this one."""

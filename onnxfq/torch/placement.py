@@ -24,7 +24,7 @@ from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.names import Use
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.spec import NumberFormat, QuantSpec
-from onnxfq.placement.small_shapes import WHY_FLOAT
+from onnxfq.placement.left_out import WHY_FLOAT
 from onnxfq.placement.target_policy import Operands
 from onnxfq.placement.weighted_ops import explain_transposed, refuse
 from onnxfq.targets.target import target_by_name

@@ -17,7 +17,7 @@ from onnxfq.stages.check import check
 from onnxfq.torch import compute_encodings, export_torch, quantize_module, quantizers
 from onnxfq.torch.attention import expand
 from onnxfq.torch.export import export_nodes
-from onnxfq.torch.export_steps import lift
+from onnxfq.torch.exporters import lift
 from onnxfq.torch.request import Request, bind, name_inputs
 from tests.from_torch.test_quantize_module import prepared, recipe, roles
 

@@ -27,7 +27,7 @@ from onnxfq.torch import (
     remove_fake_quantize,
 )
 from onnxfq.torch.export import export_nodes
-from onnxfq.torch.export_steps import lift
+from onnxfq.torch.exporters import lift
 from onnxfq.torch.request import Request, bind, name_inputs
 
 

@@ -1,6 +1,10 @@
 """Reader of AIMET's encodings files, versions 0.6.1, 1.0.0, 2.0.0 and 2.1.0, as its exporters write them.
 
 Source: AIMET's encoding format specification (Docs/techniques/encoding_spec.rst, Qualcomm).
+
+Versions 2.0.0 and 2.1.0: output_dtype, y_scale, y_zero_point, axis and block_size have the meaning of
+QuantizeLinear. LPBQ is an integer for each block times a scale for each channel; in 2.1.0 y_scale may be x *
+x_scale itself.
 """
 
 from __future__ import annotations
@@ -8,10 +12,98 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from onnxfq.interchange.aimet.fields import Entry, field
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.errors import SpecError, nearest
+from onnxfq.interchange.aimet.fields import BIAS_WIDTH, Entry, block_size_of, field, product, strict
 from onnxfq.interchange.aimet.v0_v1 import read_0_6_1, read_1_0_0
-from onnxfq.interchange.aimet.v2 import read_2
-from onnxfq.interchange.external import Given, Reading
+from onnxfq.interchange.external import Given, GivenTensor, Reading
+from onnxfq.numerics.qtypes import QType, qtype_by_name
+
+
+def read_2(reading: Reading, where: str, name: str, entry: Entry) -> None:
+    """Read an entry of 2.0.0 or 2.1.0."""
+    dtype = field(reading, where, entry, "output_dtype", str)
+    if dtype in ("int32", "uint32"):
+        reading.unusable[name] = f"{where} {BIAS_WIDTH}"
+        return
+    try:
+        qtype = qtype_by_name(dtype)
+    except SpecError as fault:
+        raise reading.fault(f"{where}.output_dtype", f"{fault}; export it again") from None
+    fields: dict[str, Any] = {}
+    if entry.get("block_size") is not None:
+        fields["block_size"] = block_size_of(reading, where, entry)
+    if entry.get("axis") is not None:
+        fields["axis"] = field(reading, where, entry, "axis", int)
+    values, shared = _scales(reading, where, entry, qtype)
+    scale = reading.scales(where, name, values)
+    if scale is None:
+        return
+    said = entry.get("y_zero_point")
+    zero = np.zeros(scale.shape) if said is None else reading.numbers(f"{where}.y_zero_point", said)
+    if zero.shape != scale.shape:
+        if zero.size != 1:
+            shapes = f"scales of shape {list(scale.shape)} and zero points of {list(zero.shape)}"
+            raise reading.fault(where, f"has {shapes}; export it again")
+        zero = np.full(scale.shape, zero.item())
+    if scale.shape == (1,) and not fields:
+        scale, zero = scale.reshape(()), zero.reshape(())
+    if qtype.signed and not qtype.is_float and qtype.bits > 2 and (zero == -1).all():
+        # AIMET itself reads this as strict symmetric.
+        qtype, zero = strict(qtype.bits), np.zeros(scale.shape)
+    if scale.ndim > 1 and "block_size" not in fields:
+        raise reading.fault(
+            where, f"has scales of shape {list(scale.shape)} and no block_size; export it again"
+        )
+    reading.add(GivenTensor(name, where, qtype, scale, zero, global_scale=shared, **fields))
+
+
+def _scales(reading: Reading, where: str, entry: Entry, qtype: QType) -> tuple[Any, float | None]:
+    """Return (scales as numbers or lists, the factor that all share or None)."""
+    if "per_block_int_scale" in entry:
+        steps = reading.numbers(f"{where}.per_block_int_scale", entry["per_block_int_scale"])
+        channels = reading.numbers(f"{where}.per_channel_float_scale", entry.get("per_channel_float_scale"))
+        return _broadcast(reading, where, steps, channels, _find_other_axis(entry, steps)).tolist(), None
+    if "y_scale" not in entry:
+        raise reading.fault(where, f"lacks 'y_scale'{nearest('y_scale', entry)}; export it again")
+    meta = entry["y_scale"]
+    if not isinstance(meta, dict):
+        return meta, None
+    place = f"{where}.y_scale"
+    steps = reading.numbers(f"{place}.x", meta.get("x"))
+    factor = reading.numbers(f"{place}.x_scale", meta.get("x_scale"))
+    if meta.get("block_size") is not None or np.any(reading.numbers(place, meta.get("x_zero_point", 0))):
+        raise reading.fault(
+            place, "has blocks or a separate zero point, which is not supported; export it as 2.0.0"
+        )
+    shared = None
+    if meta.get("input_dtype") == "float8e4m3fn" and factor.size == 1 and qtype.name == "float4e2m1":
+        shared = float(np.float32(factor.item()))
+    return _broadcast(reading, where, steps, factor, meta.get("axis")).tolist(), shared
+
+
+def _find_other_axis(entry: Entry, steps: NDArray[np.float64]) -> int | None:
+    """Return the axis of the channels of a matrix whose blocks run along the other one."""
+    axis = entry.get("axis")
+    return (axis + 1) % 2 if isinstance(axis, int) and steps.ndim == 2 else None
+
+
+def _broadcast(
+    reading: Reading, where: str, steps: NDArray[np.float64], factor: NDArray[np.float64], axis: object
+) -> NDArray[np.float32]:
+    """Return steps * factor; a one-dimensional factor runs along `axis`."""
+    if factor.ndim == 1 and steps.ndim > 1 and isinstance(axis, int) and -steps.ndim <= axis < steps.ndim:
+        factor = factor.reshape([-1 if d == axis % steps.ndim else 1 for d in range(steps.ndim)])
+    try:
+        return product(steps, factor)
+    except ValueError:
+        shapes = f"{list(steps.shape)} and {list(factor.shape)}"
+        raise reading.fault(
+            where, f"has scales of shapes {shapes}, which do not fit; export it again"
+        ) from None
+
 
 _SECTIONS = ("activation_encodings", "param_encodings")
 

@@ -13,11 +13,15 @@ from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.float_casts import Shapes
 from onnxfq.targets.target import Target
 from onnxfq.targets.tensorrt.policy import POLICY
-from onnxfq.targets.tensorrt.recurrent import CAST_BEFORE_LOOP, count_steps
 from onnxfq.targets.tensorrt.rewrites.attention_mask import move_guards
 from onnxfq.targets.tensorrt.rewrites.block_formats import DOMAIN, block_writer
 from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import with_mxfp8_functions
-from onnxfq.targets.tensorrt.rewrites.refused_forms import count_padding, separate_constants
+from onnxfq.targets.tensorrt.rewrites.refused_forms import (
+    CAST_BEFORE_LOOP,
+    count_padding,
+    count_steps,
+    separate_constants,
+)
 from onnxfq.targets.tensorrt.rewrites.split_projections import divide_products
 from onnxfq.targets.tensorrt.tools.check import check_model
 from onnxfq.targets.tensorrt.tools.kit import KIT

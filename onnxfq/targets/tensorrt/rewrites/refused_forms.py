@@ -1,4 +1,4 @@
-"""Forms that TensorRT refuses or runs in float, rewritten: average pools and shared constants.
+"""Forms that TensorRT refuses or runs in float: average pools, shared constants, casts before loops.
 
 TensorRT for RTX 1.7.1 runs an AveragePool without padding in float, unless its attribute count_include_pad is
 1. Without padding the attribute changes no number.
@@ -6,16 +6,23 @@ TensorRT for RTX 1.7.1 runs an AveragePool without padding in float, unless its 
 It builds no quantized constant that several graphs dequantize. Tried with both branches of an If, and with a
 branch and the main graph. Builder: "Quantized constant is only allowed before DQ". One graph alone may read a
 constant from outside.
+
+It builds no Cast in front of a recurrent operator of several steps. Measured for LSTM, GRU and RNN, with and
+without operators between that only move: the builder ends with "Error during shape inference". It builds a
+single step, an open number of steps, and any operator that computes between the Cast and the loop; so it does
+loops all in float32 or in a half type.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import onnx
 from onnx import helper
 
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs
-from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.graph.ops import RECURRENT_OPS, STANDARD_DOMAINS
 
 
 def count_padding(proto: onnx.ModelProto) -> str:
@@ -67,3 +74,14 @@ def separate_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
                 proto.graph.initializer[-1].name = known[number]
             node.input[0] = known[number]
     return proto
+
+
+CAST_BEFORE_LOOP = "{} {!r} reads it, and TensorRT builds no Cast in front of a loop of several steps"
+
+
+def count_steps(node: onnx.NodeProto, shape: Sequence[int | None] | None) -> int | None:
+    """Return the steps of a recurrent operator whose input has `shape`; None for others and for open ones."""
+    if node.op_type not in RECURRENT_OPS or shape is None or len(shape) != 3:
+        return None
+    batch_first = any(a.name == "layout" and a.i == 1 for a in node.attribute)
+    return shape[1 if batch_first else 0]

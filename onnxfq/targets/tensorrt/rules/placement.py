@@ -14,7 +14,7 @@ from onnx import TensorProto
 from onnxfq.graph.ops import CONVOLUTIONS, MOVES, RECURRENT_OPS
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.tensorrt.policy import LARGEST_FLOAT8_KERNEL, ONE_ROW_INT8
-from onnxfq.targets.tensorrt.recurrent import count_steps
+from onnxfq.targets.tensorrt.rewrites.refused_forms import count_steps
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import Operand, Promise
 from onnxfq.targets.tensorrt.rules.quantizer_reader import QUANTIZE_OPS, Quantizer
@@ -233,7 +233,7 @@ def recurrent_weights(reading: Reading) -> Iterator[Finding]:
 
 
 def casts_before_loops(reading: Reading) -> Iterator[Finding]:
-    """Refuse a Cast in front of a recurrent operator of several steps (`targets.tensorrt.recurrent`)."""
+    """Refuse a Cast in front of a recurrent operator of several steps (`rewrites.refused_forms`)."""
     for site in reading.sites:
         steps = count_steps(site.node, site.scope.shape(site.input(0)))
         if steps is None or steps == 1:
