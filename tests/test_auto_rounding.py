@@ -13,8 +13,7 @@ from onnxfq import FloatOptions, Recipe, evaluate, insert_fake_quantize, load_re
 from onnxfq.data import Feed
 from onnxfq.data.options import DataOptions
 from onnxfq.documents.rounding import AUTO, NEAREST
-from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
-from onnxfq.passes.switches import switch_activations
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switch_activations
 from onnxfq.runtime.session import Session
 from onnxfq.stages import auto_rounding
 from onnxfq.stages.options import RunOptions

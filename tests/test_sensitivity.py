@@ -19,8 +19,7 @@ from onnxfq.cli.main import main
 from onnxfq.documents.sensitivity import MetricValues, Sensitivity
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.patterns.logits import find_logits
-from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switched_tensors
-from onnxfq.passes.switches import switch_weights
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switch_weights, switched_tensors
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_fake_quantize

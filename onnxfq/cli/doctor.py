@@ -12,10 +12,10 @@ import typer
 from onnxfq.cli.console import PrintingAll
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.runtime.custom_ops import custom_ops_path
+from onnxfq.runtime.device_choice import Outcome, self_test
 from onnxfq.runtime.devices import Gpu, cuda_built, gpus, use_gpu
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.providers import cuda_problem
-from onnxfq.runtime.self_test import Outcome, self_test
 from onnxfq.support.tables import table_lines
 from onnxfq.version import VERSION
 

@@ -103,7 +103,7 @@ def quantize(
     from onnxfq import pipeline
     from onnxfq.documents.cast_plan import FloatOptions
     from onnxfq.graph.io.data_paths import model_bytes
-    from onnxfq.report.node_data import node_notes, write_node_data
+    from onnxfq.report.layer_table import node_notes, write_node_data
     from onnxfq.report.record import quantize_record
     from onnxfq.report.text import quantize_summary
 

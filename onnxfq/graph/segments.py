@@ -1,7 +1,8 @@
-"""Segments of a graph: the nodes between tensors that are known and tensors that are wanted."""
+"""Segments of a graph: nodes between known and wanted tensors, and the peak memory of activations."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
 from typing import NamedTuple
@@ -9,6 +10,8 @@ from typing import NamedTuple
 import onnx
 from onnx import TensorProto, helper
 
+from onnxfq.graph.external.sizes import element_bytes
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_nodes
 
 CUT_TYPES = frozenset(
@@ -150,3 +153,58 @@ def list_reads(node: onnx.NodeProto) -> set[str]:
         names |= {name for inner in list_nodes(body) for name in inner.input if name} - own
         names |= {value.name for value in body.output} - own
     return names
+
+
+def most_alive(graph: onnx.GraphProto, inputs: Mapping[str, tuple[int, ...]]) -> int | None:
+    """Return the peak number of bytes of live tensors when nodes run in their order.
+
+    Constants do not count. A tensor is alive from the node that makes it, or the start, to its last reader;
+    no tensor is written over its input.
+
+    Args:
+        graph: the main graph.
+        inputs: shapes of a feed, by name; they determine the sizes of named dimensions.
+
+    Returns:
+        The number of bytes; None when a shape is unknown, or when the graph has bodies.
+    """
+    named: dict[str, int] = {}
+    for value in graph.input:
+        dims = value.type.tensor_type.shape.dim
+        for dim, given in zip(dims, inputs.get(value.name, ()), strict=False):
+            if dim.dim_param:
+                named[dim.dim_param] = given
+    values = GraphIndex(graph).values
+    last = {name: number for number, node in enumerate(graph.node) for name in node.input}
+    last |= {value.name: len(graph.node) for value in graph.output}
+    alive: dict[str, int] = {}
+    now = most = 0
+    for number, made in enumerate([list(inputs), *(list(node.output) for node in graph.node)], -1):
+        if number >= 0 and bodies(graph.node[number]):
+            return None
+        for name in filter(None, made):
+            size = _bytes(values[name], named) if name in values else None
+            if size is None:
+                return None
+            alive[name] = size
+            now += size
+        most = max(most, now)
+        ended = (*graph.node[number].input, *made) if number >= 0 else ()
+        now -= sum(alive.pop(name, 0) for name in ended if last.get(name, number) <= number)
+    return most
+
+
+def _bytes(value: onnx.ValueInfoProto, named: Mapping[str, int]) -> int | None:
+    """Return the size of `value` in bytes; None when its type or a size is unknown.
+
+    Args:
+        value: a tensor with its type and shape.
+        named: sizes of named dimensions.
+    """
+    kind = value.type.tensor_type
+    element = element_bytes(kind.elem_type)
+    if element is None or not kind.HasField("shape"):
+        return None
+    sizes = [d.dim_value if d.HasField("dim_value") else named.get(d.dim_param) for d in kind.shape.dim]
+    known = [size for size in sizes if size is not None]
+    return element * math.prod(known) if len(known) == len(sizes) else None

@@ -22,8 +22,14 @@ from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.base import Pass, PassResult
 from onnxfq.passes.equalize import common_encoding, factors_of_weights, to_common_scale
-from onnxfq.passes.onnx_blocks import OnnxParams, expand_to_one_axis, needs_blocks, quantize_in_chunks
-from onnxfq.passes.qdq_form import PLAIN, QdqForm
+from onnxfq.passes.qdq_form import (
+    PLAIN,
+    OnnxParams,
+    QdqForm,
+    expand_to_one_axis,
+    needs_blocks,
+    quantize_in_chunks,
+)
 
 # First opset in which QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.
 _OUTPUT_DTYPE_OPSET = 21

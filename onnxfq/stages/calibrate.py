@@ -10,8 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
-from onnxfq.calibration.calibrators.common_ranges import Member, choose_common_ranges
-from onnxfq.calibration.calibrators.groups import calibrate_groups, choose_equalized_qparams, group_ranges
+from onnxfq.calibration.calibrators.groups import (
+    Member,
+    calibrate_groups,
+    choose_common_ranges,
+    choose_equalized_qparams,
+    group_ranges,
+)
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan

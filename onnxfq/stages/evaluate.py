@@ -19,8 +19,8 @@ from onnxfq.errors import ModelError
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.signature import number_outputs
+from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
-from onnxfq.passes.switches import switch_activations
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.quantize_inputs import QuantizeInputs, with_unique_names

@@ -24,8 +24,8 @@ from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed, copy_feeds, sample_count
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import StatisticsError
-from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import Model
+from onnxfq.graph.segments import most_alive
 from onnxfq.graph.signature import with_outputs
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.parallel_runs import ParallelRuns

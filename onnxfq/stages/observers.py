@@ -46,8 +46,8 @@ from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.external.weightless import split_weights
-from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import Model
+from onnxfq.graph.segments import most_alive
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.passes.base import Pass
 from onnxfq.passes.observe.insert_merging import InsertMerging

@@ -22,9 +22,9 @@ from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.graph.external.sizes import ONE_PIECE, limit_in_memory, weight_bytes
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
+from onnxfq.graph.segments import most_alive
 from onnxfq.graph.signature import number_outputs, output_names, with_outputs
 from onnxfq.numerics.metrics import ErrorSums, standard_error_db
 from onnxfq.passes.equalize import with_restored_channels

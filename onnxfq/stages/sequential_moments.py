@@ -23,9 +23,8 @@ from onnxfq.data.replay import EvenSelection
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import weight_array
-from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import Model
-from onnxfq.graph.segments import SegmentedGraph, segment_model
+from onnxfq.graph.segments import SegmentedGraph, most_alive, segment_model
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.replace_constants import separate_float_readers, weight_tensor
 from onnxfq.runtime.integer_products import find_byte_products

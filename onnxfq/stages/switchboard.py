@@ -23,8 +23,7 @@ from onnxfq.graph.ops import TRANSPOSES
 from onnxfq.graph.patterns.logits import measured_outputs
 from onnxfq.graph.signature import number_outputs
 from onnxfq.numerics.metrics import ErrorSums
-from onnxfq.passes.insert_fake_quantize import switched_tensors
-from onnxfq.passes.switches import switch_weights
+from onnxfq.passes.insert_fake_quantize import switch_weights, switched_tensors
 from onnxfq.runtime.parallel_runs import count_cores
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.insert import insert_fake_quantize

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxfq.calibration.calibrators.common_ranges import MOST_NOISE, Member, Range, choose_common_ranges
+from onnxfq.calibration.calibrators.groups import MOST_NOISE, Member, Range, choose_common_ranges
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec

@@ -11,8 +11,8 @@ import pytest
 from onnxfq.cli import doctor
 from onnxfq.cli.main import main
 from onnxfq.errors import RuntimeLibraryError
+from onnxfq.runtime.device_choice import Outcome
 from onnxfq.runtime.devices import Gpu, gpus
-from onnxfq.runtime.self_test import Outcome
 
 
 def have_gpu() -> bool:

@@ -23,9 +23,9 @@ from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.io.load import load
 from onnxfq.runtime import kernels
 from onnxfq.runtime.custom_ops import register_custom_ops
+from onnxfq.runtime.device_choice import self_test
 from onnxfq.runtime.devices import gpus, open_place
 from onnxfq.runtime.providers import cuda_problem, providers
-from onnxfq.runtime.self_test import self_test
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics

@@ -8,8 +8,8 @@ from builders import BUILDERS, build, feed_for, weights
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.io.load import load
-from onnxfq.graph.liveness import most_alive
 from onnxfq.graph.model import bodies
+from onnxfq.graph.segments import most_alive
 
 
 def test_a_chain_and_a_branch() -> None:

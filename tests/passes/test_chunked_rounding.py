@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onnxfq.numerics.affine import quantize
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.passes import onnx_blocks
-from onnxfq.passes.onnx_blocks import OnnxParams
+from onnxfq.passes import qdq_form
+from onnxfq.passes.qdq_form import OnnxParams
 
 
 @given(
@@ -33,6 +33,6 @@ def test_chunks_change_nothing(shape: list[int], axis: int | None, block: int | 
     given = OnnxParams(scale, zero_point, Granularity(axis, block if axis is not None else None))
     keywords = {"qtype": qtype_by_name("int8"), "granularity": given.granularity}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnx_blocks, "PART", part)
-        got = onnx_blocks.quantize_in_chunks(x, given, qtype_by_name("int8"), np.dtype(np.int8))
+        patch.setattr(qdq_form, "PART", part)
+        got = qdq_form.quantize_in_chunks(x, given, qtype_by_name("int8"), np.dtype(np.int8))
     np.testing.assert_array_equal(got, quantize(x, scale, zero_point, **keywords))

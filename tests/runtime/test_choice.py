@@ -17,9 +17,8 @@ from builders import build
 
 from onnxfq.errors import DataError, DeviceMemoryError, RuntimeLibraryError, SpecError
 from onnxfq.runtime import device_choice as choice
-from onnxfq.runtime.device_choice import choose_device, fall_back, gpu_problem
+from onnxfq.runtime.device_choice import Outcome, choose_device, fall_back, gpu_problem
 from onnxfq.runtime.devices import Gpu, cuda_built
-from onnxfq.runtime.self_test import Outcome
 from onnxfq.runtime.session import Session
 
 AUTO = choice._auto

@@ -9,9 +9,9 @@ from onnxfq.errors import RuntimeLibraryError, SpecError
 from onnxfq.runtime import devices as own_devices
 from onnxfq.runtime import kernels
 from onnxfq.runtime import providers as devices
+from onnxfq.runtime.device_choice import self_test
 from onnxfq.runtime.devices import gpus
 from onnxfq.runtime.providers import cuda_problem
-from onnxfq.runtime.self_test import self_test
 from onnxfq.runtime.session import Session
 
 

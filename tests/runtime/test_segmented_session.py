@@ -10,8 +10,7 @@ import pytest
 from builders import BUILDERS, feed_for, qdq_of, stage
 
 from onnxfq.graph.signature import output_names
-from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
-from onnxfq.passes.switches import switch_activations
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switch_activations
 from onnxfq.runtime import segmented_session
 from onnxfq.runtime.segmented_session import SegmentedSession, open_in_segments
 from onnxfq.runtime.session import Session
