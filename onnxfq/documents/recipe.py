@@ -558,26 +558,15 @@ class _Document(Record):
     existing: Existing = "refuse"
 
 
-# Fields of a recipe that are one of a few words.
-_CHOICES = ("small_shapes", "depthwise", "log_spectra", "conv_transpose", "bias_correction")
-
-
 def _from_file(path: Path) -> Recipe:
     document = read_document(path, _Document, RecipeError)
     if document.base not in RECIPES:
         raise RecipeError(f"{path}: unknown base {document.base!r}{nearest(document.base, RECIPES)}")
     base = RECIPES[document.base].model_dump()
-    content = {
-        "name": document.name or path.stem,
-        "target": document.target or base["target"],
-        "activations": _apply_changes(base["activations"], document.activations),
-        "weights": base["weights"] | document.weights,
-        **{name: getattr(document, name) or base[name] for name in _CHOICES},
-        "smooth": base["smooth"] if document.smooth is None else document.smooth,
-        "simulation": document.simulation,
-        "overrides": document.overrides,
-        "existing": document.existing,
-    }
+    given = {name: value for name, value in document if name != "base" and value not in (None, "")}
+    content = base | {"name": path.stem} | given
+    content["activations"] = _apply_changes(base["activations"], document.activations)
+    content["weights"] = base["weights"] | document.weights
     recipe = parse(content, Recipe, RecipeError, str(path))
     for number, override in enumerate(recipe.overrides):
         source = f"{path}: overrides.{number}"

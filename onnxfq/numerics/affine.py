@@ -28,10 +28,6 @@ from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.numerics.rounding import ROUNDINGS, Float32Array, round_to_float_grid
 
 
-def _divide(x: Float32Array, scale: Float32Array) -> Float32Array:
-    return x / scale
-
-
 def _reciprocal(x: Float32Array, scale: Float32Array) -> Float32Array:
     return x * (np.float32(1) / scale)
 
@@ -39,7 +35,7 @@ def _reciprocal(x: Float32Array, scale: Float32Array) -> Float32Array:
 # Conversion of x to steps: `divide` follows ONNX, `reciprocal` follows torch, which rounds 1 / scale to
 # float32 first. torch turns NaN into the lowest value of the grid; here NaN stays NaN in both.
 ARITHMETICS: dict[str, Callable[[Float32Array, Float32Array], Float32Array]] = {
-    "divide": _divide,
+    "divide": np.divide,
     "reciprocal": _reciprocal,
 }
 

@@ -30,10 +30,6 @@ from onnxfq.numerics.qtypes import QType
 Float32Array = NDArray[np.float32]
 
 
-def _half_even(v: Float32Array) -> Float32Array:
-    return np.rint(v)
-
-
 def _half_up(v: Float32Array) -> Float32Array:
     # Exactly Horizon's definition: the sum rounds too, and the largest float below a half becomes 1.
     result: Float32Array = np.floor(v + np.float32(0.5))
@@ -52,26 +48,14 @@ def _half_down(v: Float32Array) -> Float32Array:
     return result
 
 
-def _floor(v: Float32Array) -> Float32Array:
-    return np.floor(v)
-
-
-def _ceil(v: Float32Array) -> Float32Array:
-    return np.ceil(v)
-
-
-def _truncate(v: Float32Array) -> Float32Array:
-    return np.trunc(v)
-
-
 ROUNDINGS: dict[str, Callable[[Float32Array], Float32Array]] = {
-    "half_even": _half_even,
+    "half_even": np.rint,
     "half_up": _half_up,
     "half_away": _half_away,
     "half_down": _half_down,
-    "floor": _floor,
-    "ceil": _ceil,
-    "truncate": _truncate,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "truncate": np.trunc,
 }
 
 

@@ -70,14 +70,10 @@ class _Rewriter:
 
     def run(self) -> None:
         for node in list(self.graph.node):
-            if node.op_type not in WEIGHTED_INPUTS or node.domain not in STANDARD_DOMAINS:
-                self.nodes.append(node)
-                continue
             operands, why = self._operands(node)
             if why:
                 self.left[node.name] = why
-                self.nodes.append(node)
-            elif operands:
+            if operands:
                 self._rewrite(node, operands)
                 self.products.append(node.name)
             else:
@@ -86,7 +82,7 @@ class _Rewriter:
 
     def _operands(self, node: onnx.NodeProto) -> tuple[list[Operand], str]:
         """Return (both operands of an int8 product, ""), or (none, reason if one is quantized)."""
-        slots = WEIGHTED_INPUTS[node.op_type]
+        slots = WEIGHTED_INPUTS.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ()
         pairs = [self._pair(node.input[slot]) for slot in slots]
         quantized = [pair for pair, _ in pairs if pair is not None]
         if not quantized or len(slots) != 2:
@@ -140,6 +136,11 @@ class _Rewriter:
         axis = attribute(pair, "axis", 1) % max(len(shape), 1) if numbers.ndim else None
         return Operand(pair.input[0], numbers, axis, values, tuple(shape)), ""
 
+    def _add(self, op: str, inputs: list[str], output: str, name: str = "", **attributes: Any) -> str:
+        """Add a node that makes `output`, and has its name by default; return it."""
+        self.nodes.append(helper.make_node(op, inputs, [output], name=name or output, **attributes))
+        return output
+
     def _rewrite(self, node: onnx.NodeProto, operands: list[Operand]) -> None:
         """Replace `node` by the integer product, its scale, its bias and a Cast to the output type."""
         slots, output = WEIGHTED_INPUTS[node.op_type], node.output[0]
@@ -153,17 +154,13 @@ class _Rewriter:
         half = self.types.get(output, TensorProto.FLOAT) != TensorProto.FLOAT
         bias = node.input[2] if len(node.input) > max(slots) + 1 and node.input[2] else ""
         last = output if not (half or bias) else self.claim(f"{output}/real")
-        self.nodes.append(helper.make_node("Mul", [total, scale], [last], name=self.claim(f"{output}/mul")))
+        self._add("Mul", [total, scale], last, self.claim(f"{output}/mul"))
         if bias:
             summed = self.claim(f"{output}/sum") if half else output
             added = self._bias(output, bias, beta, places)
-            self.nodes.append(
-                helper.make_node("Add", [last, added], [summed], name=self.claim(f"{output}/add"))
-            )
-            last = summed
+            last = self._add("Add", [last, added], summed, self.claim(f"{output}/add"))
         if half:
-            kind = self.types[output]
-            self.nodes.append(helper.make_node("Cast", [last], [output], name=node.name, to=kind))
+            self._add("Cast", [last], output, node.name, to=self.types[output])
 
     def _sums(self, node: onnx.NodeProto, operands: list[Operand]) -> str:
         """Add the product of the integers, without rounding; return its name."""
@@ -187,12 +184,9 @@ class _Rewriter:
             if longest(node, operands, split, position) > EXACT:
                 self.left[node.name] = "its sums are so long that they are exact to 24 bits only"
             parts.append(product({**inputs, slots[split]: half}, suffix))
-        shifted = self.claim(f"{output}/upper16")
-        total = self.claim(f"{output}/sums")
+        shifted, total = self.claim(f"{output}/upper16"), self.claim(f"{output}/sums")
         sixteen = self._constant(f"{output}/sixteen", np.float32(16))
-        self.nodes.append(helper.make_node("Mul", [parts[0], sixteen], [shifted], name=shifted))
-        self.nodes.append(helper.make_node("Add", [shifted, parts[1]], [total], name=total))
-        return total
+        return self._add("Add", [self._add("Mul", [parts[0], sixteen], shifted), parts[1]], total)
 
     def _halves(self, integers: str) -> tuple[str, str]:
         """Add the nodes that split integers: floor(x / 16), and the remainder, 0 to 15."""
@@ -207,7 +201,7 @@ class _Rewriter:
                 ("Mul", [names[1], sixteen], names[2]),
                 ("Sub", [integers, names[2]], names[3]),
             ):
-                self.nodes.append(helper.make_node(op, given, [name], name=name))
+                self._add(op, given, name)
             self.cast[key], self.cast[f"{integers}/lower"] = names[1], names[3]
         return self.cast[key], self.cast[f"{integers}/lower"]
 
@@ -231,14 +225,11 @@ class _Rewriter:
         wide = self._float(bias) if self.types.get(bias) != TensorProto.FLOAT else bias
         if places:
             shape = self._constant(f"{output}/shape", np.array([-1, *[1] * places], np.int64))
-            shaped = self.claim(f"{bias}/shaped")
-            self.nodes.append(helper.make_node("Reshape", [wide, shape], [shaped], name=shaped))
-            wide = shaped
+            wide = self._add("Reshape", [wide, shape], self.claim(f"{bias}/shaped"))
         if beta == 1.0:
             return wide
         name, factor = self.claim(f"{bias}/beta"), self._constant(f"{bias}/factor", np.float32(beta))
-        self.nodes.append(helper.make_node("Mul", [wide, factor], [name], name=name))
-        return name
+        return self._add("Mul", [wide, factor], name)
 
     def _number(self, operand: Operand) -> str:
         """Return the name of the integers as float32, behind the Transpose if there is one."""
@@ -248,17 +239,13 @@ class _Rewriter:
         key = f"{given}/{operand.order}"
         if key not in self.cast:
             name = self.claim(f"{given}/transposed")
-            self.nodes.append(
-                helper.make_node("Transpose", [given], [name], name=name, perm=list(operand.order))
-            )
-            self.cast[key] = name
+            self.cast[key] = self._add("Transpose", [given], name, perm=list(operand.order))
         return self.cast[key]
 
     def _float(self, tensor: str) -> str:
         if tensor not in self.cast:
             name = self.claim(f"{tensor}/number")
-            self.nodes.append(helper.make_node("Cast", [tensor], [name], name=name, to=TensorProto.FLOAT))
-            self.cast[tensor] = name
+            self.cast[tensor] = self._add("Cast", [tensor], name, to=TensorProto.FLOAT)
         return self.cast[tensor]
 
     def _constant(self, name: str, values: Array | np.generic) -> str:

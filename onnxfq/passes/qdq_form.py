@@ -25,10 +25,6 @@ Writer = Callable[[Editor, Placement, gs.Tensor, Encoding], None]
 """Inserts the operators of an encoding between a placed tensor and its placed readers."""
 
 
-def _no_writer(placement: Placement) -> Writer | None:
-    return None
-
-
 @dataclass(frozen=True)
 class QdqForm:
     """Differences of a target from ONNX's own form.
@@ -39,7 +35,7 @@ class QdqForm:
         finish: returns the exported model with the target's additions.
     """
 
-    writer: Callable[[Placement], Writer | None] = _no_writer
+    writer: Callable[[Placement], Writer | None] = lambda placement: None
     edit: Callable[[Editor], object] | None = None
     finish: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None
 

@@ -72,22 +72,6 @@ class Slots:
     outputs: tuple[int, ...] = ()
 
 
-def _take_all(placement: Placement, operands: Operands) -> str:
-    return ""
-
-
-def _keep_none(operands: Operands) -> str:
-    return ""
-
-
-def _is_no_bridge(node: gs.Node, qtype: QType) -> bool:
-    return False
-
-
-def _keep_decisions(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[NodeDecision]:
-    return decisions
-
-
 NodesRule = Callable[[list[NodeDecision], Collection[gs.Node]], list[NodeDecision]]
 """Takes all decisions and the nodes of the graph; returns the decisions with its changes."""
 
@@ -129,11 +113,11 @@ class TargetPolicy:
     residual: bool = False
     channel_blocks: bool = False
     bias: str = "bias: added in float"
-    refuses: Callable[[Placement, Operands], str] = _take_all
-    keeps_float: Callable[[Operands], str] = _keep_none
+    refuses: Callable[[Placement, Operands], str] = lambda placement, operands: ""
+    keeps_float: Callable[[Operands], str] = lambda operands: ""
     whole_attention: str = ""
-    revise: NodesRule = _keep_decisions
+    revise: NodesRule = lambda decisions, nodes: decisions
     join: PairsRule | None = None
-    bridges: Callable[[gs.Node, QType], bool] = _is_no_bridge
+    bridges: Callable[[gs.Node, QType], bool] = lambda node, qtype: False
     operators: Mapping[str, Slots] = field(default_factory=dict)
     bias_qtype: str = ""

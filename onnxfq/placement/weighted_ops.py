@@ -129,26 +129,31 @@ def activation_placement(
     tensor: gs.Tensor, scheme: ActivationScheme, granularity: Granularity, uses: tuple[Use, ...], why: str
 ) -> Placement:
     """Return the placement of `tensor` by `scheme`; its range is fixed if mathematics gives one."""
-    spec = QuantSpec(**_numbers(scheme), granularity=granularity, dynamic=scheme.dynamic)
+    spec = QuantSpec(**list_numbers(scheme), granularity=granularity, dynamic=scheme.dynamic)
     # Dynamic scales cover the whole range.
-    calibrator = MINMAX if scheme.dynamic else scheme.calibrator
-    producer = producer_op(tensor)
-    if producer in scheme.known_ranges and not scheme.dynamic:
-        low, high = KNOWN_RANGES[producer]
-        calibrator = Calibrator(name="known", parameters=(producer,))
-        why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
+    calibrator, known = (MINMAX, "") if scheme.dynamic else choose_calibrator(scheme, producer_op(tensor))
     return Placement(
         tensor=tensor.name,
         role="activation",
         spec=spec,
         uses=uses,
-        why=why,
+        why=why + known,
         float_type=float_type(tensor) or "float32",
         calibrator=calibrator,
     )
 
 
-def _numbers(scheme: ActivationScheme | WeightScheme) -> dict[str, Any]:
+def choose_calibrator(scheme: ActivationScheme, producer: str) -> tuple[Calibrator, str]:
+    """Return (calibrator of outputs of operator `producer`, why if mathematics gives their range)."""
+    if producer not in scheme.known_ranges:
+        return scheme.calibrator, ""
+    low, high = KNOWN_RANGES[producer]
+    known = Calibrator(name="known", parameters=(producer,))
+    return known, f"; every output of {producer} lies in [{low:g}, {high:g}]"
+
+
+def list_numbers(scheme: ActivationScheme | WeightScheme) -> dict[str, Any]:
+    """Return the number format of `scheme` as the fields of a spec."""
     return {name: getattr(scheme, name) for name in NumberFormat.model_fields}
 
 
@@ -230,8 +235,12 @@ def place_input(
     tensor = source.tensor.name
     scheme = recipe.weight_for(node.name, node.op, tensor)
     shape = [source.tensor.shape[axis] for axis in source.permutation]
-    granularity, why = _weight_granularity(node, slot, shape, scheme, policy)
-    spec = QuantSpec(**_numbers(scheme), granularity=granularity.permute(source.permutation))
+    rank = len(shape)
+    summed = _block_axis(node, slot, rank, policy)
+    granularity, why = choose_granularity(
+        node.op, shape, scheme, policy, summed, channel_axis(node, slot, rank)
+    )
+    spec = QuantSpec(**list_numbers(scheme), granularity=granularity.permute(source.permutation))
     return Placement(
         tensor=tensor,
         role="weight",
@@ -244,28 +253,40 @@ def place_input(
     )
 
 
-def _weight_granularity(
-    node: gs.Node, slot: int, shape: Sequence[int], scheme: WeightScheme, policy: TargetPolicy
+def choose_granularity(
+    op_type: str,
+    shape: Sequence[int],
+    scheme: WeightScheme,
+    policy: TargetPolicy,
+    summed: int | None,
+    channels: int | None,
 ) -> tuple[Granularity, str]:
-    """Return (granularity in the axes of the node's input of `shape`, why)."""
+    """Return (granularity of a weight, why).
+
+    Args:
+        op_type: the ONNX operator that reads it.
+        shape: of the weight.
+        scheme: of the recipe.
+        policy: of the target.
+        summed: the axis that an output element sums over; None if there is not one.
+        channels: the axis of output channels; None if there is none.
+    """
     rank = len(shape)
     if scheme.granularity == "per_tensor":
         return PER_TENSOR, "per tensor as the recipe asks"
     instead = ""
     if scheme.block_size is not None:
-        summed = _block_axis(node, slot, rank, policy)
         if summed is not None:
             sizes = (scheme.block_size, *scheme.other_block_sizes)
             size = next((n for n in sizes if shape[summed] % n == 0 and shape[summed] > n), sizes[0])
             return Granularity(summed, size), f"blocks of {size} along its summed axis"
-        instead = f": {_NO_SUM.format(node.op)}"
+        instead = f": {_NO_SUM.format(op_type)}"
     if scheme.block_shape is not None:
         if len(scheme.block_shape) == rank:
             return Granularity(block_shape=scheme.block_shape), f"blocks of {list(scheme.block_shape)}"
         instead = f": {_OTHER_RANK.format(list(scheme.block_shape), rank)}"
-    if node.op in policy.per_tensor_weights:
-        return PER_TENSOR, policy.per_tensor_weights[node.op]
-    axis = channel_axis(node, slot, rank)
-    if axis is None:
+    if op_type in policy.per_tensor_weights:
+        return PER_TENSOR, policy.per_tensor_weights[op_type]
+    if channels is None:
         return PER_TENSOR, "per tensor: it has no channel axis"
-    return Granularity(axis), f"per output channel{instead}"
+    return Granularity(channels), f"per output channel{instead}"

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from onnxfq.documents.layers import LayerRow, TensorRow
-from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation
+from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation, LayerRow, TensorRow
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.report.layer_table import lost_values

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from onnxfq.calibration.calibrators.auto import KEPT_DB
-from onnxfq.documents.layers import LayerRow, LayerTable, TensorRow
+from onnxfq.documents.scores import LayerRow, LayerTable, TensorRow
 from onnxfq.documents.sensitivity import GroupNoise
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex

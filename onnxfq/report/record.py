@@ -9,15 +9,14 @@ import numpy as np
 import onnx
 
 from onnxfq.documents.cast_plan import FloatPlan
-from onnxfq.documents.layers import LayerTable
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.scores import Evaluation
+from onnxfq.documents.scores import Evaluation, LayerTable
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.graph.external.sizes import weight_bytes
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.report.layer_table import layer_table
-from onnxfq.report.text import protection_lines
+from onnxfq.report.text import list_lines, protection_lines
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.support.records import Record
 from onnxfq.version import VERSION
@@ -100,8 +99,6 @@ def quantize_record(
         command: the command line.
     """
     before, after = sizes or (weight_bytes(result.model.proto), weight_bytes(result.qdq))
-    fitted, rounding, biases = result.fitted, result.rounding, result.bias_correction
-    done, recalibrated = result.plan.equalization, result.recalibration
     return ResultRecord(
         source=result.model.source,
         recipe=result.recipe,
@@ -119,14 +116,11 @@ def quantize_record(
         bytes=Sizes(before=before, after=after),
         notes=(
             *result.model.notes,
-            *(recalibrated.lines() if recalibrated is not None else ()),
-            *(fitted.lines() if fitted is not None else ()),
-            *(result.auto_rounding.lines() if result.auto_rounding is not None else ()),
-            *(rounding.lines() if rounding is not None else ()),
+            *list_lines(result.recalibration, result.fitted, result.auto_rounding, result.rounding),
         ),
         protected=tuple(protection_lines(result.sensitivity)) if result.sensitivity is not None else (),
-        equalized=tuple(done.lines()) if done is not None else (),
-        corrected=tuple(biases.lines()) if biases is not None else (),
+        equalized=tuple(list_lines(result.plan.equalization)),
+        corrected=tuple(list_lines(result.bias_correction)),
         plan=result.plan,
         floats=result.floats,
         sensitivity=result.sensitivity,

@@ -11,8 +11,8 @@ from onnxfq.calibration.calibrators.entropy import linear_histogram
 from onnxfq.calibration.calibrators.grid_error import Density, estimate_noise
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.documents.layers import Range, TensorRow
 from onnxfq.documents.plan import Placement, Plan, Role
+from onnxfq.documents.scores import Range, TensorRow
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.documents.plan import Plan, Skipped
@@ -128,6 +129,11 @@ def _layers(group: GroupNoise) -> str:
     return f"{', '.join(group.op_types)} {named}"
 
 
+def list_lines(*parts: Any) -> list[str]:
+    """Return the lines of what was done, part by part; None stands for a part that was not."""
+    return [line for part in parts if part is not None for line in part.lines()]
+
+
 def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = None, reasons: int = 6) -> str:
     """Return the summary after `quantize`: verdict, scores, what was done to get there, reasons for float.
 
@@ -144,13 +150,10 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
         lines += ["", f"against the float model, {evaluation.feeds}{total} feeds:"]
         lines += ["  " + line for line in evaluation.table().splitlines()]
     lines.append("")
-    lines += result.recalibration.lines() if result.recalibration is not None else []
+    lines += list_lines(result.recalibration)
     lines += protection_lines(result.sensitivity) if result.sensitivity is not None else []
-    lines += result.plan.equalization.lines() if result.plan.equalization is not None else []
-    lines += result.fitted.lines() if result.fitted is not None else []
-    lines += result.auto_rounding.lines() if result.auto_rounding is not None else []
-    lines += result.rounding.lines() if result.rounding is not None else []
-    lines += result.bias_correction.lines() if result.bias_correction is not None else []
+    lines += list_lines(result.plan.equalization, result.fitted, result.auto_rounding)
+    lines += list_lines(result.rounding, result.bias_correction)
     lines += _reason_lines(result.plan.skipped, reasons)
     lines += float_lines(result.floats) if result.floats is not None else []
     lines += [f"note       {note}" for note in result.staged.notes]

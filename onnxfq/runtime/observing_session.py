@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 from onnxfq.graph.external.sizes import LIMIT, weight_bytes
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
+from onnxfq.graph.segments import list_reads
 from onnxfq.runtime.custom_ops import register_libraries
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.session import Session
@@ -96,7 +97,9 @@ def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
         node.input[0] = source.input[0]
         node.attribute.append(helper.make_attribute("channels", attributes["channels"]))
         node.attribute.append(helper.make_attribute("channel_block", channel_block()))
-    read = {name for node in graph.node for name in _read(node)} | {output.name for output in graph.output}
+    read = {name for node in graph.node for name in list_reads(node)} | {
+        output.name for output in graph.output
+    }
     unread = [node for name, node in turned.items() if name not in read]
     for node in unread:
         graph.node.remove(node)
@@ -127,16 +130,6 @@ def _observe_at_once(graph: onnx.GraphProto) -> None:
 
 def _is_observer(node: onnx.NodeProto) -> bool:
     return bool(node.op_type == "Observe" and node.domain == ONNXFQ_DOMAIN)
-
-
-def _read(node: onnx.NodeProto) -> set[str]:
-    """Return the names that `node` reads, including outer names that its bodies read."""
-    names = set(node.input)
-    for attribute in node.attribute:
-        for body in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            names |= {name for inner in body.node for name in _read(inner)}
-            names |= {output.name for output in body.output}
-    return names
 
 
 @cache

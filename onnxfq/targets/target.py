@@ -78,10 +78,6 @@ class Kit:
     readme: Callable[[CheckResult, Sequence[str], Samples], str]
 
 
-def _keep(model: Model) -> Model:
-    return model
-
-
 @dataclass(frozen=True)
 class Target:
     """Runtime or builder that models are quantized for.
@@ -106,7 +102,7 @@ class Target:
     name: str
     policy: TargetPolicy = TargetPolicy()
     recipes: tuple[Recipe, ...] = ()
-    prepare: Callable[[Model], Model] = _keep
+    prepare: Callable[[Model], Model] = lambda model: model
     form: QdqForm = PLAIN
     is_written: bool = True
     domains: Mapping[str, str] = field(default_factory=dict)

@@ -15,18 +15,22 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from onnxfq.calibration.calibrators import MINMAX, Calibrator
-from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
+from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
 from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.names import Use
-from onnxfq.numerics.granularity import Granularity
-from onnxfq.numerics.spec import NumberFormat, QuantSpec
+from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.left_out import WHY_FLOAT
 from onnxfq.placement.target_policy import Operands
-from onnxfq.placement.weighted_ops import explain_transposed, refuse
+from onnxfq.placement.weighted_ops import (
+    choose_calibrator,
+    choose_granularity,
+    explain_transposed,
+    list_numbers,
+    refuse,
+)
 from onnxfq.targets.target import target_by_name
 from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
@@ -252,24 +256,28 @@ def _decide(site: Site, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[lis
         if role == "weight":
             assert site.kind is not None
             weights = recipe.weight_for(site.name, op_type, tensor)
-            common, calibrator = _numbers(weights, recipe), weights.calibrator
-            instead = target_by_name(recipe.target).policy.per_tensor_weights.get(site.op_types[0], "")
-            spec, why = _weight_spec(weights, common, site.kind, site.parameters[name].ndim, instead)
-            why = f"weight of {op_type}, {why}"
+            numbers, calibrator = _numbers(weights, recipe), weights.calibrator
+            # Other block sizes are for ONNX models.
+            one_size = weights.model_copy(update={"other_block_sizes": ()})
+            policy, axes = (
+                target_by_name(recipe.target).policy,
+                (site.kind.summed_axis, site.kind.channel_axis),
+            )
+            shape = tuple(site.parameters[name].shape)
+            granularity, why = choose_granularity(site.op_types[0], shape, one_size, policy, *axes)
+            spec, why = QuantSpec(**numbers, granularity=granularity), f"weight of {op_type}, {why}"
             if weights.rounding not in (AUTO, NEAREST):
                 why += f"; rounded to nearest: rounding {weights.rounding} is for ONNX models"
         else:
             scheme = recipe.activation_for(site.name, op_type, tensor)
             spec = None if scheme is None else QuantSpec(**_numbers(scheme, recipe))
-            calibrator = MINMAX if scheme is None else scheme.calibrator
             why = "skip branch of a residual Add" if site.residual else f"input of {op_type}"
             if site.depthwise and scheme is not None and scheme.equalize == "depthwise":
                 why += "; one scale for all channels: equalize depthwise is for ONNX models"
-            producer = made_by.get(tensor, "")
-            if spec is not None and scheme is not None and producer in scheme.known_ranges:
-                low, high = KNOWN_RANGES[producer]
-                calibrator = Calibrator(name="known", parameters=(producer,))
-                why += f"; every output of {producer} lies in [{low:g}, {high:g}]"
+            calibrator, known = MINMAX, ""
+            if scheme is not None:
+                calibrator, known = choose_calibrator(scheme, made_by.get(tensor, ""))
+            why += known
         if spec is not None:
             use = Use(site.name, slot)
             fields = {"tensor": tensor, "role": role, "spec": spec, "uses": (use,), "why": why}
@@ -311,36 +319,7 @@ def _numbers(scheme: ActivationScheme | WeightScheme, recipe: Recipe) -> dict[st
             f"recipe {recipe.name} asks for {what}, which torch modules do not have; quantize the exported "
             "ONNX model with it"
         )
-    return {name: getattr(scheme, name) for name in NumberFormat.model_fields}
-
-
-def _weight_spec(
-    scheme: WeightScheme, common: dict[str, Any], kind: LayerKind, rank: int, per_tensor: str
-) -> tuple[QuantSpec, str]:
-    """Return the spec of a weight of a layer, in the axes in which torch stores it, and the reason for it.
-
-    `per_tensor` says why the target has one scale for such weights; it is empty if the target has one per
-    channel.
-    """
-    if scheme.granularity == "per_tensor":
-        return QuantSpec(**common), "per tensor as the recipe asks"
-    instead = ""
-    if scheme.block_size is not None:
-        if kind.summed_axis is not None:
-            why = f"blocks of {scheme.block_size} along its summed axis"
-            blocks = Granularity(kind.summed_axis, scheme.block_size)
-            return QuantSpec(**common, granularity=blocks), why
-        instead = f": blocks go along one summed axis, and {kind.op_types[0]} has none"
-    if scheme.block_shape is not None:
-        if len(scheme.block_shape) == rank:
-            blocks = Granularity(block_shape=scheme.block_shape)
-            return QuantSpec(**common, granularity=blocks), str(blocks)
-        instead = f": block_shape {list(scheme.block_shape)} is not for its {rank} axes"
-    if per_tensor:
-        return QuantSpec(**common), per_tensor
-    if kind.channel_axis is None:
-        return QuantSpec(**common), "per tensor: it has no channel axis"
-    return QuantSpec(**common, granularity=Granularity(kind.channel_axis)), f"per output channel{instead}"
+    return list_numbers(scheme)
 
 
 def _explain_target(site: Site, recipe: Recipe, placed: list[Placement]) -> str:

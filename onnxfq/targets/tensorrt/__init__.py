@@ -13,13 +13,13 @@ from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.float_casts import Shapes
 from onnxfq.targets.target import Target
 from onnxfq.targets.tensorrt.policy import POLICY
-from onnxfq.targets.tensorrt.rewrites.attention_mask import move_guards
 from onnxfq.targets.tensorrt.rewrites.block_formats import DOMAIN, block_writer
 from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import with_mxfp8_functions
 from onnxfq.targets.tensorrt.rewrites.refused_forms import (
     CAST_BEFORE_LOOP,
     count_padding,
     count_steps,
+    move_guards,
     separate_constants,
 )
 from onnxfq.targets.tensorrt.rewrites.split_projections import divide_products
