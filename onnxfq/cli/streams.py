@@ -55,7 +55,7 @@ class _Lenient:
 def hold_results() -> Iterator[None]:
     """Print what goes to standard output within the block at its end, unless it raises.
 
-    A reader that has seen enough, as `head`, is no fault. Raises OutputError if it cannot be printed.
+    A closed pipe, as of `head`, is not a fault. Raises OutputError if it cannot be printed.
     """
     shown = sys.stdout
     waiting = _Waiting(shown)

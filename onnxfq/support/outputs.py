@@ -139,7 +139,7 @@ _group: ContextVar[_Group | None] = ContextVar("_group", default=None)
 def write_together(outputs: Iterable[Path], inputs: Iterable[Path] = ()) -> Iterator[None]:
     """Let what is written next to or in `outputs` take its names at the end, all of it or nothing.
 
-    What stood at the paths is restored if one of them cannot take its name.
+    The former files are restored if one of them cannot take its name.
 
     Args:
         outputs: files and folders that a command writes.

@@ -23,7 +23,7 @@ def open_input(path: str | Path) -> IO[bytes]:
     try:
         handle = os.open(path, flags)
     except ValueError:  # a NUL, which no name can hold
-        raise OSError(errno.EINVAL, "it is no name of a file", str(path)) from None
+        raise OSError(errno.EINVAL, "no file can have this name", str(path)) from None
     try:
         kind = os.fstat(handle).st_mode
         if stat.S_ISDIR(kind):

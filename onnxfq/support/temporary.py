@@ -83,7 +83,7 @@ def link_temporary(handle: int, path: Path) -> Path:
 def name_again(path: Path) -> tuple[Path, int | None]:
     """Give the file at `path` a second, temporary name next to it; return it and the handle of its lock.
 
-    Where files have one name only, it is renamed. Raises OSError.
+    On file systems without hard links it is renamed. Raises OSError.
     """
     name = _draw_name(path)
     try:
