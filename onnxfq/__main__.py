@@ -18,6 +18,7 @@ _FAULT = 70
 
 def main() -> int:
     """Run the command line in a child process; return its exit code."""
+    _open_standard_streams()
     if not hasattr(os, "fork") or not hasattr(signal, "sigwaitinfo"):
         return _run()
     waited = {signal.SIGCHLD, *(getattr(signal, name) for name in _ENDING)}
@@ -35,6 +36,17 @@ def main() -> int:
             return code if code >= 0 else _report_signal(-code)
         if caught.si_signo != signal.SIGCHLD and caught.si_code <= 0:
             os.kill(child, caught.si_signo)  # sent to this process alone; a terminal sends to both
+
+
+def _open_standard_streams() -> None:
+    """Let closed standard streams lead nowhere, so that no file of the command gets their numbers."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))
 
 
 def _run(mask: set[int | signal.Signals] | None = None) -> int:
@@ -107,9 +119,11 @@ def _report_fault(fault: Exception) -> int:
 
 
 def _tell(text: str) -> None:
-    if sys.stderr is not None:
+    try:
         sys.stderr.write(f"onnxfq: error: {text}\n")
         sys.stderr.flush()
+    except OSError:
+        return  # nobody reads it; the exit code tells
 
 
 if __name__ == "__main__":

@@ -74,6 +74,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command line, and the files that are damaged for it; all outputs are called out."""
 
+MAKER = """import numpy as np
+print("made")
+def feeds():
+    print("feeds")
+    return [dict(np.load("d.npz"))]
+def metric(outputs, truth):
+    print("measured")
+    return float(sum(np.abs(array).mean() for made in outputs for array in made.values()))
+def raises(outputs, truth):
+    raise SystemExit(3)
+def nothing(outputs, truth):
+    return None
+"""
+"""Functions of a user."""
+
 _ODD_VALUES: list[Any] = [
     *(
         None,
@@ -198,6 +213,15 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
     for line in lines:
         ended = server.run(line.split(), folder)
         assert ended.code == 0, (name, line, ended.err)
+    for line, file in (
+        ("quantize m.onnx --data d.npz -o q.onnx --json", "result.json"),
+        ("sensitivity m.onnx --data d.npz --json", "ranked.json"),
+        ("evaluate m.onnx q.onnx --data d.npz --json", "scores.json"),
+    ):
+        ended = server.run(line.split(), folder)
+        assert ended.code == 0, (name, line, ended.err)
+        (folder / file).write_text(ended.out)
+    (folder / "maker.py").write_text(MAKER)
     shutil.copy(folder / "s.npz", folder / "t.npz")
     kit = [path for path in (folder / "kit").rglob("*.json") if "output" in path.name]
     content = kit[0].read_text() if kit else '{"lst": [["x", []]], "polygraphy_class": "RunResults"}'

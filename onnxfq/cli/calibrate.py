@@ -16,6 +16,7 @@ from onnxfq.cli.options import (
     PlanOption,
     StatisticsOption,
 )
+from onnxfq.cli.streams import show
 from onnxfq.support.files import write_text
 
 
@@ -85,7 +86,7 @@ def calibrate(
     if moments is not None:
         rows += rounding_rows(loaded, encoded, made, Moments.load(moments))
     if table and not printer.as_json:
-        typer.echo(calibrator_table(rows))
+        show(calibrator_table(rows))
     if table_csv is not None:
         write_text(table_csv, calibrator_csv(rows))
     count, notes = len(made.encodings), matched.lines()

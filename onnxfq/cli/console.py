@@ -11,6 +11,7 @@ import typer
 
 from onnxfq.cli.notes import show_notes
 from onnxfq.cli.option_groups import Group
+from onnxfq.cli.streams import show
 
 
 class Shown(Protocol):
@@ -48,7 +49,7 @@ class Printer:
     def say(self, text: str) -> None:
         """Print a line of a result in text."""
         if not self.silent:
-            typer.echo(text)
+            show(text)
 
     def wrote(self, *files: Path | None) -> None:
         """Name the written files; None is a file that was not asked for."""
@@ -59,23 +60,23 @@ class Printer:
     def note(self, text: str) -> None:
         """Print a line of text, next to JSON to standard error."""
         if not self.quiet:
-            typer.echo(text, err=self.as_json)
+            typer.echo(text, err=True) if self.as_json else show(text)
 
     def report(self, record: object, *lines: str) -> None:
         """Print a result as JSON, or in lines of text."""
         if self.as_json:
             from onnxfq.support.records import to_json
 
-            typer.echo(to_json(record))
+            show(to_json(record))
         for line in lines:
             self.say(line)
 
     def show(self, result: Shown, hidden: bool = False) -> None:
         """Print a result as JSON or, unless `hidden`, as a table."""
         if self.as_json:
-            typer.echo(result.model_dump_json(indent=2))
+            show(result.model_dump_json(indent=2))
         elif not hidden:
-            typer.echo(result.table())
+            show(result.table())
 
 
 Printing = Annotated[Printer, Group(Printer)]

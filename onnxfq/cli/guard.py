@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from itertools import chain, combinations
@@ -12,6 +13,8 @@ from typing import Any
 import typer
 
 from onnxfq.cli.artifacts import artifact_paths, node_data_paths
+from onnxfq.cli.streams import keep_output_clean
+from onnxfq.errors import OnnxfqError
 from onnxfq.support.files import check_writable
 from onnxfq.support.outputs import check_apart, write_together
 
@@ -52,9 +55,14 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
         ended: typer.Exit | None = None
         with write_together(outputs, inputs):
             try:
-                command(**given)
+                with keep_output_clean():
+                    command(**given)
             except typer.Exit as exit_code:
                 ended = exit_code
+            except BrokenPipeError as error:  # typer would take it for a closed standard output
+                raise OnnxfqError(
+                    f"the connection to another process ended ({error}); run it again"
+                ) from None
         if ended is not None:
             raise ended
 
@@ -69,15 +77,10 @@ def _list_inputs(given: dict[str, Any]) -> Iterator[Path]:
         for text in value if isinstance(value, (list, tuple)) else (value,):
             if name in OUTPUTS or not isinstance(text, (str, Path)) or not str(text):
                 continue
-            path = Path(text)
-            try:
-                found = path.exists()
-            except (OSError, ValueError):  # no name of a file
-                continue
-            if found:
-                yield path
-                if array_path(path).exists():
-                    yield array_path(path)
+            if os.path.exists(text):  # unlike Path.exists, it raises for no name
+                yield Path(text)
+                if os.path.isfile(text) and array_path(text).exists():
+                    yield array_path(text)
             elif ":" in str(text):
                 yield from _module_files(str(text).partition(":")[0])
 
@@ -87,5 +90,5 @@ def _module_files(module: str) -> Iterator[Path]:
     parts = module.split(".")
     for folder in chain([Path.cwd()], map(Path, sys.path)):
         for path in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
-            if path.is_file():
+            if os.path.isfile(path):
                 yield path

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from onnxfq.cli.former_words import explain_former
 from onnxfq.cli.interrupted import INTERRUPTED
 from onnxfq.cli.notes import show_notes
 from onnxfq.cli.option_groups import expand_groups
+from onnxfq.cli.streams import hold_results
 from onnxfq.errors import OnnxfqError, join_lines
 from onnxfq.version import VERSION
 
@@ -147,7 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _interrupt)
-        code = build_app(_find_commands(given))(args=given, standalone_mode=False)
+        with hold_results():
+            code = build_app(_find_commands(given))(args=given, standalone_mode=False)
         if code == INTERRUPTED:  # newer releases of typer exit with this code on Ctrl-C, without a message
             return _fail("interrupted", INTERRUPTED)
         return code if isinstance(code, int) else 0
@@ -178,5 +181,7 @@ def _cut(line: str) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"onnxfq: error: {_cut(join_lines(message))}", file=sys.stderr)
+    with suppress(OSError, ValueError):  # nobody reads it
+        if sys.stderr is not None:
+            print(f"onnxfq: error: {_cut(join_lines(message))}", file=sys.stderr, flush=True)
     return code

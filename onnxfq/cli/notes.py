@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    _Handler = logging.StreamHandler[TextIO]
+else:
+    _Handler = logging.StreamHandler  # Python 3.10 takes no type there
 
 
-class _Notes(logging.StreamHandler[TextIO]):
+class _Notes(_Handler):
     """Handler that writes to the current standard error, which a live progress bar may replace.
 
     Every note is written once: stages that try several plans say the same of each.

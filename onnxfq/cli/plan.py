@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import typer
-
 from onnxfq.choices import DEFAULT_BATCH
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import Described, OptionalDataOption
 from onnxfq.cli.options import CustomOpsOption, GivenOption, ModelArgument, OutputOption, PlannedRecipe
 from onnxfq.cli.run_options import BatchOption
+from onnxfq.cli.streams import show
 
 
 def plan(
@@ -56,7 +55,7 @@ def plan(
     for note in notes:
         printer.note(f"note       {note}")
     if printer.as_json:
-        typer.echo(planned.plan.model_dump_json(indent=2))
+        show(planned.plan.model_dump_json(indent=2))
     printer.say(plan_summary(planned.plan))
     for line in planned.lines():
         printer.note(line)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnxfq.cli.console import PrintingAll
+from onnxfq.cli.streams import show
 
 if TYPE_CHECKING:
     from onnxfq.documents.recipe import ActivationScheme, WeightScheme
@@ -32,7 +33,7 @@ def recipes(
     from onnxfq.support.tables import table_lines
 
     if schema:
-        typer.echo(json.dumps(recipe_schema(), indent=2))
+        show(json.dumps(recipe_schema(), indent=2))
     elif name is not None:
         fields = load_recipe(name).model_dump(mode="json")
         printer.report(fields, yaml.safe_dump(fields, sort_keys=False).rstrip())

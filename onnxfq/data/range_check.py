@@ -81,7 +81,7 @@ def _like_pixels(values: np.ndarray) -> bool:
 
 def _compare(spec: InputSpec, limits: tuple[float, float], example: np.ndarray) -> None:
     """Raise DataError if the largest magnitudes of data and example differ by more than FACTOR."""
-    low, high = float(example.min()), float(example.max())
+    low, high = (float(example.min()), float(example.max())) if example.size else (0.0, 0.0)
     right, found = max(-low, high), max(-limits[0], limits[1])
     if not 0 < right < np.inf:
         raise DataError(f"the example has no values to compare in input {spec.name!r}; give a real sample")

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data.arrays import count_samples, cut, read_arrays, single_array
-from onnxfq.data.functions import FUNCTION_NAME, faults_of, import_function
 from onnxfq.data.images import SUFFIXES, image_input, read_image
 from onnxfq.data.inputs import Inputs, samples_open
 from onnxfq.data.options import DataOptions
 from onnxfq.data.validation import check_present, is_array, to_array
 from onnxfq.errors import DataError
 from onnxfq.support.arrays import StoredArray
+from onnxfq.support.user_code import FUNCTION_NAME, faults_of, import_function
 
 Data = str | Path | NDArray[Any] | Mapping[str, NDArray[Any]] | Iterable[Any] | Callable[[], Any]
 """Types accepted as data, see `open_source`."""

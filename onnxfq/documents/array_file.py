@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnxfq.errors import PlanError
 from onnxfq.support.arrays import MOST_ARRAYS, UNREADABLE, load_npz
 from onnxfq.support.files import replace_file
+from onnxfq.support.outputs import write_together
 from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import Record, join_lines, parse
 
@@ -57,11 +58,12 @@ def write_with_arrays(path: str | Path, content: dict[str, Any]) -> None:
             elif name == "scale" or not one["spec"]["symmetric"]:
                 arrays.append(values.ravel())
     flat = {name: np.concatenate([np.zeros(0, np.int8), *arrays]) for name, arrays in parts.items()}
-    with replace_file(path) as text, replace_file(array_path(path)) as packed:
+    path, beside = Path(path), array_path(path)
+    with write_together([path, beside]), replace_file(path) as text, replace_file(beside) as packed:
         with packed.open("wb") as stream:
             np.savez(stream, allow_pickle=False, **flat)
         digest = hashlib.sha256(packed.read_bytes()).hexdigest()
-        reference = {"file": array_path(path).name, "sha256": digest}
+        reference = {"file": beside.name, "sha256": digest}
         text.write_text(json.dumps(content | {"arrays": reference}, indent=2) + "\n", encoding="utf-8")
 
 

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.data.functions import FUNCTION_NAME, faults_of, import_function
 from onnxfq.data.labels import count_right, count_rows, read_labels, refuse_label_count
 from onnxfq.errors import DataError
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.switchboard import Switchboard
 from onnxfq.stages.switched_segments import State
+from onnxfq.support.user_code import FUNCTION_NAME, faults_of, import_function
 
 Outputs = Mapping[str, NDArray[Any]]
 Metric = Callable[[Iterator[Outputs], Any], float]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from onnxfq.errors import OutputError
 from onnxfq.support import temporary as temporary_files
-from onnxfq.support.outputs import WrittenFile, check_apart, check_not_read, finish_or_wait, writing
+from onnxfq.support.outputs import Written, check_apart, check_not_read, finish_or_wait, writing
 
 
 def check_writable(path: Path) -> None:
@@ -29,8 +27,9 @@ def check_writable(path: Path) -> None:
         os.lstat(path)
     except FileNotFoundError:
         pass
-    except OSError as error:  # a name that is too long, or no name of a file
-        raise OutputError(f"cannot write {path}: {error.strerror}; choose another place") from None
+    except (OSError, ValueError) as error:  # a name that is too long, or no name of a file
+        why = getattr(error, "strerror", None) or error
+        raise OutputError(f"cannot write {path}: {why}; choose another place") from None
     if not os.access(folder, os.W_OK):
         raise OutputError(f"cannot write {path}: no permission to write in {folder}; choose another folder")
 
@@ -67,7 +66,7 @@ def replace_file(path: str | Path) -> Iterator[Path]:
         if handle is None:
             temporary_files.remove_stale(path)
             handle, named = temporary_files.open_temporary(path)
-    written, waits = WrittenFile(handle, named, path), False
+    written, waits = Written(handle, named, path), False
     try:
         with writing(path):
             temporary = named or Path(f"{temporary_files.OPEN_FILES}/{handle}")
@@ -84,31 +83,24 @@ def replace_file(path: str | Path) -> Iterator[Path]:
 def replace_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder next to `path`; it becomes `path` on success and is removed on failure.
 
-    A killed process leaves nothing at `path`; the next one that writes it removes the leftovers. Raises
-    OutputError if `path` is anything but new or an empty folder, before and after, or if writing fails.
+    A killed process leaves nothing at `path`; the next one that writes it removes the leftovers. Within
+    `write_together` the folder waits for the files of the command. Raises OutputError if `path` is anything
+    but new or an empty folder, before and after, or if writing fails.
     """
     path = Path(os.path.realpath(path))
     check_folder(path)
-    handle, folder = None, None
+    with writing(path):
+        temporary_files.remove_stale(path)
+        handle, folder = temporary_files.open_temporary_folder(path)
+    written, waits = Written(handle, folder, path, is_folder=True), False
     try:
         with writing(path):
-            temporary_files.remove_stale(path)
-            handle, folder = temporary_files.open_temporary_folder(path)
             yield folder
             folder.chmod(0o777 & ~_umask())
-            try:
-                folder.rename(path)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-                what = f"{path} was filled by another process meanwhile; give a new folder"
-                raise OutputError(what) from None
-            folder = None
+            waits = finish_or_wait(written)
     finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        if handle is not None:
-            os.close(handle)
+        if not waits:
+            written.close()
 
 
 def check_folder(path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,65 +15,131 @@ from pathlib import Path
 from onnxfq.errors import OutputError
 from onnxfq.support import temporary as temporary_files
 
+log = logging.getLogger(__name__)
+
 
 @dataclass
-class WrittenFile:
-    """A complete file that has no name yet, or a temporary one.
+class Written:
+    """A complete file or folder that has no name yet, or a temporary one.
 
     Attributes:
         handle: open file, which holds the lock of a temporary name; None if there are no locks.
         named: its temporary name; None without one.
         path: where it belongs.
+        is_folder: whether it is a folder, which replaces nothing but an empty one.
+        taken: whether it has its name.
+        former: temporary name of the file that stands at the path, by which it is restored.
+        was_empty: whether an empty folder stands at the path.
     """
 
     handle: int | None
     named: Path | None
     path: Path
+    is_folder: bool = False
+    taken: bool = False
+    former: Path | None = None
+    was_empty: bool = False
+    _lock: int | None = None
 
     def take_name(self) -> None:
-        """Put the file at its path. Raises OSError."""
+        """Put it at its path. Raises OSError, or OutputError for a folder that is not empty any more."""
         if self.named is None and self.handle is not None:
             if temporary_files.link_file(self.handle, self.path):
+                self.taken = True
                 return
             temporary_files.remove_stale(self.path)
             self.named = temporary_files.link_temporary(self.handle, self.path)
         if self.named is not None:
-            self.named.replace(self.path)
+            try:
+                self.named.replace(self.path)
+            except OSError as error:
+                if not self.is_folder or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                what = f"{self.path} was filled by another process meanwhile; give a new folder"
+                raise OutputError(what) from None
+            self.named, self.taken = None, True
+
+    def keep_former(self) -> None:
+        """Give the file at the path a second name, for `restore`. Raises OSError."""
+        if os.path.isdir(self.path):
+            if not self.is_folder:
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            self.was_empty = True
+        elif os.path.lexists(self.path):
+            self.former, self._lock = temporary_files.name_again(self.path)
+
+    def restore(self) -> None:
+        """Put back what stood at the path, and give up the name."""
+        former, self.former = self.former, None  # it stays under its temporary name if this fails
+        try:
+            if former is not None:
+                former.replace(self.path)
+                former.unlink(missing_ok=True)  # two names of one file are not replaced
+            elif self.taken:
+                _remove(self.path, self.is_folder)
+                if self.was_empty:
+                    self.path.mkdir()
+        except OSError as error:
+            kept = "" if former is None else f"; its former content is in {former}"
+            log.warning("%s could not be restored: %s%s", self.path, error.strerror or error, kept)
 
     def size(self) -> int:
-        """Return its bytes."""
+        """Return the bytes of the file."""
         place = self.handle if self.named is None else self.named
         return 0 if place is None else os.stat(place).st_size
 
     def close(self) -> None:
-        """Remove what has not taken its name, and release the file."""
-        if self.handle is not None:
-            os.close(self.handle)
+        """Remove what has no name but a temporary one, and release the files."""
         if self.named is not None:
-            self.named.unlink(missing_ok=True)
+            _remove(self.named, self.is_folder)
+        if self.former is not None:
+            self.former.unlink(missing_ok=True)
+        for handle in (self.handle, self._lock):
+            if handle is not None:
+                os.close(handle)
+
+
+def _remove(path: Path, is_folder: bool) -> None:
+    shutil.rmtree(path, ignore_errors=True) if is_folder else path.unlink(missing_ok=True)
 
 
 @dataclass
 class _Group:
-    """Files of one command that wait for each other.
+    """Files and folders of one command that wait for each other.
 
     Attributes:
-        folders: only files in these belong to it; files elsewhere are temporary.
+        folders: only what is in these belongs to it; files elsewhere are temporary.
         inputs: files that may not be replaced, and folders whose files may not.
     """
 
     folders: frozenset[Path]
     inputs: frozenset[Path]
-    files: list[WrittenFile] = field(default_factory=list)
+    files: list[Written] = field(default_factory=list)
     after: list[Callable[[], None]] = field(default_factory=list)
+
+    def take_names(self) -> None:
+        """Put all at their paths, or leave everything as it was. Raises OutputError."""
+        try:
+            for written in self.files[:-1]:  # after the last one nothing can fail
+                with writing(written.path):
+                    written.keep_former()
+            for written in self.files:
+                with writing(written.path):
+                    written.take_name()
+        except BaseException:
+            for written in reversed(self.files):
+                written.restore()
+            raise
 
 
 _group: ContextVar[_Group | None] = ContextVar("_group", default=None)
 
 
 @contextmanager
-def write_together(outputs: Iterable[Path], inputs: Iterable[Path]) -> Iterator[None]:
-    """Let the files that are written next to or in `outputs` take their names at the end, or none of them.
+def write_together(outputs: Iterable[Path], inputs: Iterable[Path] = ()) -> Iterator[None]:
+    """Let what is written next to or in `outputs` take its names at the end, all of it or nothing.
+
+    The former files are restored if one of them cannot take its name.
 
     Args:
         outputs: files and folders that a command writes.
@@ -79,22 +148,27 @@ def write_together(outputs: Iterable[Path], inputs: Iterable[Path]) -> Iterator[
     Raises OutputError if a file cannot take its name.
     """
     real = [Path(os.path.realpath(path)) for path in outputs]
+    outer = _group.get()
+    if outer is not None and all(path.parent in outer.folders for path in real):
+        yield
+        return
     group = _Group(
         frozenset({path.parent for path in real} | set(real)),
-        frozenset(Path(os.path.realpath(path)) for path in inputs),
+        frozenset(Path(os.path.realpath(path)) for path in inputs) | (outer.inputs if outer else frozenset()),
     )
     token = _group.set(group)
     try:
         yield
-        for written in group.files:
-            with writing(written.path):
-                written.take_name()
-        for act in group.after:
-            act()
+        group.take_names()
     finally:
         _group.reset(token)
         for written in group.files:
             written.close()
+    for act in group.after:
+        try:
+            act()
+        except OSError as error:  # the outputs stand
+            log.warning("%s: %s", error.filename, error.strerror)
 
 
 @contextmanager
@@ -106,7 +180,7 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
 
 
-def finish_or_wait(written: WrittenFile) -> bool:
+def finish_or_wait(written: Written) -> bool:
     """Put `written` at its path, or leave that to the end of the command; return whether it waits.
 
     Raises OSError.

@@ -20,7 +20,10 @@ def open_input(path: str | Path) -> IO[bytes]:
     """
     # A pipe would wait for a writer before anything can be asked about it.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    handle = os.open(path, flags)
+    try:
+        handle = os.open(path, flags)
+    except ValueError:  # a NUL, which no name can hold
+        raise OSError(errno.EINVAL, "no file can have this name", str(path)) from None
     try:
         kind = os.fstat(handle).st_mode
         if stat.S_ISDIR(kind):

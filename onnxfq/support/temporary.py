@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import os
 import secrets
 import shutil
@@ -28,6 +29,8 @@ OPEN_FILES = "/proc/self/fd"
 """Folder in which Linux lists the open files of a process, including unnamed ones."""
 
 _TEMPORARY = ".part"
+_LONG_NAME = 200
+"""Bytes of a name from which a temporary name could pass the 255 of file systems."""
 _SCRATCH = "onnxfq-"
 _LOCK = "lock"
 _FILES = "files"
@@ -58,19 +61,53 @@ def link_file(handle: int, path: Path) -> bool:
     return True
 
 
+def _prefix(path: Path) -> str:
+    """Return the first part of the temporary names of `path`; a long name is given by its hash."""
+    name = os.fsencode(path.name)
+    return f".{path.name if len(name) <= _LONG_NAME else hashlib.sha256(name).hexdigest()}."
+
+
+def _draw_name(path: Path) -> Path:
+    return path.with_name(f"{_prefix(path)}{secrets.token_hex(4)}{_TEMPORARY}")
+
+
 def link_temporary(handle: int, path: Path) -> Path:
     """Give the open unnamed file a temporary name next to `path`, to be renamed at once."""
     _lock(handle)
     while True:
-        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
+        name = _draw_name(path)
         if link_file(handle, name):
             return name
+
+
+def name_again(path: Path) -> tuple[Path, int | None]:
+    """Give the file at `path` a second, temporary name next to it; return it and the handle of its lock.
+
+    On file systems without hard links it is renamed. Raises OSError.
+    """
+    name = _draw_name(path)
+    try:
+        handle: int | None = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        handle = None  # unreadable, so that nobody takes it for abandoned
+    try:
+        if handle is not None:
+            _lock(handle)
+        try:
+            os.link(path, name, follow_symlinks=False)
+        except OSError:
+            path.rename(name)
+    except BaseException:
+        if handle is not None:
+            os.close(handle)
+        raise
+    return name, handle
 
 
 def open_temporary(path: Path) -> tuple[int | None, Path]:
     """Create a temporary file next to `path`, locked until its process ends."""
     while True:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_TEMPORARY, dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=_prefix(path), suffix=_TEMPORARY, dir=path.parent)
         if not _lock(handle):
             os.close(handle)  # Windows cannot rename an open file
             return None, Path(name)
@@ -82,7 +119,7 @@ def open_temporary(path: Path) -> tuple[int | None, Path]:
 def open_temporary_folder(path: Path) -> tuple[int | None, Path]:
     """Create a temporary folder next to `path`, locked until its process ends."""
     while True:
-        name = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=_TEMPORARY, dir=path.parent))
+        name = Path(tempfile.mkdtemp(prefix=_prefix(path), suffix=_TEMPORARY, dir=path.parent))
         if fcntl is None:
             return None, name
         try:
@@ -109,7 +146,7 @@ def _lock(handle: int) -> bool:
 
 def remove_stale(path: Path) -> None:
     """Remove the temporary files and folders of `path` whose processes ended, which leaves them unlocked."""
-    for other in path.parent.glob(f".{glob.escape(path.name)}.*{_TEMPORARY}"):
+    for other in path.parent.glob(f"{glob.escape(_prefix(path))}*{_TEMPORARY}"):
         if _is_abandoned(other):
             shutil.rmtree(other, ignore_errors=True) if other.is_dir() else other.unlink(missing_ok=True)
 

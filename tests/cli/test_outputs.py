@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from builders import conv_relu, feed_for, linear
 from onnxfq.cli.main import main
 from onnxfq.errors import OutputError
 from onnxfq.graph.external import sizes
+from onnxfq.support import outputs
 
 RECIPE = "name: mine\ntarget: tensorrt\nweights: {qtype: int8}\nactivations: {qtype: int8}\n"
 COMMANDS = {
@@ -121,6 +123,90 @@ def test_all_outputs_or_none(
         assert {"q.onnx", "q.html", f"{folder}/m.plan.json", f"{folder}/m.fakequant.onnx"} <= set(
             contents(files)
         )
+
+
+SEVERAL = {
+    "quantize m.onnx --data d.npz -o q.onnx --report q.html --node-data n.json --artifacts FOLDER": (
+        *("q.onnx", "q.html", "n.json", "n.bits.json"),
+        *("FOLDER/m.plan.json", "FOLDER/m.encodings.json", "FOLDER/m.result.json"),
+    ),
+    "calibrate m.onnx --plan p.json --statistics m.stats.npz -o k.json --table-csv k.csv": (
+        "k.json",
+        "k.csv",
+    ),
+    "sensitivity m.onnx --data d.npz -o n.json --recipe-out n.yaml --report n.html": (
+        *("n.json", "n.yaml", "n.html"),
+    ),
+}
+"""Commands with several outputs; FOLDER is a new folder and then one with a file."""
+
+
+@pytest.mark.parametrize("line", SEVERAL, ids=lambda line: line.split()[0])
+@pytest.mark.parametrize("folder", ["new", "folder"])
+def test_an_output_that_cannot_take_its_name(
+    files: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, folder: str
+) -> None:
+    """Whichever it is, no other is left, and what stood at the paths stands there again."""
+    take_name = outputs.Written.take_name
+    places = [place.replace("FOLDER", folder) for place in SEVERAL[line]]
+    for failing in places:
+        if failing.startswith("new/"):
+            failing = "new"
+        for former in (False, True):
+            for place in places:
+                if former and not place.startswith("new/"):
+                    Path(place).write_text("former")
+
+            def refuse(written: outputs.Written, failing: str = failing) -> None:
+                if Path(os.path.realpath(written.path)) == (files / failing).resolve():
+                    raise OSError(28, "No space left on device")
+                take_name(written)
+
+            before = contents(files)
+            with monkeypatch.context() as patched:
+                patched.setattr(outputs.Written, "take_name", refuse)
+                assert main(line.replace("FOLDER", folder).split()) == 1, failing
+            shown = capfd.readouterr()
+            assert "No space left on device" in shown.err and shown.out == ""
+            assert contents(files) == before, (failing, former)
+            assert not Path("new").exists()
+            for place in places:
+                Path(place).unlink(missing_ok=True)
+
+
+def test_a_folder_that_came_meanwhile(files: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """At the place of the report: the model is not left either, and the folder stays."""
+    Path("late.py").write_text(
+        "import os, numpy as np\ndef feeds():\n    os.makedirs('q.html', exist_ok=True)\n"
+        "    return [dict(np.load('d.npz'))]\n"
+    )
+    Path("q.onnx").write_text("former")
+    for report in ("q.html", "a.html"):
+        words = f"quantize m.onnx --data late:feeds -o q.onnx --report {report} -q".split()
+        Path("a.html").write_text("former")
+        code = main(words)
+        assert Path("q.html").is_dir()
+        if report == "q.html":
+            assert code == 1 and "cannot write" in capfd.readouterr().err
+            assert Path("q.onnx").read_text() == "former"
+            Path("q.html").rmdir()
+        else:
+            assert code == 0 and Path("q.onnx").read_bytes() != b"former"
+    assert not list(files.glob(".*"))
+
+
+@pytest.mark.parametrize("limit", [0, sizes.LIMIT], ids=["with data", "whole"])
+def test_data_of_another_model_stays(files: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """Only the data that the replaced model names is removed with it."""
+    monkeypatch.setattr(sizes, "LIMIT", limit)
+    onnx.save(linear(64, 64), "l.onnx")
+    np.savez("l.npz", **feed_for(linear(64, 64)))
+    other = Path("q.onnx.0123456789abcdef.data")
+    other.write_bytes(b"precious")
+    for recipe in ("tensorrt-int8", "tensorrt-fp8"):
+        assert main(["quantize", "l.onnx", "--data", "l.npz", "-q", "-o", "q.onnx", "--recipe", recipe]) == 0
+        assert other.read_bytes() == b"precious"
+        assert len(list(files.glob("q.onnx.*.data"))) == (1 if limit else 2)
 
 
 def test_a_copied_model_keeps_its_data(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import SpecError, nearest
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.support.records import Record
+from onnxfq.support.user_code import faults_of
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ CALIBRATORS: dict[str, Method] = {
 }
 
 DEFAULT_CALIBRATOR = "auto"
+
+_OWN = __name__.partition(".")[0] + "."
+"""First part of the modules of this package."""
 
 _ELSEWHERE = {
     "absmax": "minmax",
@@ -140,8 +145,18 @@ class Calibrator(Record):
         return calibrator
 
     def __call__(self, statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
-        """Return (rmin, rmax) of a tensor with `statistics`. Raises SpecError as in `parse`."""
-        return self._look_up().function(statistics, spec, *self.parameters)
+        """Return (rmin, rmax) of a tensor with `statistics`.
+
+        Raises SpecError as in `parse`, and for a method from outside that fails or returns no range.
+        """
+        function = self._look_up().function
+        if function.__module__.startswith(_OWN):
+            return function(statistics, spec, *self.parameters)
+        with faults_of(f"calibrator {str(self)!r}", SpecError):
+            low, high = map(float, function(statistics, spec, *self.parameters))
+        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            raise SpecError(f"calibrator {str(self)!r} returned {low}, {high}; return finite ends in order")
+        return low, high
 
     @property
     def is_fixed(self) -> bool:
@@ -158,7 +173,8 @@ class Calibrator(Record):
         if method is None or (self.parameters and method.check is None):
             raise _unknown(str(self))
         if method.check is not None and (self.parameters or method.fixed):
-            wanted = method.check(self.parameters)
+            with faults_of(f"the check of calibrator {str(self)!r}", SpecError):
+                wanted = method.check(self.parameters)
             if wanted:
                 raise SpecError(f"calibrator {str(self)!r}: {wanted}")
         return method

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +16,9 @@ from onnxfq.graph.external import sizes
 from onnxfq.graph.external.streaming import serialize
 from onnxfq.graph.external.tensor import is_external, tensor_content
 from onnxfq.graph.external.weightless import check_model, split_weights
-from onnxfq.graph.io.data_paths import own_data
+from onnxfq.graph.io.data_paths import data_files, own_data
 from onnxfq.support.files import check_writable, replace_file
-from onnxfq.support.outputs import act_after_writing
+from onnxfq.support.outputs import act_after_writing, write_together
 from onnxfq.support.records import join_lines
 
 _ALIGNED = 4096
@@ -37,7 +37,7 @@ def save(proto: onnx.ModelProto, path: str | Path, verify: Verify | None = None)
 
     Data that does not fit in one ONNX file goes to a data file next to it, which gets its name just before
     the model does. That name holds a hash of the content, so a model never meets the data of another one. The
-    data file of a former model at `path` is removed, unless a copy of that model next to it still names it.
+    data file that the former model at `path` names is removed, unless another file next to it names it too.
     Values in files are copied a part at a time.
 
     Args:
@@ -54,6 +54,8 @@ def save(proto: onnx.ModelProto, path: str | Path, verify: Verify | None = None)
         check_model(proto)
     except onnx.checker.ValidationError as fault:
         raise ModelError(f"the model for {path} is not valid: {join_lines(fault)[:200]}") from None
+    check_writable(path)
+    replaced = _former_data(Path(os.path.realpath(path)))
     data = None
     if sizes.weight_bytes(proto) > sizes.LIMIT:
         data = _save_with_data(proto, path, verify)
@@ -66,17 +68,24 @@ def save(proto: onnx.ModelProto, path: str | Path, verify: Verify | None = None)
                 temporary.write_bytes(proto.SerializeToString(deterministic=True))
             if verify is not None:
                 verify(temporary, None)
-    name = None if data is None else data.name
-    act_after_writing(path, partial(_remove_former_data, Path(os.path.realpath(path)), name))
+    act_after_writing(path, partial(_remove_unnamed, [file for file in replaced if file != data]))
 
 
-def _remove_former_data(path: Path, data: str | None) -> None:
-    """Remove all data files of models at `path` but `data`, unless a file next to them names them."""
+def _former_data(path: Path) -> list[Path]:
+    """Return the data files that the model at `path` names and that were written for it."""
     own = own_data(path)
-    beside = [other for other in path.parent.iterdir() if other.is_file()]
-    for former in (other for other in beside if own.fullmatch(other.name) and other.name != data):
+    readable = path.is_file() and os.access(path.parent, os.R_OK)
+    if not readable or not any(own.fullmatch(other) for other in os.listdir(path.parent)):
+        return []
+    return [file for file in data_files(path) if own.fullmatch(file.name) and file.parent == path.parent]
+
+
+def _remove_unnamed(files: Sequence[Path]) -> None:
+    """Remove the data files of a replaced model, unless a file next to them names them."""
+    for former in files:
+        beside = [other for other in former.parent.iterdir() if other.is_file()]
         if not any(_names(other, former.name) for other in beside if other.suffix != former.suffix):
-            former.unlink()
+            former.unlink(missing_ok=True)
 
 
 def _names(path: Path, name: str) -> bool:
@@ -98,17 +107,11 @@ def _save_with_data(proto: onnx.ModelProto, path: Path, verify: Verify | None) -
     digest = hashlib.sha256()
     for tensor in sizes.large_tensors(proto):
         digest.update(tensor_content(tensor).data)
-    data = path.with_name(f"{path.name}.{digest.hexdigest()[:16]}.data")
-    existed = data.exists()
-    try:
-        # The inner file is renamed first: data before model, and neither before both are complete.
-        with replace_file(path) as whole, replace_file(data) as temporary:
-            referred = split_weights(proto, temporary, data.name, _ALIGNED)
-            whole.write_bytes(referred.SerializeToString(deterministic=True))
-            if verify is not None:
-                verify(whole, temporary)
-    except BaseException:
-        if not existed:
-            data.unlink(missing_ok=True)
-        raise
+    data = Path(os.path.realpath(path.with_name(f"{path.name}.{digest.hexdigest()[:16]}.data")))
+    # The inner file is named first: data before model, and neither before both are complete.
+    with write_together([path, data]), replace_file(path) as whole, replace_file(data) as temporary:
+        referred = split_weights(proto, temporary, data.name, _ALIGNED)
+        whole.write_bytes(referred.SerializeToString(deterministic=True))
+        if verify is not None:
+            verify(whole, temporary)
     return data

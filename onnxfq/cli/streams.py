@@ -1,0 +1,139 @@
+"""Standard output and error of a command: results are shown at the end, and a closed stream ends no work."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextvars import ContextVar
+from typing import Any, TextIO
+
+from onnxfq.errors import OutputError
+
+_OUT, _ERR = 1, 2
+"""Descriptors of standard output and standard error."""
+
+_results: ContextVar[io.StringIO | None] = ContextVar("_results", default=None)
+
+
+class _Waiting(io.StringIO):
+    """Text that waits for standard output, and looks like it to the library that prints the help."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def isatty(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
+
+
+class _Lenient:
+    """Stream for notes: a reader that is gone and a full disk end no work."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):  # ValueError: it is closed
+            if self._stream is not None:
+                self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            if self._stream is not None:
+                self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream if self._stream is not None else io.StringIO(), name)
+
+
+@contextmanager
+def hold_results() -> Iterator[None]:
+    """Print what goes to standard output within the block at its end, unless it raises.
+
+    A closed pipe, as of `head`, is not a fault. Raises OutputError if it cannot be printed.
+    """
+    shown = sys.stdout
+    waiting = _Waiting(shown)
+    token = _results.set(waiting)
+    try:
+        with redirect_stderr(_Lenient(sys.stderr)), redirect_stdout(waiting):  # type: ignore[type-var]
+            try:
+                yield
+            except SystemExit:  # a completion of the shell ends so
+                _print(waiting.getvalue(), shown)
+                raise
+    finally:
+        _results.reset(token)
+    _print(waiting.getvalue(), shown)
+
+
+def show(text: str) -> None:
+    """Print a line of a result."""
+    print(text, file=_results.get())
+
+
+@contextmanager
+def keep_output_clean() -> Iterator[None]:
+    """Let all that is printed within the block but results go to standard error.
+
+    Functions of the user, libraries and programs that they start may print, and results may be JSON.
+    """
+    with redirect_stdout(sys.stderr):
+        kept = _join(_OUT, _ERR)
+        try:
+            yield
+        finally:
+            if kept is not None:
+                _flush_held_back()
+                os.dup2(kept, _OUT)
+                os.close(kept)
+
+
+def _join(one: int, other: int) -> int | None:
+    """Let the descriptor `one` lead where `other` does; return a copy of what it was, if there are both."""
+    try:
+        os.fstat(other)
+        _flush_held_back()
+        kept = os.dup(one)
+    except OSError:
+        return None
+    os.dup2(other, one)
+    return kept
+
+
+def _flush_held_back() -> None:
+    """Write out what Python and C libraries have printed and hold back."""
+    with suppress(OSError, ValueError):
+        if sys.__stdout__ is not None:
+            sys.__stdout__.flush()
+    with suppress(OSError, AttributeError, TypeError):  # not on Windows
+        ctypes.CDLL(None).fflush(None)
+
+
+def _print(text: str, stream: TextIO | None) -> None:
+    if stream is None or not text:
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        _discard(stream)
+    except OSError as error:
+        _discard(stream)
+        raise OutputError(
+            f"cannot write to standard output: {error.strerror}; the files of the command are written"
+        ) from None
+
+
+def _discard(stream: TextIO) -> None:
+    """Let `stream` lead nowhere: Python writes the rest of it when it ends."""
+    with suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

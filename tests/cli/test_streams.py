@@ -1,0 +1,211 @@
+"""Standard output and error of commands: closed, full, or printed to by code of the user."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import conv_relu, feed_for
+
+import onnxfq
+from onnxfq.cli.main import COMMANDS, main
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/dev/full, and shells")
+
+ONNXFQ = f"'{sys.executable}' -m onnxfq"
+MADE = {
+    "plan": "plan m.onnx -o p2.json",
+    "observe": "observe m.onnx --data d.npz -o s2.npz",
+    "merge-statistics": "merge-statistics s.npz s3.npz -o s2.npz",
+    "moments": "moments m.onnx --data d.npz --rounding gptq -o a.npz",
+    "calibrate": "calibrate m.onnx --plan p.json --statistics s.npz -o k2.json --table",
+    "insert": "insert m.onnx --plan p.json --encodings k.json -o i.onnx",
+    "quantize": "quantize m.onnx --data d.npz -o q2.onnx --report r.html",
+    "sensitivity": "sensitivity m.onnx --data d.npz -o n.json",
+    "export-encodings": "export-encodings k.json --plan p.json --to tensorrt-cache -o c.cache",
+    "convert": "convert o.onnx -o v.onnx",
+    "handoff": "handoff q.onnx --data d.npz -o kit",
+    "report": "report r.json -o r2.html",
+    "demo": "demo -o dd",
+    "evaluate": "evaluate m.onnx q.onnx --data d.npz",
+    "check": "check q.onnx",
+    "compare": "compare q.onnx --data d.npz",
+    "inspect": "inspect q.onnx",
+    "diff": "diff q.onnx q.onnx",
+    "recipes": "recipes",
+    "doctor": "doctor",
+    "help": "--help",
+    "help of a command": "quantize --help",
+    "version": "--version",
+}
+"""A line of each command."""
+
+OUTPUTS = {name: line.split(" -o ")[1].split()[0] for name, line in MADE.items() if " -o " in line}
+
+
+def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash in `folder`."""
+    path = {"PYTHONPATH": str(Path(onnxfq.__file__).parents[1])}
+    words = ["bash", "-c", line]
+    return subprocess.run(words, cwd=folder, env=os.environ | path, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Inputs of every command."""
+    folder = tmp_path_factory.mktemp("files")
+    onnx.save(conv_relu(), folder / "m.onnx")
+    x = np.concatenate([feed_for(conv_relu(), seed)["x"] for seed in range(3)])
+    np.savez(folder / "d.npz", x=x)
+    lines = (
+        "plan m.onnx -o p.json",
+        "observe m.onnx --plan p.json --data d.npz -o s.npz",
+        "observe m.onnx --plan p.json --data d.npz --limit 2 -o s3.npz",
+        "calibrate m.onnx --plan p.json --statistics s.npz -o k.json",
+        "quantize m.onnx --data d.npz -o q.onnx --json > r.json",
+        "quantize m.onnx --data d.npz --recipe onnxruntime-int8 -o o.onnx",
+    )
+    for line in lines:
+        assert shell(f"{ONNXFQ} {line}", folder).returncode == 0, line
+    return folder
+
+
+def test_every_command_is_tried() -> None:
+    """A new command needs a line here."""
+    assert set(COMMANDS) - {"run"} <= MADE.keys()
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_streams(files: Path, name: str) -> None:
+    """What a command writes stands, however its standard output ends; only a full one is an error."""
+    line, made = MADE[name], files / OUTPUTS.get(name, "m.onnx")
+    endings = {
+        "| true; exit ${PIPESTATUS[0]}": (0, 0),
+        "> /dev/full": (1, 1),
+        ">&-": (0, 0),
+        "2>&-": (0, 0),
+        "> /dev/null 2> /dev/full": (0, 0),
+        "<&- >&- 2>&-": (0, 0),
+    }
+    if name not in ("quantize", "observe", "sensitivity", "help"):  # one start for those that share the way
+        endings = dict(list(endings.items())[:1])
+    for ending, (code, errors) in endings.items():
+        if name in OUTPUTS:
+            subprocess.run(["rm", "-rf", made], check=True)
+        ended = shell(f"{ONNXFQ} {line} {ending}", files)
+        lines = [one for one in ended.stderr.splitlines() if one.startswith("onnxfq: error: ")]
+        assert (ended.returncode, len(lines)) == (code, errors), (ending, ended)
+        assert made.exists(), ending
+        assert all(one.startswith("onnxfq: ") for one in ended.stderr.splitlines() if "2>" not in ending), (
+            ended
+        )
+        if errors:
+            assert "No space left on device" in lines[0]
+
+
+LOUD = """
+import atexit, ctypes, os, sys, threading
+import numpy as np
+print("print at import")
+os.write(1, b"a descriptor at import\\n")
+def feeds():
+    print("print")
+    sys.stdout.flush()
+    sys.stdout.buffer.write(b"bytes\\n")
+    print("the first stream", file=sys.__stdout__)
+    ctypes.CDLL(None).puts(b"from C")
+    os.system("echo a program")
+    threading.Thread(target=print, args=("a thread",)).start()
+    yield dict(np.load("d.npz"))
+def metric(outputs, truth):
+    print("metric")
+    ctypes.CDLL(None).puts(b"from C")
+    return float(sum(np.abs(array).sum() for made in outputs for array in made.values()))
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "quantize m.onnx --data d.npz --max-drop 1e9 --metric loud:metric -o q3.onnx --json",
+        "quantize m.onnx --data loud:feeds -o q3.onnx --json",
+        "observe m.onnx --data loud:feeds -o s4.npz --json",
+        "evaluate m.onnx q.onnx --data loud:feeds --json",
+        "sensitivity m.onnx --data loud:feeds --json",
+        "compare q.onnx --data loud:feeds --json",
+        "plan m.onnx --data loud:feeds -o p4.json --json",
+        "handoff q.onnx --data loud:feeds -o kit2 --json",
+    ],
+)
+def test_code_that_prints(files: Path, line: str) -> None:
+    """What functions of the user print in any way goes to standard error; standard output is JSON."""
+    (files / "loud.py").write_text(LOUD)
+    ended = shell(f"{ONNXFQ} {line}", files)
+    assert ended.returncode == 0, ended.stderr
+    json.loads(ended.stdout)
+    said = "metric" if "metric" in line else "print"
+    if "plan" not in line:
+        assert f"{said}\n" in ended.stderr and "from C\n" in ended.stderr
+
+
+FAULTS = {
+    "raise ValueError('two\\nlines')": ("ValueError: two lines", 5),
+    "raise SystemExit(0)": ("SystemExit: 0", 5),
+    "sys.exit('enough')": ("SystemExit: enough", 5),
+    "raise BaseException": ("BaseException: ", 5),
+    "raise Stop": ("Stop: ", 5),
+    "raise Mute": ("Mute", 5),
+    "raise EOFError": ("EOFError: ", 5),
+    "raise BrokenPipeError(32, 'gone')": ("BrokenPipeError: [Errno 32] gone", 5),
+    "raise GeneratorExit": ("GeneratorExit: ", 5),
+    "np.zeros(3).reshape(2)": ("ValueError: cannot reshape", 5),
+    "f()": ("RecursionError: maximum recursion depth", 5),
+}
+PLACES = {
+    "metric": "quantize m.onnx --data d.npz --max-drop 1 --metric wrong:f -o q4.onnx",
+    "--data wrong:f": "quantize m.onnx --data wrong:f -o q4.onnx",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("what", PLACES)
+def test_code_that_fails(
+    files: Path, what: str, fault: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An exception of any kind is one line with the function, its file and line; exit code 1."""
+    says, number = FAULTS[fault]
+    monkeypatch.chdir(files)
+    monkeypatch.delitem(sys.modules, "wrong", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (files / "wrong.py").write_text(
+        "import sys, numpy as np\nclass Stop(KeyboardInterrupt): pass\nclass Mute(Exception): "
+        f"__str__ = lambda self: 1 / 0\ndef f(*given):\n    {fault}\n"
+    )
+    code = main([*PLACES[what].split(), "-q"])
+    shown = capfd.readouterr()
+    (line,) = (one for one in shown.err.splitlines() if not one.startswith("onnxfq: note"))
+    assert code == 1 and shown.out == ""
+    assert line.startswith("onnxfq: error: ") and f"{what} " in line and says in line
+    assert f"in line {number} of {files / 'wrong.py'}" in line and not (files / "q4.onnx").exists()
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(0)", "1 / 0", "def f(:", "import nowhere"])
+def test_modules_that_fail(
+    files: Path, code: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A module that cannot be imported is one line too."""
+    monkeypatch.chdir(files)
+    monkeypatch.delitem(sys.modules, "wrong", raising=False)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (files / "wrong.py").write_text(f"{code}\n")
+    assert main([*PLACES["metric"].split(), "-q"]) == 1
+    err = capfd.readouterr().err
+    (line,) = (one for one in err.splitlines() if not one.startswith("onnxfq: note"))
+    assert line.startswith("onnxfq: error: cannot import 'wrong' of --metric")
+    assert f"in line 1 of {files / 'wrong.py'}" in line
