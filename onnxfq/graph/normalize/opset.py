@@ -6,11 +6,12 @@ import onnx
 from onnx import version_converter
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.external.weightless import change_without_weights
+from onnxfq.graph.external.weightless import change_without_weights, check_model
 from onnxfq.graph.model import default_opset, list_nodes, restore_annotations
 from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.graph.runtime_operators import hide_runtime_operators, show_runtime_operators
 from onnxfq.support.records import join_lines
 
 # Lowest IR version that allows an opset, from ONNX's versioning table.
@@ -60,6 +61,8 @@ def lowest_ir(opset: int) -> int:
 
 
 def _convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    hide_runtime_operators(proto)
     raised = version_converter.convert_version(proto, opset)
-    onnx.checker.check_model(raised)
+    show_runtime_operators(raised)
+    check_model(raised)
     return raised
