@@ -26,6 +26,7 @@ from onnxfq.passes.chunked_rounding import quantize_in_chunks
 from onnxfq.passes.equalize import common_encoding, factors_of_weights, to_common_scale
 from onnxfq.passes.onnx_blocks import OnnxParams, expand_to_one_axis, needs_blocks
 from onnxfq.passes.qdq_form import PLAIN, QdqForm
+from onnxfq.placement.equalization import find_channels
 
 # First opset in which QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.
 _OUTPUT_DTYPE_OPSET = 21
@@ -168,7 +169,7 @@ def _insert_on_activation(editor: Editor, placement: Placement, tensor: gs.Tenso
     real, encoding = tensor, written.encoding
     nodes: list[gs.Node] = []
     if encoding.spec.equalized:
-        nodes += to_common_scale(editor, tensor, encoding)
+        nodes += to_common_scale(editor, find_channels(editor, placement), encoding)
         encoding = common_encoding(encoding)
         real = nodes[-1].outputs[0] if nodes else tensor
     # A tensor behind a Mul differs from the placed tensor and has another name.
