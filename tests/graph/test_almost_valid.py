@@ -12,10 +12,10 @@ from builders import build, feed_for, weights
 from onnx import helper
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.checker import RUNTIME_OPS
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
 from onnxfq.graph.model import list_nodes
-from onnxfq.graph.runtime_operators import RUNTIME_OPS
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 

@@ -6,12 +6,12 @@ import onnx
 from onnx import version_converter
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.external.weightless import change_without_weights, check_model
+from onnxfq.graph.checker import check_model, hide_runtime_operators, show_runtime_operators
+from onnxfq.graph.external.weightless import change_without_weights
 from onnxfq.graph.model import default_opset, list_nodes, restore_annotations
 from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import STANDARD_DOMAINS
-from onnxfq.graph.runtime_operators import hide_runtime_operators, show_runtime_operators
 from onnxfq.support.records import join_lines
 
 # Lowest IR version that allows an opset, from ONNX's versioning table.

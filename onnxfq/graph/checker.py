@@ -1,6 +1,6 @@
-"""Operators that ONNX Runtime has in ONNX's own domain and ONNX lacks, at some opset or at all.
+"""ONNX's checker for models that may hold operators of ONNX's domain that only ONNX Runtime has.
 
-Exporters for ONNX Runtime write them, such as onnxruntime-genai's; ONNX's checker and converter refuse them.
+Exporters for ONNX Runtime write them, such as onnxruntime-genai's; ONNX's own tools refuse them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from collections.abc import Iterable
 
 import onnx
 
+from onnxfq.graph.external.sizes import is_small
+from onnxfq.graph.external.tensor import is_external
+from onnxfq.graph.external.weightless import strip_weights
 from onnxfq.graph.model import default_opset, list_nodes
 from onnxfq.graph.ops import STANDARD_DOMAINS
 
@@ -22,8 +25,23 @@ _HIDDEN = "onnxfq.runtime"
 """Domain of these operators while tools of ONNX see the model."""
 
 
+def check_model(proto: onnx.ModelProto) -> None:
+    """Run ONNX's checker on `proto` with one weight in memory at a time. Raises ValidationError.
+
+    Operators that only ONNX Runtime has count as operators of another domain.
+    """
+    light = strip_weights(proto)
+    for tensor, whole in zip(light.graph.initializer, proto.graph.initializer, strict=True):
+        if not is_small(whole):
+            tensor.dims[:] = [0]  # the checker requires values for a nonzero size
+        if not is_external(whole):
+            onnx.checker.check_tensor(whole)
+    hide_runtime_operators(light)
+    onnx.checker.check_model(light)
+
+
 def hide_runtime_operators(proto: onnx.ModelProto) -> None:
-    """Move the operators of `proto` that only ONNX Runtime has to a domain of their own, in place."""
+    """Move the operators of `proto` that only ONNX Runtime has to another domain, in place."""
     for owner, opset in _owners(proto):
         found = [n for n in list_nodes(owner) if n.op_type in RUNTIME_OPS and n.domain in STANDARD_DOMAINS]
         hidden = [n for n in found if not onnx.defs.has(n.op_type, max_inclusive_version=opset)]
