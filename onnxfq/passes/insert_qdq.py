@@ -27,6 +27,7 @@ from onnxfq.passes.equalize import common_encoding, factors_of_weights, to_commo
 from onnxfq.passes.onnx_blocks import OnnxParams, expand_to_one_axis, needs_blocks
 from onnxfq.passes.qdq_form import PLAIN, QdqForm
 from onnxfq.placement.equalization import find_channels
+from onnxfq.support.attempts import attempt
 
 # First opset in which QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.
 _OUTPUT_DTYPE_OPSET = 21
@@ -98,7 +99,17 @@ class InsertQdq(Pass):
                 )
 
     def run(self, model: Model) -> PassResult:
-        """Apply the pass to a copy, then `form.finish` to the exported model."""
+        """Apply the pass to a copy, then `form.finish` to the exported model.
+
+        If a rewrite of the target fails, the model is written without its rewrites, with a note.
+        """
+        if self.form.edit is None and self.form.finish is None:
+            return super().run(model)
+        plain = replace(self, form=replace(self.form, edit=None, finish=None))
+        what = f"rewriting {model.source} for {self.plan.target}"
+        return attempt(what, lambda: self._run_rewrites(model), lambda: plain.run(model))
+
+    def _run_rewrites(self, model: Model) -> PassResult:
         made = super().run(model)
         if not made.modified or self.form.finish is None:
             return made
