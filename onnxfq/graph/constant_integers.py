@@ -13,7 +13,6 @@ Numbers = list[int | None]
 """None: a number that depends on data or on an open size."""
 
 _MANY = 64
-_DEEP = 32
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     "Add": lambda a, b: a + b,
     "Sub": lambda a, b: a - b,
@@ -21,25 +20,45 @@ _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def evaluate_integers(tensor: gs.Tensor, depth: int = _DEEP) -> Numbers | None:
+def evaluate_integers(tensor: gs.Tensor) -> Numbers | None:
     """Return the elements of an integer tensor of rank 0 or 1; None if even their number is unknown."""
+    found: dict[int, Numbers | None] = {}
+    left = [tensor]
+    while left:
+        current = left[-1]
+        given = _operands(current)
+        missing = [one for one in given if id(one) not in found]
+        if missing:
+            left += missing
+        else:
+            found[id(left.pop())] = _evaluate(current, [found[id(one)] for one in given])
+    return found[id(tensor)]
+
+
+def _operands(tensor: gs.Tensor) -> list[gs.Tensor]:
+    """Return the tensors from whose elements those of `tensor` are calculated."""
+    node = tensor.inputs[0] if tensor.inputs and not isinstance(tensor, gs.Constant) else None
+    return list(node.inputs) if node is not None and node.op in ("Div", *_ARITHMETIC, *_RULES) else []
+
+
+def _evaluate(tensor: gs.Tensor, given: list[Numbers | None]) -> Numbers | None:
     if isinstance(tensor, gs.Constant):
         values = constant_array(tensor) if len(tensor.shape) < 2 else None
         if values is None or values.size > _MANY or values.dtype.kind not in "iu":
             return None
         return [int(value) for value in values.reshape(-1)]
     node = tensor.inputs[0] if tensor.inputs else None
-    if node is None or not depth:
+    if node is None:
         return None
     if node.op == "Shape" and not node.attrs:
         shape = node.inputs[0].shape
         return None if shape is None else [size if isinstance(size, int) else None for size in shape]
     if node.op not in _RULES and node.op not in ("Div", *_ARITHMETIC):
         return None
-    given = [evaluate_integers(one, depth - 1) for one in node.inputs]
     if any(numbers is None for numbers in given):
         return None
-    return _RULES.get(node.op, _calculate_elements)(node, given)
+    numbers = _RULES.get(node.op, _calculate_elements)(node, given)
+    return None if numbers is None or len(numbers) > _MANY else numbers
 
 
 def _calculate_elements(node: gs.Node, given: list[Any]) -> Numbers | None:

@@ -63,11 +63,17 @@ def follow(
         whole: whether nothing is split off yet.
         passes: whether a node only moves, splits or scales its input at a slot.
     """
-    goes_on = passes(node, slot, whole)
-    yield node, slot, whole, goes_on
-    for output in node.outputs if goes_on else ():
-        for reader, place in readers_of(output):
-            yield from follow(reader, place, whole and node.op not in SPLITS, passes)
+    left, seen = [(node, slot, whole)], set()
+    while left:
+        current, place, is_whole = left.pop()
+        if (id(current), place, is_whole) in seen:
+            continue
+        seen.add((id(current), place, is_whole))
+        goes_on = passes(current, place, is_whole)
+        yield current, place, is_whole, goes_on
+        outputs = current.outputs if goes_on else ()
+        behind = [reader for output in outputs for reader in readers_of(output)]
+        left += [(*reader, is_whole and current.op not in SPLITS) for reader in reversed(behind)]
 
 
 def follow_values(node: Node, slot: int) -> Iterator[Tensor]:
@@ -85,8 +91,13 @@ def readers_of(tensor: Tensor) -> Iterator[tuple[Node, int]]:
 
 def readers_behind(tensor: Tensor, moves: Collection[str]) -> Iterator[Node]:
     """Yield the nodes that read `tensor`, looking through nodes of the types in `moves`."""
-    for node in tensor.outputs:
+    left, seen = [*reversed(tensor.outputs)], set()
+    while left:
+        node = left.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
         if node.op in moves:
-            yield from readers_behind(node.outputs[0], moves)
+            left += reversed(node.outputs[0].outputs)
         else:
             yield node

@@ -40,12 +40,14 @@ def weight_source(node: gs.Node, slot: int, read_in_float: Collection[str] = ())
     """
     tensor, use = node.inputs[slot], Use(node.name, slot)
     moves: list[gs.Node] = []
+    known: set[int] = set()
     while isinstance(tensor, gs.Variable) and tensor.inputs and tensor.inputs[0].op in TRANSPOSES:
         move = tensor.inputs[0]
-        readers = [reader for reader in tensor.outputs if not any(reader is m for m in moves)]
+        readers = [reader for reader in tensor.outputs if id(reader) not in known]
         if tensor.name in read_in_float or not all(is_weighted(reader) for reader in readers):
             return None
         moves.append(move)
+        known.add(id(move))
         tensor, use = move.inputs[0], Use(move.name, 0)
     if not isinstance(tensor, gs.Constant):
         return None

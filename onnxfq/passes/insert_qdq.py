@@ -30,6 +30,8 @@ from onnxfq.passes.qdq_form import (
     needs_blocks,
     quantize_in_chunks,
 )
+from onnxfq.placement.equalization import find_channels
+from onnxfq.support.attempts import attempt
 
 # First opset in which QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.
 _OUTPUT_DTYPE_OPSET = 21
@@ -101,7 +103,17 @@ class InsertQdq(Pass):
                 )
 
     def run(self, model: Model) -> PassResult:
-        """Apply the pass to a copy, then `form.finish` to the exported model."""
+        """Apply the pass to a copy, then `form.finish` to the exported model.
+
+        If a rewrite of the target fails, the model is written without its rewrites, with a note.
+        """
+        if self.form.edit is None and self.form.finish is None:
+            return super().run(model)
+        plain = replace(self, form=replace(self.form, edit=None, finish=None))
+        what = f"rewriting {model.source} for {self.plan.target}"
+        return attempt(what, lambda: self._run_rewrites(model), lambda: plain.run(model))
+
+    def _run_rewrites(self, model: Model) -> PassResult:
         made = super().run(model)
         if not made.modified or self.form.finish is None:
             return made
@@ -172,7 +184,7 @@ def _insert_on_activation(editor: Editor, placement: Placement, tensor: gs.Tenso
     real, encoding = tensor, written.encoding
     nodes: list[gs.Node] = []
     if encoding.spec.equalized:
-        nodes += to_common_scale(editor, tensor, encoding)
+        nodes += to_common_scale(editor, find_channels(editor, placement), encoding)
         encoding = common_encoding(encoding)
         real = nodes[-1].outputs[0] if nodes else tensor
     # A tensor behind a Mul differs from the placed tensor and has another name.

@@ -44,13 +44,11 @@ def place_bridges(
     while count != len(found):  # a dropped operator reads its input in float, and may drop others
         count, names = len(found), {node.name for node in found}
         ends = placed.keys() | {t.name for node in found if node.op == "Concat" for t in _tensors(node)}
-        found = [
-            node
-            for node in found
-            if _has_end(node, placed, ends, names)
-            and node.outputs[0].name not in outputs
-            and all(use in quantized or use.node in names for use in _readers(node.outputs[0]))
-        ]
+        for node in reversed(found):  # those behind a node come first
+            read = all(use in quantized or use.node in names for use in _readers(node.outputs[0]))
+            if not read or node.outputs[0].name in outputs or not _has_end(node, placed, ends, names):
+                names.remove(node.name)
+        found = [node for node in found if node.name in names]
     for node in found:
         for slot, tensor in enumerate(node.inputs):
             placed[tensor.name] = _add_use(node, slot, placed.get(tensor.name), recipe)

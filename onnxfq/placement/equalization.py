@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.edit import Editor
 from onnxfq.graph.names import Use
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
@@ -33,6 +34,18 @@ def equalize_depthwise(placements: Sequence[Placement], graph: gs.Graph, recipe:
     nodes = {node.name: node for node in graph.nodes}
     weights = {use: p for p in placements if p.role == "weight" for use in p.uses}
     return [_equalize_placement(p) if _is_equalizable(p, nodes, weights, recipe) else p for p in placements]
+
+
+def find_channels(editor: Editor, placement: Placement) -> gs.Tensor:
+    """Return the tensor of an equalized placement; it gets rank and channels if the model lacks them.
+
+    The weight of a depthwise reader tells both.
+    """
+    tensor, reader = editor.tensor(placement), editor.node(placement.uses[0].node)
+    rank = len(reader.inputs[1].shape)
+    shape = tensor.shape or [f"{tensor.name}/size_{axis}" for axis in range(rank)]
+    tensor.shape = [shape[0], reader.attrs["group"], *shape[2:]]
+    return tensor
 
 
 def _equalize_placement(placement: Placement) -> Placement:
@@ -65,10 +78,9 @@ def _reads_channels(
         return False
     shape = node.inputs[0].shape
     channels = node.attrs["group"]
+    known = shape is not None and len(shape) == len(node.inputs[1].shape) and isinstance(shape[1], int)
     return (
-        shape is not None
-        and len(shape) == len(node.inputs[1].shape)
-        and shape[1] == channels
+        (shape[1] == channels if known else shape is None or len(shape) == len(node.inputs[1].shape))
         and weight.uses == (Use(node.name, 1),)
         and weight.spec.granularity == Granularity(0)
         and weight.spec.scale_type == "float32"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
+from onnxfq.graph.follow import follow, readers_of
 from onnxfq.graph.ops import CONVOLUTIONS, is_weighted
 from onnxfq.graph.queries import distances_upward, float_type
 from onnxfq.support.reasons import Reason
@@ -94,9 +95,10 @@ def _main_branch(left: gs.Tensor, right: gs.Tensor) -> int:
 
 
 def _read_by(tensor: gs.Tensor, quantized_nodes: set[str]) -> bool:
-    for node in tensor.outputs:
-        if node.name in quantized_nodes:
-            return True
-        if node.op in _ACTIVATIONS and _read_by(node.outputs[0], quantized_nodes):
-            return True
-    return False
+    """Tell whether a quantized node reads `tensor`, directly or behind activations."""
+    reached = (
+        node
+        for reader, place in readers_of(tensor)
+        for node, *_ in follow(reader, place, passes=lambda node, *_: node.op in _ACTIVATIONS)
+    )
+    return any(node.name in quantized_nodes for node in reached)

@@ -141,7 +141,7 @@ class _Trials:
         inputs, options = self.with_model(found), self.options
         planned = plan_encodings(inputs.ranked, self.recipe)
         observing = replace(options.observing, nonfinite=options.data.nonfinite)
-        statistics = collect_statistics(inputs.model, planned.unknown, self.choosing, observing)
+        statistics = collect_statistics(inputs.ranked, planned.unknown, self.choosing, observing)
         plan, encodings = planned.encode(inputs.model, statistics)
         board = Switchboard.open(inputs, plan, encodings, options)
         sqnr = ratio_db(1.0, board.noise(self.confirming, [board.everything])[0])

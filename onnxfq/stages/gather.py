@@ -28,7 +28,7 @@ def gather_statistics(
     In both cases feeds for the comparison are kept. Raises StatisticsError if `given` is for another model
     or other data, DataError if activations have to be observed without data.
     """
-    model, feeds = inputs.model, inputs.feeds
+    model, feeds = inputs.ranked, inputs.feeds  # groups need the ranks that the plan has
     if given is not None:
         found = given if isinstance(given, Statistics) else Statistics.load(given)
         found.check_model(model.sha256)

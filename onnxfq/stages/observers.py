@@ -58,6 +58,7 @@ from onnxfq.passes.observe.insert_observers import (
     find_observed_shape,
     observe_output,
 )
+from onnxfq.placement.equalization import find_channels
 from onnxfq.runtime.device_statistics import Gathering
 from onnxfq.runtime.devices import Device, open_place
 from onnxfq.runtime.float32_emulation import widen_model
@@ -101,7 +102,7 @@ def observed_tensors(model: Model, plan: Plan, options: ObserveOptions) -> list[
     for placement in plan.activations:
         shape, channels, spec = None, 0, placement.spec
         if editor is not None:
-            tensor = editor.tensor(placement)
+            tensor = find_channels(editor, placement) if spec.equalized else editor.tensor(placement)
             shape = find_observed_shape(placement, tensor)
             channels = int(tensor.shape[spec.granularity.axis]) if spec.equalized else 0
         found.append(

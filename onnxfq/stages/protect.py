@@ -277,7 +277,7 @@ def _leave_out(
     if missing and inputs.feeds is not None and inputs.feeds.source.repeats:
         # Another input of a sum may be quantized now.
         part = unknown.model_copy(update={"placements": missing})
-        more = collect_statistics(inputs.model, part, inputs.feeds, options.observing)
+        more = collect_statistics(inputs.ranked, part, inputs.feeds, options.observing)
         statistics = replace(statistics, values={**statistics.values, **more.values})
     elif missing:
         why = "the data can be read only once, and nothing was observed here"

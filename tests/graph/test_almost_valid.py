@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -11,7 +12,11 @@ from builders import build, feed_for, weights
 from onnx import helper
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.checker import RUNTIME_OPS
 from onnxfq.graph.io.load import load
+from onnxfq.graph.io.save import save
+from onnxfq.graph.model import list_nodes
+from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 
 
@@ -110,3 +115,61 @@ def test_a_cycle_is_none() -> None:
     made = build("g (float[N,4] x) => (float[N,4] y) { a = Add (x, b) b = Relu (a) y = Relu (b) }")
     with pytest.raises(ModelError, match="not a valid ONNX model"):
         load(made)
+
+
+def registered() -> set[str]:
+    """Operators that ONNX Runtime registers in ONNX's domain at an opset at which ONNX has none."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    first: dict[str, int] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain == "":
+            first[schema.name] = min(schema.since_version, first.get(schema.name, 1000))
+    schemas = [schema for schema in get_all_operator_schema() if schema.domain == ""]
+    old = {schema.name for schema in schemas if schema.deprecated or schema.name.startswith("Memcpy")}
+    return {s.name for s in schemas if s.since_version < first.get(s.name, 1000)} - old
+
+
+def test_the_operators_that_only_onnxruntime_has_are_those_it_registers() -> None:
+    """Those that it dropped at opset 10 do not count, nor its own copies between devices."""
+    gone = {"GivenTensorFill"}  # registered without a kernel
+    assert registered() - gone <= RUNTIME_OPS
+    assert registered() >= RUNTIME_OPS
+
+
+NORMALIZATIONS = [
+    ("SimplifiedLayerNormalization", 11),
+    ("SimplifiedLayerNormalization", 17),
+    ("SimplifiedLayerNormalization", 21),
+    ("LayerNormalization", 11),
+    ("LayerNormalization", 16),
+    ("ThresholdedRelu", 9),
+]
+
+
+@pytest.mark.parametrize("op, opset", NORMALIZATIONS)
+def test_operators_that_only_onnxruntime_has_are_kept(op: str, opset: int, tmp_path: Path) -> None:
+    """They are read, raised to another opset, written and read back, and stay in ONNX's domain."""
+    gain = ", gain" if "Norm" in op else ""
+    given = build(
+        f"""g (float[N,8] x, bool cond) => (float[N,4] y) {{
+            h = MatMul (x, w) n = {op} (h{gain})
+            y = If (cond) <then_branch = a () => (float[N,4] t) {{ s = {op} (n{gain}) t = MatMul (s, v) }},
+                           else_branch = b () => (float[N,4] e) {{ e = MatMul (n, v) }}> }}""",
+        {"w": weights(8, 16), "v": weights(16, 4), "gain": np.ones(16, np.float32)},
+        opset=opset,
+    )
+    feed = feed_for(given) | {"cond": np.array(True)}
+    model = load(given)
+    save(model.proto, tmp_path / "m.onnx")
+    read = load(tmp_path / "m.onnx")
+    quantize(given, [feed], tmp_path / "q.onnx", recipe="onnxruntime-int8")
+    written = onnx.load(tmp_path / "q.onnx")
+    for proto in (read.proto, written):
+        found = [node for node in list_nodes(proto.graph) if node.op_type == op]
+        assert [node.domain for node in found] == ["", ""]
+        assert {entry.domain for entry in proto.opset_import} == {""}
+    wanted = Session(model.proto, 1).run(feed)[0]
+    np.testing.assert_array_equal(Session(read.proto, 1).run(feed)[0], wanted)
+    # 8 bits: an error of a few hundredths of the largest value.
+    assert np.abs(Session(written, 1).run(feed)[0] - wanted).max() < 0.1 * np.abs(wanted).max()

@@ -9,7 +9,8 @@ from builders import build, if_body, linear, weights
 from onnx import numpy_helper, shape_inference
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.external.weightless import check_model, split_weights, strip_weights
+from onnxfq.graph.checker import check_model
+from onnxfq.graph.external.weightless import split_weights, strip_weights
 from onnxfq.graph.io.load import load
 from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.runtime.session import Session

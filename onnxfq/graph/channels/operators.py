@@ -562,7 +562,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Add", "Sub", "Sum"), _add),
     **dict.fromkeys(("Div", "Mul"), _mul),
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul"), _linear),
-    **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _normalize),
+    **dict.fromkeys(("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), _normalize),
     "BatchNormalization": _batch_norm,
     "Cast": _cast,
     "Clip": _clip,

@@ -12,11 +12,12 @@ import onnx
 from onnx import shape_inference
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.checker import check_model
 from onnxfq.graph.external import sizes
 from onnxfq.graph.external.scratch_file import current_scratch
 from onnxfq.graph.external.streaming import hash_model, read_without_values
 from onnxfq.graph.external.tensor import ExternalTensor, embed, is_external, list_tensors
-from onnxfq.graph.external.weightless import check_model, move_weights
+from onnxfq.graph.external.weightless import move_weights
 from onnxfq.graph.io.check_sizes import check_operands, check_sizes, check_unfolded
 from onnxfq.graph.io.data_paths import resolve
 from onnxfq.graph.model import Existing, Model, list_graphs, list_nodes

@@ -12,10 +12,11 @@ from pathlib import Path
 import onnx
 
 from onnxfq.errors import ModelError, OutputError
+from onnxfq.graph.checker import check_model
 from onnxfq.graph.external import sizes
 from onnxfq.graph.external.streaming import serialize
 from onnxfq.graph.external.tensor import is_external, tensor_content
-from onnxfq.graph.external.weightless import check_model, split_weights
+from onnxfq.graph.external.weightless import split_weights
 from onnxfq.graph.io.data_paths import data_files, own_data
 from onnxfq.support.files import check_writable, replace_file
 from onnxfq.support.outputs import act_after_writing, write_together

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import onnx
@@ -15,6 +16,7 @@ from onnxfq.graph.model import list_graphs, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.numerics.float_types import FLOAT_CODES
+from onnxfq.support.attempts import attempt
 
 # Permutations: [batch, positions, heads, size] to [batch, heads, positions, size] and back; keys transposed.
 _SWAPPED = (0, 2, 1, 3)
@@ -112,18 +114,28 @@ def write_out_attention(proto: onnx.ModelProto) -> str:
         nodes: list[onnx.NodeProto] = []
         before = count
         for node in graph.node:
-            found = None if dequantized.intersection(node.input[:3]) else _read(node, index)
-            if found is None:
+            known = node.op_type == "Attention" and not dequantized.intersection(node.input[:3])
+            what = f"writing out Attention {node.name!r}"
+            parts = attempt(what, partial(_write_out, node, index, taken), lambda: None) if known else None
+            if parts is None:
                 nodes.append(node)
                 continue
-            parts = Parts(node.name, taken)
-            _write(found, parts)
             nodes += parts.nodes
             proto.graph.initializer.extend(parts.constants)
             count += 1
         if count > before:
             replace_nodes(graph, nodes)
     return f"{count} Attention written as MatMul, Softmax, MatMul, to have both quantized" if count else ""
+
+
+def _write_out(node: onnx.NodeProto, index: GraphIndex, taken: Names) -> Parts | None:
+    """Return the nodes and constants that compute `node`; None if it must stay whole."""
+    found = _read(node, index)
+    if found is None:
+        return None
+    parts = Parts(node.name, taken)
+    _write(found, parts)
+    return parts
 
 
 def _value(index: GraphIndex, name: str) -> _Value | None:

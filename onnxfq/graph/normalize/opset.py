@@ -6,6 +6,7 @@ import onnx
 from onnx import version_converter
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.checker import check_model, hide_runtime_operators, show_runtime_operators
 from onnxfq.graph.external.weightless import change_without_weights
 from onnxfq.graph.model import default_opset, list_nodes, restore_annotations
 from onnxfq.graph.normalize import steps as normalize
@@ -60,6 +61,8 @@ def lowest_ir(opset: int) -> int:
 
 
 def _convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    hide_runtime_operators(proto)
     raised = version_converter.convert_version(proto, opset)
-    onnx.checker.check_model(raised)
+    show_runtime_operators(raised)
+    check_model(raised)
     return raised

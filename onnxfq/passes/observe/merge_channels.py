@@ -12,6 +12,7 @@ from onnxfq.documents.plan import Placement
 from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.passes.observe.insert_observers import clear_names
+from onnxfq.placement.equalization import find_channels
 
 _AXES_AS_INPUT = 18
 """First opset in which ReduceMin and ReduceMax take their axes as an input."""
@@ -29,7 +30,7 @@ def merge_channels(editor: Editor, placement: Placement, opset: int, all_finite:
         opset: of the model.
         all_finite: whether there is no NaN and no infinity to exclude.
     """
-    tensor, names = editor.tensor(placement), ChannelNames.from_tensor(placement.tensor)
+    tensor, names = find_channels(editor, placement), ChannelNames.from_tensor(placement.tensor)
     clear_names(editor, placement.tensor, [*names.given, *names.merged])
     axes = [axis for axis in range(len(tensor.shape)) if axis != placement.spec.granularity.axis]
     nodes: list[gs.Node] = []

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -26,6 +27,7 @@ from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import list_graphs
 from onnxfq.graph.patterns.attention import only_readers
+from onnxfq.support.attempts import attempt
 from onnxfq.targets.tensorrt.rewrites.packed_parts import Packed, match_packed
 
 _TYPES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
@@ -60,7 +62,9 @@ def divide_products(editor: Editor) -> int:
     for scope in list_graphs(editor.graph):
         outputs = {id(tensor) for tensor in scope.outputs}
         for node in list(scope.nodes):
-            found = _divisible(node, outputs)
+            found = attempt(
+                f"dividing {node.op} {node.name!r}", partial(_divisible, node, outputs), lambda: None
+            )
             if found is not None:
                 _divide(editor, scope, found)
                 divided += 1
@@ -183,15 +187,22 @@ def _splits(whole: gs.Tensor) -> tuple[gs.Node, ...]:
     readers = tuple(whole.outputs)
     splits = tuple(reader for reader in readers if reader.op != "Shape")
     asked = [reader for reader in readers if reader.op == "Shape"]
-    return splits if all(_leads_to(one, splits) for one in asked) else ()
+    return splits if _lead_to(asked, splits) else ()
 
 
-def _leads_to(node: gs.Node, ends: tuple[gs.Node, ...]) -> bool:
-    """Tell whether only `ends` use the results of `node`."""
-    if any(node is end for end in ends):
-        return True
-    readers = [reader for output in node.outputs for reader in output.outputs]
-    return bool(readers) and all(_leads_to(reader, ends) for reader in readers)
+def _lead_to(nodes: list[gs.Node], ends: tuple[gs.Node, ...]) -> bool:
+    """Tell whether only `ends` use the results of `nodes`."""
+    left, seen = [*nodes], {id(end) for end in ends}
+    while left:
+        node = left.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        readers = [reader for output in node.outputs for reader in output.outputs]
+        if not readers:
+            return False
+        left += readers
+    return True
 
 
 def _parts(

@@ -11,7 +11,7 @@ import onnx
 from onnxfq.graph.model import default_opset, list_nodes
 from onnxfq.graph.names import pick_name
 from onnxfq.targets.findings import Finding, Severity
-from onnxfq.targets.tensorrt.rules.operands import Promise, promise
+from onnxfq.targets.tensorrt.rules.operands import Promise, concat_pairs, promise
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer, quantizer
 from onnxfq.targets.tensorrt.rules.scopes import Scope, Site, infer_types
 
@@ -49,6 +49,9 @@ def read(proto: onnx.ModelProto, known: frozenset[str]) -> Reading:
     make_names_quotable(proto)
     main = Scope(proto.graph, default_opset(proto))
     sites = tuple(main.iterate_sites())
+    for site in sites:  # in this order each finds the pairs of the Concat before it
+        if site.op == "Concat":
+            concat_pairs(site)
     return Reading(
         proto,
         main,

@@ -98,19 +98,21 @@ def operand(site: Site, slot: int) -> Operand:
     scope, tensor = site.scope, site.input(slot)
     constant = scope.is_constant(tensor)
     given = tensor
-    path: list[Site] = []
+    path: list[Site] = []  # upwards
+    casts = 0
     while True:
         maker = scope.maker(tensor)
         if maker is None:
             return Operand(given, slot, constant)
         if maker.op in DEQUANTIZE_OPS:
             break
-        if not _passes(maker, constant, [*path, maker]):
+        if not _passes(maker, constant, casts):
             return Operand(given, slot, constant, lost=_find_lost_quantizer(maker), stopped_at=maker)
-        path.insert(0, maker)
+        path.append(maker)
+        casts += maker.op == "Cast"
         scope, tensor = maker.scope, maker.input(_data_slot(maker))
     crossed = maker.scope is not site.scope
-    return Operand(given, slot, constant, quantizer(maker), tuple(path), crossed=crossed)
+    return Operand(given, slot, constant, quantizer(maker), tuple(reversed(path)), crossed=crossed)
 
 
 def concat_pairs(site: Site) -> list[Quantizer | None]:
@@ -132,12 +134,12 @@ def equal_scales(pairs: list[Quantizer | None]) -> bool:
     return len(scales) == len(pairs) and not several and len(single) == 1
 
 
-def _passes(site: Site, constant: bool, path: list[Site]) -> bool:
-    """Tell whether TensorRT moves a DQ down through `site`."""
+def _passes(site: Site, constant: bool, casts: int) -> bool:
+    """Tell whether TensorRT moves a DQ down through `site`, with a number of `casts` below it."""
     if site.op == "Concat":
         return equal_scales(concat_pairs(site))
     if site.op == "Cast":  # one is absorbed, two are computed
-        return sum(other.op == "Cast" for other in path) == 1
+        return casts == 0
     if site.op in SCALES:
         other = site.input(1 - _data_slot(site))
         factor = site.scope.value(other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -159,29 +160,41 @@ class Scope:
 
     def is_constant(self, tensor: str) -> bool:
         """Tell whether `tensor` is computed from constants alone, with or without quantization."""
-        pending, seen = [(self, tensor)], set()
-        while pending:
-            scope, name = pending.pop()
-            owner = scope.owner(name)
-            if owner is None:
-                return False
-            if (id(owner), name) in seen or name in owner.index.constants:
-                continue
-            seen.add((id(owner), name))
-            maker = owner.index.makers.get(name)
-            if maker is None:
-                return False
-            pending += [(owner, given) for given in maker.input if given]
-        return True
+        owner = self.owner(tensor)
+        return owner is not None and tensor in owner._constants
+
+    @cached_property
+    def _constants(self) -> set[str]:
+        """The constants of this graph, and what it computes from constants alone."""
+        outer, found = self.parent, set(self.index.constants)
+        for node in self.graph.node:
+            unknown = {name for name in node.input if name} - found
+            own = any(name in self.index.makers or name in self.index.values for name in unknown)
+            if not own and all(outer is not None and outer.is_constant(name) for name in unknown):
+                found.update(node.output)
+        return found
 
     def value(self, tensor: str) -> NDArray[Any] | None:
         """Return the values of a constant, arithmetic on constants included; None for other tensors."""
-        owner = self.owner(tensor)
-        if owner is None:
-            return None
-        if tensor not in owner._values:
-            owner._values[tensor] = owner._evaluate(tensor)
-        return owner._values[tensor]
+        left = [(self, tensor)]
+        while left:
+            scope, name = left[-1]
+            owner = scope.owner(name)
+            given = [] if owner is None or name in owner._values else owner._calculated_from(name)
+            left += given
+            if not given:
+                left.pop()
+                if owner is not None and name not in owner._values:
+                    owner._values[name] = owner._evaluate(name)
+        return None if owner is None else owner._values[tensor]
+
+    def _calculated_from(self, tensor: str) -> list[tuple[Scope, str]]:
+        """Return the tensors, with a graph that sees them, whose values are needed and not known yet."""
+        maker = self.index.makers.get(tensor)
+        if maker is None or maker.op_type not in _ARITHMETIC:
+            return []
+        owners = {name: owner for name in maker.input if (owner := self.owner(name)) is not None}
+        return [(owner, name) for name, owner in owners.items() if name not in owner._values]
 
     def _evaluate(self, tensor: str) -> NDArray[Any] | None:
         stored = self.initializer(tensor)

@@ -1,0 +1,69 @@
+"""ONNX's checker for models that may hold operators of ONNX's domain that only ONNX Runtime has.
+
+Exporters for ONNX Runtime write them, such as onnxruntime-genai's; ONNX's own tools refuse them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+
+from onnxfq.graph.external.sizes import is_small
+from onnxfq.graph.external.tensor import is_external
+from onnxfq.graph.external.weightless import strip_weights
+from onnxfq.graph.model import default_opset, list_nodes
+from onnxfq.graph.ops import STANDARD_DOMAINS
+
+RUNTIME_OPS = frozenset(
+    "DisentangledAttention_TRT EfficientNMS_TRT LayerNormalization MeanVarianceNormalization "
+    "MultilevelCropAndResize_TRT PyramidROIAlign_TRT SimplifiedLayerNormalization ThresholdedRelu".split()
+)
+"""Operators of domain "" that onnxruntime 1.31.1 registers from opset 1 on, and ONNX later or never."""
+
+_HIDDEN = "onnxfq.runtime"
+"""Domain of these operators while tools of ONNX see the model."""
+
+
+def check_model(proto: onnx.ModelProto) -> None:
+    """Run ONNX's checker on `proto` with one weight in memory at a time. Raises ValidationError.
+
+    Operators that only ONNX Runtime has count as operators of another domain.
+    """
+    light = strip_weights(proto)
+    for tensor, whole in zip(light.graph.initializer, proto.graph.initializer, strict=True):
+        if not is_small(whole):
+            tensor.dims[:] = [0]  # the checker requires values for a nonzero size
+        if not is_external(whole):
+            onnx.checker.check_tensor(whole)
+    hide_runtime_operators(light)
+    onnx.checker.check_model(light)
+
+
+def hide_runtime_operators(proto: onnx.ModelProto) -> None:
+    """Move the operators of `proto` that only ONNX Runtime has to another domain, in place."""
+    for owner, opset in _owners(proto):
+        found = [n for n in list_nodes(owner) if n.op_type in RUNTIME_OPS and n.domain in STANDARD_DOMAINS]
+        hidden = [n for n in found if not onnx.defs.has(n.op_type, max_inclusive_version=opset)]
+        for node in hidden:
+            node.domain = _HIDDEN
+        if hidden:
+            imports = proto.opset_import if isinstance(owner, onnx.GraphProto) else owner.opset_import
+            imports.append(onnx.helper.make_opsetid(_HIDDEN, 1))
+
+
+def show_runtime_operators(proto: onnx.ModelProto) -> None:
+    """Undo `hide_runtime_operators`, in place."""
+    for node in list_nodes(proto.graph):
+        if node.domain == _HIDDEN:
+            node.domain = ""
+    kept = [entry for entry in proto.opset_import if entry.domain != _HIDDEN]
+    del proto.opset_import[:]
+    proto.opset_import.extend(kept)
+
+
+def _owners(proto: onnx.ModelProto) -> Iterable[tuple[onnx.GraphProto | onnx.FunctionProto, int]]:
+    """Yield the graph and the local functions of `proto` with their ai.onnx versions."""
+    yield proto.graph, default_opset(proto)
+    for function in proto.functions:
+        yield function, default_opset(function)
