@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,6 +18,7 @@ from onnxfq.cli.interrupted import INTERRUPTED
 from onnxfq.cli.notes import show_notes
 from onnxfq.cli.option_groups import expand_groups
 from onnxfq.errors import OnnxfqError, join_lines
+from onnxfq.support.interrupts import was_raised
 from onnxfq.version import VERSION
 
 PANELS = {
@@ -142,8 +141,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     keep_arguments(given)
     try:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, _interrupt)
         code = build_app(_find_commands(given))(args=given, standalone_mode=False)
         if code == INTERRUPTED:  # newer releases of typer exit with this code on Ctrl-C, without a message
             return _fail("interrupted", INTERRUPTED)
@@ -160,11 +157,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("interrupted", INTERRUPTED)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    """Handle SIGTERM like Ctrl-C, so that temporary files are removed."""
-    raise KeyboardInterrupt
-
-
 def _cut(line: str) -> str:
     """Return `line` with long names and lists cut in the middle; the thing and the remedy are at its ends."""
     words = (
@@ -175,5 +167,7 @@ def _cut(line: str) -> str:
 
 
 def _fail(message: str, code: int) -> int:
+    if was_raised():
+        message, code = "interrupted", INTERRUPTED
     print(f"onnxfq: error: {_cut(join_lines(message))}", file=sys.stderr)
     return code

@@ -90,6 +90,20 @@ def gather_moments(
         _check_start(start, model, samples, digest, keys)
     left = [layer for layer in layers if not done.keys() >= set(layer_keys([layer]))]
     with ExitStack() as opened:
+        if left and ray is not None:
+            spread = opened.enter_context(
+                RayMoments(
+                    model,
+                    left,
+                    feeds,
+                    samples,
+                    ray,
+                    threads=options.threads,
+                    memory=memory,
+                    ranges=known,
+                    progress=progress,
+                )
+            )
         stopped = opened.enter_context(note_interrupts())
         source = _Stoppable(feeds, stopped)
         found: Iterator[_Gathered]
@@ -104,19 +118,6 @@ def gather_moments(
             else:
                 found = sums_of_inputs(sample_inputs(runs, left, source, samples, memory, known))
         else:
-            spread = opened.enter_context(
-                RayMoments(
-                    model,
-                    left,
-                    source,
-                    samples,
-                    ray,
-                    threads=options.threads,
-                    memory=memory,
-                    ranges=known,
-                    progress=progress,
-                )
-            )
             found = _ranges(spread.ranges) if ranges_only else sums_of_inputs([spread])
         if start is not None:
             kept = ((key, ends, start.of(key)) for key, ends in done.items())

@@ -104,16 +104,17 @@ class RayMoments:
         """Return the moments of an input over all feeds. Raises StatisticsError as `sample_inputs`."""
         self._sums = self._sums or self._start_sums()
         number = self._keys.index(key)
-        return reduce(MomentSums.merge, (self._cluster.fetch(part[number], keep=True) for part in self._sums))
+        parts: Iterator[MomentSums] = (self._cluster.fetch(part[number], keep=True) for part in self._sums)
+        return reduce(MomentSums.merge, parts)
 
     def _find_ranges(self, cluster: Cluster) -> None:
         started = [
-            (first, *cluster.start(_shard_ranges, self._opened, self._keys, first, held=[shard]))
+            cluster.start(_shard_ranges, self._opened, self._keys, first, held=[shard])[0]
             for first, shard in self._shards
         ]
-        for number, (first, sent) in enumerate(started):
+        for number, sent in enumerate(started):
             if number and self._progress is not None:
-                self._progress(first)
+                self._progress(self._shards[number][0])
             for key, ends in cluster.fetch(sent).items():
                 self.ranges[key] = np.maximum(self.ranges[key], ends) if key in self.ranges else ends
 

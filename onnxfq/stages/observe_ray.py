@@ -16,6 +16,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.model import Model
 from onnxfq.runtime.device_choice import choose_device
+from onnxfq.runtime.device_memory import Device
 from onnxfq.stages.observe import ObservationInterrupted, skip_resumed
 from onnxfq.stages.observers import ObserveOptions, Observer, observer_on
 from onnxfq.stages.ray_cluster import Cluster, split_shards
@@ -50,7 +51,8 @@ def collect_on_ray(
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
     model = prepare_model(model, plan.target)
-    kind, device = ("GPU", "cuda") if options.device == "cuda" else ("CPU", "cpu")
+    device: Device = "cuda" if options.device == "cuda" else "cpu"
+    kind = "GPU" if device == "cuda" else "CPU"
     plain = replace(options, threads=1, progress=None, device=device)
     with Cluster(address, options.threads) as cluster:
         if not cluster.workers(kind):

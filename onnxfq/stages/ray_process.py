@@ -65,9 +65,10 @@ class BrokerProcess:
                 self._used = used.pop_all()
         except (OSError, EOFError, _Refused) as fault:
             why = join_lines(fault)[:200] or "Ray ended its process"
-            raise RuntimeLibraryError(
-                f"no Ray cluster at {self._address!r}: {why}; start one, or use local"
-            ) from None
+            what, remedy = f"no Ray cluster at {self._address!r}", "start one, or use local"
+            if self._local:
+                what, remedy = "Ray does not start on this machine", "run again, or leave --ray out"
+            raise RuntimeLibraryError(f"{what}: {why}; {remedy}") from None
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -5,9 +5,8 @@ A state depends on no other one, and a feed runs on one thread. The results are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from onnxfq.data import Feed
 from onnxfq.runtime.session import Progress
@@ -46,8 +45,8 @@ class SpreadNoise:
         """Return what `Switchboard.noise` returns. Raises RuntimeLibraryError if the cluster fails."""
         if self._opened is None or self._opened[0] is not feeds:
             board = self._board
-            parts = board.proto, board.plan, tuple(board.logits), tuple(board.results)
-            self._opened = feeds, self._cluster.put_opening(partial(_Measuring, list(feeds), *parts))
+            opening = partial(Switchboard, board.proto, board.plan, board.logits, board.results, threads=1)
+            self._opened = feeds, self._cluster.put_opening(partial(_Measuring, opening, list(feeds)))
         # Neighbours share the tensors before them; two tasks for each worker even out their times.
         size = max(1, -(-len(states) // (2 * max(1, self._cluster.workers()))))
         shards = ((list(states[first : first + size]),) for first in range(0, len(states), size))
@@ -62,8 +61,8 @@ class SpreadNoise:
 class _Measuring:
     """A model in a worker with the feeds that it is measured on: it keeps their float results."""
 
-    def __init__(self, feeds: list[Feed], *board: Any) -> None:
-        self._feeds, self._board = feeds, Switchboard(*board, threads=1)
+    def __init__(self, opening: Callable[[], Switchboard], feeds: list[Feed]) -> None:
+        self._board, self._feeds = opening(), feeds
 
     def noise(self, states: list[State]) -> list[float]:
         return self._board.noise(self._feeds, states)

@@ -18,9 +18,9 @@ class Reason(str):
         made.rule = rule
         return made
 
-    def __getnewargs__(self) -> tuple[str, str]:
+    def __reduce__(self) -> tuple[type[Reason], tuple[str, str]]:
         """Return what pickle and copy make it from again."""
-        return self.rule, str(self)
+        return Reason, (self.rule, str(self))
 
 
 def rule_of(reason: str) -> str:
