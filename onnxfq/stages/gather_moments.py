@@ -82,7 +82,9 @@ def gather_moments(
         given.check_inputs(layer_keys(layers))
     progress = options.stage("moments", feeds.runs)
     digest = _read_through(feeds)
-    samples = digest.samples if given is None else given.samples
+    samples, whole = digest.samples, digest.hex
+    if given is not None:
+        samples, whole = given.samples, given.whole or given.data.hex
     known = None if given is None else given.ranges
     keys = layer_keys(layers)
     done: Ranges = {} if start is None else start.ranges
@@ -123,7 +125,7 @@ def gather_moments(
             kept = ((key, ends, start.of(key)) for key, ends in done.items())
             found = chain(kept, (one for one in found if one[0] not in done))
         found = found if ranges_only else _until_stopped(found, stopped)
-        moments = Moments.write(output, model.sha256, samples, digest, found, len(keys))
+        moments = Moments.write(output, model.sha256, samples, digest, found, len(keys), whole)
     if not moments.complete:
         raise MomentsInterrupted(moments)
     return moments

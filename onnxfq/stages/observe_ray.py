@@ -63,7 +63,7 @@ def collect_on_ray(
             source = copy_feeds(feeds) if start is None else skip_resumed(model, feeds, start)
             shards = split_shards(source, 0 if start is None else start.feeds)
             for observed in cluster.map(_observe_shard, opened, shards, kind=kind):
-                total = observed if total is None else total.merge(observed)
+                total = observed if total is None else total.join(observed)
                 if options.progress is not None:
                     options.progress(total.feeds)
         except KeyboardInterrupt:
