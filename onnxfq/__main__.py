@@ -1,7 +1,7 @@
 """The console command `onnxfq`, also `python -m onnxfq`: it ends in one line, whatever ends it.
 
-The command runs in a child process, forked before any import. This process says in one line that a signal
-ended it: a crash in a native library, or a lack of memory.
+The command runs in a child process, forked before the imports of its work. This process passes signals on,
+and says in one line that one ended it: a crash in a native library, or a lack of memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import signal
 import sys
 import warnings
 
-_ENDING = ("SIGINT", "SIGTERM")
 _FAULT = 70
 """Exit code for a fault of onnxfq itself: EX_SOFTWARE of sysexits."""
 
@@ -19,19 +18,23 @@ _FAULT = 70
 def main() -> int:
     """Run the command line in a child process; return its exit code."""
     _open_standard_streams()
+    from onnxfq.support.interrupts import ENDING
+
+    usual = (signal.SIG_DFL, signal.default_int_handler)  # a parent process may ignore a signal
+    ending = [number for number in ENDING if signal.getsignal(number) in usual]
     if not hasattr(os, "fork") or not hasattr(signal, "sigwaitinfo"):
-        return _run()
-    waited = {signal.SIGCHLD, *(getattr(signal, name) for name in _ENDING)}
+        return _run(ending)
+    waited = {signal.SIGCHLD, *ending}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     parent, child = os.getpid(), os.fork()
     if child == 0:
         _end_with(parent)
-        return _run(before)
+        return _run(ending, before)
     while True:
         caught = signal.sigwaitinfo(waited)
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            # The blocked signals stay blocked: one that comes now would end this process without its line.
             code = os.waitstatus_to_exitcode(status)
             return code if code >= 0 else _report_signal(-code)
         if caught.si_signo != signal.SIGCHLD and caught.si_code <= 0:
@@ -49,13 +52,11 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))
 
 
-def _run(mask: set[int | signal.Signals] | None = None) -> int:
+def _run(ending: list[signal.Signals], mask: set[int | signal.Signals] | None = None) -> int:
     """Import and run the command line with the blocked signals `mask`; return its exit code."""
     if not sys.warnoptions:  # of libraries; onnxfq's own notes are logged
         warnings.simplefilter("ignore")
-    usual = (signal.SIG_DFL, signal.default_int_handler)  # a parent process may ignore a signal
-    own = [n for n in (getattr(signal, name) for name in _ENDING) if signal.getsignal(n) in usual]
-    for number in own:
+    for number in ending:
         # No exception: extension modules would turn it into their own errors. Nothing is written yet.
         signal.signal(number, _exit_interrupted)
     if mask is not None:
@@ -64,12 +65,21 @@ def _run(mask: set[int | signal.Signals] | None = None) -> int:
 
     limit_memory()
     from onnxfq.cli.main import main as run
+    from onnxfq.support.interrupts import interrupt, was_raised
 
-    for number in own:
-        signal.signal(number, signal.default_int_handler)
     try:
-        return run()
-    except Exception as fault:
+        try:
+            for number in ending:
+                signal.signal(number, interrupt)
+            return run()
+        finally:
+            # All is written or removed: a signal that comes now changes nothing.
+            for number in ending:
+                signal.signal(number, signal.SIG_IGN)
+    except (Exception, KeyboardInterrupt) as fault:
+        if was_raised() or isinstance(fault, KeyboardInterrupt):
+            _tell("interrupted")
+            return 130
         if os.environ.get("ONNXFQ_TRACEBACK"):
             raise
         return _report_fault(fault)
@@ -87,12 +97,16 @@ def _end_with(parent: int) -> None:
 
 
 def _exit_interrupted(number: int, frame: object) -> None:
+    for other in (signal.SIGINT, number):  # it may come twice
+        signal.signal(other, signal.SIG_IGN)
     _tell("interrupted")
     os._exit(130)
 
 
 def _report_signal(number: int) -> int:
-    if number in (signal.SIGINT, signal.SIGTERM):
+    from onnxfq.support.interrupts import ENDING
+
+    if number in ENDING:
         _tell("interrupted")
         return 130
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

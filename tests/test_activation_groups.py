@@ -438,8 +438,8 @@ def test_statistics_by_channels_serve_plans_per_tensor(observed, tmp_path) -> No
     assert calibrate(model, whole_plan, by_channel).encodings == calibrate(model, whole_plan, whole).encodings
     assert file_bytes(without(by_channel, "groups"), tmp_path) == file_bytes(whole, tmp_path)
     with np.load(tmp_path / "s.npz") as arrays:
-        # The columns of the first version, which wrote no samples, and read files that have them.
-        first = "format model_sha256 feeds complete data samples tensors range totals sizes bins counts"
+        # The columns of the first version, which wrote no samples and least, and read files that have them.
+        first = "format model_sha256 feeds complete data samples least tensors range totals sizes bins counts"
         assert sorted(arrays.files) == sorted([*first.split(), "feed_ranges"])
 
 

@@ -17,6 +17,7 @@ from builders import build, conv_relu, feed_for, gemm, linear, qdq_of, shared_we
 import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.stages.insert import insert_qdq
+from onnxfq.support import interrupts
 
 
 def on(data: str) -> str:
@@ -464,7 +465,9 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 
 def test_an_end_from_outside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """SIGTERM ends like Ctrl-C: what was written in part is taken away on the way out."""
-    before = signal.getsignal(signal.SIGTERM)
+    for name in ("_came", "_raised"):  # they are of this process
+        monkeypatch.setattr(interrupts, name, getattr(interrupts, name))
+    before = signal.signal(signal.SIGTERM, interrupts.interrupt)
     left: list[str] = []
 
     def stop(**_: object) -> None:

@@ -195,6 +195,8 @@ def test_what_does_not_fit_is_refused(folder: Path):
     own = {at: onnxfq.gather_moments(model, plan, x[at], folder / f"o{at}.npz") for at in x}
     both = ranges[0].merge(ranges[1])
     part = onnxfq.gather_moments(model, plan, x[0], folder / "p.npz", ranges=both)
+    other = onnxfq.gather_moments(model, plan, x[1], folder / "q.npz", ranges=both)
+    third = onnxfq.gather_moments(model, plan, X[:12] / 2, folder / "t.npz", ranges=both)
     whole = onnxfq.gather_moments(model, plan, folder / "x.npz", folder / "w.npz")
 
     narrow = replace(both, ranges={key: ends[:, :5] for key, ends in both.ranges.items()})
@@ -217,7 +219,9 @@ def test_what_does_not_fit_is_refused(folder: Path):
             lambda: onnxfq.gather_moments(model, plan, X, folder / "z.npz", ranges=narrow),
             "given ranges of tensor 'x' are of 5 channels, and it has 32; gather them",
         ),
-        (lambda: part.merge(part).merge(part), "36 samples together, and the ranges are of 24"),
+        (lambda: part.merge(part), "p.npz .12 samples. and .*p.npz .12. hold the same samples"),
+        (lambda: part.merge(other).merge(third), "36 samples together, and the ranges are of 24"),
+        (lambda: quantize(part.merge(third)), "24 samples with digest .* ranges of others"),
         (
             lambda: onnxfq.gather_moments(model, plan, [{"x": 9 * X}], folder / "z.npz", ranges=both),
             "feed 0 gives tensor 'x' values outside of the given ranges",

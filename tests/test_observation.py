@@ -317,7 +317,7 @@ def kill_a_worker(done):
                 title = open(f"/proc/{entry}/cmdline").read()
             except OSError:
                 continue
-            if title.startswith(("ray::_observe_shard", "ray::IDLE")):
+            if title.startswith(("ray::_run", "ray::IDLE")):
                 os.kill(int(entry), signal.SIGKILL)
                 killed.append(int(entry))
                 return

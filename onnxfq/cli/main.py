@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -23,6 +21,7 @@ from onnxfq.cli.notes import show_notes
 from onnxfq.cli.option_groups import expand_groups
 from onnxfq.cli.streams import hold_results
 from onnxfq.errors import OnnxfqError, join_lines
+from onnxfq.support.interrupts import was_raised
 from onnxfq.version import VERSION
 
 PANELS = {
@@ -147,8 +146,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if gone is not None:
         return _fail(gone, 2)
     try:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, _interrupt)
         with hold_results():
             code = build_app(_find_commands(given))(args=given, standalone_mode=False)
         if code == INTERRUPTED:  # newer releases of typer exit with this code on Ctrl-C, without a message
@@ -166,11 +163,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("interrupted", INTERRUPTED)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    """Handle SIGTERM like Ctrl-C, so that temporary files are removed."""
-    raise KeyboardInterrupt
-
-
 def _cut(line: str) -> str:
     """Return `line` with long names and lists cut in the middle; the thing and the remedy are at its ends."""
     words = (
@@ -181,6 +173,8 @@ def _cut(line: str) -> str:
 
 
 def _fail(message: str, code: int) -> int:
+    if was_raised():
+        message, code = "interrupted", INTERRUPTED
     with suppress(OSError, ValueError):  # nobody reads it
         if sys.stderr is not None:
             print(f"onnxfq: error: {_cut(join_lines(message))}", file=sys.stderr, flush=True)

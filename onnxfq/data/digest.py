@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from onnxfq.data.inputs import Feed, Inputs, samples
 
 _MODULUS = 1 << 256
+
+LEAST = 1024
+"""Sample digests that are kept: all of a usual set, 8 KB of a file."""
 
 
 def sample_digest(sample: Feed) -> int:
@@ -30,18 +33,49 @@ def sample_digest(sample: Feed) -> int:
 
 @dataclass(frozen=True)
 class DataDigest:
-    """Sum of sample digests modulo 2^256, and the number of `samples`."""
+    """Sum of sample digests modulo 2^256, and the number of `samples`.
+
+    Attributes:
+        value: the sum.
+        samples: their number.
+        least: leading 64 bits of the least LEAST sample digests, ascending: a sample of the samples by which
+            overlapping data is recognized. Empty if unknown, in older files.
+    """
 
     value: int = 0
     samples: int = 0
+    least: tuple[int, ...] = field(default=(), compare=False)
 
     def __add__(self, other: DataDigest) -> DataDigest:
         """Return the digest of both sets of samples together."""
-        return DataDigest((self.value + other.value) % _MODULUS, self.samples + other.samples)
+        value, count = (self.value + other.value) % _MODULUS, self.samples + other.samples
+        return DataDigest(value, count, self._join_least(other))
+
+    def _join_least(self, other: DataDigest) -> tuple[int, ...]:
+        one, two = self.least, other.least
+        if not (self.samples and other.samples):
+            return one or two
+        if not (one and two):
+            return ()
+        if len(one) == LEAST and two[0] >= one[-1]:
+            return one
+        return tuple(sorted(one + two)[:LEAST])
 
     def plus(self, digest: int) -> DataDigest:
         """Return the digest with one more sample, given its `sample_digest`."""
-        return self + DataDigest(digest, 1)
+        return self + DataDigest(digest, 1, (digest >> 192,))
+
+    def overlaps(self, other: DataDigest) -> bool:
+        """Tell whether both hold the same samples, as far as `least` shows.
+
+        One sample suffices. If samples also repeat within one set, half of the smaller set does.
+        """
+        if not (self.least and other.least):
+            return self == other and self.samples > 0
+        sets = set(self.least), set(other.least)
+        repeat = len(sets[0]) < len(self.least) or len(sets[1]) < len(other.least)
+        least = min(map(len, sets)) // 2 if repeat else 0
+        return len(sets[0] & sets[1]) > least
 
     @property
     def hex(self) -> str:

@@ -82,7 +82,9 @@ def gather_moments(
         given.check_inputs(layer_keys(layers))
     progress = options.stage("moments", feeds.runs)
     digest = _read_through(feeds)
-    samples = digest.samples if given is None else given.samples
+    samples, whole = digest.samples, digest.hex
+    if given is not None:
+        samples, whole = given.samples, given.whole or given.data.hex
     known = None if given is None else given.ranges
     keys = layer_keys(layers)
     done: Ranges = {} if start is None else start.ranges
@@ -90,6 +92,20 @@ def gather_moments(
         _check_start(start, model, samples, digest, keys)
     left = [layer for layer in layers if not done.keys() >= set(layer_keys([layer]))]
     with ExitStack() as opened:
+        if left and ray is not None:
+            spread = opened.enter_context(
+                RayMoments(
+                    model,
+                    left,
+                    feeds,
+                    samples,
+                    ray,
+                    threads=options.threads,
+                    memory=memory,
+                    ranges=known,
+                    progress=progress,
+                )
+            )
         stopped = opened.enter_context(note_interrupts())
         source = _Stoppable(feeds, stopped)
         found: Iterator[_Gathered]
@@ -104,25 +120,12 @@ def gather_moments(
             else:
                 found = sums_of_inputs(sample_inputs(runs, left, source, samples, memory, known))
         else:
-            spread = opened.enter_context(
-                RayMoments(
-                    model,
-                    left,
-                    source,
-                    samples,
-                    ray,
-                    threads=options.threads,
-                    memory=memory,
-                    ranges=known,
-                    progress=progress,
-                )
-            )
             found = _ranges(spread.ranges) if ranges_only else sums_of_inputs([spread])
         if start is not None:
             kept = ((key, ends, start.of(key)) for key, ends in done.items())
             found = chain(kept, (one for one in found if one[0] not in done))
         found = found if ranges_only else _until_stopped(found, stopped)
-        moments = Moments.write(output, model.sha256, samples, digest, found, len(keys))
+        moments = Moments.write(output, model.sha256, samples, digest, found, len(keys), whole)
     if not moments.complete:
         raise MomentsInterrupted(moments)
     return moments

@@ -226,7 +226,7 @@ def sums_of_layers(parts: Iterable[InputSums]) -> Iterator[tuple[Layer, InputMom
     """Yield each layer with the moments of its inputs; neighbours that read the same inputs share them."""
     for part in parts:
         for keys, same in groupby(part.layers, lambda layer: layer_keys([layer])):
-            moments = join_sums(part.sum(key) for key in keys)
+            moments = join_sums((part.sum(key) for key in keys), repr(keys[0][0]))
             yield from ((layer, moments) for layer in same)
 
 

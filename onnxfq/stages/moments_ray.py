@@ -7,9 +7,10 @@ stateless: if a worker dies, Ray runs its task again elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import reduce
-from typing import Any
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +33,7 @@ from onnxfq.stages.moments import (
     sums_of_inputs,
     sums_of_layers,
 )
-from onnxfq.stages.ray_cluster import Cluster, count_workers, fetch_in_task, fetch_result, split_shards
-from onnxfq.stages.sent_model import SentModel
-
-_Shard = tuple[int, Any]
-"""Number of the first feed, and the reference to the feeds."""
+from onnxfq.stages.ray_cluster import Cluster, Sent, split_shards
 
 
 class RayMoments:
@@ -77,27 +74,27 @@ class RayMoments:
         """
         self.layers = layers
         self.ranges: dict[Key, NDArray[np.float64]] = {} if ranges is None else dict(ranges)
-        self._work = _Work(SentModel.of(model), tuple(layers), samples, memory)
+        self._model, self._samples, self._memory = replace(model), samples, memory
         self._feeds, self._progress = feeds, progress
         self._keys = layer_keys(layers)
         self._cluster = Cluster(address, threads)
-        self._sums: list[Sequence[Any]] = []
+        self._sums: list[list[Sent]] = []
 
     def __enter__(self) -> RayMoments:
         """Connect, send model and feeds, and find the ranges if none are given.
 
-        Raises RuntimeLibraryError if the cluster does not answer, StatisticsError for NaN and infinities.
+        Raises RuntimeLibraryError if the cluster fails, StatisticsError for NaN and infinities.
         """
-        self._ray = self._cluster.__enter__()
-        try:
-            self._sent = self._ray.put(self._work)
-            shards = split_shards(copy_feeds(self._feeds))
-            self._shards = [(first, self._ray.put(shard)) for first, shard in shards]
+        with ExitStack() as connected:
+            cluster = connected.enter_context(self._cluster)
+            opening = partial(FloatRuns, self._model, read_tensors(self.layers), 1, self._memory)
+            self._opened = cluster.put_opening(opening)
+            self._shards = [
+                (first, cluster.put(shard)) for first, shard in split_shards(copy_feeds(self._feeds))
+            ]
             if not self.ranges:
-                self.ranges = self._find_ranges()
-        except BaseException:
-            self._cluster.__exit__()
-            raise
+                self._find_ranges(cluster)
+            connected.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -107,32 +104,36 @@ class RayMoments:
         """Return the moments of an input over all feeds. Raises StatisticsError as `sample_inputs`."""
         self._sums = self._sums or self._start_sums()
         number = self._keys.index(key)
-        found: MomentSums = reduce(
-            MomentSums.merge, (fetch_result(self._ray, part[number]) for part in self._sums)
-        )
-        return found
+        parts: Iterator[MomentSums] = (self._cluster.fetch(part[number], keep=True) for part in self._sums)
+        return reduce(MomentSums.merge, parts)
 
-    def _find_ranges(self) -> dict[Key, NDArray[np.float64]]:
-        task = self._ray.remote(num_cpus=1, max_retries=-1)(_shard_ranges)
-        out = [task.remote(self._sent, *shard) for shard in self._shards]
-        found: dict[Key, NDArray[np.float64]] = {}
-        for number, reference in enumerate(out):
-            for key, ends in fetch_result(self._ray, reference).items():
-                found[key] = np.maximum(found[key], ends) if key in found else ends
-            if self._progress is not None and number + 1 < len(out):
-                self._progress(self._shards[number + 1][0])
-        return found
+    def _find_ranges(self, cluster: Cluster) -> None:
+        started = [
+            cluster.start(_shard_ranges, self._opened, self._keys, first, held=[shard])[0]
+            for first, shard in self._shards
+        ]
+        for number, sent in enumerate(started):
+            if number and self._progress is not None:
+                self._progress(self._shards[number][0])
+            for key, ends in cluster.fetch(sent).items():
+                self.ranges[key] = np.maximum(self.ranges[key], ends) if key in self.ranges else ends
 
-    def _start_sums(self) -> list[Sequence[Any]]:
-        """Return the references to the sums of each key, for each part of the feeds."""
-        ray, count = self._ray, len(self._keys)
-        workers = max(1, count_workers(ray))
-        task = ray.remote(num_cpus=1, num_returns=count, max_retries=-1)(_part_sums)
-        ranges = ray.put(self.ranges)
-        size = max(1, -(-len(self._shards) // workers))
+    def _start_sums(self) -> list[list[Sent]]:
+        """Return the sums of each key, for each part of the feeds."""
+        size = max(1, -(-len(self._shards) // max(1, self._cluster.workers())))
         parts = [self._shards[first : first + size] for first in range(0, len(self._shards), size)]
-        found = [task.remote(self._sent, ranges, part) for part in parts]
-        return [[one] if count == 1 else one for one in found]
+        how = self.layers, self._samples, self._memory, self.ranges
+        return [
+            self._cluster.start(
+                _part_sums,
+                self._opened,
+                *how,
+                part[0][0],
+                held=[shard for _, shard in part],
+                results=len(self._keys),
+            )
+            for part in parts
+        ]
 
 
 def collect_moments_on_ray(
@@ -143,51 +144,31 @@ def collect_moments_on_ray(
         yield from sums_of_layers([found])
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Input of a worker: sent once, kept by every machine."""
-
-    model: SentModel
-    layers: tuple[Layer, ...]
-    samples: int
-    memory: int
-
-    def runs(self) -> FloatRuns:
-        return FloatRuns(self.model.open(), read_tensors(self.layers), threads=1, memory=self.memory)
+def _shard_ranges(
+    runs: FloatRuns, keys: Sequence[Key], first: int, shards: Iterable[list[Feed]]
+) -> dict[Key, NDArray[np.float64]]:
+    return input_ends(runs, chain.from_iterable(shards), keys, first)
 
 
-# One model per worker process: its session serves all tasks of the process.
-_opened: dict[tuple[str, frozenset[str]], FloatRuns] = {}
-
-
-def _runs(work: _Work) -> FloatRuns:
-    key = work.model.sha256, frozenset(read_tensors(work.layers))
-    if key not in _opened:
-        for runs in _opened.values():
-            runs.close()
-        _opened.clear()
-        _opened[key] = work.runs()
-    return _opened[key]
-
-
-def _shard_ranges(work: _Work, first: int, shard: list[Feed]) -> dict[Key, NDArray[np.float64]]:
-    return input_ends(_runs(work), shard, layer_keys(work.layers), first)
-
-
-def _part_sums(work: _Work, ranges: Ranges, shards: list[_Shard]) -> Iterator[MomentSums] | MomentSums:
-    """Return the sums of each input; Ray takes them one after the other, so that memory holds one."""
-    first, feeds = shards[0][0], _Fetched(shards)
-    parts = sample_inputs(_runs(work), work.layers, feeds, work.samples, work.memory, ranges, first)
-    found = (sums for _, _, sums in sums_of_inputs(parts))
-    return next(found) if len(layer_keys(work.layers)) == 1 else found
+def _part_sums(
+    runs: FloatRuns,
+    layers: Sequence[Layer],
+    samples: int,
+    memory: int,
+    ranges: Ranges,
+    first: int,
+    shards: Iterable[list[Feed]],
+) -> Iterator[MomentSums]:
+    """Yield the sums of each input; Ray takes them one after the other, so that memory holds one."""
+    parts = sample_inputs(runs, layers, _Feeds(shards), samples, memory, ranges, first)
+    return (sums for _, _, sums in sums_of_inputs(parts))
 
 
 @dataclass(frozen=True)
-class _Fetched:
-    """The feeds of some shards, fetched one shard after the other, as often as they are read."""
+class _Feeds:
+    """The feeds of some shards, which come one after the other, as often as they are read."""
 
-    shards: list[_Shard]
+    shards: Iterable[list[Feed]]
 
     def __iter__(self) -> Iterator[Feed]:
-        for _, reference in self.shards:
-            yield from fetch_in_task(reference)
+        return chain.from_iterable(self.shards)

@@ -93,7 +93,7 @@ def collect_statistics(
         if not observed.complete and (number or left or waiting):
             raise KeyboardInterrupt  # covers only some tensors, so that it cannot be resumed
         if not observed.complete:
-            raise ObservationInterrupted(observed if start is None else start.merge(observed))
+            raise ObservationInterrupted(observed if start is None else start.join(observed))
         if number and (observed.feeds, observed.data) != (done, data):
             raise StatisticsError(
                 f"pass {number + 1} over the data has {observed.feeds} feeds, the first had {done}"
@@ -111,7 +111,7 @@ def collect_statistics(
         number, done, data = number + 1, observed.feeds, observed.data
         values |= observed.values
     observed = Statistics(model.sha256, done, values, data=data)
-    return observed if start is None else replace(start, complete=True).merge(observed)
+    return observed if start is None else replace(start, complete=True).join(observed)
 
 
 def skip_resumed(model: Model, feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:

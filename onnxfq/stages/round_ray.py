@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 from onnxfq.calibration.weights import RoundedWeight, RoundingJob, round_weight
 from onnxfq.stages.layer_inputs import Layer
-from onnxfq.stages.ray_cluster import Cluster, collect_results, count_workers
+from onnxfq.stages.ray_cluster import Cluster
 
 
 def round_on_ray(
@@ -24,21 +22,20 @@ def round_on_ray(
         address: of the cluster, or "local" for the cores of this machine.
         threads: cores of this machine, 0 for all.
 
-    Raises RuntimeLibraryError if ray is missing or the cluster does not answer.
+    Raises RuntimeLibraryError if ray is missing or the cluster fails.
     """
     waiting: deque[list[Layer]] = deque()
 
-    def tasks() -> Iterator[Callable[[], Any]]:
+    def arguments() -> Iterator[tuple[Sequence[RoundingJob]]]:
         for _, same in groupby(jobs, lambda job: id(job[1].moments)):
             layers, shared = zip(*same, strict=True)
             waiting.append(list(layers))
-            yield partial(task.remote, shared)
+            yield (shared,)
 
-    with Cluster(address, threads) as ray:
-        task = ray.remote(num_cpus=1, max_retries=-1)(_round_all)
-        for made in collect_results(ray, tasks(), count_workers(ray)):
+    with Cluster(address, threads) as cluster:
+        for made in cluster.map(_round_all, cluster.put_opening(str), arguments()):
             yield from zip(waiting.popleft(), made, strict=True)
 
 
-def _round_all(jobs: Sequence[RoundingJob]) -> list[RoundedWeight]:
+def _round_all(opened: object, jobs: Sequence[RoundingJob]) -> list[RoundedWeight]:
     return [round_weight(*job) for job in jobs]

@@ -126,7 +126,8 @@ class SequentialModels:
             quantized.add(v, v)
             cross.add(u, v)
         sums = plain.result()
-        return InputMoments(sums.matrix(), sums.rows, quantized.result().matrix(), cross.result().matrix())
+        others = quantized.result().matrix(), cross.result().matrix()
+        return InputMoments(sums.matrix(), sums.rows, *others, repr(first.tensor))
 
 
 class _Course:

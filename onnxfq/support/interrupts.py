@@ -1,11 +1,50 @@
-"""`note_interrupts`: Ctrl-C as a question that long work asks."""
+"""Signals that end a command: an exception, once, or a question that long work asks.
+
+A signal to a whole process group, as of systemd and `timeout`, comes twice: the process that watches over the
+command passes it on. What comes within `_TOGETHER` is one signal.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Signals by which users, systemd and closed terminals end a command."""
+
+_TOGETHER = 2.0
+"""Seconds after a signal in which others belong to it."""
+
+_came = float("-inf")
+_raised = False
+
+
+def is_first() -> bool:
+    """Tell whether the signal that is handled is none that comes together with an earlier one."""
+    global _came
+    now = time.monotonic()
+    first = now - _came > _TOGETHER
+    _came = now if first else _came
+    return first
+
+
+def interrupt(number: int, frame: object) -> None:
+    """Handle a signal: raise KeyboardInterrupt, so that temporary files are removed."""
+    global _raised
+    if is_first():
+        _raised = True
+        raise KeyboardInterrupt
+
+
+def was_raised() -> bool:
+    """Tell whether `interrupt` raised, so that an error that ends the command comes from it.
+
+    Libraries turn the exception into their own, as in an import, and a process ends that got the signal too.
+    """
+    return _raised
 
 
 @contextmanager
@@ -23,8 +62,9 @@ def note_interrupts() -> Iterator[Callable[[], bool]]:
 
     def note(number: int, frame: object) -> None:
         nonlocal came
-        came = True
-        signal.signal(signal.SIGINT, usual)
+        if usual is not interrupt or is_first():
+            came = True
+            signal.signal(signal.SIGINT, usual)
 
     signal.signal(signal.SIGINT, note)
     try:

@@ -18,6 +18,10 @@ class Reason(str):
         made.rule = rule
         return made
 
+    def __reduce__(self) -> tuple[type[Reason], tuple[str, str]]:
+        """Return what pickle and copy make it from again."""
+        return Reason, (self.rule, str(self))
+
 
 def rule_of(reason: str) -> str:
     """Return the rule of a reason; empty for a plain string."""

@@ -169,16 +169,19 @@ def _is_abandoned(path: Path) -> bool:
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
+def scratch_folder(place: Path | None = None) -> Iterator[Path]:
     """Yield an empty folder among the system's temporary files; it is removed at the end with its content.
 
     The next process that calls this removes the folders of killed processes.
+
+    Args:
+        place: the folder of temporary files; that of TMPDIR if None.
     """
-    for other in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+    for other in Path(place or tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         if _is_own_scratch(other) and _is_abandoned(other / _LOCK):
             shutil.rmtree(other / _FILES, ignore_errors=True)  # the lock goes last: it identifies the folder
             shutil.rmtree(other, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder:
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=place) as folder:
         # Locked before it gets its final name, because an unlocked file counts as abandoned.
         making, lock = Path(folder) / f"{_LOCK}.new", Path(folder) / _LOCK
         with making.open("wb") as stream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -216,20 +217,23 @@ def _unpack(columns: Columns) -> dict[str, GroupStatistics]:
     ):
         words = json.loads(str(text))
         shape = tuple(int(n) for n in words.pop("shape"))
-        mine = slice(group, group + int(np.prod(shape, dtype=np.int64)))
-        held = slice(key, key + int(size))
+        count = prod(shape)
+        mine, held = slice(group, group + count), slice(key, key + int(size))
         group, key = mine.stop, held.stop
+        top = int(keys[held].max(initial=-1))
+        if min(shape, default=1) < 0 or mine.stop > len(ranges) or top >= count * BIN_COUNT:
+            raise ValueError(f"the groups of tensor {str(name)!r} are not those of shape {list(shape)}")
         one = GroupStatistics(
             Granularity.of(**words),
             shape,
             ranges[mine],
             totals[mine],
-            keys[held],
+            keys[held].astype(np.int32),
             counts[held],
             feed_ranges[:, mine] if len(feed_ranges) else np.zeros((0, 0, 2), np.float32),
         )
         counted = np.bincount(one.keys // BIN_COUNT, one.counts, minlength=one.count)
-        if len(one.ranges) != mine.stop - mine.start or not np.array_equal(counted, one.finite):
+        if not np.array_equal(counted, one.finite):
             raise ValueError(f"the counts of the groups of tensor {str(name)!r} do not add up")
         groups[str(name)] = one
     return groups

@@ -210,6 +210,7 @@ def _unpack(columns: Columns) -> dict[str, TensorStatistics]:
     names, ranges, totals, sizes, bins, counts, feed_ranges = (columns[name] for name in _FORMS)
     if bins.max(initial=0) >= BIN_COUNT:
         raise ValueError("'bins' has a number beyond the last bin")
+    bins = bins.astype(np.int32)
     starts = np.cumsum(sizes) - sizes
     tensors = {}
     for name, (rmin, rmax), (elements, nans, infinities, zeros), start, size, kept in zip(

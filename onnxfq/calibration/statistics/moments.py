@@ -115,7 +115,10 @@ class MomentSums:
         return MomentSums(blocks, self.left, self.right, rows)
 
     def check(self) -> None:
-        """Raise ValueError unless the blocks have the shapes and the type of a symmetric matrix."""
+        """Raise ValueError unless the blocks have shapes, type and values of a symmetric sum of u u^T.
+
+        That the sum is positive definite once it is damped is found where it is factorized.
+        """
         groups, inputs = self.left.shape
         found = [(block.shape, block.dtype.name) for block in self.blocks]
         starts = range(0, inputs, BLOCK)
@@ -123,6 +126,12 @@ class MomentSums:
         wanted = [(shape, "int64" if _is_wide(self.rows) else "int32") for shape in shapes]
         if found != wanted:
             raise ValueError(f"its sums are {found}, wanted are {wanted}")
+        for block in self.blocks:
+            top = block[:, : block.shape[2]]
+            if (np.einsum("gii->gi", top) < 0).any():
+                raise ValueError("its sums are no moments: the sum of the squares of an input is negative")
+            if not np.array_equal(top, top.swapaxes(1, 2)):
+                raise ValueError("its sums are no moments: they are not symmetric")
 
     def matrix(self) -> NDArray[np.float64]:
         """Return the sum of u v^T as real numbers, [groups, inputs, inputs]."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,18 @@ from onnxfq.calibration.statistics.registry import KINDS
 from onnxfq.data import DataDigest
 from onnxfq.errors import StatisticsError, nearest
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
-from onnxfq.support.arrays import UNREADABLE, load_npz
+from onnxfq.support.arrays import load_npz
 from onnxfq.support.files import replace_file
 from onnxfq.support.records import join_lines
 
 FORMAT = "onnxfq.stats/1"
+_MOST = 1 << 53
+"""Largest number in a file: sums of a thousand of them stay in int64."""
 _COLUMNS = ("model_sha256", "feeds", "complete", "data")
 _FORMS: Mapping[str, Form] = {
     **dict.fromkeys(("format", "model_sha256", "data"), ("U", ())),
     **dict.fromkeys(("feeds", "samples"), ("iu", ())),
+    "least": ("iu", (None,)),
     "complete": ("b", ()),
 }
 
@@ -43,6 +46,7 @@ class Statistics:
         values: values by tensor and kind, see `KINDS`.
         complete: whether the feeds are the whole data set; False if observing was interrupted.
         data: number of samples and the sum of their SHA-256, in any order and in any batches.
+        source: name in messages.
     """
 
     model_sha256: str
@@ -50,6 +54,7 @@ class Statistics:
     values: Mapping[Key, Any]
     complete: bool = True
     data: DataDigest = DataDigest()
+    source: str = field(default="these statistics", compare=False, repr=False)
 
     @cached_property
     def tensors(self) -> dict[str, TensorStatistics]:
@@ -111,7 +116,23 @@ class Statistics:
         )
 
     def merge(self, other: Statistics) -> Statistics:
-        """Return the statistics of both data sets. Raises StatisticsError for different models or tensors."""
+        """Return the statistics of both data sets, which share no samples.
+
+        Raises StatisticsError for different models or tensors, for data that overlaps, and for statistics of
+        an interrupted run.
+        """
+        for one in (self, other):
+            if not one.complete:
+                raise StatisticsError(
+                    f"{one.source}: an interrupted run reached {one.feeds} feeds; continue it with `onnxfq "
+                    "observe --resume`, and merge then"
+                )
+        joined = self.join(other)
+        check_apart(self, other)
+        return replace(joined, source=f"{self.source} + {other.source}")
+
+    def join(self, other: Statistics) -> Statistics:
+        """Return the statistics of both parts of one run, whose data may repeat; otherwise as `merge`."""
         if self.model_sha256 != other.model_sha256:
             raise StatisticsError(
                 f"statistics of different models do not merge ({self.model_sha256[:12]} and "
@@ -126,8 +147,9 @@ class Statistics:
                 )
         values = {key: KINDS[key[1]].merge(one, other.values[key]) for key, one in self.values.items()}
         complete = self.complete and other.complete
-        data = self.data + other.data
-        return Statistics(self.model_sha256, self.feeds + other.feeds, values, complete, data)
+        return Statistics(
+            self.model_sha256, self.feeds + other.feeds, values, complete, self.data + other.data
+        )
 
     @property
     def sha256(self) -> str:
@@ -164,6 +186,7 @@ class Statistics:
             "complete": np.asarray(self.complete),
             "data": np.asarray(self.data.hex),
             "samples": np.asarray(self.data.samples, np.int64),
+            "least": np.asarray(self.data.least, np.uint64),
         }
         for kind in KINDS.values():
             columns |= kind.pack(self.of_kind(kind))
@@ -174,20 +197,43 @@ class Statistics:
     def load(path: str | Path) -> Statistics:
         """Read a file of `save`. Raises StatisticsError in one line for any fault."""
         try:
-            columns = load_npz(path)
-            _check_columns(columns)
-            return _unpack(columns)
+            return replace(_unpack(_check_columns(load_npz(path))), source=str(path))
         except FileNotFoundError:
             raise StatisticsError(f"no such file: {path}; make it with `onnxfq observe`") from None
-        except (*UNREADABLE, KeyError, TypeError, IndexError, OverflowError) as fault:
+        except Exception as fault:  # whatever the content of a damaged file makes NumPy and Python raise
             text = join_lines(fault)
             raise StatisticsError(
                 f"{path} is not a statistics file ({text}); make it with `onnxfq observe`"
             ) from None
 
 
-def _check_columns(columns: Columns) -> None:
-    """Raise ValueError for an array of another type or shape than `save` writes."""
+class Gathered(Protocol):
+    """Statistics or moments of a data set."""
+
+    @property
+    def data(self) -> DataDigest:
+        """Its samples."""
+
+    @property
+    def source(self) -> str:
+        """Name in messages."""
+
+
+def check_apart(one: Gathered, other: Gathered) -> None:
+    """Raise StatisticsError if both are of the same samples, or of parts of the data that overlap."""
+    if one.data.overlaps(other.data):
+        raise StatisticsError(
+            f"{one.source} ({one.data.samples} samples) and {other.source} ({other.data.samples}) hold the "
+            "same samples, which would count twice; merge each part of the data once"
+        )
+
+
+def _check_columns(columns: Columns) -> Columns:
+    """Return the arrays with numbers in int64.
+
+    Raises ValueError for an array of another type or shape than `save` writes, and for impossible numbers.
+    """
+    made = dict(columns)
     for forms in (_FORMS, *(kind.forms for kind in KINDS.values())):
         for name in columns.keys() & forms.keys():
             array, (kind, shape) = columns[name], forms[name]
@@ -199,6 +245,13 @@ def _check_columns(columns: Columns) -> None:
                 raise ValueError(f"{name!r} is {array.dtype} {list(array.shape)}, wanted is {kind} {wanted}")
             if kind == "iu" and array.size and array.min() < 0:
                 raise ValueError(f"{name!r} has a negative number")
+            if kind == "iu" and name != "least":
+                if array.max(initial=0) > _MOST:
+                    raise ValueError(f"{name!r} has a number beyond {_MOST}")
+                made[name] = array.astype(np.int64)
+            if kind == "f" and np.isnan(array).any():
+                raise ValueError(f"{name!r} has NaN")
+    return made
 
 
 def _unpack(columns: Columns) -> Statistics:
@@ -213,10 +266,11 @@ def _unpack(columns: Columns) -> Statistics:
     feeds = int(columns["feeds"])
     # Files of older versions lack it: their digest is that of feeds, usually of one sample each.
     samples = int(columns.get("samples", feeds))
+    least = tuple(sorted(int(one) for one in columns.get("least", ())))
     return Statistics(
         str(columns["model_sha256"]),
         feeds,
         values,
         complete=bool(columns["complete"]),
-        data=DataDigest(int(str(columns["data"]), 16), samples),
+        data=DataDigest(int(str(columns["data"]), 16), samples, least),
     )

@@ -38,7 +38,8 @@ class Method:
 def _corrected(weights: Floats, moments: InputMoments) -> Floats:
     if moments.quantized is None or moments.cross is None:
         return weights
-    return correct_weights(weights, moments.quantized, moments.cross)
+    quantized, cross = moments.quantized, moments.cross
+    return moments.check(lambda: correct_weights(weights, quantized, cross))
 
 
 METHODS: dict[str, Method] = {
@@ -100,9 +101,12 @@ def round_weight(
         moments: of the inputs.
         method: a name in METHODS.
         float_type: type of the weight in the model, which its scales have too.
+
+    Raises StatisticsError for moments of another size, and for sums that are no moments.
     """
     shape, layout = values.shape, Layout(spec.granularity, values.shape)
     weights = view.fold(values)
+    moments.check_size(len(weights), weights.shape[2])
     target = METHODS[method].target(weights, moments)
 
     nothing = np.zeros((), np.float32)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.weights.gptq import Factor, factorize
 from onnxfq.calibration.weights.grid import Floats, Matrices, split_outputs
+from onnxfq.errors import StatisticsError
+
+Made = TypeVar("Made")
 
 BLOCK = 512
 """Columns of a matrix of moments in one product."""
@@ -24,12 +29,14 @@ class InputMoments:
         quantized: G = sum of z z^T; None for the same inputs in both models.
         cross: C = sum of x z^T; None likewise.
         rows: number of inputs in each sum.
+        name: of the input, in messages.
     """
 
     plain: Matrices
     rows: int
     quantized: Matrices | None = None
     cross: Matrices | None = None
+    name: str = ""
 
     @property
     def seen(self) -> Matrices:
@@ -38,8 +45,33 @@ class InputMoments:
 
     @cached_property
     def factor(self) -> Factor:
-        """Factors of `seen`, for all layers that share these moments."""
-        return factorize(self.seen)
+        """Factors of `seen`, for all layers that share these moments. Raises StatisticsError as `check`."""
+        return self.check(lambda: factorize(self.seen))
+
+    def check(self, compute: Callable[[], Made]) -> Made:
+        """Return what `compute` makes of the moments.
+
+        Raises StatisticsError for sums that are no moments: not finite, or not positive definite.
+        """
+        why = "not finite"
+        try:
+            if np.isfinite(self.plain).all() and np.isfinite(self.seen).all():
+                return compute()
+        except np.linalg.LinAlgError:
+            why = "not positive definite"
+        raise StatisticsError(
+            f"the sums of tensor {self.name} are no moments: they are {why}; gather them again with `onnxfq "
+            "moments`, and look for huge values in the data"
+        )
+
+    def check_size(self, groups: int, inputs: int) -> None:
+        """Raise StatisticsError unless the moments are of so many groups and inputs."""
+        if self.plain.shape != (groups, inputs, inputs):
+            raise StatisticsError(
+                f"the moments of tensor {self.name} are of {self.plain.shape[0]} groups of "
+                f"{self.plain.shape[1]} inputs, and the weight has {groups} of {inputs}; repair a layer "
+                "whose shapes do not fit, or gather the moments again"
+            )
 
     def errors(self, weights: Floats, rounded: Floats) -> NDArray[np.float64]:
         """Return the sum of |W x - Q z|^2 of each output, [groups, outputs]."""
