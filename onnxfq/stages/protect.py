@@ -26,7 +26,7 @@ from onnxfq.stages.promise import Aim, Promise, SqnrAim, open_aim
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.round_weights import Rounding
 from onnxfq.stages.sensitivity import find_remedy, next_count, rank_groups
-from onnxfq.stages.switchboard import Switchboard, spread_feeds
+from onnxfq.stages.switchboard import Switchboard, first_feeds
 from onnxfq.stages.task_metric import TaskMetric
 
 MULTIPLIES_PER_DB = 0.01
@@ -124,7 +124,7 @@ def keep_promise(
     if best >= aim.wanted:
         return start
     progress = options.stage("protect")
-    ranked = rank_groups(board, spread_feeds(inputs.kept, RANKING_FEEDS), start.recipe, progress)
+    ranked = rank_groups(board, first_feeds(inputs.kept, RANKING_FEEDS), start.recipe, progress)
     most, known = len(ranked.groups), {0: chosen}
     count = next_count(0, most) if chosen >= aim.wanted else 0  # the part that proves alone may lack it
     for _ in range(_ROUNDS):
@@ -172,7 +172,7 @@ def _widen_weights(
             f"{limit:g} were promised; take a recipe with fewer bits"
         )
     aim = SqnrAim(math.inf, inputs.kept)
-    feeds = spread_feeds(aim.choosing, RANKING_FEEDS)
+    feeds = first_feeds(aim.choosing, RANKING_FEEDS)
     ranked = rank_groups(board, feeds, start.recipe, options.stage("protect"))
     added = [
         sum(n * max(0, wide - bits) for n, bits in (sizes.get(name, (0, wide)) for name in group.tensors))
@@ -234,7 +234,7 @@ def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, opti
     if min(chosen, proven) >= least or not board.groups:
         return start
     progress = options.stage("protect")
-    ranked = rank_groups(board, spread_feeds(aim.choosing, RANKING_FEEDS), start.recipe, progress)
+    ranked = rank_groups(board, first_feeds(aim.choosing, RANKING_FEEDS), start.recipe, progress)
     affordable = _affordable(ranked, MULTIPLIES_PER_DB * (least - min(chosen, proven)))
     known = {0: chosen}
     for wanted in (aim, SqnrAim(chosen + LEAST_GAIN_DB, inputs.kept)):
