@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pydantic
 
 from onnxfq.calibration.calibrators.auto import auto
@@ -19,6 +20,7 @@ from onnxfq.calibration.calibrators.percentile import check_percent, percentile
 from onnxfq.calibration.calibrators.percentile_each_end import percentile_each_end
 from onnxfq.calibration.calibrators.sqnr import sqnr
 from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.data.inputs import read_only
 from onnxfq.errors import SpecError, nearest
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.support.records import Record
@@ -142,7 +144,11 @@ class Calibrator(Record):
 
     def __call__(self, statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
         """Return (rmin, rmax) of a tensor with `statistics`. Raises SpecError as in `parse`."""
-        return self._look_up().function(statistics, spec, *self.parameters)
+        function = self._look_up().function
+        if not function.__module__.startswith("onnxfq."):  # others need the statistics too
+            arrays = {name: value for name, value in vars(statistics).items() if isinstance(value, np.ndarray)}
+            statistics = replace(statistics, **read_only(arrays))
+        return function(statistics, spec, *self.parameters)
 
     @property
     def is_fixed(self) -> bool:
