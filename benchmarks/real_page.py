@@ -53,7 +53,7 @@ CPU only, the tasks on one thread.
 - *quantized*: the number of Conv, ConvTranspose, Gemm, MatMul and residual Add in low precision, and their
   total. Recurrent operators are counted and stay in float.
 - *SQNR*: signal to quantization noise of the Q/DQ model's worst output, from `result.evaluation`. It uses at
-  most 128 feeds, spread over the calibration data.
+  most 128 samples of the calibration data.
 - *float* runs at onnxruntime's default optimisation. *fake-quant* (FakeQuantize nodes) and *Q/DQ* (the
   written file, loaded again) run at ORT_ENABLE_BASIC.
 - *ORT all*, *ORT C/M*: onnxruntime 1.31.1 `quantize_static`, from the README files next to the data: QDQ,

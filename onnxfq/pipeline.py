@@ -16,7 +16,6 @@ from onnxfq.calibration.statistics import Statistics
 from onnxfq.calibration.weights import Moments
 from onnxfq.choices import PROTECT_AUTO, RANKING_FEEDS, ProtectAuto
 from onnxfq.data import Data, Feed
-from onnxfq.data.replay import spread_order, spread_places
 from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions, FloatPlan
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.equalization import Equalization
@@ -74,7 +73,7 @@ class QuantizeResult:
         staged: the normalised float model as the stages had it: weights of over 16 MB are in files.
         qdq: the model with Q/DQ pairs in the form of its target.
         staged_simulation: the model with FakeQuantize nodes, likewise.
-        evaluation: against the float model, on feeds spread over the calibration data until the SQNR is
+        evaluation: against the float model, on samples of the calibration data until the SQNR is
             stable. Of forms with the same bits only the simulation runs; `RunOptions.exact` runs both.
         floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
         fitted: the encodings of a file that match the plan; None without a file.
@@ -283,7 +282,7 @@ class _Job:
             )
         found = gather_statistics(inputs, planned.unknown, self.statistics, self.options, self.ray)
         clock.lap("observe")
-        self.runs.start(spread_order(inputs.kept))
+        self.runs.start(inputs.kept)
         weights = None
         if planned.matched is None:
             progress = self.options.stage("calibrate", len(planned.plan.weights))
@@ -315,7 +314,7 @@ class _Job:
             sensitivity=kept.sensitivity,
             rounding=kept.rounding,
             bias_correction=built.corrected,
-            samples=tuple(inputs.kept[at] for at in spread_places(len(inputs.kept), RANKING_FEEDS)),
+            samples=tuple(inputs.kept[:RANKING_FEEDS]),
             recalibration=recalibration,
             auto_rounding=auto_rounding,
         )

@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--random-graphs", type=int, default=300, help="graphs drawn (CI: 300)")
     parser.addoption("--all-opsets", action="store_true", help="every opset with every recipe")
+    parser.addoption("--all-ways", action="store_true", help="every option in every way of feeding")
     parser.addoption("--damaged-files", type=int, default=200, help="files damaged (CI: 200)")
 
 

@@ -12,6 +12,7 @@ from builders import Arrays, build, weights
 
 from onnxfq import RunOptions, quantize
 from onnxfq.calibration.weights import InputView
+from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.graph.constants import weight_array
@@ -138,8 +139,12 @@ def means_of(data: object, batch: int = 1, threads: int = 1) -> list[bytes]:
     """Return the means of the inputs of a small network as bytes."""
     model = prepare_model(load(network()), INT4.target)
     targets, _ = find_targets(model, model, make_plan(model, INT4))
-    means = InputMeans(model, [one.key for one in targets], open_feeds(model.proto, data, batch), threads)
-    return [means.of_all(one.key).tobytes() for one in targets]
+    kept = KeptFeeds(open_feeds(model.proto, data, batch))
+    confirming = kept.select(8)
+    means = InputMeans(
+        model, [one.key for one in targets], kept.again_without(len(confirming)), confirming, threads
+    )
+    return [mean(one.key).tobytes() for one in targets for mean in (means.of_rest, means.of_all)]
 
 
 def network() -> onnx.ModelProto:
@@ -264,9 +269,9 @@ def test_quantize_keeps_only_a_gain() -> None:
 
 
 def test_no_correction_without_other_feeds() -> None:
-    """One feed cannot confirm its own means, and no data has none."""
-    made = correct(LAYERS["conv"], [{"x": DATA}], batch=0).made
-    assert made.lines() == ["biases     not corrected: the data has one feed, and none is left to confirm"]
+    """One sample cannot confirm its own means, and no data has none."""
+    made = correct(LAYERS["conv"], [{"x": DATA[:1]}], batch=0).made
+    assert made.lines() == ["biases     not corrected: the data has one sample, and none is left to confirm"]
     recipe = RECIPES["tensorrt-int4"].model_copy(update={"bias_correction": "auto"})
     result = quantize(LAYERS["matmul"], None, recipe=recipe)
     assert "biases     not corrected: no data was given" in quantize_summary(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import subprocess
 import sys
@@ -15,13 +16,17 @@ import onnx
 import pytest
 from builders import build, weights
 
+import onnxfq
 from onnxfq.calibration.calibrators import observing_names
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.calibration.weights import Moments
+from onnxfq.cli.main import main
 from onnxfq.data import Feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.recipe import load_recipe
+from onnxfq.errors import RecipeError
 from onnxfq.graph.io.load import load
+from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.gather_moments import gather_moments
 from onnxfq.stages.insert import insert_qdq
@@ -209,3 +214,154 @@ def test_files_of_moments_however_they_are_made(network: str, tmp_path: Path) ->
     for layer, moments in collect_moments(model, layers, open_feeds(model.proto, parts(data, 8))):
         found = kept.of_layer((one.tensor, one.view) for one in layer.inputs)
         assert (found.rows, found.plain.tobytes()) == (moments.rows, moments.plain.tobytes())
+
+
+def uneven(folder: Path) -> tuple[Path, Feed]:
+    """Convolutions, a sum, a recurrent layer along the rows and a class, for samples of unequal size."""
+    model = build(
+        """g (float[N,3,8,8] x) => (float[N,10] y) {
+            c = Conv <pads = [1,1,1,1]> (x, w0, b0) r = Relu (c)
+            d = Conv <pads = [1,1,1,1]> (r, w1) a = Add (d, r)
+            m = ReduceMean <axes = [3], keepdims = 0> (a) t = Transpose <perm = [2,0,1]> (m)
+            l, h = GRU <hidden_size = 8> (t, gw, gr) k = Squeeze (h, first)
+            y = Gemm <transB = 1> (k, w2, b2) }""",
+        {
+            "w0": weights(4, 3, 3, 3),
+            "b0": weights(4),
+            "w1": weights(4, 4, 3, 3, seed=1),
+            "gw": weights(1, 24, 4) / np.float32(2),
+            "gr": weights(1, 24, 8) / np.float32(2),
+            "first": np.array([0]),
+            "w2": weights(10, 8, seed=2),
+            "b2": weights(10),
+        },
+        opset=17,
+    )
+    onnx.save(model, folder / "uneven.onnx")
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(40, 3, 8, 8)) * np.exp(rng.normal(size=(40, 1, 1, 1)))
+    return folder / "uneven.onnx", {"x": x.astype(np.float32)}
+
+
+NETWORKS = {"digits": lambda _: digits(), "tokens": tokens, "uneven": uneven}
+
+CHOOSING = {
+    "protect": ["--protect", "60"],
+    "promise": ["--min-sqnr", "PROMISED"],
+    "smooth": ["--smooth", "auto"],
+    "equalize": ["--equalize", "auto"],
+    "biases": ["--bias-correction", "auto", "--recipe", "w4a8.yaml"],
+    "rounding": ["--rounding", "auto", "--recipe", "w4a8.yaml"],
+    "halves": ["--float", "fp16"],
+    "sequence": ["--rounding", "qronos"],
+}
+"""Options that choose by runs of the data."""
+
+W4A8 = "{name: w4a8, target: onnxruntime, activations: {qtype: int8}, weights: {qtype: int4}}"
+
+
+def feeding_words(folder: Path, data: Feed) -> dict[str, list[str]]:
+    """Return the words of the command line for each way of feeding the same samples."""
+    ((name, values),) = data.items()
+    turned_values = values[np.random.default_rng(7).permutation(len(values))]
+    np.savez(folder / "d.npz", **data)
+    np.savez(folder / "turned.npz", **{name: turned_values})
+    np.savez_compressed(folder / "small.npz", **data)
+    np.save(folder / "d.npy", values)
+    for count in (1, 7):
+        (folder / f"of{count}").mkdir()
+        for number, part in enumerate(np.array_split(values, count)):
+            np.savez(folder / f"of{count}" / f"{number}.npz", **{name: part})
+    (folder / "made_here.py").write_text(
+        f"import numpy as np\n\ndef samples():\n    for one in np.load({str(folder / 'd.npy')!r}):\n"
+        f"        yield {{{name!r}: one}}\n"
+    )
+    file = str(folder / "d.npz")
+    return {
+        "npz": [file],
+        **{f"batch {size}": [file, "--batch", str(size)] for size in (1, 2, 3, 8, 0)},
+        "turned": [str(folder / "turned.npz")],
+        "turned, 3 threads": [str(folder / "turned.npz"), "--threads", "3"],
+        "compressed": [str(folder / "small.npz")],
+        "one file": [str(folder / "of1")],
+        "seven files": [str(folder / "of7")],
+        "npy": [str(folder / "d.npy")],
+        "function": ["made_here:samples"],
+    }
+
+
+SOME_WAYS = ("batch 8", "batch 0", "turned, 3 threads", "seven files", "function")
+"""Those that differ most; one of them for each network and option, unless all are asked for."""
+
+
+@pytest.mark.parametrize("option", sorted(CHOOSING))
+@pytest.mark.parametrize("network", sorted(NETWORKS))
+def test_a_choice_however_it_is_fed(
+    network: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Order, batches, files and threads change no byte of a model whose making chose something."""
+    path, data = NETWORKS[network](tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("made_here", None)
+    words = [str(path), *CHOOSING[option]]
+    if "PROMISED" in words:
+        words[-1] = str(promised(path, data))
+    (tmp_path / "w4a8.yaml").write_text(W4A8)
+    ways = feeding_words(tmp_path, data)
+    if not request.config.getoption("--all-ways"):
+        first = (sorted(NETWORKS).index(network) + sorted(CHOOSING).index(option)) % len(SOME_WAYS)
+        ways = {way: ways[way] for way in ("npz", *(SOME_WAYS * 2)[first : first + 2])}
+    found = {}
+    for way, given in ways.items():
+        assert main(["quantize", *words, "--data", *given, "-o", "q.onnx"]) == 0
+        found[way] = hashlib.sha256((tmp_path / "q.onnx").read_bytes()).hexdigest()
+    assert len(set(found.values())) == 1, found
+
+
+def promised(path: Path, data: Feed) -> float:
+    """Return a promise that some groups of the network must stay in float for."""
+    plain = onnxfq.quantize(path, data, protect=None).evaluation.candidates[0].outputs
+    for more in (6, 4, 2, 1):
+        wanted = round(min(one.sqnr_db for one in plain)) + more
+        try:
+            made = onnxfq.quantize(path, data, promise=onnxfq.Promise(min_sqnr=wanted))
+        except RecipeError:
+            continue
+        assert made.sensitivity is not None and made.sensitivity.remedy is not None
+        return wanted
+    raise AssertionError("no promise above what quantizing gives can be kept")
+
+
+def test_a_promised_drop_in_any_order(tmp_path: Path) -> None:
+    """Samples turned together with their labels, in any batches: the same layers stay in float."""
+    path, data = digits()
+    (name, images), *_ = data.items()
+    (tmp_path / "w4a8.yaml").write_text(W4A8)
+    session = Session(load(path).proto, 1)
+    labels = np.concatenate([session.run({name: one[None]})[0].argmax(-1).ravel() for one in images])
+    rng, found = np.random.default_rng(3), {}
+    for batch in (1, 7, 0):
+        for turn in range(2):
+            order = rng.permutation(len(images)) if turn else np.arange(len(images))
+            made = onnxfq.quantize(
+                path,
+                {name: images[order]},
+                tmp_path / "q.onnx",
+                recipe=tmp_path / "w4a8.yaml",
+                promise=onnxfq.Promise(max_drop=0.002, labels=labels[order].tolist(), metric=confidence),
+                options=onnxfq.RunOptions(batch=batch),
+            )
+            assert made.sensitivity is not None and made.sensitivity.remedy is not None
+            found[batch, turn] = hashlib.sha256((tmp_path / "q.onnx").read_bytes()).hexdigest()
+    assert len(set(found.values())) == 1, found
+
+
+def confidence(outputs: Iterator[Feed], labels: np.ndarray) -> float:
+    """A metric of the user: the mean share of the right class, summed as exactly as float64 can."""
+    shares = []
+    for made, label in zip(outputs, labels, strict=True):
+        logits = next(iter(made.values())).astype(np.float64).ravel()
+        assert logits.size == 10  # one sample at a time
+        shares.append(np.exp(logits[label] - logits.max()) / np.exp(logits - logits.max()).sum())
+    return math.fsum(shares) / len(shares)

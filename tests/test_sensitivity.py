@@ -16,6 +16,7 @@ from planted_chain import FACTOR, LAYERS, WIDTH, chain, with_modules
 
 import onnxfq
 from onnxfq.cli.main import main
+from onnxfq.data import sample_digest
 from onnxfq.documents.sensitivity import MetricValues, Sensitivity
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.patterns.logits import find_logits
@@ -26,7 +27,6 @@ from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.round_weights import round_weights
 from onnxfq.stages.score import score_models
 from onnxfq.stages.switched_segments import SwitchedSegments
-from onnxfq.stages.task_metric import Half
 
 
 @pytest.mark.parametrize("name", sorted(BUILDERS))
@@ -247,7 +247,7 @@ def test_a_promise_that_cannot_be_kept(tmp_path: Path, data, capfd: pytest.Captu
     assert main([*line, "-o", str(tmp_path / "q.onnx"), "--min-sqnr", "200"]) == 1
     text = capfd.readouterr().err
     assert "cannot keep 200 dB" in text and "8 of 8 groups" in text and not (tmp_path / "q.onnx").exists()
-    assert main([*line, "-o", str(tmp_path / "q.onnx"), "--min-sqnr", "45"]) == 0
+    assert main([*line, "-o", str(tmp_path / "q.onnx"), "--min-sqnr", "36"]) == 0
     assert "protected  " in capfd.readouterr().out
 
 
@@ -357,8 +357,8 @@ def test_ranked_by_a_metric(tmp_path: Path, data, capfd: pytest.CaptureFixture[s
     assert [group.nodes for group in found.groups] == [("tiny",), ("large",)]
     assert found.groups[0].noise < found.groups[1].noise and found.by_gain(by_metric=True) == [0, 1]
     assert found.by_gain() == [1, 0] and found.metric is not None and found.metric.reference == 1
-    half = [feeds[at] for at in Half(range(len(feeds)), 0)]
-    truth = labels[list(Half(range(len(feeds)), 0))]
+    mine = sorted(sorted(range(len(feeds)), key=lambda at: sample_digest(feeds[at]))[::2])
+    half, truth = [feeds[at] for at in mine], labels[mine]
     for group in found.groups:
         for value, nodes in (
             (group.metric_rest, group.nodes),
@@ -397,13 +397,6 @@ def test_a_rise_of_the_metric_is_chance() -> None:
     """Drops up to the largest rise rank nothing."""
     values = MetricValues(name="m", reference=0.8, quantized=0.7, chance=0.02)
     assert [values.clear_drop(v) > 0 for v in (None, 0.82, 0.8, 0.781, 0.77)] == [False] * 4 + [True]
-
-
-def test_halves_are_without_period() -> None:
-    """Both halves have one feed of every pair, and no period of the data falls into one of them."""
-    halves = [list(Half(range(64), half)) for half in (0, 1)]
-    assert sorted(halves[0] + halves[1]) == list(range(64))
-    assert all(len({n // 2 for n in half}) == 32 and {n % 4 for n in half} == {0, 1, 2, 3} for half in halves)
 
 
 @pytest.mark.parametrize("fallback", ["weights", "int16"])

@@ -123,7 +123,8 @@ def cut(arrays: Arrays, inputs: Inputs, batch: int, source: str) -> Iterator[Fee
     Args:
         arrays: the samples of every input.
         inputs: inputs of the model.
-        batch: samples per run if the batch axis is open, 0 for all.
+        batch: samples per run if the batch axis is open, 0 for all: arrays are then one feed, whatever their
+            sizes.
         source: name of the data for errors.
 
     Raises DataError for a wrong rank, a fixed batch that does not divide an axis 0, or unequal counts.
@@ -142,8 +143,9 @@ def cut(arrays: Arrays, inputs: Inputs, batch: int, source: str) -> Iterator[Fee
         elif rank:
             samples[spec.name] = array.shape[0]
     _check_equal(runs, "runs", source)
-    _check_equal(samples, "samples", source)
-    total = next(iter(samples.values()), 0)
+    if batch or runs:
+        _check_equal(samples, "samples", source, ", or --batch 0 if axis 0 of one feed counts something else")
+    total = max(samples.values(), default=0)
     if runs:
         # Inputs with a fixed batch and arrays of whole runs determine how the others are cut.
         count = next(iter(runs.values()))
@@ -165,10 +167,12 @@ def cut(arrays: Arrays, inputs: Inputs, batch: int, source: str) -> Iterator[Fee
         yield feed
 
 
-def _check_equal(counts: dict[str, int], what: str, source: str) -> None:
+def _check_equal(counts: dict[str, int], what: str, source: str, otherwise: str = "") -> None:
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise DataError(f"{source}: inputs differ in their number of {what} ({listed}); give equal ones")
+        raise DataError(
+            f"{source}: inputs differ in their number of {what} ({listed}); give equal ones{otherwise}"
+        )
 
 
 def _whole_runs(spec: InputSpec, array: NDArray[Any] | StoredArray, fixed: int) -> int:

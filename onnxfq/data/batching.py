@@ -62,8 +62,8 @@ def rebatch(feeds: Iterable[Feed], inputs: Inputs, batch: int) -> Iterator[Feed]
         count = open_count(feed, inputs)
         if count == 0:
             continue
-        if held and (count is None or not _alike(held[0], feed, inputs)):
-            yield _join_feeds(held, inputs)
+        if held and (count is None or not can_join(held[0], feed, inputs)):
+            yield join_feeds(held, inputs)
             held = []
         if count is None or batch == 0:
             yield feed
@@ -72,12 +72,12 @@ def rebatch(feeds: Iterable[Feed], inputs: Inputs, batch: int) -> Iterator[Feed]
         have = sum(open_count(one, inputs) or 0 for one in held)
         start = 0
         if have >= batch:
-            joined = _join_feeds(held, inputs)
+            joined = join_feeds(held, inputs)
             for start in range(batch, have + 1, batch):
                 yield take_samples(joined, inputs, start - batch, start) if have > batch else joined
             held = [take_samples(joined, inputs, start, have)] if start < have else []
     if held:
-        yield _join_feeds(held, inputs)
+        yield join_feeds(held, inputs)
 
 
 def _times(array: NDArray[Any], shape: tuple[int | None, ...] | None) -> int | None:
@@ -92,7 +92,7 @@ def _run(array: NDArray[Any], size: int, run: int) -> NDArray[Any]:
     return array[run * size : (run + 1) * size] if array.shape[0] != size else array
 
 
-def _alike(one: Feed, other: Feed, inputs: Inputs) -> bool:
+def can_join(one: Feed, other: Feed, inputs: Inputs) -> bool:
     """Return whether two feeds can be joined: equal shapes except axis 0, equal scalars."""
     for spec in inputs:
         a, b = one[spec.name], other[spec.name]
@@ -101,7 +101,8 @@ def _alike(one: Feed, other: Feed, inputs: Inputs) -> bool:
     return True
 
 
-def _join_feeds(feeds: list[Feed], inputs: Inputs) -> Feed:
+def join_feeds(feeds: list[Feed], inputs: Inputs) -> Feed:
+    """Return feeds that `can_join` as one."""
     if len(feeds) == 1:
         return feeds[0]
     return {

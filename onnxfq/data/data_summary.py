@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfq.data.digest import DataDigest, DigestedFeed, sample_digest
+from onnxfq.data.digest import DataDigest, DigestedFeed, digested
 from onnxfq.data.inputs import Feed, Inputs, samples
 from onnxfq.data.notes import Notes
 
@@ -26,10 +26,9 @@ class Survey:
         self.digest = DataDigest()
 
     def add(self, feed: Feed) -> DigestedFeed:
-        """Add the samples of `feed`; return it with their digest."""
-        before, self.digest = self.digest, DataDigest()
-        for sample in samples(feed, self._inputs):
-            digest = sample_digest(sample)
+        """Add the samples of `feed`; return it with their digests."""
+        made = digested(feed, self._inputs)
+        for sample, digest in zip(samples(feed, self._inputs), made.digests, strict=True):
             self.digest = self.digest.plus(digest)
             if digest in self._seen:
                 self._repeated.append(self._number)
@@ -39,9 +38,7 @@ class Survey:
                 self._constant.append(self._number)
             self._number += 1
         self._rows += _rows(feed, self._inputs)
-        digested = DigestedFeed(feed, self._inputs, self.digest)
-        self.digest = before + self.digest
-        return digested
+        return made
 
     def tell(self, notes: Notes) -> None:
         """Log the findings in at most two lines."""

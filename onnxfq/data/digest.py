@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.data.inputs import Feed, Inputs, samples
+from onnxfq.data.inputs import Feed, Inputs, WholeFeed, samples
 
 _MODULUS = 1 << 256
 
@@ -84,24 +85,35 @@ class DataDigest:
 
 
 class DigestedFeed(dict[str, NDArray[Any]]):
-    """A feed that nobody changes, with the digest of its samples: hashing costs as much as reading.
+    """A feed that nobody changes, with the digests of its samples: hashing costs as much as reading.
 
     Attributes:
         inputs: of the model, by which the feed was cut into samples.
-        digest: of the samples.
+        digests: of the samples, in order.
     """
 
-    def __init__(self, feed: Feed, inputs: Inputs, digest: DataDigest) -> None:
-        """Take the arrays of `feed`."""
+    def __init__(self, feed: Feed, inputs: Inputs) -> None:
+        """Take the arrays of `feed`, and hash them."""
         super().__init__(feed)
-        self.inputs, self.digest = inputs, digest
+        self.inputs, self.digests = inputs, sample_digests(feed, inputs)
+
+
+class DigestedWhole(WholeFeed, DigestedFeed):
+    """A digested feed that is one sample."""
+
+
+def digested(feed: Feed, inputs: Inputs) -> DigestedFeed:
+    """Return `feed` with the digests of its samples."""
+    return (DigestedWhole if isinstance(feed, WholeFeed) else DigestedFeed)(feed, inputs)
+
+
+def sample_digests(feed: Feed, inputs: Inputs) -> tuple[int, ...]:
+    """Return the digest of each sample in `feed`."""
+    if isinstance(feed, DigestedFeed) and feed.inputs == inputs:
+        return feed.digests
+    return tuple(sample_digest(sample) for sample in samples(feed, inputs))
 
 
 def digest_feed(feed: Feed, inputs: Inputs) -> DataDigest:
     """Return the digest of the samples in `feed`; it is the same for every batch size."""
-    if isinstance(feed, DigestedFeed) and feed.inputs == inputs:
-        return feed.digest
-    total = DataDigest()
-    for sample in samples(feed, inputs):
-        total = total.plus(sample_digest(sample))
-    return total
+    return reduce(DataDigest.plus, sample_digests(feed, inputs), DataDigest())

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
 from onnxfq.choices import DEFAULT_BATCH as DEFAULT_BATCH
-from onnxfq.data.batching import add_batch_axis, first_samples, rebatch, split_fixed_runs
+from onnxfq.data.batching import (
+    add_batch_axis,
+    can_join,
+    first_samples,
+    join_feeds,
+    rebatch,
+    split_fixed_runs,
+)
 from onnxfq.data.data_summary import Survey
-from onnxfq.data.digest import DataDigest
-from onnxfq.data.inputs import Feed, Inputs, open_count, sample_count, samples_open
+from onnxfq.data.digest import DataDigest, sample_digest
+from onnxfq.data.inputs import (
+    Feed,
+    Inputs,
+    WholeFeed,
+    copy_feed,
+    open_count,
+    sample_count,
+    samples_open,
+    take_samples,
+)
 from onnxfq.data.notes import Notes
 from onnxfq.data.options import DataOptions
 from onnxfq.data.preprocess import prepare
@@ -25,15 +42,28 @@ def copy_feeds(feeds: Iterable[Feed]) -> Iterator[Feed]:
     if getattr(feeds, "lasting", False):
         yield from feeds
         return
-    for feed in feeds:
-        yield {name: np.array(array) for name, array in feed.items()}
+    yield from map(copy_feed, feeds)
+
+
+ROWS = 4
+"""Rows of axis 0, of the first feeds, that tell whether it counts samples."""
+
+_MOST_READ = 32
+"""Feeds of one row that are read for ROWS different ones."""
+
+Judge = Callable[[Feed, Sequence[Feed], Feed], str]
+"""Takes different rows of axis 0 together, the first and the last of them alone, and a feed as it is given.
+
+It returns why rows are no samples; nothing if they are, or if runs cannot tell.
+"""
 
 
 class Feeds:
     """Checked feeds for one model; iterating yields {input name: array} that fit its inputs.
 
     If axis 0 counts samples in every input, feeds have `batch` samples each, whatever sizes the data came in;
-    feeds are smaller before a change of shapes and at the end. Otherwise feeds are unchanged.
+    feeds are smaller before a change of shapes and at the end. Otherwise feeds are unchanged, and so they are
+    if runs of the model tell that axis 0 counts something else.
     Every iteration is a pass over the data; data that can be read only once rejects a second pass.
     """
 
@@ -41,7 +71,12 @@ class Feeds:
     """Promise for `copy_feeds`: nobody overwrites the arrays of a feed."""
 
     def __init__(
-        self, data: Data, inputs: Inputs, batch: int = DEFAULT_BATCH, options: DataOptions | None = None
+        self,
+        data: Data,
+        inputs: Inputs,
+        batch: int = DEFAULT_BATCH,
+        options: DataOptions | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """Create feeds without reading data yet.
 
@@ -50,6 +85,8 @@ class Feeds:
             inputs: inputs of the model.
             batch: samples per feed; 0 keeps the sizes of the data.
             options: preprocessing and checks.
+            judge: asked once whether axis 0 counts samples, before feeds are cut or joined along it; without
+                it, it does.
 
         Raises DataError for a negative batch.
         """
@@ -64,11 +101,13 @@ class Feeds:
         self._total: int | None = None
         self._begun = False
         self._notes = Notes()
+        self._judge = judge if samples_open(inputs) else None
+        self._whole = False
 
     @property
     def total(self) -> int | None:
         """Number of samples; None if it is unknown before a pass."""
-        if self._total is None and tells_total(self.data):
+        if self._total is None and tells_total(self.data) and not self._whole:
             self._open(begun=False)
         return self._total
 
@@ -92,7 +131,7 @@ class Feeds:
         self._begun = True
         values = ValueRange(self.inputs, self._example(), None if self.options.prepares else self._notes)
         survey = Survey(self.inputs) if self.options.survey and self.digest is None else None
-        feeds = self._fit_pieces(source)
+        feeds = self._judged(source)
         if self.options.limit is not None:
             feeds = first_samples(feeds, self.inputs, self.options.limit)
         number = 0
@@ -113,7 +152,7 @@ class Feeds:
             survey.tell(self._notes)
 
     def _open(self, begun: bool) -> Source:
-        source = open_source(self.data, Reading(self.inputs, self.batch, self.options), begun)
+        source = open_source(self.data, Reading(self.inputs, self.batch, self.options, self._whole), begun)
         for option in ("resize", "crop", "resample", "color"):
             if getattr(self.options, option) is not None and not source.images:
                 raise DataError(
@@ -122,7 +161,38 @@ class Feeds:
                 )
         limit = self.options.limit
         self._total = source.total if limit is None or source.total is None else min(source.total, limit)
+        self._total = None if self._whole else self._total
         return source
+
+    def _judged(self, source: Source) -> Iterator[Feed]:
+        """Yield the feeds of `source`, whole ones if axis 0 turns out not to count samples."""
+        feeds = self._fit_pieces(source)
+        held: list[Feed] = []
+        rows: list[Feed] = []
+        for feed in feeds if self._judge is not None else ():
+            count = open_count(feed, self.inputs)
+            # Nothing has to be known of what is neither cut nor joined.
+            alone = count is None or (count < 2 and self.batch == 1 and not source.cut)
+            if alone and not held:
+                yield feed
+                continue
+            held.append(feed)
+            rows = _take_rows(held, self.inputs)
+            if len(rows) == ROWS or len(held) == _MOST_READ:
+                break
+        if self._judge is not None and len(rows) > 1:
+            judge, self._judge = self._judge, None
+            together = join_feeds(rows, self.inputs)
+            why = judge(together, (rows[0], rows[-1]), together if source.cut else held[0])
+            self._whole = bool(why)
+            if why and self.batch:
+                self._notes.once(
+                    f"axis 0 of the inputs counts no samples: {why}; feeds stay whole, as with --batch 0"
+                )
+            if why and source.cut:
+                held, feeds = [], self._fit_pieces(self._open(self._begun))
+        for feed in chain(held, feeds):
+            yield WholeFeed(feed) if self._whole else feed
 
     def _fit_pieces(self, source: Source) -> Iterator[Feed]:
         """Yield the pieces of `source` as arrays that fit the inputs; each piece is read when needed."""
@@ -159,3 +229,16 @@ class Feeds:
             }
             return self._fit(add_batch_axis(given, self.inputs), plain, "of the example")
         raise DataError(f"example {self.options.example} holds no samples; give a known-good sample")
+
+
+def _take_rows(feeds: Sequence[Feed], inputs: Inputs) -> list[Feed]:
+    """Return up to ROWS different rows of axis 0 that can be joined, spread over `feeds`."""
+    found: dict[int, Feed] = {}
+    for feed in feeds:
+        count = open_count(feed, inputs) or 0
+        for place in np.linspace(0, count - 1, min(count, _MOST_READ)).astype(int).tolist():
+            row = take_samples(feed, inputs, place, place + 1)
+            if not found or can_join(next(iter(found.values())), row, inputs):
+                found.setdefault(sample_digest(row), row)
+    rows = list(found.values())
+    return [rows[place] for place in np.linspace(0, len(rows) - 1, min(len(rows), ROWS)).astype(int).tolist()]

@@ -1,7 +1,7 @@
 """Input specs, feeds, and sample counts of feeds.
 
 Axis 0 counts samples if the model leaves it open in every input that is not a scalar and all arrays of a feed
-agree; a scalar belongs to every sample. Any other feed is one sample.
+agree; a scalar belongs to every sample. Any other feed is one sample, and so is a `WholeFeed`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,24 @@ class InputSpec:
 Inputs = tuple[InputSpec, ...]
 
 
+class WholeFeed(dict[str, NDArray[Any]]):
+    """A feed that is one sample: its axis 0 counts time steps, nodes or the like."""
+
+
+def copy_feed(feed: Feed) -> Feed:
+    """Return `feed` with arrays of its own."""
+    made = {name: np.array(array) for name, array in feed.items()}
+    return WholeFeed(made) if isinstance(feed, WholeFeed) else made
+
+
+def read_only(feed: Feed) -> Feed:
+    """Return `feed` with arrays for code that must not write into them, as views."""
+    found = {name: array.view() for name, array in feed.items()}
+    for array in found.values():
+        array.flags.writeable = False
+    return found
+
+
 def samples_open(inputs: Inputs) -> bool:
     """Return whether the model leaves the number of samples per run open."""
     ranked = [spec for spec in inputs if spec.shape != ()]
@@ -41,7 +59,7 @@ def samples_open(inputs: Inputs) -> bool:
 
 def open_count(feed: Feed, inputs: Inputs) -> int | None:
     """Return the number of samples along axis 0 of `feed`; None if axis 0 does not count samples."""
-    if not samples_open(inputs):
+    if not samples_open(inputs) or isinstance(feed, WholeFeed):
         return None
     counts = {feed[spec.name].shape[0] for spec in inputs if spec.shape}
     return int(counts.pop()) if len(counts) == 1 else None

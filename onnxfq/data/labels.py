@@ -6,22 +6,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.data import read_npz
+from onnxfq.data.validation import UNCONVERTIBLE, as_array
 from onnxfq.errors import DataError
 from onnxfq.support.arrays import UNREADABLE, load_npy
 from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import join_lines
 
+Labels = ArrayLike
+"""An array, a tensor or a list of numbers, one for each row of the first output."""
 
-def read_labels(path: str | Path) -> NDArray[np.int64]:
-    """Read labels from an .npy, from the only array (or `labels`) of an .npz, or from text, one per line.
 
-    Returns int64 of shape [rows]. Raises DataError for a missing or unreadable file, or for values that are
-    not whole numbers.
+def read_labels(labels: str | Path | Labels) -> NDArray[Any]:
+    """Return labels in memory as an array, or read them from a file.
+
+    A file is an .npy, the only array (or `labels`) of an .npz, or text with one number per line; its labels
+    are int64 of shape [rows]. Raises DataError for a missing or unreadable file, values in it that are not
+    whole numbers, and for labels in memory that are no numbers.
     """
-    path = Path(path)
+    if not isinstance(labels, (str, Path)):
+        return _to_numbers(labels)
+    path = Path(labels)
     try:
         if path.suffix == ".npz":
             arrays = read_npz(path)
@@ -32,16 +39,26 @@ def read_labels(path: str | Path) -> NDArray[np.int64]:
                 raise DataError(f"{path} has {', '.join(arrays)}; name the labels `labels`")
         else:
             values = load_npy(path) if path.suffix == ".npy" else _read_text(path)
-        labels = np.asarray(values).ravel()
+        found = np.asarray(values).ravel()
         with np.errstate(invalid="ignore"):  # whatever does not survive the cast is refused
-            if labels.size == 0 or not np.array_equal(labels.astype(np.int64), labels):
-                raise DataError(f"{path}: labels must be whole numbers, one per row; got {labels.dtype}")
+            if found.size == 0 or not np.array_equal(found.astype(np.int64), found):
+                raise DataError(f"{path}: labels must be whole numbers, one per row; got {found.dtype}")
     except FileNotFoundError:
         raise DataError(f"no such file: {path}; check the path of the labels") from None
     except (*UNREADABLE, TypeError) as fault:
         text = join_lines(fault)
         raise DataError(f"{path} does not hold labels ({text}); give .npy, .npz or text") from None
-    return labels.astype(np.int64)
+    return found.astype(np.int64)
+
+
+def _to_numbers(labels: Any) -> NDArray[Any]:
+    try:
+        found = as_array(labels)
+    except UNCONVERTIBLE as fault:
+        raise DataError(f"labels are not an array ({join_lines(fault)}); give one number per row") from None
+    if found.ndim == 0 or found.dtype.kind not in "fiub":
+        raise DataError(f"labels must be numbers, one per row; got {found.dtype} {list(found.shape)}")
+    return found
 
 
 def count_rows(output: NDArray[Any]) -> int:

@@ -1,122 +1,163 @@
-"""Replay of feeds from a single pass: the first feed in advance, and some for a later comparison."""
+"""Replay of feeds from a single pass: the first feed in advance, and some samples for what is chosen by runs.
+
+These samples are those of least digest. Neither the order of the data nor its batches decide which they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import chain
 
 import numpy as np
 
+from onnxfq.data.digest import sample_digests
 from onnxfq.data.feeds import Feeds
-from onnxfq.data.inputs import Feed
+from onnxfq.data.inputs import Feed, Inputs, copy_feed, samples
 
 CHECK_BYTES = 64 << 20
-"""Most bytes of feeds that are kept from the pass for the comparison at the end."""
-CHECK_FEEDS = 128
+"""Most bytes of samples that are kept from the pass, to choose by them and for the comparison at the end."""
+CHECK_SAMPLES = 128
+
+_ALL = 1 << 256
+"""Above every digest."""
 
 
-class EvenSelection:
-    """An even selection of feeds that come one after the other.
+def count_bytes(sample: Feed) -> int:
+    """Return the bytes of the arrays of `sample`."""
+    return sum(array.nbytes for array in sample.values())
 
-    Every `stride`-th feed is kept; if these are too many, every other one is dropped and the stride doubles.
+
+class Selection:
+    """The samples of least digest, each once, as many as there is room for.
+
+    Attributes:
+        samples: copies of them, the one of least digest first; feeds that hold one sample each.
+        digests: of these samples.
     """
 
-    def __init__(self, fits: Callable[[Sequence[Feed]], bool]) -> None:
-        """Start without feeds; `fits` tells whether several may be kept."""
-        self._fits = fits
-        self.stride, self._number = 1, 0
-        self.feeds: list[Feed] = []
+    def __init__(self, inputs: Inputs, room: int, most: int, size: Callable[[Feed], int]) -> None:
+        """Start without samples.
+
+        Args:
+            inputs: of the model.
+            room: most that the sizes of all samples but a single one may sum up to.
+            most: number of samples.
+            size: of a sample.
+        """
+        self._inputs, self._room, self._most, self._size = inputs, room, most, size
+        self._sizes: list[int] = []
+        self._limit = _ALL  # the least digest for which there was no room; there is none for those above
+        self.digests: list[int] = []
+        self.samples: list[Feed] = []
 
     def add(self, feed: Feed) -> None:
-        """Keep a copy of `feed` if it is one of the selection."""
-        if self._number % self.stride == 0:
-            self.feeds.append({name: np.array(array) for name, array in feed.items()})
-            while len(self.feeds) > 1 and not self._fits(self.feeds):
-                self.feeds = self.feeds[::2]
-                self.stride *= 2
-        self._number += 1
+        """Keep copies of the samples of `feed` that belong to the selection."""
+        for digest, sample in zip(
+            sample_digests(feed, self._inputs), samples(feed, self._inputs), strict=True
+        ):
+            at = bisect_left(self.digests, digest)
+            if digest >= self._limit or digest in self.digests[at : at + 1]:
+                continue
+            self.digests.insert(at, digest)
+            self.samples.insert(at, copy_feed(sample))
+            self._sizes.insert(at, self._size(sample))
+            while len(self.samples) > self._most or (len(self.samples) > 1 and sum(self._sizes) > self._room):
+                self._limit = self.digests.pop()
+                del self.samples[-1], self._sizes[-1]
 
 
 class KeptFeeds:
-    """Feeds that keep an even selection of themselves: a one-shot iterator also serves the comparison."""
+    """Feeds that keep a selection of their samples: a one-shot iterator also serves the comparison.
+
+    Attributes:
+        source: the feeds.
+        feeds: the selected samples, after a pass; of data that is read once only, all that can be read again.
+    """
 
     lasting = True  # its sources, Feeds or nothing, are lasting
 
     def __init__(self, source: Feeds) -> None:
-        """Start without kept feeds; `feeds` has them after a pass."""
+        """Start without kept samples."""
         self.source = source
         self._begun: Iterator[Feed] | None = None
-        self._stride = 1
-        self.feeds: list[Feed] = []
+        self._selection, self._complete = self._select(), False
+
+    @property
+    def feeds(self) -> list[Feed]:
+        """See the class."""
+        return self._selection.samples
 
     def again(self) -> Iterable[Feed]:
-        """Return the feeds for one more pass: all, or the kept ones if the source can be read only once."""
+        """Return the feeds for one more pass: all, or the kept samples if the source is read once only."""
         return self.source if self.source.repeats else list(self.feeds)
 
     def again_without(self, count: int) -> Iterable[Feed]:
-        """Return the feeds for one more pass, except the first `count` of `spread_order(self.feeds)`."""
-        left_out = set(spread_numbers(len(self.feeds))[:count])
+        """Return the feeds for one more pass, except the first `count` of the kept samples."""
         if not self.source.repeats:
-            return [feed for number, feed in enumerate(self.feeds) if number not in left_out]
-        return _Except(self.source, {number * self._stride for number in left_out})
+            return self.feeds[count:]
+        return _Except(self.source, set(self._selection.digests[:count]))
 
     def read_first(self) -> Feed:
         """Return the first feed; the next pass still yields it."""
-        return self.read_ahead(1)[0]
+        return self._read_ahead(1)[0]
 
-    def read_ahead(self, count: int) -> list[Feed]:
+    def select(self, count: int) -> list[Feed]:
+        """Return up to `count` of the kept samples; data that can be read again is read through before.
+
+        Other data is read ahead by so many feeds, which the next pass still yields: its order then decides.
+        """
+        if not self.source.repeats:
+            found = self._select()
+            for feed in self._read_ahead(count):
+                found.add(feed)
+            return found.samples[:count]
+        if not self._complete:
+            for _ in self:
+                pass
+        return self.feeds[:count]
+
+    def _select(self) -> Selection:
+        return Selection(self.source.inputs, CHECK_BYTES, CHECK_SAMPLES, count_bytes)
+
+    def _read_ahead(self, count: int) -> list[Feed]:
         """Return up to `count` feeds, or CHECK_BYTES of them; the next pass still yields them."""
         begun = self._begun or iter(self.source)
         first: list[Feed] = []
         size = 0
         while len(first) < count and size < CHECK_BYTES and (feed := next(begun, None)) is not None:
-            first.append({name: array.copy() for name, array in feed.items()})
-            size += sum(array.nbytes for array in feed.values())
+            first.append(feed)
+            size += count_bytes(feed)
         self._begun = chain(first, begun)
         return first
 
     def __iter__(self) -> Iterator[Feed]:
-        """Yield all feeds; the feeds kept by an earlier pass are dropped."""
-        kept = EvenSelection(_fit_check)
-        self.feeds = kept.feeds
+        """Yield all feeds; the first complete pass keeps samples."""
         source, self._begun = self._begun or self.source, None
+        if self._complete:
+            yield from source
+            return
+        self._selection = self._select()
         for feed in source:
-            kept.add(feed)
-            self.feeds, self._stride = kept.feeds, kept.stride
+            self._selection.add(feed)
             yield feed
+        self._complete = True
 
 
 class _Except:
-    """Feeds except some numbers; each iteration is a pass over the data."""
+    """Feeds without samples of some digests; each iteration is a pass over the data."""
 
     lasting = True
 
-    def __init__(self, source: Feeds, numbers: Set[int]) -> None:
-        self._source, self._numbers = source, numbers
+    def __init__(self, source: Feeds, digests: Set[int]) -> None:
+        self._source, self._digests = source, digests
 
     def __iter__(self) -> Iterator[Feed]:
-        return (feed for number, feed in enumerate(self._source) if number not in self._numbers)
-
-
-def _fit_check(feeds: Sequence[Feed]) -> bool:
-    size = sum(array.nbytes for feed in feeds for array in feed.values())
-    return len(feeds) <= CHECK_FEEDS and size <= CHECK_BYTES
-
-
-def spread_places(total: int, count: int) -> list[int]:
-    """Return `count` of the numbers below `total`, evenly spread with both ends, or all if they are fewer."""
-    return [int(place) for place in np.linspace(0, total - 1, min(count, total)).round()]
-
-
-def spread_order(feeds: Sequence[Feed]) -> list[Feed]:
-    """Return `feeds` in an order whose every beginning is spread over them: by their number's reversed bits.
-
-    It is van der Corput's sequence in base 2.
-    """
-    return [feeds[number] for number in spread_numbers(len(feeds))]
-
-
-def spread_numbers(count: int) -> list[int]:
-    """Return the numbers below `count` in the order of `spread_order`."""
-    width = count.bit_length()
-    return sorted(range(count), key=lambda n: f"{n:0{width}b}"[::-1])
+        inputs = self._source.inputs
+        for feed in self._source:
+            stays = [digest not in self._digests for digest in sample_digests(feed, inputs)]
+            if all(stays):
+                yield feed
+            elif any(stays):
+                rows = np.flatnonzero(stays)
+                yield {spec.name: feed[spec.name][rows] if spec.shape else feed[spec.name] for spec in inputs}

@@ -42,11 +42,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Reading:
-    """Reading context of a source: the model's inputs, samples per run if open, and the options."""
+    """Reading context of a source: the model's inputs, samples per run if open, and the options.
+
+    If `whole`, arrays are not cut along an open axis 0.
+    """
 
     inputs: Inputs
     batch: int
     options: DataOptions
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Source:
         total: number of samples; None if unknown in advance.
         lasting: whether nobody overwrites the arrays.
         images: whether the data comes from image files.
+        cut: whether arrays of several samples were cut for the batch.
     """
 
     name: str
@@ -66,6 +71,7 @@ class Source:
     total: int | None = None
     lasting: bool = True
     images: bool = False
+    cut: bool = False
 
 
 def open_source(data: Data, reading: Reading, again: bool = False) -> Source:
@@ -209,8 +215,9 @@ def _open_arrays(arrays: Mapping[str, Any], reading: Reading, name: str, note: s
         else to_array(value, spec, f"in {name}")
         for spec in inputs
     }
-    runs = cut(given, inputs, reading.batch or reading.options.limit or 0, name)
-    return Source(name, (Piece(run, note) for run in runs), count_samples(given, inputs))
+    step = 0 if reading.whole else reading.batch or reading.options.limit or 0
+    runs = cut(given, inputs, step, name)
+    return Source(name, (Piece(run, note) for run in runs), count_samples(given, inputs), cut=step > 0)
 
 
 # Data from Python code

@@ -58,17 +58,26 @@ def to_array(value: Any, spec: InputSpec, where: str) -> NDArray[Any]:
     Raises DataError, with the input and `where`, for values that are not arrays.
     """
     try:
-        # A torch tensor with a gradient or on a GPU does not convert directly.
-        for step in ("detach", "cpu"):
-            if not isinstance(value, np.ndarray) and callable(getattr(value, step, None)):
-                value = getattr(value, step)()
-        if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
-            return np.from_dlpack(value)
-        return np.asarray(value)
-    except (ValueError, TypeError, RuntimeError, BufferError) as fault:
+        return as_array(value)
+    except UNCONVERTIBLE as fault:
         raise DataError(
             f"input {spec.name!r} {where} is not an array ({join_lines(fault)}); give a NumPy array"
         ) from None
+
+
+UNCONVERTIBLE = (ValueError, TypeError, RuntimeError, BufferError)
+"""Errors of `as_array`."""
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """Return an array or tensor of any library, or numbers, as a NumPy array."""
+    # A torch tensor with a gradient or on a GPU does not convert directly.
+    for step in ("detach", "cpu"):
+        if not isinstance(value, np.ndarray) and callable(getattr(value, step, None)):
+            value = getattr(value, step)()
+    if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+        return np.from_dlpack(value)
+    return np.asarray(value)
 
 
 def fit_shape(array: NDArray[Any], spec: InputSpec, where: str) -> None:

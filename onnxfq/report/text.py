@@ -145,9 +145,9 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
     evaluation = result.evaluation
     lines = _verdict_lines(result, sizes)
     if evaluation.candidates:
-        # Recipes for weights alone observe nothing, and count no feeds.
-        total = f" of {result.statistics.feeds}" if result.statistics.feeds else ""
-        lines += ["", f"against the float model, {evaluation.feeds}{total} feeds:"]
+        known = result.statistics.data.samples
+        total = f" of {known}" if known else ""
+        lines += ["", f"against the float model, {evaluation.feeds}{total} samples:"]
         lines += ["  " + line for line in evaluation.table().splitlines()]
     lines.append("")
     lines += list_lines(result.recalibration)

@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 
 from onnxfq.data import Feed
-from onnxfq.data.replay import spread_order
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO
@@ -37,7 +36,7 @@ LEAST_SHARE = 0.5
 """Share of an output's noise that weights make, from which on better weights can gain 3 dB."""
 
 HELD_OUT = SURE_FEEDS
-"""Most feeds that confirm the gain and give no moments; at most half of those that are kept."""
+"""Most samples that confirm the gain and give no moments; at most half of those that are kept."""
 
 MOST_MULTIPLIES = 1 << 38
 """Multiply-adds of rounding that `quantize` does unasked: three seconds on two cores."""
@@ -114,7 +113,7 @@ def round_auto(
 ) -> Protected:
     """Return the plan of `start` with METHOD in place of `auto`, and its weights rounded.
 
-    The feeds of `confirm_rounding` give no moments. Raises as `round_given`.
+    The samples of `confirm_rounding` give no moments. Raises as `round_given`.
     """
     recipe = start.recipe.with_auto_rounding(METHOD)
     planned = plan_encodings(inputs.ranked, recipe)
@@ -146,5 +145,5 @@ def confirm_rounding(
 
 
 def _confirming(inputs: QuantizeInputs) -> list[Feed]:
-    """Return the first of the feeds that are compared, at most half of all that are kept."""
-    return spread_order(inputs.kept)[: min(HELD_OUT, len(inputs.kept) // 2)]
+    """Return the first of the samples that are compared, at most half of all that are kept."""
+    return inputs.kept[: min(HELD_OUT, len(inputs.kept) // 2)]

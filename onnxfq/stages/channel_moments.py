@@ -34,26 +34,31 @@ class ChannelMoments:
 def observe_channels(
     model: Model, groups: Sequence[ChannelGroup], feeds: Sequence[Feed], threads: int
 ) -> dict[str, ChannelMoments]:
-    """Return the moments of the channels that operators with weights sum over, by tensor."""
+    """Return the moments of the channels that operators with weights sum over, by tensor.
+
+    The sums round: their last bits depend on the order of `feeds` and on their batches, which callers fix.
+    """
     folds = {fold.summed: fold for g in groups for fold in (*g.readers, *g.writers) if fold.summed}
     if not folds:
         return {}
     tops: dict[str, list[NDArray[np.float64]]] = {name: [] for name in folds}
     squares: dict[str, list[NDArray[np.float64]]] = {name: [] for name in folds}
-    lives: dict[str, list[NDArray[np.float64]]] = {name: [] for name in folds}
+    lives: dict[str, list[NDArray[np.int64]]] = {name: [] for name in folds}
+    counts = dict.fromkeys(folds, 0)
     with closing(FloatRuns(model, set(folds), threads, MOMENTS_MEMORY)) as runs:
         for values, _ in runs.over(feeds):
             for name, fold in folds.items():
                 rows = np.moveaxis(np.asarray(values[name], np.float64), fold.axis, -1)
                 rows = np.where(np.isfinite(rows), rows, 0.0).reshape(-1, rows.shape[-1])
                 tops[name].append(np.abs(rows).max(axis=0, initial=0.0))
-                squares[name].append(np.square(rows).sum(axis=0) / max(len(rows), 1))
-                lives[name].append(np.count_nonzero(rows, axis=0) / max(len(rows), 1))
+                squares[name].append(np.square(rows).sum(axis=0))
+                lives[name].append(np.count_nonzero(rows, axis=0))
+                counts[name] += len(rows)
     return {
         name: ChannelMoments(
             amax=np.max(tops[name], axis=0),
-            square=np.mean(squares[name], axis=0),
-            live=np.mean(lives[name], axis=0),
+            square=np.sum(squares[name], axis=0) / max(counts[name], 1),
+            live=np.sum(lives[name], axis=0) / max(counts[name], 1),
         )
         for name in folds
     }

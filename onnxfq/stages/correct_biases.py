@@ -6,7 +6,7 @@ Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,8 +20,6 @@ from onnxfq.calibration.weights import InputView, MatrixView
 from onnxfq.calibration.weights.recorded_moments import Key
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed
-from onnxfq.data.feeds import copy_feeds
-from onnxfq.data.replay import spread_places
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import weight_array
@@ -44,7 +42,7 @@ LEAST_GAIN_DB = 0.1
 """Gain of the outputs below which no bias changes."""
 
 CONFIRMING = 32
-"""Most feeds that confirm the gain; the means come from others."""
+"""Most samples that confirm the gain, at most half of those that are kept; the means come from others."""
 
 LARGEST = 1 << 23
 """Largest magnitude of an input in steps: sums of 2^30 such integers are exact in float64."""
@@ -87,7 +85,7 @@ class BiasCorrection:
         done = "corrected" if self.is_kept else "not corrected, because the outputs gain too little"
         lines = [
             f"biases     {done}: {len(self.layers)} layers, {self.before_db:.1f} -> {self.after_db:.1f} dB "
-            "on feeds that gave no means"
+            "on samples that gave no means"
         ]
         lines += [f"biases     {name!r} stays: {why}" for name, why in list(self.left.items())[:shown]]
         return lines + ([f"           and {len(self.left) - shown} more"] if len(self.left) > shown else [])
@@ -109,9 +107,8 @@ def correct_biases(
     """Add (W - Wq) E[x] to the biases of `rounded` if that raises the SQNR of the outputs by LEAST_GAIN_DB.
 
     W is the float weight, Wq its fake-quantized value, and E[x] the mean input of the float model over all
-    positions and samples, padding included. The means of every second feed have to raise the SQNR on the
-    other ones; the result then has the means of all feeds. They are sums of integers: order, batches and
-    threads change no bit of them. The order and the batches decide which feeds confirm.
+    positions and samples, padding included. Some samples confirm that means of all others raise the SQNR; the
+    result then has the means of all. They are sums of integers: order, batches and threads change no bit.
 
     Args:
         inputs: the float model and its data.
@@ -122,27 +119,28 @@ def correct_biases(
 
     Raises StatisticsError for an input of a layer that holds NaN or infinities.
     """
-    feeds = None if inputs.feeds is None else inputs.feeds.again()
-    if feeds is None:
+    if inputs.feeds is None:
         return BiasCorrection(rounded, why="no data was given")
     with weights_in(inputs.scratch):
         plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
         targets, left = find_targets(inputs.model, rounded, plan)
         if not targets:
             return BiasCorrection(rounded, left=left, why="no layer has a bias that can change")
-        means = InputMeans(inputs.model, [one.key for one in targets], feeds, options.threads)
-        if not means.confirming:
+        confirming = inputs.kept[: min(CONFIRMING, len(inputs.kept) // 2)]
+        if not confirming:
             return BiasCorrection(
-                rounded, left=left, why="the data has one feed, and none is left to confirm"
+                rounded, left=left, why="the data has one sample, and none is left to confirm"
             )
-        half, whole = (
-            _shift(inputs.model, rounded, encodings, targets, part) for part in (means.of_half, means.of_all)
+        rest = inputs.feeds.again_without(len(confirming))
+        means = InputMeans(inputs.model, [one.key for one in targets], rest, confirming, options.threads)
+        part, whole = (
+            _shift(inputs.model, rounded, encodings, targets, mean) for mean in (means.of_rest, means.of_all)
         )
         sides = {
             name: insert_fake_quantize(model, plan, encodings)
-            for name, model in (("before", rounded), ("after", half))
+            for name, model in (("before", rounded), ("after", part))
         }
-        before, after = _measure(inputs.model.proto, sides, means.confirming, options)
+        before, after = _measure(inputs.model.proto, sides, confirming, options)
     nodes = tuple(one.node for one in targets)
     made = BiasCorrection(whole, nodes, left, before, after)
     return made if made.is_kept else BiasCorrection(rounded, nodes, left, before, after)
@@ -172,58 +170,52 @@ def find_targets(model: Model, rounded: Model, plan: Plan) -> tuple[list[_Target
 
 
 class InputMeans:
-    """Mean inputs of layers, as exact sums of integers over the even and the odd feeds."""
+    """Mean inputs of layers, as exact sums of integers, with and without some samples."""
 
-    def __init__(self, model: Model, keys: Sequence[Key], feeds: Iterable[Feed], threads: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        keys: Sequence[Key],
+        rest: Iterable[Feed],
+        confirming: Sequence[Feed],
+        threads: int,
+    ) -> None:
         """Read the data twice: for the largest magnitude of each channel, and for the sums.
 
         Args:
             model: the float model.
             keys: the inputs.
-            feeds: the data, which can be read several times.
+            rest: the data without the samples that confirm, which can be read several times.
+            confirming: these samples.
             threads: cores to use, 0 for all.
         """
-        self.confirming: list[Feed] = []
-        self._count = 0
-        keys = list(dict.fromkeys(keys))
+        keys, parts = list(dict.fromkeys(keys)), (rest, confirming)
         with closing(FloatRuns(model, {tensor for tensor, _ in keys}, threads, MOMENTS_MEMORY)) as runs:
-            ends = input_ends(runs, self._counted(feeds), keys)
+            all_ends = [input_ends(runs, part, keys) for part in parts]
+            ends = {key: np.max([one[key] for one in all_ends], axis=0) for key in keys}
             steps = {key: choose_steps(ends[key].max(axis=0), LARGEST) for key in keys}
             self._steps = {key: key[1].spread(steps[key]) for key in keys}
-            self._sums = [{key: np.zeros_like(self._steps[key]) for key in keys} for _ in range(2)]
-            self._rows = [dict.fromkeys(keys, 0) for _ in range(2)]
-            for number, (arrays, _) in enumerate(runs.over(self._held(feeds))):
-                for key in keys:
-                    found, rows = key[1].sums(_to_integers(arrays[key[0]], key[1], steps[key]))
-                    self._sums[number % 2][key] += found
-                    self._rows[number % 2][key] += rows
+            self._sums = [{key: np.zeros_like(self._steps[key]) for key in keys} for _ in parts]
+            self._rows = [dict.fromkeys(keys, 0) for _ in parts]
+            for part, sums, rows in zip(parts, self._sums, self._rows, strict=True):
+                for arrays, _ in runs.over(part):
+                    for key in keys:
+                        found, count = key[1].sums(_to_integers(arrays[key[0]], key[1], steps[key]))
+                        sums[key] += found
+                        rows[key] += count
 
-    def of_half(self, key: Key) -> NDArray[np.float64]:
-        """Return the mean of an input over every second feed, [groups, inputs]."""
+    def of_rest(self, key: Key) -> NDArray[np.float64]:
+        """Return the mean of an input without the samples that confirm, [groups, inputs]."""
         return self._mean(key, [0])
 
     def of_all(self, key: Key) -> NDArray[np.float64]:
-        """Return the mean of an input over all feeds, [groups, inputs]."""
+        """Return the mean of an input over all samples, [groups, inputs]."""
         return self._mean(key, [0, 1])
 
     def _mean(self, key: Key, parts: Sequence[int]) -> NDArray[np.float64]:
         sums = np.sum([self._sums[part][key] for part in parts], axis=0)
         rows = sum(self._rows[part][key] for part in parts)
         return np.asarray(sums * self._steps[key] / max(rows, 1))
-
-    def _counted(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
-        for feed in copy_feeds(feeds):
-            self._count += 1
-            yield feed
-
-    def _held(self, feeds: Iterable[Feed]) -> Iterator[Feed]:
-        """Yield the feeds, and keep some of the odd ones, evenly spread."""
-        odd = range(1, self._count, 2)
-        chosen = {odd[place] for place in spread_places(len(odd), CONFIRMING)}
-        for number, feed in enumerate(copy_feeds(feeds)):
-            if number in chosen:
-                self.confirming.append(feed)
-            yield feed
 
 
 def _to_integers(x: NDArray[np.float32], view: InputView, steps: NDArray[np.float64]) -> NDArray[np.float64]:

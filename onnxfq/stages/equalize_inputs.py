@@ -25,7 +25,7 @@ from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.switchboard import Switchboard
 
 SAMPLES = 64
-"""Feeds that are read ahead to choose factors. Half of them confirm groups, with factors of the others."""
+"""Samples that choose factors. Half of them confirm groups, with factors of the others."""
 
 LEAST_GAIN_DB = 0.5
 """Gain of the outputs that confirms factors."""
@@ -65,7 +65,7 @@ def equalize_inputs(
             f"recipe {recipe.name} changes channels ({', '.join(named)}), and {lacks} are given; give data "
             "alone, or equalize: depthwise and smooth: none"
         )
-    feeds = [] if lacks or inputs.feeds is None else inputs.feeds.read_ahead(SAMPLES)
+    feeds = [] if lacks or inputs.feeds is None else inputs.feeds.select(SAMPLES)
     if not feeds and "smooth" in named:
         raise DataError(f"recipe {recipe.name} smooths activations and needs data for it; give data")
     if lacks or (not feeds and not named):

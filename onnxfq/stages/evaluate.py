@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
 from onnxfq.choices import Kernels
 from onnxfq.data import Data
-from onnxfq.data.labels import read_labels
-from onnxfq.data.replay import spread_order
+from onnxfq.data.labels import Labels, read_labels
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.sizes import is_large
@@ -33,7 +30,7 @@ def evaluate(
     candidate: str | Path | onnx.ModelProto | Mapping[str, str | Path | onnx.ModelProto],
     data: Data,
     *,
-    labels: str | Path | NDArray[Any] | None = None,
+    labels: str | Path | Labels | None = None,
     per_tensor: bool = False,
     kernels: Kernels = "float",
     options: RunOptions | None = None,
@@ -70,7 +67,7 @@ def evaluate(
         candidates,
         feeds,
         reference_name=_label(reference, "float"),
-        labels=read_labels(labels) if isinstance(labels, (str, Path)) else labels,
+        labels=None if labels is None else read_labels(labels),
         more_labels=options.data.limit is not None,
         tensors=tensors if per_tensor else (),
         threads=options.threads,
@@ -92,18 +89,18 @@ def compare_forms(
 ) -> Evaluation:
     """Compare a quantized model with the float model, or note the reason not to.
 
-    With options.exact both forms are compared on all kept feeds, without graph optimisation. Otherwise feeds
-    spread over the data are taken until the figures are stable, and of twins the faster form is compared.
+    With options.exact both forms are compared on all kept feeds, without graph optimisation. Otherwise they
+    are taken until the figures are stable, and of twins the faster form is compared.
 
     Args:
-        inputs: the float model, and the feeds that were kept for this.
+        inputs: the float model, and the samples that were kept for this.
         simulation: the model with FakeQuantize nodes.
         qdq: the model with Q/DQ pairs; left out if ONNX Runtime lacks kernels for it.
         options: threads, device and progress.
         twins: whether both forms compute the same bits, as they do unless one has another float type.
         floats: runs of the float model on these feeds.
     """
-    reference, feeds = inputs.reference, spread_order(inputs.kept)
+    reference, feeds = inputs.reference, inputs.kept
     lacking = explain_unsupported(qdq)
     notes = [f"Q/DQ model not run: {lacking}"] if lacking else []
     # Without a feed nothing is known about a candidate, least of all that it is equal.

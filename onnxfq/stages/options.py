@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import onnx
 
@@ -11,6 +12,7 @@ from onnxfq.choices import MOST_THREADS, DeviceChoice
 from onnxfq.data import DEFAULT_BATCH, Data, DataOptions, Feeds
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import DataError
+from onnxfq.stages.batch_axis import find_mixing
 from onnxfq.stages.observers import ObserveOptions
 
 StageProgress = Callable[[str, int, int | None], None]
@@ -63,5 +65,8 @@ class RunOptions:
 def open_feeds(
     model: onnx.ModelProto, data: Data, batch: int = DEFAULT_BATCH, options: DataOptions | None = None
 ) -> Feeds:
-    """Return feeds of `data`; each is checked against the inputs of `model` when it is read."""
-    return Feeds(data, input_specs(model), batch, options)
+    """Return feeds of `data`; each is checked against the inputs of `model` when it is read.
+
+    Runs of the model tell whether an open axis 0 counts samples, along which feeds are cut and joined.
+    """
+    return Feeds(data, input_specs(model), batch, options, partial(find_mixing, model))

@@ -12,26 +12,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
+from typing import Protocol
 
 from onnxfq.data import Feed
+from onnxfq.data.labels import Labels
 from onnxfq.documents.recipe import RECIPES
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
 from onnxfq.errors import DataError
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.stages.quantize_inputs import QuantizeInputs
-from onnxfq.stages.switchboard import Switchboard, spread_feeds
+from onnxfq.stages.switchboard import Switchboard, first_feeds
 from onnxfq.stages.switched_segments import State
 from onnxfq.stages.task_metric import Metric, TaskMetric, check_metric_name
 
 CHOICES = 8
-"""Feeds on which an SQNR is chosen."""
+"""Most samples on which an SQNR is chosen; at most half of those that are kept."""
 
 PROOFS = 16
-"""Feeds that prove an SQNR; others than those that chose, if there are any."""
+"""Most samples that prove an SQNR; others than those that chose, if there are any."""
 
 _ROUNDING = 1e-9
 """Relative difference of two sums of equal terms; a drop of exactly the limit is kept."""
@@ -52,10 +51,11 @@ class Promise:
             with `labels` alone, else in the unit of `metric`.
         weight_bits: most bits of a quantized weight on average, without scales; the layers that gain most for
             their size get the format of `fallback`, as many as fit.
-        labels: class numbers of all samples of the data in order, or a file of them.
+        labels: class numbers of all samples of the data in order, an array or a list, or a file of them.
         metric: a function, or its name as `package.module:function`; it is called with an iterator over the
-            outputs of each feed as {name: array}, and the labels of their rows or, without labels, an
-            iterable of the feeds. It returns a number, higher is better.
+            outputs of each sample as {name: array}, and the labels of their rows or, without labels, an
+            iterable of the samples. Nobody can write into these arrays. It returns a number, higher is
+            better.
         fallback: "float"; "weights" for quantized weights with float activations; or what these layers get
             instead: a number format, such as int16 for ONNX Runtime or float8e4m3fn for TensorRT, or the
             formats of a built-in recipe by its name. The target must take it.
@@ -65,7 +65,7 @@ class Promise:
 
     min_sqnr: float | None = None
     max_drop: float | None = None
-    labels: str | Path | NDArray[Any] | None = None
+    labels: str | Path | Labels | None = None
     metric: str | Metric | None = None
     fallback: str = FLOAT
     weight_bits: float | None = None
@@ -117,24 +117,23 @@ class Aim(Protocol):
 
 
 class SqnrAim:
-    """SQNR of the outputs in dB on a few of the kept feeds."""
+    """SQNR of the outputs in dB on a few of the kept samples, whose order is that of their digests."""
 
     measure = "dB"
 
     def __init__(self, wanted: float, kept: Sequence[Feed]) -> None:
-        """Divide the kept feeds, both parts spread over the data. Raises DataError without feeds."""
+        """Divide the kept samples. Raises DataError without any."""
         self.wanted = wanted
         self.noise_limit: float | None = 10 ** (-wanted / 10)
-        self.choosing = spread_feeds(kept, CHOICES)
-        taken = {id(feed) for feed in self.choosing}
-        self.proving = spread_feeds([feed for feed in kept if id(feed) not in taken] or kept, PROOFS)
+        self.choosing = first_feeds(kept, max(1, min(CHOICES, len(kept) // 2)))
+        self.proving = first_feeds(kept[len(self.choosing) :] or kept, PROOFS)
 
     def choose(self, board: Switchboard, state: State) -> float:
-        """Return the SQNR on the feeds that choose."""
+        """Return the SQNR on the samples that choose."""
         return ratio_db(1.0, board.noise(self.choosing, [state])[0])
 
     def prove(self, board: Switchboard, state: State) -> float:
-        """Return the SQNR on the feeds that prove."""
+        """Return the SQNR on the samples that prove."""
         return ratio_db(1.0, board.noise(self.proving, [state])[0])
 
     @staticmethod

@@ -26,7 +26,7 @@ from onnxfq.stages.promise import Aim, Promise, SqnrAim, open_aim
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.round_weights import Rounding
 from onnxfq.stages.sensitivity import find_remedy, next_count, rank_groups
-from onnxfq.stages.switchboard import Switchboard, spread_feeds
+from onnxfq.stages.switchboard import Switchboard, first_feeds
 from onnxfq.stages.task_metric import TaskMetric
 
 MULTIPLIES_PER_DB = 0.01
@@ -120,27 +120,31 @@ def keep_promise(
         task = TaskMetric(promise.metric, promise.labels, board, inputs, options.data.limit is not None)
     aim = open_aim(promise, inputs, task)
     chosen, proven = (part(board, board.everything) for part in (aim.choose, aim.prove))
-    best, count = aim.join(chosen, proven), 0
+    best = aim.join(chosen, proven)
     if best >= aim.wanted:
         return start
     progress = options.stage("protect")
-    ranked = rank_groups(board, spread_feeds(inputs.kept, RANKING_FEEDS), start.recipe, progress)
-    known = {0: chosen}
+    ranked = rank_groups(board, first_feeds(inputs.kept, RANKING_FEEDS), start.recipe, progress)
+    most, known = len(ranked.groups), {0: chosen}
+    count = next_count(0, most) if chosen >= aim.wanted else 0  # the part that proves alone may lack it
     for _ in range(_ROUNDS):
         found = find_remedy(board, ranked, aim, least=count, known=known, fallback=promise.fallback)
         assert found.remedy is not None
         count = len(found.remedy.kept)
-        if count == len(ranked.groups) and promise.fallback == FLOAT:
+        if not count or (count == most and promise.fallback == FLOAT):
             break
         made = _leave_out(inputs, start, found, found.remedy, encodings, options)
         reached = made.prove(aim, inputs, options)
         if reached >= aim.wanted:
             kept = found.remedy.model_copy(update={"before": proven, "reached": reached})
             return made._replace(sensitivity=found.model_copy(update={"remedy": kept}))
-        best, count = max(best, reached), next_count(count, len(ranked.groups))
+        best = max(best, reached)
+        if count == most:
+            break
+        count = next_count(count, most)
     raise RecipeError(
         f"recipe {start.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best:.4g} was "
-        f"reached, and the next step would change {count} of {len(ranked.groups)} groups of layers; ask for "
+        f"reached, and the next step would change {count} of {most} groups of layers; ask for "
         "less, or take a recipe with wider formats"
     )
 
@@ -168,7 +172,7 @@ def _widen_weights(
             f"{limit:g} were promised; take a recipe with fewer bits"
         )
     aim = SqnrAim(math.inf, inputs.kept)
-    feeds = spread_feeds(aim.choosing, RANKING_FEEDS)
+    feeds = first_feeds(aim.choosing, RANKING_FEEDS)
     ranked = rank_groups(board, feeds, start.recipe, options.stage("protect"))
     added = [
         sum(n * max(0, wide - bits) for n, bits in (sizes.get(name, (0, wide)) for name in group.tensors))
@@ -227,17 +231,20 @@ def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, opti
     board = start.open_board(inputs, options)
     aim = SqnrAim(least, inputs.kept)
     chosen, proven = (part(board, board.everything) for part in (aim.choose, aim.prove))
-    if min(chosen, proven) >= least:
+    if min(chosen, proven) >= least or not board.groups:
         return start
     progress = options.stage("protect")
-    ranked = rank_groups(board, spread_feeds(aim.choosing, RANKING_FEEDS), start.recipe, progress)
+    ranked = rank_groups(board, first_feeds(aim.choosing, RANKING_FEEDS), start.recipe, progress)
     affordable = _affordable(ranked, MULTIPLIES_PER_DB * (least - min(chosen, proven)))
     known = {0: chosen}
     for wanted in (aim, SqnrAim(chosen + LEAST_GAIN_DB, inputs.kept)):
-        found = find_remedy(board, ranked, wanted, among=affordable, known=known, fallback=FLOAT)
+        least_count = next_count(0, len(affordable)) if chosen >= wanted.wanted else 0
+        found = find_remedy(
+            board, ranked, wanted, least=least_count, among=affordable, known=known, fallback=FLOAT
+        )
         remedy = found.remedy
         assert remedy is not None
-        if remedy.is_kept:
+        if remedy.is_kept and remedy.kept:
             made = _leave_out(inputs, start, ranked, remedy, None, options)
             reached = made.prove(aim, inputs, options)
             if reached >= min(least, proven + LEAST_GAIN_DB / 2):

@@ -45,7 +45,7 @@ class QuantizeInputs:
 
     @property
     def kept(self) -> list[Feed]:
-        """The feeds that a pass over the data has kept."""
+        """The samples that a pass over the data has kept, a feed each, in an order of their own."""
         return [] if self.feeds is None else self.feeds.feeds
 
 

@@ -22,7 +22,7 @@ class Recalibration:
 
     Attributes:
         calibrator: of the activations; "auto" if no other is better.
-        before: SQNR of the outputs with `auto` in dB, on feeds that did not choose.
+        before: SQNR of the outputs with `auto` in dB, on samples that did not choose.
         reached: the same with `calibrator`.
     """
 
@@ -45,7 +45,7 @@ def recalibrate(
 ) -> tuple[Protected, Recalibration | None]:
     """Return `start` with the candidate of `auto` that gives the best outputs, for all activations.
 
-    It must restore `least` dB or gain LEAST_GAIN_DB on the kept feeds that choose, and half of that gain on
+    It must restore `least` dB or gain LEAST_GAIN_DB on the kept samples that choose, and half of that gain on
     the others, as protected layers must. No tensor is observed again. None is returned with `start`
     itself if its outputs are good enough, or its recipe does not leave the choice to `auto`.
 

@@ -132,7 +132,7 @@ def round_given(
 ) -> Rounding:
     """Return `round_weights` by moments or the data of `quantize`; without both all stay at nearest.
 
-    The first `held_out` of the feeds that are compared are left out of the data.
+    The first `held_out` of the samples that are compared are left out of the data.
     """
     asked = [p.tensor for p in plan.weights if p.rounding != NEAREST]
     if moments is None and (inputs.feeds is None or not asked):
@@ -168,8 +168,7 @@ def round_weights(
     """Round the weights of `plan` that ask for it by the second moments of their layers' inputs.
 
     The result depends neither on the order of the data nor on batches and threads. A sequential method takes
-    only every second feed, or fewer, of data whose tensors need more memory than it may take; the order then
-    decides which.
+    only a part of data whose tensors need more memory than it may take.
 
     Args:
         model: the float model that the plan was made for.

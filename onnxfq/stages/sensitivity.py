@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.choices import RANKING_FEEDS
 from onnxfq.data import Data, Feed
+from onnxfq.data.labels import Labels
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.documents.sensitivity import GroupNoise, MetricValues, Remedy, Sensitivity
@@ -31,7 +30,7 @@ from onnxfq.stages.promise import Aim, Promise, open_aim
 from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
 from onnxfq.stages.round_weights import Rounding, round_given
 from onnxfq.stages.spread_noise import SpreadNoise
-from onnxfq.stages.switchboard import Switchboard, spread_feeds
+from onnxfq.stages.switchboard import Switchboard, first_feeds
 from onnxfq.stages.switched_segments import State
 from onnxfq.stages.task_metric import Metric, TaskMetric, check_metric_name
 
@@ -51,7 +50,7 @@ def sensitivity(
     samples: int = RANKING_FEEDS,
     promise: Promise | None = None,
     metric: str | Metric | None = None,
-    labels: str | Path | NDArray[Any] | None = None,
+    labels: str | Path | Labels | None = None,
     ray: str | None = None,
     options: RunOptions | None = None,
 ) -> Sensitivity:
@@ -59,10 +58,10 @@ def sensitivity(
 
     Args:
         model: a float model: a path or a ModelProto.
-        data: as for `quantize`; it calibrates, and some feeds spread over it are measured.
+        data: as for `quantize`; it calibrates, and some samples of it are measured.
         recipe: what is quantized and how.
         statistics: of the data, recorded earlier, so that nothing is observed.
-        samples: number of feeds that rank the groups.
+        samples: number of samples that rank the groups.
         promise: find the cheapest groups in float that keep it, see `Sensitivity.remedy`; measured with
             these groups in float even if the promise has another fallback.
         metric: of the task, as in `Promise`; ranks the groups that it separates. It is measured on half of
@@ -92,7 +91,7 @@ def sensitivity(
     if metric is not None or labels is not None:
         task = TaskMetric(metric, labels, board, inputs, options.data.limit is not None)
     progress = options.stage("sensitivity")
-    feeds = spread_feeds(inputs.kept, samples)
+    feeds = first_feeds(inputs.kept, samples)
     if ray is None:
         ranked = rank_groups(board, feeds, chosen, progress, task)
     else:

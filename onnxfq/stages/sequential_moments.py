@@ -19,7 +19,7 @@ from onnxfq.calibration.weights import InputMoments
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed, sample_count
 from onnxfq.data.model_inputs import input_specs
-from onnxfq.data.replay import EvenSelection
+from onnxfq.data.replay import Selection
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import weight_array
@@ -37,7 +37,7 @@ ROWS = 1 << 15
 """Rows of each layer over the whole data: with an eighth of them `qronos` lost 1 dB on a small network."""
 
 MOST_FEEDS = 1024
-"""Most feeds whose tensors are kept."""
+"""Most samples whose tensors are kept."""
 
 
 class SequentialModels:
@@ -52,7 +52,7 @@ class SequentialModels:
             model: the float model.
             plan: its activations are quantized.
             encodings: of the plan.
-            feeds: as many as MOMENTS_MEMORY holds, evenly spread over the data, are used.
+            feeds: as many of their samples as MOMENTS_MEMORY holds are used.
             threads: of the sessions.
         """
         self._plan, self._model = plan, model
@@ -174,14 +174,14 @@ class _Course:
 
 
 def _select_feeds(model: Model, feeds: Iterable[Feed]) -> list[Feed]:
-    """Return the feeds whose tensors fit in MOMENTS_MEMORY in both models, evenly spread over the data."""
-    count = MOST_FEEDS
-    selection = EvenSelection(lambda kept: len(kept) <= count)
-    for number, feed in enumerate(feeds):
-        if number == 0:
-            alive = most_alive(model.proto.graph, {name: array.shape for name, array in feed.items()})
-            count = (
-                MOST_FEEDS if alive is None else max(min(MOMENTS_MEMORY // max(2 * alive, 1), MOST_FEEDS), 1)
-            )
+    """Return samples whose tensors fit in MOMENTS_MEMORY in both models; their digests decide which."""
+    known: dict[tuple[tuple[int, ...], ...], int] = {}
+
+    def count_alive(sample: Feed) -> int:
+        shapes = {name: array.shape for name, array in sample.items()}
+        return known.setdefault(tuple(shapes.values()), 2 * (most_alive(model.proto.graph, shapes) or 0))
+
+    selection = Selection(input_specs(model.proto), MOMENTS_MEMORY, MOST_FEEDS, count_alive)
+    for feed in feeds:
         selection.add(feed)
-    return selection.feeds
+    return selection.samples

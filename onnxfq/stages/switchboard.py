@@ -14,7 +14,6 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.data.replay import spread_places
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, ModelError
@@ -32,11 +31,11 @@ from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.switched_segments import State, SwitchedSegments
 
 
-def spread_feeds(kept: Sequence[Feed], count: int) -> list[Feed]:
-    """Return `count` of the feeds, evenly spread, or all if they are fewer. Raises DataError without."""
+def first_feeds(kept: Sequence[Feed], count: int) -> list[Feed]:
+    """Return the first `count` of the kept feeds, or all if they are fewer. Raises DataError without."""
     if not kept:
         raise DataError("measuring the noise of layers needs data; give data")
-    return [kept[place] for place in spread_places(len(kept), count)]
+    return list(kept[:count])
 
 
 @dataclass(frozen=True)

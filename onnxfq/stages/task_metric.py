@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.data import Feed
-from onnxfq.data.labels import count_right, count_rows, read_labels, refuse_label_count
+from onnxfq.data import Feed, Feeds
+from onnxfq.data.digest import sample_digests
+from onnxfq.data.inputs import read_only, samples
+from onnxfq.data.labels import Labels, count_right, count_rows, read_labels, refuse_label_count
 from onnxfq.errors import DataError
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.switchboard import Switchboard
@@ -23,7 +25,7 @@ from onnxfq.support.user_code import FUNCTION_NAME, faults_of, import_function
 
 Outputs = Mapping[str, NDArray[Any]]
 Metric = Callable[[Iterator[Outputs], Any], float]
-"""Takes the outputs of each feed in order, and the labels of their rows or, without labels, the feeds."""
+"""Takes the outputs of each sample in order, and the labels of their rows or, without labels, the samples."""
 
 
 def check_metric_name(metric: str | Metric | None) -> None:
@@ -43,7 +45,7 @@ class TaskMetric:
     def __init__(
         self,
         metric: str | Metric | None,
-        labels: str | Path | NDArray[Any] | None,
+        labels: str | Path | Labels | None,
         board: Switchboard,
         inputs: QuantizeInputs,
         limited: bool,
@@ -67,26 +69,46 @@ class TaskMetric:
         self._metric: Metric = _top1
         if metric is not None:
             self._metric = import_function(metric, "--metric") if isinstance(metric, str) else metric
-        self._labels = read_labels(labels) if isinstance(labels, (str, Path)) else labels
+        self._labels = None if labels is None else read_labels(labels)
         self._feeds, self._board, self._limited = inputs.feeds.source, board, limited
         self._float: dict[int, float] = {}
 
     @property
     def rows(self) -> int:
         """Number of labelled rows of all data. Raises DataError if there are more rows than labels."""
-        return self._places[-1].stop if self._places else 0
+        return sum(place.stop - place.start for place in self._parts.places)
 
     @cached_property
-    def _places(self) -> list[slice]:
-        """Places of the labels of each feed."""
-        board, labels = self._board, self._labels
-        assert labels is not None
-        first = board.results[0]
-        rows = [count_rows(made[first]) for made in board.run(self._feeds, board.nothing)]
-        ends = np.cumsum([0, *rows]).tolist()
-        if ends[-1] > labels.size or (ends[-1] < labels.size and not self._limited):
-            raise refuse_label_count(labels, str(ends[-1]), first)
-        return [slice(low, high) for low, high in pairwise(ends)]
+    def _parts(self) -> _Parts:
+        """Halves of the samples, equal to one: every second one in the order of their digests and labels.
+
+        Neither the order of the data nor its batches move a sample to the other half.
+        """
+        digests: list[int] = []
+        board, labels, inputs = self._board, self._labels, self._feeds.inputs
+
+        def read() -> Iterator[Feed]:
+            for feed in self._feeds:
+                digests.extend(sample_digests(feed, inputs))
+                yield from samples(feed, inputs)
+
+        places: list[slice] = []
+        if labels is None:
+            for _ in read():
+                pass
+            order = sorted(range(len(digests)), key=digests.__getitem__)
+        else:
+            first = board.results[0]
+            rows = [count_rows(made[first]) for made in board.run(read(), board.nothing)]
+            ends = np.cumsum([0, *rows]).tolist()
+            if ends[-1] > labels.size or (ends[-1] < labels.size and not self._limited):
+                raise refuse_label_count(labels, str(ends[-1]), first)
+            places = [slice(low, high) for low, high in pairwise(ends)]
+            order = sorted(range(len(digests)), key=lambda at: (digests[at], labels[places[at]].tobytes()))
+        halves = [0] * len(order)
+        for place, number in enumerate(order):
+            halves[number] = place % 2
+        return _Parts(halves, places)
 
     def measure_float(self, half: int) -> float:
         """Return the value of the float model on one half of the data, 0 or 1, which is measured once."""
@@ -99,37 +121,64 @@ class TaskMetric:
 
         Raises DataError if the metric fails or returns no finite number.
         """
-        feeds = Half(self._feeds, half)
-        truth: Any = feeds
+        parts = self._parts
+        part = Half(self._feeds, parts.halves, half)
+        truth: Any = part
         if self._labels is not None:
-            places = [place for number, place in enumerate(self._places) if _half(number) == half]
-            truth = np.concatenate([self._labels[place] for place in places] or [self._labels[:0]])
+            mine = [place for place, other in zip(parts.places, parts.halves, strict=True) if other == half]
+            truth = np.concatenate([self._labels[place] for place in mine] or [self._labels[:0]])
         with faults_of(self.name):
-            value = self._metric(board.run(feeds, state), truth)
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
+            value = self._metric(map(read_only, board.run(part, state)), truth)
+            number = _to_number(value)
         if not math.isfinite(number):
-            raise DataError(f"{self.name} returned {value!r:.80}; return a finite number")
+            raise DataError(f"{self.name} returned {_describe(value)}; return a finite number")
         return number
+
+
+class _Parts(NamedTuple):
+    """Half of each sample, 0 or 1, and the places of its labels; none without labels."""
+
+    halves: list[int]
+    places: list[slice]
 
 
 @dataclass(frozen=True)
 class Half:
-    """One half of feeds; every iteration reads them all."""
+    """The samples of one half of `feeds`, one a feed; every iteration reads all of them.
 
-    feeds: Iterable[Feed]
+    Attributes:
+        feeds: the data.
+        halves: of each sample, 0 or 1.
+        half: the one to read.
+    """
+
+    feeds: Feeds
+    halves: Sequence[int]
     half: int
 
     def __iter__(self) -> Iterator[Feed]:
-        """Yield the feeds of this half in order."""
-        return (feed for number, feed in enumerate(self.feeds) if _half(number) == self.half)
+        """Yield the samples of this half in order, for a user who must not write into them."""
+        inputs = self.feeds.inputs
+        every = (sample for feed in self.feeds for sample in samples(feed, inputs))
+        return (read_only(one) for one, half in zip(every, self.halves, strict=True) if half == self.half)
 
 
-def _half(number: int) -> int:
-    # The Thue-Morse sequence: both halves get one of each pair, and no period of the data falls into one.
-    return number.bit_count() & 1
+def _to_number(value: Any) -> float:
+    """Return what a metric returned as a float; NaN for what is no number."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return math.nan
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return math.nan
+
+
+def _describe(value: Any) -> str:
+    """Return the beginning of a value as text; its type where it has none, as an integer of 5,000 digits."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # the class is the user's
+        return f"a {type(value).__name__}"
 
 
 def _top1(outputs: Iterator[Outputs], labels: NDArray[Any]) -> float:

@@ -9,8 +9,10 @@ import pytest
 from builders import conv_relu, feed_for, weights
 
 import onnxfq
-from onnxfq.calibration.calibrators import CALIBRATORS, Method, register_calibrator
+from onnxfq.calibration.calibrators import CALIBRATORS, Calibrator, Method, register_calibrator
+from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import RecipeError, SpecError
+from onnxfq.numerics.spec import QuantSpec
 from onnxfq.report.calibrator_table import calibrator_rows
 
 RECIPE = """
@@ -100,3 +102,18 @@ def test_names_that_cannot_be_registered(name: str) -> None:
     """Those of the package, and what a recipe could not spell."""
     with pytest.raises(SpecError, match=f"calibrator '{name}': (the name is taken|a name must be)"):
         register_calibrator(name, Method(share))
+
+
+def test_it_cannot_change_the_statistics(registered: None) -> None:
+    """What one function writes into would be wrong for all that come after it."""
+    statistics = TensorStatistics.from_array(np.arange(9, dtype=np.float32))
+    before = statistics.counts.copy()
+
+    def scribble(statistics, spec):
+        statistics.counts[:] = 0
+        return -1.0, 1.0
+
+    register_calibrator("scribble", Method(scribble))
+    with pytest.raises(ValueError, match="read-only"):
+        Calibrator.parse("scribble")(statistics, QuantSpec(qtype="int8"))
+    assert np.array_equal(statistics.counts, before) and statistics.counts.flags.writeable

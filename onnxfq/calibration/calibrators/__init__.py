@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pydantic
 
 from onnxfq.calibration.calibrators.auto import auto
@@ -19,6 +20,7 @@ from onnxfq.calibration.calibrators.mse import mse
 from onnxfq.calibration.calibrators.percentile import check_percent, percentile, percentile_each_end
 from onnxfq.calibration.calibrators.sqnr import sqnr
 from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.data.inputs import read_only
 from onnxfq.errors import SpecError, nearest
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.support.records import Record
@@ -152,6 +154,9 @@ class Calibrator(Record):
         function = self._look_up().function
         if function.__module__.startswith(_OWN):
             return function(statistics, spec, *self.parameters)
+        # Others need the statistics too.
+        arrays = {name: value for name, value in vars(statistics).items() if isinstance(value, np.ndarray)}
+        statistics = replace(statistics, **read_only(arrays))
         with faults_of(f"calibrator {str(self)!r}", SpecError):
             low, high = map(float, function(statistics, spec, *self.parameters))
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):

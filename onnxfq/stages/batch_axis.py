@@ -1,0 +1,141 @@
+"""`find_mixing`: whether axis 0 of a model's inputs counts samples, told by runs of a few rows.
+
+Samples do not know of each other: rows together give what each of them gives alone. The steps of a sequence,
+the nodes of a graph and the points of a cloud do not, and a model that sees one at a time is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.data import Feed
+from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
+from onnxfq.graph.external.sizes import limit_in_memory, weight_bytes
+from onnxfq.graph.model import list_nodes
+from onnxfq.graph.ops import QDQ_OPS, QUANTIZED_OPS
+from onnxfq.graph.signature import output_names, with_outputs
+from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.runtime.float32_emulation import HALVES, holds_types
+from onnxfq.runtime.segmented_session import open_in_segments
+from onnxfq.runtime.session import Session
+
+SAME_DB = 40.0
+"""SQNR from which rows count as unmixed: kernels of other batches round at 120 dB, a long recurrence makes
+60 dB of it, and what changes an output by less than 1 % changes no choice of ranges."""
+
+SAME_DB_OF_STEPS = 20.0
+"""The same with quantizers or 16-bit floats, where a rounding moves a value by a whole step, and where scales
+that are found at run time depend on the batch."""
+
+_DRAWING = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+_SIZED_BY_VALUES = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+"""Operators whose results have no rows of the samples; a detector's are judged by what it selects from."""
+
+
+def find_mixing(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], given: Feed) -> str:
+    """Return why rows of axis 0 of the inputs of `proto` are no samples, for a note.
+
+    Nothing is returned if rows are samples, and if runs cannot tell: of a model that draws random numbers or
+    is in training mode, that cannot run, or whose outputs have no rows. Outputs without axes, such as a loss,
+    say nothing about samples.
+
+    Args:
+        proto: the model.
+        together: different rows of one feed, or of several ones.
+        apart: the first and the last of these rows.
+        given: a feed as the data has it; if a row cannot run and this can, rows are no samples.
+    """
+    nodes = [*list_nodes(proto.graph), *(node for one in proto.functions for node in one.node)]
+    fetches = [] if any(map(_is_random, nodes)) else _judged_tensors(proto)
+    steps = any(node.op_type in QDQ_OPS | QUANTIZED_OPS for node in nodes) or holds_types(proto, HALVES)
+    if fetches:
+        packed = weight_bytes(proto) <= limit_in_memory(None)
+        try:
+            opened = partial(Session, packed=packed, pooled=False)
+            session = open_in_segments(with_outputs(proto, fetches), opened, fetches)
+        except (ModelError, RuntimeLibraryError):
+            return ""
+        try:
+            alone = [session.run(row, fetches) for row in apart]
+        except DataError as fault:
+            return f"on one row {fault}" if _can_run(session, given) else ""
+        if not _can_run(session, together):
+            return ""  # it takes one sample at a time
+        results = zip(fetches, session.run(together, fetches), *alone, strict=True)
+        rows = len(next(array for array in together.values() if array.ndim))
+        least = SAME_DB_OF_STEPS if steps else SAME_DB
+        judged = [verdict for one in results if (verdict := _judge(*one, rows, least)) is not None]
+        if judged:
+            return next(filter(None, judged), "")
+    names = sorted({dim for dim in map(_first_axis, proto.graph.input) if dim})
+    return f"the model names it {', '.join(names)}" if len(names) > 1 else ""
+
+
+def _can_run(session: Any, feed: Feed) -> bool:
+    try:
+        session.run(feed)
+    except DataError:
+        return False
+    return True
+
+
+def _judge(name: str, together: Any, first: Any, last: Any, rows: int, least: float) -> str | None:
+    """Return why an output has no samples, nothing if it has, and None if it does not tell."""
+    arrays = (together, first, last)
+    if not all(isinstance(one, np.ndarray) and one.dtype.kind in "fiub" for one in arrays):
+        return None
+    if not together.ndim or not together.size:
+        return None
+    if together.shape == first.shape == last.shape:
+        if min(_sqnr(together, first), _sqnr(together, last)) >= least:
+            return None  # a constant, such as the anchors of a detector
+    elif first.shape == last.shape and first.ndim == together.ndim:
+        for axis, size in enumerate(first.shape):
+            if together.shape == (*first.shape[:axis], rows * size, *first.shape[axis + 1 :]):
+                ends = [together.take(range(start, start + size), axis) for start in (0, (rows - 1) * size)]
+                found = _sqnr(np.concatenate([first, last]), np.concatenate(ends))
+                same = f"{rows} rows give {name!r} other values than each of them alone ({found:.1f} dB)"
+                return "" if found >= least else same
+    if together.shape[0] in (rows * first.shape[0], first.shape[0] + last.shape[0]):
+        return None  # values decide about its other sizes
+    return f"{rows} rows give {name!r} the shape {list(together.shape)}, and one row {list(first.shape)}"
+
+
+def _sqnr(want: NDArray[Any], have: NDArray[Any]) -> float:
+    """Return the SQNR in dB; NaN and infinities at the same places are equal."""
+    want, have = want.astype(np.float64), have.astype(np.float64)
+    same = ~np.isfinite(want) & ((want == have) | (np.isnan(want) & np.isnan(have)))
+    return ErrorSums.from_arrays(np.where(same, 0.0, want), np.where(same, 0.0, have)).sqnr_db
+
+
+def _judged_tensors(proto: onnx.ModelProto) -> list[str]:
+    """Return the outputs whose sizes do not depend on values, and what a selection of boxes reads."""
+    selected: list[str] = []
+    sized: set[str] = set()
+    for node in proto.graph.node:
+        if node.op_type in _SIZED_BY_VALUES or sized.intersection(node.input):
+            sized.update(node.output)
+        if node.op_type == "NonMaxSuppression":
+            selected += [name for name in node.input[:2] if name not in sized]
+    made = {name for node in proto.graph.node for name in node.output}
+    outputs = [name for name in output_names(proto) if name not in sized]
+    return [name for name in dict.fromkeys((*outputs, *selected)) if name in made]
+
+
+def _is_random(node: onnx.NodeProto) -> bool:
+    """Tell whether a node draws numbers, or works as in training: each run is then another one."""
+    training = any(attr.name == "training_mode" and attr.i for attr in node.attribute)
+    return node.op_type in _DRAWING or training or (node.op_type == "Dropout" and len(node.input) > 2)
+
+
+def _first_axis(value: onnx.ValueInfoProto) -> str:
+    dims = value.type.tensor_type.shape.dim
+    return dims[0].dim_param if dims else ""
