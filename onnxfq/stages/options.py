@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +12,10 @@ from onnxfq.choices import MOST_THREADS, DeviceChoice
 from onnxfq.data import DEFAULT_BATCH, Data, DataOptions, Feeds
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import DataError
+from onnxfq.runtime.random_numbers import explain_draws
 from onnxfq.stages.observers import ObserveOptions
+
+log = logging.getLogger(__name__)
 
 StageProgress = Callable[[str, int, int | None], None]
 """Called with the stage's name, the number of feeds done, and their total if known."""
@@ -63,5 +67,11 @@ class RunOptions:
 def open_feeds(
     model: onnx.ModelProto, data: Data, batch: int = DEFAULT_BATCH, options: DataOptions | None = None
 ) -> Feeds:
-    """Return feeds of `data`; each is checked against the inputs of `model` when it is read."""
+    """Return feeds of `data`; each is checked against the inputs of `model` when it is read.
+
+    A note tells of random numbers that the model draws.
+    """
+    note = explain_draws(model)
+    if note:
+        log.warning("%s", note)
     return Feeds(data, input_specs(model), batch, options)
