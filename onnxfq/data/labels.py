@@ -1,7 +1,8 @@
-"""Labels: class number of every row, from a file, and the rows of outputs that they fit."""
+"""Labels: the class of every row, from a file, and the classes that outputs predict."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,55 +10,73 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data import read_npz
+from onnxfq.data.outputs import FlatOutput
 from onnxfq.errors import DataError
 from onnxfq.support.arrays import UNREADABLE, load_npy
 from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import join_lines
 
+Labels = str | Path | Sequence[Any] | NDArray[Any]
+"""Classes of all rows in order, or a file of them: whole numbers, or names as the model returns them."""
 
-def read_labels(path: str | Path) -> NDArray[np.int64]:
-    """Read labels from an .npy, from the only array (or `labels`) of an .npz, or from text, one per line.
 
-    Returns int64 of shape [rows]. Raises DataError for a missing or unreadable file, or for values that are
-    not whole numbers.
+def read_labels(labels: Labels) -> NDArray[Any]:
+    """Return labels as int64 or texts of shape [rows].
+
+    A file is an .npy, an .npz with one array or `labels`, or text with one label a line. Raises DataError for
+    a missing or unreadable file, and for values that are neither whole numbers nor texts.
     """
-    path = Path(path)
+    source = str(labels) if isinstance(labels, (str, Path)) else "the given labels"
     try:
-        if path.suffix == ".npz":
-            arrays = read_npz(path)
-            values = (
-                arrays["labels"] if "labels" in arrays else arrays.popitem()[1] if len(arrays) == 1 else None
-            )
-            if values is None:
-                raise DataError(f"{path} has {', '.join(arrays)}; name the labels `labels`")
-        else:
-            values = load_npy(path) if path.suffix == ".npy" else _read_text(path)
-        labels = np.asarray(values).ravel()
+        values = np.asarray(_read(Path(labels)) if isinstance(labels, (str, Path)) else labels).ravel()
+        if values.size and (values.dtype.kind == "U" or all(isinstance(one, str) for one in values)):
+            return values.astype(str)
         with np.errstate(invalid="ignore"):  # whatever does not survive the cast is refused
-            if labels.size == 0 or not np.array_equal(labels.astype(np.int64), labels):
-                raise DataError(f"{path}: labels must be whole numbers, one per row; got {labels.dtype}")
+            if values.size == 0 or not np.array_equal(values.astype(np.int64), values):
+                raise DataError(f"{source}: labels must be whole numbers, one per row; got {values.dtype}")
     except FileNotFoundError:
-        raise DataError(f"no such file: {path}; check the path of the labels") from None
+        raise DataError(f"no such file: {source}; check the path of the labels") from None
     except (*UNREADABLE, TypeError) as fault:
         text = join_lines(fault)
-        raise DataError(f"{path} does not hold labels ({text}); give .npy, .npz or text") from None
-    return labels.astype(np.int64)
+        raise DataError(f"{source} does not hold labels ({text}); give .npy, .npz or text") from None
+    return values.astype(np.int64)
 
 
-def count_rows(output: NDArray[Any]) -> int:
-    """Return the number of rows of an output: all axes but the last, which holds classes."""
-    return int(np.prod(output.shape[:-1])) if output.ndim else 1
+def predict_classes(value: object, output: str) -> NDArray[Any]:
+    """Return the class of each row, in one axis.
 
+    Integers, booleans and texts are classes. Floats, and integers of 8 or 16 bits, [..., classes] predict the
+    place of the largest one, and maps the key of their largest value.
 
-def count_right(output: NDArray[Any], labels: NDArray[Any]) -> int:
-    """Return the number of rows of `output` whose largest element is at the label.
+    Args:
+        value: the output of a run.
+        output: its name.
 
     Raises DataError for an output without classes.
     """
-    if output.ndim < 2:
-        raise DataError(f"labels need an output of [rows, classes], got shape {list(output.shape)}")
-    predicted = output.argmax(-1).ravel()
-    return int((predicted[: labels.size] == labels).sum())
+    flat = FlatOutput.of(value)
+    if flat.keys and not flat.is_discrete:
+        return np.asarray(flat.keys)[flat.array.argmax(-1)]
+    scores = isinstance(value, np.ndarray) and value.ndim > 1 and value.shape[-1] > 1
+    wide = flat.array.dtype.kind in "bOSU" or flat.array.dtype.itemsize > 2
+    if isinstance(value, np.ndarray) and flat.is_discrete and (wide or not scores):
+        return value.ravel().astype(str if value.dtype.kind in "OSU" else np.int64)
+    if not isinstance(value, np.ndarray) or not scores:
+        found = f"shape {list(value.shape)}" if isinstance(value, np.ndarray) else "a sequence"
+        raise DataError(
+            f"labels need classes, or an output of [rows, classes]; the first output, {output!r}, has {found}"
+        )
+    return value.argmax(-1).ravel()
+
+
+def count_right(classes: NDArray[Any], labels: NDArray[Any], output: str) -> int:
+    """Return the number of `classes` that are the label. Raises DataError for texts against numbers."""
+    if classes.size and labels.size and (classes.dtype.kind == "U") != (labels.dtype.kind == "U"):
+        raise DataError(
+            f"output {output!r} gives classes such as {classes[0]!r}, the labels are such as {labels[0]!r}; "
+            "give labels as the model names them"
+        )
+    return int((classes[: labels.size] == labels).sum())
 
 
 def refuse_label_count(labels: NDArray[Any], rows: str, output: str) -> DataError:
@@ -65,7 +84,23 @@ def refuse_label_count(labels: NDArray[Any], rows: str, output: str) -> DataErro
     return DataError(f"{labels.size} labels for {rows} rows of output {output!r}; give one label per row")
 
 
-def _read_text(path: Path) -> NDArray[np.float64]:
-    """Return the numbers of a text file; # begins a comment."""
+def _read(path: Path) -> NDArray[Any]:
+    if path.suffix == ".npy":
+        return np.asarray(load_npy(path))
+    if path.suffix != ".npz":
+        return _read_text(path)
+    arrays = read_npz(path)
+    if "labels" in arrays or len(arrays) == 1:
+        return arrays["labels"] if "labels" in arrays else arrays.popitem()[1]
+    raise DataError(f"{path} has {', '.join(arrays)}; name the labels `labels`")
+
+
+def _read_text(path: Path) -> NDArray[Any]:
+    """Return the numbers of a text file, or its lines if the first is no number; # begins a comment."""
     lines = read_bytes(path).decode("utf-8").splitlines()
-    return np.asarray([float(word) for line in lines for word in line.partition("#")[0].split()])
+    texts = [text for line in lines if (text := line.partition("#")[0].strip())]
+    try:
+        float(texts[0].split()[0])
+    except (IndexError, ValueError):
+        return np.asarray(texts, str)
+    return np.asarray([float(word) for text in texts for word in text.split()])

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Feed
 from onnxfq.data.functions import FUNCTION_NAME, faults_of, import_function
-from onnxfq.data.labels import count_right, count_rows, read_labels, refuse_label_count
+from onnxfq.data.labels import Labels, count_right, predict_classes, read_labels, refuse_label_count
 from onnxfq.errors import DataError
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.switchboard import Switchboard
@@ -43,7 +42,7 @@ class TaskMetric:
     def __init__(
         self,
         metric: str | Metric | None,
-        labels: str | Path | NDArray[Any] | None,
+        labels: Labels | None,
         board: Switchboard,
         inputs: QuantizeInputs,
         limited: bool,
@@ -67,7 +66,7 @@ class TaskMetric:
         self._metric: Metric = _top1
         if metric is not None:
             self._metric = import_function(metric, "--metric") if isinstance(metric, str) else metric
-        self._labels = read_labels(labels) if isinstance(labels, (str, Path)) else labels
+        self._labels = None if labels is None else read_labels(labels)
         self._feeds, self._board, self._limited = inputs.feeds.source, board, limited
         self._float: dict[int, float] = {}
 
@@ -82,7 +81,8 @@ class TaskMetric:
         board, labels = self._board, self._labels
         assert labels is not None
         first = board.results[0]
-        rows = [count_rows(made[first]) for made in board.run(self._feeds, board.nothing)]
+        made = board.run(self._feeds, board.nothing)
+        rows = [predict_classes(one[first], first).size for one in made]
         ends = np.cumsum([0, *rows]).tolist()
         if ends[-1] > labels.size or (ends[-1] < labels.size and not self._limited):
             raise refuse_label_count(labels, str(ends[-1]), first)
@@ -136,8 +136,9 @@ def _top1(outputs: Iterator[Outputs], labels: NDArray[Any]) -> float:
     """Return the percentage of rows of the first output with the largest element at the label."""
     row = right = 0
     for made in outputs:
-        first = next(iter(made.values()))
-        end = row + count_rows(first)
-        right += count_right(first, labels[row:end])
+        name, first = next(iter(made.items()))
+        classes = predict_classes(first, name)
+        end = row + classes.size
+        right += count_right(classes, labels[row:end], name)
         row = end
     return 100.0 * right / row if row else 0.0

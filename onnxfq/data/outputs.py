@@ -1,0 +1,68 @@
+"""Outputs of a run as arrays: maps and sequences, flattened by position and key."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class FlatOutput:
+    """The values of an output.
+
+    Attributes:
+        array: the output itself if it is an array; maps of a sequence as [maps, keys] if all have the same
+            keys, in sorted order; other sequences in one row.
+        form: shapes, lengths and keys: values of equal forms stand for each other.
+        keys: of the maps of `array`, empty if it has none.
+    """
+
+    array: NDArray[Any]
+    form: tuple[Any, ...]
+    keys: tuple[Any, ...] = ()
+
+    @staticmethod
+    def of(value: object) -> FlatOutput:
+        """Return the values of what a session returns: an array, a map, a sequence, or None."""
+        if isinstance(value, np.ndarray):
+            return FlatOutput(value, value.shape)
+        if value is None:
+            return FlatOutput(np.zeros(0, np.float32), (None,))
+        if isinstance(value, Mapping):
+            keys = tuple(sorted(value))
+            return FlatOutput(np.asarray([[value[key] for key in keys]]), ("map", *keys), keys)
+        assert isinstance(value, (list, tuple)), type(value)
+        parts = [FlatOutput.of(one) for one in value]
+        forms = tuple(part.form for part in parts)
+        if len(set(forms)) == 1 and parts[0].keys:
+            return FlatOutput(np.concatenate([p.array for p in parts]), forms, parts[0].keys)
+        rows = [part.array.ravel() for part in parts]
+        return FlatOutput(np.concatenate(rows) if rows else np.zeros(0, np.float32), forms)
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether the values are equal or not, without noise in dB: integers, texts and booleans."""
+        return self.array.dtype.kind not in "fc"
+
+    def count_equal(self, other: FlatOutput) -> tuple[int, int, int]:
+        """Return the number of equal elements, that of all, and by how many rows the two differ.
+
+        Arrays that differ in length along one axis are compared as collections of rows along it.
+        """
+        a, b = self.array, other.array
+        if self.form == other.form:
+            return int(np.count_nonzero(a == b)), a.size, 0
+        sizes = zip(a.shape, b.shape, strict=False)
+        unlike = [axis for axis, (one, two) in enumerate(sizes) if one != two]
+        if a.ndim != b.ndim or len(unlike) != 1:
+            return 0, max(a.size, b.size), 0
+        (axis,) = unlike
+        rows, others = (Counter(map(repr, np.moveaxis(x, axis, 0).tolist())) for x in (a, b))
+        longest, apart = max(a.shape[axis], b.shape[axis]), abs(a.shape[axis] - b.shape[axis])
+        size = max(a.size, b.size)
+        return sum((rows & others).values()) * (size // longest), size, apart
