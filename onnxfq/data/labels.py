@@ -56,17 +56,17 @@ def predict_classes(value: object, output: str) -> NDArray[Any]:
     """
     flat = FlatOutput.of(value)
     if flat.keys and not flat.is_discrete:
-        return np.asarray(flat.keys)[flat.array.argmax(-1)]
+        return np.take(np.asarray(flat.keys), flat.array.argmax(-1))
     scores = isinstance(value, np.ndarray) and value.ndim > 1 and value.shape[-1] > 1
     wide = flat.array.dtype.kind in "bOSU" or flat.array.dtype.itemsize > 2
     if isinstance(value, np.ndarray) and flat.is_discrete and (wide or not scores):
         return value.ravel().astype(str if value.dtype.kind in "OSU" else np.int64)
-    if not isinstance(value, np.ndarray) or not scores:
+    if not scores:
         found = f"shape {list(value.shape)}" if isinstance(value, np.ndarray) else "a sequence"
         raise DataError(
             f"labels need classes, or an output of [rows, classes]; the first output, {output!r}, has {found}"
         )
-    return value.argmax(-1).ravel()
+    return np.ravel(flat.array.argmax(-1))
 
 
 def count_right(classes: NDArray[Any], labels: NDArray[Any], output: str) -> int:

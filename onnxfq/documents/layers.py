@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxfq.documents.plan import Role
-from onnxfq.support.records import Record
+from onnxfq.support.records import Amount, Count, Record
 
 Range = tuple[float, float]
 
@@ -33,7 +33,7 @@ class TensorRow(Record):
     tensor: str
     role: Role
     format: str
-    bits: int
+    bits: Count
     calibrator: str
     why: str
     sqnr_db: float | None = None
@@ -41,10 +41,10 @@ class TensorRow(Record):
     observed: Range | None = None
     grid: Range | None = None
     edges: Range | None = None
-    counts: tuple[int, ...] = ()
+    counts: tuple[Count, ...] = ()
     thresholds: dict[str, Range] = {}
-    channels: tuple[float, ...] = ()
-    equalized_channels: tuple[float, ...] = ()
+    channels: tuple[Amount, ...] = ()
+    equalized_channels: tuple[Amount, ...] = ()
     equalization: str = ""
 
 
@@ -73,7 +73,7 @@ class LayerRow(Record):
     op_type: str
     output: str = ""
     module: str = ""
-    position: int
+    position: Count
     quantized: bool
     why: str = ""
     tensors: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class LayerRow(Record):
     added_db: float | None = None
     alone_db: float | None = None
     rest_db: float | None = None
-    multiplies: float | None = None
+    multiplies: Amount | None = None
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
 
@@ -102,5 +102,5 @@ class LayerTable(Record):
 
     layers: tuple[LayerRow, ...]
     tensors: tuple[TensorRow, ...]
-    multiplies: float | None = None
-    weight_bytes: float = 0.0
+    multiplies: Amount | None = None
+    weight_bytes: Amount = 0.0

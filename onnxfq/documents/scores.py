@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from onnxfq.choices import LOW_SQNR_DB as LOW_SQNR_DB
-from onnxfq.support.records import Record, write_document
+from onnxfq.support.records import Count, Record, Share, write_document
 from onnxfq.support.tables import table_lines
 
 
@@ -30,7 +30,7 @@ class OutputScore(Record):
     sqnr_db: float
     cosine: float
     largest_error: float
-    top1_agreement: float | None = None
+    top1_agreement: Share | None = None
     moved: bool = False
     stands_for: tuple[str, ...] = ()
 
@@ -55,8 +55,8 @@ class EqualShare(Record):
     """
 
     output: str
-    equal: float
-    rows_apart: int = 0
+    equal: Share
+    rows_apart: Count = 0
 
     def __str__(self) -> str:
         """Return `equal`, or the share in percent rounded down, with the rows that differ in number."""
@@ -78,7 +78,7 @@ class CandidateScore(Record):
     candidate: str
     outputs: tuple[OutputScore, ...]
     shares: tuple[EqualShare, ...] = ()
-    accuracy: float | None = None
+    accuracy: Share | None = None
     tensors: tuple[OutputScore, ...] = ()
     weight_shares: dict[str, float] = {}
 
@@ -118,8 +118,8 @@ class Evaluation(Record):
 
     format: Literal["onnxfq.evaluation/1"] = "onnxfq.evaluation/1"
     reference: str
-    feeds: int
-    accuracy: float | None = None
+    feeds: Count
+    accuracy: Share | None = None
     candidates: tuple[CandidateScore, ...]
     notes: tuple[str, ...] = ()
 
