@@ -56,7 +56,7 @@ def predict_classes(value: object, output: str) -> NDArray[Any]:
     """
     flat = FlatOutput.of(value)
     if flat.keys and not flat.is_discrete:
-        return np.take(np.asarray(flat.keys), flat.array.argmax(-1))
+        return np.asarray([flat.keys[place] for place in flat.array.argmax(-1)])
     scores = isinstance(value, np.ndarray) and value.ndim > 1 and value.shape[-1] > 1
     wide = flat.array.dtype.kind in "bOSU" or flat.array.dtype.itemsize > 2
     if isinstance(value, np.ndarray) and flat.is_discrete and (wide or not scores):
@@ -72,9 +72,10 @@ def predict_classes(value: object, output: str) -> NDArray[Any]:
 def count_right(classes: NDArray[Any], labels: NDArray[Any], output: str) -> int:
     """Return the number of `classes` that are the label. Raises DataError for texts against numbers."""
     if classes.size and labels.size and (classes.dtype.kind == "U") != (labels.dtype.kind == "U"):
+        found, given = classes[0].item(), labels[0].item()
         raise DataError(
-            f"output {output!r} gives classes such as {classes[0]!r}, the labels are such as {labels[0]!r}; "
-            "give labels as the model names them"
+            f"output {output!r} gives classes such as {found!r}, the labels are such as {given!r}; give "
+            "labels as the model names them"
         )
     return int((classes[: labels.size] == labels).sum())
 

@@ -12,6 +12,21 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
+class EqualCounts:
+    """Numbers of equal elements and of all, and by how many rows outputs differ; those of feeds add up."""
+
+    equal: int = 0
+    elements: int = 0
+    rows_apart: int = 0
+
+    def __add__(self, other: EqualCounts) -> EqualCounts:
+        """Return the sums."""
+        return EqualCounts(
+            self.equal + other.equal, self.elements + other.elements, self.rows_apart + other.rows_apart
+        )
+
+
+@dataclass(frozen=True)
 class FlatOutput:
     """The values of an output.
 
@@ -49,20 +64,24 @@ class FlatOutput:
         """Whether the values are equal or not, without noise in dB: integers, texts and booleans."""
         return self.array.dtype.kind not in "fc"
 
-    def count_equal(self, other: FlatOutput) -> tuple[int, int, int]:
-        """Return the number of equal elements, that of all, and by how many rows the two differ.
+    def __str__(self) -> str:
+        """Return the form in brackets, shortened."""
+        return f"{list(self.form)}"[:80]
+
+    def count_equal(self, other: FlatOutput) -> EqualCounts:
+        """Return how many elements are equal.
 
         Arrays that differ in length along one axis are compared as collections of rows along it.
         """
         a, b = self.array, other.array
         if self.form == other.form:
-            return int(np.count_nonzero(a == b)), a.size, 0
+            return EqualCounts(int(np.count_nonzero(a == b)), a.size)
         sizes = zip(a.shape, b.shape, strict=False)
         unlike = [axis for axis, (one, two) in enumerate(sizes) if one != two]
         if a.ndim != b.ndim or len(unlike) != 1:
-            return 0, max(a.size, b.size), 0
+            return EqualCounts(0, max(a.size, b.size))
         (axis,) = unlike
         rows, others = (Counter(map(repr, np.moveaxis(x, axis, 0).tolist())) for x in (a, b))
         longest, apart = max(a.shape[axis], b.shape[axis]), abs(a.shape[axis] - b.shape[axis])
         size = max(a.size, b.size)
-        return sum((rows & others).values()) * (size // longest), size, apart
+        return EqualCounts(sum((rows & others).values()) * (size // longest), size, apart)

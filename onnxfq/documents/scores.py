@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from onnxfq.choices import LOW_SQNR_DB as LOW_SQNR_DB
+from onnxfq.data.outputs import EqualCounts
 from onnxfq.support.records import Count, Record, Share, write_document
 from onnxfq.support.tables import table_lines
 
@@ -57,6 +58,12 @@ class EqualShare(Record):
     output: str
     equal: Share
     rows_apart: Count = 0
+
+    @staticmethod
+    def of(output: str, counts: EqualCounts) -> EqualShare:
+        """Return the share of counts; 1 for outputs without elements."""
+        share = counts.equal / counts.elements if counts.elements else 1.0
+        return EqualShare(output=output, equal=share, rows_apart=counts.rows_apart)
 
     def __str__(self) -> str:
         """Return `equal`, or the share in percent rounded down, with the rows that differ in number."""

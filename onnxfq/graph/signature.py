@@ -12,16 +12,6 @@ def output_names(proto: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(value.name for value in proto.graph.output)
 
 
-def number_outputs(proto: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the outputs that are tensors of numbers, as far as their types show: no sequences or strings."""
-    return tuple(
-        value.name
-        for value in proto.graph.output
-        if value.type.WhichOneof("value") in (None, "tensor_type")
-        and value.type.tensor_type.elem_type != onnx.TensorProto.STRING
-    )
-
-
 def with_outputs(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
     """Return `proto` with inner tensors as additional outputs."""
     have = set(output_names(proto))

@@ -124,6 +124,8 @@ def correct_biases(
     feeds = None if inputs.feeds is None else inputs.feeds.again()
     if feeds is None:
         return BiasCorrection(rounded, why="no data was given")
+    if not inputs.judged.logits:
+        return BiasCorrection(rounded, why="no output comes from floats that are quantized")
     with weights_in(inputs.scratch):
         plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
         targets, left = find_targets(inputs.model, rounded, plan)

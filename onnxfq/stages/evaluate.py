@@ -16,8 +16,7 @@ from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
-from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.patterns.logits import judge_outputs
+from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.passes.switch_activations import switch_activations
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -76,7 +75,7 @@ def evaluate(
         progress=options.stage("evaluate", feeds.runs),
         device=options.device,
         exact=options.exact,
-        judged=judge_outputs(with_shapes(base)),
+        judged=judge_given(base),
     )
     return found.model_copy(update={"notes": (*found.notes, *notes)})
 

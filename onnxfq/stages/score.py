@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnxfq.choices import DeviceChoice
 from onnxfq.data import Feed, copy_feeds
 from onnxfq.data.labels import count_right, predict_classes, refuse_label_count
-from onnxfq.data.outputs import FlatOutput
+from onnxfq.data.outputs import EqualCounts, FlatOutput
 from onnxfq.documents.scores import CandidateScore, EqualShare, Evaluation, OutputScore
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.graph.external.sizes import ONE_PIECE, limit_in_memory, weight_bytes
@@ -289,7 +289,7 @@ class _Run:
     sums: list[ErrorSums] = field(init=False)
     powers: list[list[tuple[float, float]]] = field(init=False)
     agreed: list[tuple[int, int]] = field(init=False)
-    shares: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    shares: dict[str, EqualCounts] = field(default_factory=dict)
     noises: list[tuple[float, float]] = field(init=False)
     unlike: dict[str, list[str]] = field(default_factory=dict)
 
@@ -320,19 +320,19 @@ class _Run:
     def add(self, got: Outputs, expected: Outputs, truth: NDArray[Any] | None) -> None:
         got, alone = got[: len(self.fetches)], got[len(self.fetches) :]
         flat = (map(FlatOutput.of, values) for values in (expected, got))
-        for i, (wanted, found_) in enumerate(zip(*flat, strict=True)):
+        for i, (wanted, given) in enumerate(zip(*flat, strict=True)):
             name = [*self.outputs, *self.tensors][i]
-            want, have = wanted.array, found_.array
-            if wanted.form != found_.form:
-                shapes = f"has shape {_text(found_)}, the reference {_text(wanted)}"
+            want, have = wanted.array, given.array
+            if wanted.form != given.form:
+                shapes = f"has shape {given}, the reference {wanted}"
                 if (truth is not None and not i) or not self._is_open(name, want.shape, have.shape):
                     raise ModelError(f"{self.name}: {self.fetches[i]!r} {shapes}")
                 if not wanted.is_discrete:
                     self.unlike.setdefault(name, []).append(shapes)
                     continue
             if wanted.is_discrete:
-                counts = np.asarray(wanted.count_equal(found_), np.int64)
-                self.shares[name] = self.shares.get(name, 0) + counts
+                counts = self.shares.get(name, EqualCounts())
+                self.shares[name] = counts + wanted.count_equal(given)
                 continue
             found = ErrorSums.from_arrays(want, have)
             self.sums[i] = self.sums[i] + found
@@ -400,10 +400,7 @@ class _Run:
                 for score, seen in zip(scores[split:], compared[split:], strict=True)
                 if seen
             ),
-            shares=tuple(
-                EqualShare(output=name, equal=int(equal) / int(size) if size else 1.0, rows_apart=int(apart))
-                for name, (equal, size, apart) in self.shares.items()
-            ),
+            shares=tuple(EqualShare.of(name, counts) for name, counts in self.shares.items()),
             accuracy=self.right / rows if rows else None,
             weight_shares={
                 name: weights / whole
@@ -421,10 +418,6 @@ def _read_declared_sizes(reference: onnx.ModelProto) -> dict[str, list[int | Non
             dims = value.type.tensor_type.shape.dim
             found[value.name] = [d.dim_value if d.HasField("dim_value") else None for d in dims]
     return found
-
-
-def _text(value: FlatOutput) -> str:
-    return str(list(value.form))[:80]
 
 
 def _agreement(want: NDArray[Any], have: NDArray[Any]) -> tuple[int, int]:

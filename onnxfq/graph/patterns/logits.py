@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto
 
+from onnxfq.errors import ModelError
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_nodes
+from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import QUANTIZED_OPS, RECURRENT_OPS, SIZES, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.segments import list_reads
 from onnxfq.numerics.float_types import FLOAT_CODES
@@ -62,6 +64,17 @@ def judge_outputs(proto: onnx.ModelProto) -> JudgedTensors:
 def _multiplies(node: onnx.NodeProto) -> bool:
     """Tell whether noise of quantization can begin at `node`."""
     return node.op_type in WEIGHTED_INPUTS.keys() | RECURRENT_OPS or node.domain not in STANDARD_DOMAINS
+
+
+def judge_given(proto: onnx.ModelProto) -> JudgedTensors:
+    """Return what judges a model as given; types are inferred only if something in it is discrete."""
+    kinds = {value.type.tensor_type.elem_type for value in proto.graph.output}
+    if kinds <= _FLOATS and _CHOOSING.isdisjoint(node.op_type for node in list_nodes(proto.graph)):
+        return NOTHING_KNOWN
+    try:
+        return judge_outputs(with_shapes(proto))
+    except ModelError:  # declared shapes that contradict each other: ONNX Runtime infers its own
+        return judge_outputs(proto)
 
 
 class _Judge:
