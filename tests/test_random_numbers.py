@@ -196,7 +196,8 @@ def test_figures_hold_no_noise_of_draws(name: str, tmp_path: Path) -> None:
     (score,) = {c.outputs[0].sqnr_db for c in result.evaluation.candidates}
     assert 25 < score < 60
     same = evaluate(proto, {"itself": proto, "q": tmp_path / "q.onnx"}, FEED, options=exact)
-    assert same.candidates[0].outputs[0].sqnr_db == math.inf
+    # The reference runs with graph optimisation, which sums in another order.
+    assert same.candidates[0].outputs[0].sqnr_db > 130
     assert same.candidates[1].outputs[0].sqnr_db == score
 
 

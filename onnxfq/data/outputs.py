@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class EqualCounts:
-    """Numbers of equal elements and of all, and by how many rows outputs differ; those of feeds add up."""
+    """Counts of equal elements, of all elements, and of rows that only one model returns; feeds add up."""
 
     equal: int = 0
     elements: int = 0

@@ -120,7 +120,8 @@ class Sensitivity(Record):
     their noise.
 
     Attributes:
-        outputs: the measured tensors; the input of a final sigmoid or softmax stands for its output.
+        outputs: the measured tensors; the input of a final sigmoid or softmax stands for its output, and the
+            floats that classes, indices and selected rows come from for these.
         samples: number of feeds it was measured on.
         noise: noise-to-signal ratio of the outputs with everything quantized, averaged over `outputs`.
         metric: values of the metric that was given, if any.

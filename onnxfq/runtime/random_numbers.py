@@ -89,7 +89,7 @@ _TEXTS = (
 def random_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Return the nodes that draw random numbers, in bodies and local functions too.
 
-    A Dropout draws if it is told to train, or if that is not constant.
+    A Dropout draws if its training_mode is true, or not constant.
     """
     found, constants = [], None
     for owner in (proto.graph, *proto.functions):
@@ -244,7 +244,7 @@ class _Rewriter:
         self._nodes.append(helper.make_node("Where", [mask, scaled, zero], node.output[:1]))
 
     def _cast(self, name: str, to: int | None, like: str, output: str = "") -> str:
-        """Cast a tensor to the type `to`, by default that of the tensor `like`; return the result."""
+        """Cast a tensor to the type `to`, by default the type of the tensor `like`; return the result."""
         output = output or self._taken.claim(f"{name}/cast")
         if to is None and self._types is not None:
             to = self._types.get(like, TensorProto.FLOAT)

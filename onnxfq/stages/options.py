@@ -69,7 +69,7 @@ def open_feeds(
 ) -> Feeds:
     """Return feeds of `data`; each is checked against the inputs of `model` when it is read.
 
-    A note tells of random numbers that the model draws.
+    A note names the nodes of the model that draw random numbers.
     """
     note = explain_draws(model)
     if note:

@@ -48,7 +48,7 @@ class QuantizeInputs:
 
     @cached_property
     def judged(self) -> JudgedTensors:
-        """What judges the model; only sources that the model as given has too stand for outputs."""
+        """The tensors that judge the model; only sources that `reference` has too stand for outputs."""
         found = judge_outputs(self.model.proto)
         made = GraphIndex(self.reference.graph).makers
         return replace(found, sources={n: of for n, of in found.sources.items() if n in made})

@@ -77,7 +77,7 @@ def score_models(
 ) -> Evaluation:
     """Run the reference and every candidate on each feed, once, and return the scores.
 
-    Floats have an SQNR, those of maps and sequences too, by position and key. Integers, texts and booleans
+    Floats have an SQNR, in maps and sequences too, by position and key. Integers, texts and booleans
     have the share of equal elements. Floats are left out for a feed on which they have another size along
     an axis that the reference leaves open, such as the boxes of a detector.
 

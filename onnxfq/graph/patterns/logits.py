@@ -38,7 +38,7 @@ _BOOLEAN = TensorProto.BOOL
 
 @dataclass(frozen=True)
 class JudgedTensors:
-    """What judges a model.
+    """Tensors that judge a model.
 
     Attributes:
         logits: the tensors whose noise is measured, each once; a tensor of inner ones stands for an output.
@@ -53,7 +53,7 @@ class JudgedTensors:
 
 
 NOTHING_KNOWN = JudgedTensors((), frozenset(), {})
-"""Of a model whose outputs are only scored, not judged by."""
+"""Result for a model whose outputs are only scored."""
 
 
 def judge_outputs(proto: onnx.ModelProto) -> JudgedTensors:
