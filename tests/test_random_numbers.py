@@ -198,7 +198,8 @@ def test_figures_hold_no_noise_of_draws(name: str, tmp_path: Path) -> None:
     same = evaluate(proto, {"itself": proto, "q": tmp_path / "q.onnx"}, FEED, options=exact)
     # The reference runs with graph optimisation, which sums in another order.
     assert same.candidates[0].outputs[0].sqnr_db > 130
-    assert same.candidates[1].outputs[0].sqnr_db == score
+    # Feeds are added up in another order.
+    assert same.candidates[1].outputs[0].sqnr_db == pytest.approx(score, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
