@@ -119,13 +119,12 @@ class QuantizeResult:
 
     def _facts(self) -> dict[str, str]:
         """Return the verdict in a few words by name."""
-        scores = [(s.sqnr_db, s.output) for one in self.evaluation.candidates[-1:] for s in one.outputs]
-        noise = "{:.1f} dB at {}".format(*min(scores)) if scores else "not compared"
+        worst = next((one.worst for one in self.evaluation.candidates[-1:]), None)
         placed = len(self.plan.placements), len(self.plan.weights)
         return {
             "model": Path(self.staged.source).name,
             "recipe": self.recipe.name,
-            "SQNR": noise,
+            "SQNR": "not compared" if worst is None else str(worst),
             "quantized": ", ".join(map(str, self.plan.coverage())),
             "tensors": f"{placed[0]}, of these {placed[1]} weights",
         }
@@ -204,7 +203,7 @@ def quantize(
     inputs = open_inputs(model, data, chosen, options, output=output, observed=statistics is not None)
     release.check_opset(inputs.model.opset, f"{inputs.model.source} is at")
     known = moments if moments is None or isinstance(moments, Moments) else Moments.load(moments)
-    with ReferenceRuns(inputs.reference, options.threads, options.device) as runs:
+    with ReferenceRuns(inputs.reference, inputs.judged, options.threads, options.device) as runs:
         job = _Job(encodings, missing, statistics, known, floats, release, promise, ray, options, clock, runs)
         made = job.keep(job.prepare(job.equalize(inputs, chosen), chosen))
         built = job.build(made)

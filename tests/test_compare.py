@@ -15,6 +15,7 @@ from builders import attention, build, conv_relu, feed_for, qdq_of, stage, two_b
 from onnx import numpy_helper
 
 from onnxfq.cli.main import main
+from onnxfq.documents.scores import EqualShare
 from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.graph.signature import boundaries
 from onnxfq.interchange.polygraphy_json import outputs_json
@@ -87,20 +88,18 @@ def test_steps_are_those_of_the_scale(tmp_path: Path) -> None:
     assert found["y"].steps is None and found["y"].largest_error == 0
 
 
-def test_what_is_no_number_is_not_compared() -> None:
-    """Sequences and texts among the outputs are left out; where nothing is left, one line says so."""
+def test_outputs_that_are_no_tensors_of_floats() -> None:
+    """Sequences have an error by position; indices a share, which decides nothing."""
     text = "h = MatMul (x, w) s = SequenceConstruct (h, h) i = SequenceAt (s, zero)"
     constants = {"w": weights(4, 4), "zero": np.int64(0)}
     proto = build(
-        f"g (float[N,4] x) => (float[N,4] y, seq(float[N,4]) s) {{ {text} y = MatMul (i, w) }}", constants
+        f"""g (float[N,4] x) => (float[N,4] y, seq(float[N,4]) s, int64[N] c) {{
+            {text} y = MatMul (i, w) c = ArgMax <axis = 1, keepdims = 0> (y) }}""",
+        constants,
     )
     made = compare(qdq_of(stage(proto)), [feed_for(proto)], b="onnxruntime")
-    assert [one.tensor for one in made.tensors] == ["i", "y"] and made.first is None
-    # What its quantizer reads is an input, which nothing computes.
-    text = "g (float[N,4] x) => (seq(float[N,4]) s) { y = MatMul (x, w) s = SequenceConstruct (y, y) }"
-    lone = build(text, {"w": weights(4, 4)})
-    with pytest.raises(ModelError, match="nothing to compare"):
-        compare(qdq_of(stage(lone)), [feed_for(lone)])
+    assert [one.tensor for one in made.tensors] == ["s", "i", "y"] and made.first is None
+    assert made.shares == (EqualShare(output="c", equal=1.0),) and "output 'c': equal" in made.table()
 
 
 def test_what_is_missing_is_told(tmp_path: Path) -> None:

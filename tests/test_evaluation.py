@@ -90,18 +90,21 @@ def test_equalized_channels_are_compared_as_they_were() -> None:
         assert [score.output for score in inner] == ["h"] and 20 < inner[0].sqnr_db < 80
 
 
-def test_a_model_without_numbers_is_quantized_and_not_compared(tmp_path: Path) -> None:
-    """Where no output can be compared, that is a note; a comparison that is asked for is refused."""
+def test_sequences_are_compared_by_position(tmp_path: Path) -> None:
+    """Sequences of floats are compared by position."""
     proto = build(
         "g (float[N,4] x) => (seq(float[N,3]) y) { a = MatMul (x, w) y = SequenceConstruct (a, a) }",
         {"w": weights(4, 3)},
     )
-    feeds = [{"x": weights(2, 4)}]
-    result = quantize(proto, feeds, tmp_path / "q.onnx")
-    assert result.evaluation.notes == ("not compared: no output of the model holds numbers",)
-    assert not result.evaluation.candidates and onnx.load(tmp_path / "q.onnx") == result.qdq
-    with pytest.raises(ModelError, match="no output of numbers; there is nothing to compare"):
-        evaluate(proto, tmp_path / "q.onnx", feeds)
+    plain = build("g (float[N,4] x) => (float[N,3] a) { a = MatMul (x, w) }", {"w": weights(4, 3)})
+    feeds, exact = [{"x": weights(2, 4)}], RunOptions(exact=True)
+    scores = set()
+    for model in (proto, plain):
+        result = quantize(model, feeds, tmp_path / "q.onnx", options=exact)
+        assert onnx.load(tmp_path / "q.onnx") == result.qdq
+        found = evaluate(model, tmp_path / "q.onnx", feeds, options=exact)
+        scores |= {one.outputs[0].sqnr_db for one in (*result.evaluation.candidates, *found.candidates)}
+    assert len(scores) == 1 and 30 < scores.pop() < 60
 
 
 @pytest.mark.parametrize("given", [{"threads": -1}, {"threads": MOST_THREADS + 1}, {"batch": -1}], ids=str)
@@ -200,7 +203,6 @@ BAD = {
     "missing.npy": (lambda p: None, "no such file"),
     "fractions.npy": (lambda p: np.save(p, [0.5, 1.0]), "whole numbers"),
     "empty.npy": (lambda p: np.save(p, []), "whole numbers"),
-    "words.txt": (lambda p: p.write_text("one\ntwo\n"), "does not hold labels"),
     "several.npz": (lambda p: np.savez(p, a=LABELS, b=LABELS), "name the labels `labels`"),
     "text.npy": (lambda p: p.write_text("1\n"), "does not hold labels"),
 }
@@ -227,26 +229,17 @@ def test_doubled_node_names_are_run() -> None:
     assert result.candidates[0].outputs[0].sqnr_db == math.inf
 
 
-def test_outputs_without_numbers_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Strings and sequences have no error to measure: they are noted and the rest is compared."""
+def test_texts_and_sequences() -> None:
+    """Strings are equal or not, and sequences have an error by position."""
     proto = build(
         """g (float[N,3] x) => (string[2] s, seq(float[N,3]) q, float[N,3] y) {
             y = Relu (x) s = Identity (words) q = SequenceConstruct (x, y) }""",
         {"words": np.asarray(["a", "b"], object)},
     )
     result = score_models(proto, {"same": proto}, [{"x": X}])
-    assert [score.output for score in result.candidates[0].outputs] == ["y"]
-    assert [record.getMessage() for record in caplog.records] == [
-        "output s holds no numbers and is not compared",
-        "output q holds no numbers and is not compared",
-    ]
-
-
-def test_no_output_of_numbers() -> None:
-    """A model with nothing to compare is an error."""
-    proto = build("g (float[N,3] x) => (seq(float[N,3]) q) { q = SequenceConstruct (x, x) }")
-    with pytest.raises(ModelError, match="the model has no output of numbers"):
-        score_models(proto, {"same": proto}, [{"x": X}])
+    (same,) = result.candidates
+    assert [(score.output, score.sqnr_db) for score in same.outputs] == [("q", math.inf), ("y", math.inf)]
+    assert [(share.output, share.equal) for share in same.shares] == [("s", 1.0)]
 
 
 class Narrow(Session):

@@ -19,7 +19,8 @@ from onnxfq.cli.main import main
 from onnxfq.data import sample_digest
 from onnxfq.documents.sensitivity import MetricValues, Sensitivity
 from onnxfq.errors import DataError, RecipeError
-from onnxfq.graph.patterns.logits import find_logits
+from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.patterns.logits import judge_outputs
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switch_weights, switched_tensors
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
@@ -152,7 +153,7 @@ def test_logits_in_front_of_saturation() -> None:
         """g (float[2,8] x) => (float[8,2] y, float[2,8] z) { a = Neg (x) b = Sigmoid (a)
             y = Transpose (b) z = Relu (x) }"""
     )
-    assert find_logits(proto.graph) == ["a", "z"]
+    assert judge_outputs(with_shapes(proto)).logits == ("a", "z")
 
 
 def test_the_command(tmp_path: Path, data, capfd: pytest.CaptureFixture[str]) -> None:

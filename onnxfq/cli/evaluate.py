@@ -24,9 +24,7 @@ def evaluate(
     data: DataOption,
     labels: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Compute accuracy with class numbers, one per row: .npy, .npz or text."
-        ),
+        typer.Option(metavar="FILE", help="Compute accuracy with classes, one per row: .npy, .npz or text."),
     ] = None,
     per_tensor: Annotated[
         bool, typer.Option("--per-tensor", help="Also score every quantized inner tensor.")

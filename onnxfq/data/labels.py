@@ -1,4 +1,4 @@
-"""Labels: class number of every row, from a file, and the rows of outputs that they fit."""
+"""Labels: the class of every row, from a file, and the classes that outputs predict."""
 
 from __future__ import annotations
 
@@ -9,72 +9,79 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.data import read_npz
+from onnxfq.data.outputs import FlatOutput
 from onnxfq.data.validation import UNCONVERTIBLE, as_array
 from onnxfq.errors import DataError
 from onnxfq.support.arrays import UNREADABLE, load_npy
 from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import join_lines
 
-Labels = ArrayLike
-"""An array, a tensor or a list of numbers, one for each row of the first output."""
+Labels = str | Path | ArrayLike
+"""Classes of all rows in order, or a file of them: whole numbers, or names as the model returns them."""
 
 
-def read_labels(labels: str | Path | Labels) -> NDArray[Any]:
-    """Return labels in memory as an array, or read them from a file.
+def read_labels(labels: Labels) -> NDArray[Any]:
+    """Return labels as int64 or texts of shape [rows]; floats in memory, for a metric, as they are.
 
-    A file is an .npy, the only array (or `labels`) of an .npz, or text with one number per line; its labels
-    are int64 of shape [rows]. Raises DataError for a missing or unreadable file, values in it that are not
-    whole numbers, and for labels in memory that are no numbers.
+    A file is an .npy, an .npz with one array or `labels`, or text with one label a line. Raises DataError for
+    a missing or unreadable file, for values in it that are neither whole numbers nor texts, and for labels in
+    memory that are neither numbers nor texts.
     """
-    if not isinstance(labels, (str, Path)):
-        return _to_numbers(labels)
-    path = Path(labels)
+    in_memory = not isinstance(labels, (str, Path))
+    source = "the given labels" if in_memory else str(labels)
     try:
-        if path.suffix == ".npz":
-            arrays = read_npz(path)
-            values = (
-                arrays["labels"] if "labels" in arrays else arrays.popitem()[1] if len(arrays) == 1 else None
-            )
-            if values is None:
-                raise DataError(f"{path} has {', '.join(arrays)}; name the labels `labels`")
-        else:
-            values = load_npy(path) if path.suffix == ".npy" else _read_text(path)
-        found = np.asarray(values).ravel()
+        values = as_array(labels) if in_memory else _read(Path(str(labels)))
+        if values.size and (values.dtype.kind == "U" or all(isinstance(one, str) for one in values.ravel())):
+            return values.ravel().astype(str)
+        if in_memory and values.dtype.kind == "f" and values.ndim:
+            return values
         with np.errstate(invalid="ignore"):  # whatever does not survive the cast is refused
-            if found.size == 0 or not np.array_equal(found.astype(np.int64), found):
-                raise DataError(f"{path}: labels must be whole numbers, one per row; got {found.dtype}")
+            if values.size == 0 or not np.array_equal(values.astype(np.int64), values):
+                raise DataError(f"{source}: labels must be whole numbers, one per row; got {values.dtype}")
     except FileNotFoundError:
-        raise DataError(f"no such file: {path}; check the path of the labels") from None
-    except (*UNREADABLE, TypeError) as fault:
+        raise DataError(f"no such file: {source}; check the path of the labels") from None
+    except (*UNREADABLE, *UNCONVERTIBLE) as fault:
         text = join_lines(fault)
-        raise DataError(f"{path} does not hold labels ({text}); give .npy, .npz or text") from None
-    return found.astype(np.int64)
+        raise DataError(f"{source} does not hold labels ({text}); give .npy, .npz or text") from None
+    return values.ravel().astype(np.int64)
 
 
-def _to_numbers(labels: Any) -> NDArray[Any]:
-    try:
-        found = as_array(labels)
-    except UNCONVERTIBLE as fault:
-        raise DataError(f"labels are not an array ({join_lines(fault)}); give one number per row") from None
-    if found.ndim == 0 or found.dtype.kind not in "fiub":
-        raise DataError(f"labels must be numbers, one per row; got {found.dtype} {list(found.shape)}")
-    return found
+def predict_classes(value: object, output: str) -> NDArray[Any]:
+    """Return the class of each row, in one axis.
 
+    Integers, booleans and texts are classes. Floats, and integers of 8 or 16 bits, [..., classes] predict the
+    place of the largest one, and maps the key of their largest value.
 
-def count_rows(output: NDArray[Any]) -> int:
-    """Return the number of rows of an output: all axes but the last, which holds classes."""
-    return int(np.prod(output.shape[:-1])) if output.ndim else 1
-
-
-def count_right(output: NDArray[Any], labels: NDArray[Any]) -> int:
-    """Return the number of rows of `output` whose largest element is at the label.
+    Args:
+        value: the output of a run.
+        output: its name.
 
     Raises DataError for an output without classes.
     """
-    if output.ndim < 2:
-        raise DataError(f"labels need an output of [rows, classes], got shape {list(output.shape)}")
-    predicted = output.argmax(-1).ravel()
-    return int((predicted[: labels.size] == labels).sum())
+    flat = FlatOutput.of(value)
+    if flat.keys and not flat.is_discrete:
+        return np.asarray([flat.keys[place] for place in flat.array.argmax(-1)])
+    scores = isinstance(value, np.ndarray) and value.ndim > 1 and value.shape[-1] > 1
+    wide = flat.array.dtype.kind in "bOSU" or flat.array.dtype.itemsize > 2
+    if isinstance(value, np.ndarray) and flat.is_discrete and (wide or not scores):
+        return value.ravel().astype(str if value.dtype.kind in "OSU" else np.int64)
+    if not scores:
+        found = f"shape {list(value.shape)}" if isinstance(value, np.ndarray) else "a sequence"
+        raise DataError(
+            f"labels need classes, or an output of [rows, classes]; the first output, {output!r}, has {found}"
+        )
+    return np.ravel(flat.array.argmax(-1))
+
+
+def count_right(classes: NDArray[Any], labels: NDArray[Any], output: str) -> int:
+    """Return the number of `classes` that are the label. Raises DataError for texts against numbers."""
+    if classes.size and labels.size and (classes.dtype.kind == "U") != (labels.dtype.kind == "U"):
+        found, given = classes[0].item(), labels[0].item()
+        raise DataError(
+            f"output {output!r} gives classes such as {found!r}, the labels are such as {given!r}; give "
+            "labels as the model names them"
+        )
+    return int((classes[: labels.size] == labels).sum())
 
 
 def refuse_label_count(labels: NDArray[Any], rows: str, output: str) -> DataError:
@@ -82,7 +89,23 @@ def refuse_label_count(labels: NDArray[Any], rows: str, output: str) -> DataErro
     return DataError(f"{labels.size} labels for {rows} rows of output {output!r}; give one label per row")
 
 
-def _read_text(path: Path) -> NDArray[np.float64]:
-    """Return the numbers of a text file; # begins a comment."""
+def _read(path: Path) -> NDArray[Any]:
+    if path.suffix == ".npy":
+        return np.asarray(load_npy(path))
+    if path.suffix != ".npz":
+        return _read_text(path)
+    arrays = read_npz(path)
+    if "labels" in arrays or len(arrays) == 1:
+        return arrays["labels"] if "labels" in arrays else arrays.popitem()[1]
+    raise DataError(f"{path} has {', '.join(arrays)}; name the labels `labels`")
+
+
+def _read_text(path: Path) -> NDArray[Any]:
+    """Return the numbers of a text file, or its lines if it begins with a word; # begins a comment."""
     lines = read_bytes(path).decode("utf-8").splitlines()
-    return np.asarray([float(word) for line in lines for word in line.partition("#")[0].split()])
+    texts = [text for line in lines if (text := line.partition("#")[0].strip())]
+    try:
+        float(texts[0].split()[0])
+    except (IndexError, ValueError):
+        return np.asarray(texts, str)
+    return np.asarray([float(word) for text in texts for word in text.split()])

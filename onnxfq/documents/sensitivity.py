@@ -10,7 +10,7 @@ from onnxfq.choices import FLOAT as FLOAT
 from onnxfq.documents.recipe import RECIPES, Override
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.support.records import Record, write_document
+from onnxfq.support.records import Amount, Count, Record, write_document
 from onnxfq.support.tables import table_lines
 
 WEIGHTS = "weights"
@@ -39,12 +39,12 @@ class GroupNoise(Record):
     nodes: tuple[str, ...]
     op_types: tuple[str, ...]
     modules: tuple[str, ...] = ()
-    noise: float
-    rest: float | None = None
+    noise: Amount
+    rest: Amount | None = None
     metric: float | None = None
     metric_rest: float | None = None
-    multiplies: float | None = None
-    weight_bytes: float = 0.0
+    multiplies: Amount | None = None
+    weight_bytes: Amount = 0.0
 
     @property
     def cost(self) -> float:
@@ -102,10 +102,10 @@ class Remedy(Record):
     wanted: float
     reached: float
     before: float
-    kept: tuple[int, ...]
-    multiplies: float | None = None
+    kept: tuple[Count, ...]
+    multiplies: Amount | None = None
     fallback: str = FLOAT
-    weight_bits: float | None = None
+    weight_bits: Amount | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -120,7 +120,8 @@ class Sensitivity(Record):
     their noise.
 
     Attributes:
-        outputs: the measured tensors; the input of a final sigmoid or softmax stands for its output.
+        outputs: the measured tensors; the input of a final sigmoid or softmax stands for its output, and the
+            floats that classes, indices and selected rows come from for these.
         samples: number of feeds it was measured on.
         noise: noise-to-signal ratio of the outputs with everything quantized, averaged over `outputs`.
         metric: values of the metric that was given, if any.
@@ -130,8 +131,8 @@ class Sensitivity(Record):
     model_sha256: str
     recipe: str
     outputs: tuple[str, ...]
-    samples: int
-    noise: float
+    samples: Count
+    noise: Amount
     metric: MetricValues | None = None
     groups: tuple[GroupNoise, ...]
     remedy: Remedy | None = None

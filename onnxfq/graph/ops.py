@@ -18,6 +18,18 @@ WEIGHTED_INPUTS: dict[str, tuple[int, ...]] = {
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
+RANDOM_OPS = frozenset(
+    {
+        "Bernoulli",
+        "Multinomial",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+    }
+)
+"""Operators whose outputs are random; Dropout is another one if it trains."""
+
 RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN"})
 """Operators that multiply weights inside an internal loop."""
 

@@ -14,16 +14,6 @@ def output_names(proto: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(value.name for value in proto.graph.output)
 
 
-def number_outputs(proto: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the outputs that are tensors of numbers, as far as their types show: no sequences or strings."""
-    return tuple(
-        value.name
-        for value in proto.graph.output
-        if value.type.WhichOneof("value") in (None, "tensor_type")
-        and value.type.tensor_type.elem_type != onnx.TensorProto.STRING
-    )
-
-
 def with_outputs(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
     """Return `proto` with inner tensors as additional outputs."""
     have = set(output_names(proto))
@@ -37,11 +27,11 @@ def with_outputs(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelPr
 
 
 def boundaries(proto: onnx.ModelProto) -> list[str]:
-    """Return the tensors of the main graph that quantizers read, and its outputs of numbers.
+    """Return the tensors of the main graph that quantizers read, and its outputs.
 
     Every runtime has these tensors, because a fused kernel computes up to them; it may lack tensors in
     between.
     """
-    wanted = set(number_outputs(proto))
+    wanted = set(output_names(proto))
     wanted |= {node.input[0] for node in proto.graph.node if node.op_type in ONNX_QUANTIZERS}
     return [name for node in proto.graph.node for name in node.output if name in wanted]

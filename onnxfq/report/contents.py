@@ -181,11 +181,12 @@ def _score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) -
     """Return SQNR, agreement and accuracy of the last candidate: the written model if it was run."""
     tiles: list[Tile] = []
     for candidate in candidates:
-        worst = min(candidate.outputs, key=lambda one: one.sqnr_db, default=None)
+        worst = candidate.worst
         if worst is not None:
-            which = "the output" if len(candidate.outputs) == 1 else "the worst output"
+            which = "the output" if len(candidate.judging) == 1 else "the worst output"
             low = worst.sqnr_db < LOW_SQNR_DB
-            tiles.append(_tile(_decibels(worst.sqnr_db), f"SQNR of {which} {worst.output}", low))
+            tiles.append(_tile(worst.figure, f"SQNR of {which} {worst.output}", low))
+        tiles += [_tile(str(share), f"output {share.output}", share.equal < 1) for share in candidate.shares]
         same = [one.top1_agreement for one in candidate.outputs if one.top1_agreement is not None]
         if same:
             tiles.append(_tile(f"{min(same):.1%}", "top-1 agreement with the float model"))
@@ -194,23 +195,11 @@ def _score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) -
     return tiles
 
 
-def _decibels(value: float) -> str:
-    return "equal" if value == float("inf") else f"{value:.1f} dB"
-
-
 def _scores(candidates: Sequence[CandidateScore]) -> list[list[str]]:
     return [
-        [
-            candidate.candidate,
-            score.output,
-            "∞" if score.sqnr_db == float("inf") else f"{score.sqnr_db:.2f}",
-            f"{score.cosine:.6f}",
-            f"{score.largest_error:.4g}",
-            "" if score.top1_agreement is None else f"{score.top1_agreement:.4f}",
-            "" if candidate.accuracy is None else f"{candidate.accuracy:.4f}",
-        ]
-        for candidate in candidates
-        for score in candidate.outputs
+        [one.candidate, *cells, "" if one.accuracy is None else f"{one.accuracy:.4f}"]
+        for one in candidates
+        for cells in (*one.cells(one.outputs), *one.cells(one.shares))
     ]
 
 

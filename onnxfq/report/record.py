@@ -18,7 +18,7 @@ from onnxfq.pipeline import QuantizeResult
 from onnxfq.report.layer_table import layer_table
 from onnxfq.report.text import list_lines, protection_lines
 from onnxfq.runtime.ort import onnxruntime
-from onnxfq.support.records import Record
+from onnxfq.support.records import Amount, Count, Record
 from onnxfq.version import VERSION
 
 
@@ -26,15 +26,15 @@ class CoverageCount(Record):
     """Low-precision nodes of one operator, out of all."""
 
     op_type: str
-    quantized: int
-    total: int
+    quantized: Count
+    total: Count
 
 
 class Sizes(Record):
     """Bytes before and after: of the files, or of the weights if nothing was written."""
 
-    before: int
-    after: int
+    before: Count
+    after: Count
 
 
 class Origin(Record):
@@ -55,7 +55,7 @@ class Origin(Record):
     versions: dict[str, str]
     model_sha256: str
     data_sha256: str = ""
-    feeds: int
+    feeds: Count
     encodings: str = ""
 
 
@@ -84,7 +84,7 @@ class ResultRecord(Record):
     plan: Plan
     floats: FloatPlan | None = None
     sensitivity: Sensitivity | None = None
-    seconds: dict[str, float]
+    seconds: dict[str, Amount]
     table: LayerTable
 
 

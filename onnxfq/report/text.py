@@ -87,14 +87,16 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
     The last candidate counts: the written model if it was run, else its simulation.
     """
     evaluation = result.evaluation
-    outputs = [score for candidate in evaluation.candidates[-1:] for score in candidate.outputs]
+    last = evaluation.candidates[-1:]
+    outputs = [score for candidate in last for score in candidate.judging]
     low = [score for score in outputs if score.sqnr_db < LOW_SQNR_DB]
     verdict = f"SQNR       not compared with the float model: {', '.join(evaluation.notes)}"
-    if outputs:
-        worst = min(outputs, key=lambda score: score.sqnr_db)
+    for worst in (candidate.worst for candidate in last):
         among = "" if len(outputs) == 1 else f", the worst of {len(outputs)} outputs"
-        verdict = f"SQNR       {worst.sqnr_db:.1f} dB at {worst.output!r}{among}"
-    lines = [verdict, *_plan_lines(result.plan)]
+        verdict = "SQNR       of no output: none comes from floats that are quantized"
+        verdict = verdict if worst is None else f"SQNR       {worst}{among}"
+    shares = [f"same       {share.output!r}: {share}" for candidate in last for share in candidate.shares]
+    lines = [verdict, *shares, *_plan_lines(result.plan)]
     if sizes is not None:
         before, after = sizes
         lines.append(f"size       {before:,} -> {after:,} bytes ({after / before:.0%})")

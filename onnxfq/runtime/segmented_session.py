@@ -18,6 +18,7 @@ from onnxfq.data import Feed
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.segments import CUT_TYPES, Segment, SegmentedGraph, segment_model
+from onnxfq.runtime.random_numbers import SEED_INPUT, needs_seed, with_seed
 from onnxfq.runtime.session import PlacedFeed, Session
 
 MOST_NODES = 10_000
@@ -46,7 +47,7 @@ class SegmentedSession:
         usable = {name for name, kind in index.types.items() if kind in CUT_TYPES}
         parts = -(-len(proto.graph.node) // MOST_NODES)
         cuts = segmented.divide(fetches, index.constants.keys() - set(given), usable, parts)
-        self._fetches = list(fetches)
+        self._fetches, self._draws = list(fetches), needs_seed(proto)
         self._parts: list[tuple[Segment, Callable[[], Session]]] = []
         for ends in (*cuts, set(fetches)):
             segment = segmented.cut(ends)
@@ -58,9 +59,10 @@ class SegmentedSession:
 
     def run(self, feed: Feed | PlacedFeed, outputs: Sequence[str] | None = None) -> list[NDArray[Any]]:
         """Run once and return `outputs`, by default all that can be fetched. Raises as a Session."""
-        tensors = dict(feed.arrays if isinstance(feed, PlacedFeed) else feed)
+        arrays = feed.arrays if isinstance(feed, PlacedFeed) else feed
+        tensors = dict(with_seed(arrays) if self._draws else arrays)
         for segment, find_session in self._parts:
-            given = {name: tensors[name] for name in segment.inputs if name in tensors}
+            given = {name: tensors[name] for name in (*segment.inputs, SEED_INPUT) if name in tensors}
             made = find_session().run(given, segment.outputs)
             for name in segment.dead:
                 tensors.pop(name, None)

@@ -26,6 +26,7 @@ from onnxfq.runtime.devices import Device
 from onnxfq.runtime.float32_emulation import BFLOAT16, HALVES, widen_model
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.providers import CUDA_PROVIDER, cuda_problem, providers
+from onnxfq.runtime.random_numbers import SEED_INPUT, fix_draws, with_seed
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
@@ -95,7 +96,8 @@ class Session:
     or changes valid ones at higher levels (zero-point inputs at opset 21, float8, float16 Concat), and other
     models at full optimisation.
 
-    A bfloat16 model takes and gives float32, as in `float32_emulation`. On a GPU nodes run in the order of
+    A bfloat16 model takes and gives float32, as in `float32_emulation`; random numbers are drawn as in
+    `random_numbers`. On a GPU nodes run in the order of
     the file as far as their inputs are available, so that observed tensors are not kept until the end;
     kernels that sum in a changing order are not used.
     """
@@ -135,6 +137,8 @@ class Session:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         # The choices need only the structure; onnxruntime reads the weights of a file itself.
         proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+        if not isinstance(model, Path):
+            model = proto = fix_draws(proto)
         if emulated and not isinstance(model, Path):
             model = proto = widen_model(proto, HALVES if exact else BFLOAT16)
         nodes = list_nodes(proto.graph)
@@ -179,6 +183,7 @@ class Session:
             raise RuntimeLibraryError(f"onnxruntime fell back to the CPU: {reason}")
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
         self.output_types: dict[str, str] = {one.name: one.type for one in self._session.get_outputs()}
+        self._draws = any(one.name == SEED_INPUT for one in self._session.get_inputs())
 
     def _serialize(
         self, model: onnx.ModelProto, options: onnxruntime.SessionOptions, exact: bool, files: ExitStack
@@ -225,14 +230,25 @@ class Session:
         Raises DataError if the run fails, DeviceMemoryError if it fails because the GPU lacks memory.
         """
         try:
-            if isinstance(feed, PlacedFeed):
-                names = self.output_names if outputs is None else outputs
-                found = self._session.run_with_ort_values(names, feed.values)
-                return [value.numpy() if value.is_tensor() else value for value in found]
-            return list(self._session.run(outputs, feed))
+            # Only tensors come back from the memory of a device.
+            names = self.output_names if outputs is None else outputs
+            tensors = all(self.output_types[name].startswith("tensor") for name in names)
+            if isinstance(feed, PlacedFeed) and tensors:
+                new = {n: a for n, a in self._seeded(feed.arrays).items() if n not in feed.values}
+                seed = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a) for n, a in new.items()}
+                found = self._session.run_with_ort_values(names, {**feed.values, **seed})
+                return [value.numpy() for value in found]
+            arrays = feed.arrays if isinstance(feed, PlacedFeed) else feed
+            return list(self._session.run(names, self._seeded(arrays)))
         except Exception as error:  # onnxruntime raises its own classes, one per status code
             arrays = feed.arrays if isinstance(feed, PlacedFeed) else feed
             raise _fault(self.device, arrays, error) from None
+
+    def _seeded(self, feed: Feed) -> Feed:
+        """Return `feed` with the seed that the model reads, and without one that it does not read."""
+        if self._draws:
+            return with_seed(feed)
+        return feed if SEED_INPUT not in feed else {n: a for n, a in feed.items() if n != SEED_INPUT}
 
     def bindings(self) -> onnxruntime.IOBinding:
         """Return a new set of bindings, for `run_bound`."""
@@ -241,7 +257,7 @@ class Session:
     def run_bound(self, feed: Feed, bindings: onnxruntime.IOBinding) -> None:
         """Run once on `feed` with the other values in `bindings`, and wait for the end. Raises as `run`."""
         try:
-            for name, array in feed.items():
+            for name, array in self._seeded(feed).items():
                 bindings.bind_cpu_input(name, array)
             self._session.run_with_iobinding(bindings)
             bindings.synchronize_outputs()

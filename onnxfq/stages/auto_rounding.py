@@ -87,8 +87,13 @@ def find_noisy_outputs(recipe: Recipe, evaluation: Evaluation) -> dict[str, floa
     schemes = ({"rounding": recipe.weights.rounding}, *(one.weights for one in recipe.overrides))
     if not any(fields.get("rounding") == AUTO for fields in schemes):
         return {}
-    shares = [item for one in evaluation.candidates[:1] for item in one.weight_shares.items()]
-    return {name: share for name, share in shares if share >= LEAST_SHARE}
+    shares = {
+        score.output: one.weight_shares[score.output]
+        for one in evaluation.candidates[:1]
+        for score in one.judging
+        if score.output in one.weight_shares
+    }
+    return {name: share for name, share in shares.items() if share >= LEAST_SHARE}
 
 
 def find_obstacle(model: Model, plan: Plan) -> str:
@@ -139,8 +144,9 @@ def confirm_rounding(
         threads=options.threads,
         device=options.device,
         exact=options.exact,
+        judged=inputs.judged,
     )
-    before, reached = ({one.output: one.sqnr_db for one in each.outputs} for each in found.candidates)
+    before, reached = ({one.output: one.sqnr_db for one in each.judging} for each in found.candidates)
     return AutoRounding(shares, before, reached)
 
 

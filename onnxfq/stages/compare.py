@@ -14,6 +14,8 @@ import onnx
 from onnxfq.choices import COMPARED_FEEDS as FEEDS
 from onnxfq.choices import TOLERANCE_DB as TOLERANCE_DB
 from onnxfq.data import Data
+from onnxfq.data.outputs import EqualCounts, FlatOutput
+from onnxfq.documents.scores import EqualShare
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
@@ -25,7 +27,6 @@ from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.runners import runner
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
-from onnxfq.targets.target import Values
 
 _SHOWN = 10
 
@@ -53,6 +54,7 @@ class Comparison(Record):
 
     Attributes:
         missing: the tensors that `b` lacks.
+        shares: outputs of integers, texts and booleans: the share of equal elements.
     """
 
     format: Literal["onnxfq.comparison/1"] = "onnxfq.comparison/1"
@@ -62,6 +64,7 @@ class Comparison(Record):
     tolerance_db: float
     tensors: tuple[TensorDifference, ...]
     missing: tuple[str, ...] = ()
+    shares: tuple[EqualShare, ...] = ()
 
     @property
     def first(self) -> TensorDifference | None:
@@ -90,6 +93,7 @@ class Comparison(Record):
             values = (f"{one.sqnr_db:.1f}", f"{one.cosine:.6f}", f"{one.largest_error:.4g}", steps)
             rows.append((one.tensor, one.op_type, *values))
         lines += table_lines(rows, names=(0,))
+        lines += [f"output {one.output!r}: {one}" for one in self.shares]
         hidden = len(self.tensors) - (len(rows) - 1)
         lines += [f"{hidden} more; all are in --json"] if hidden else []
         if self.missing:
@@ -133,16 +137,22 @@ def compare(
         raise DataError("there is no feed to compare on; give data")
     tensors = boundaries(proto)
     if not tensors:
-        raise ModelError("no node computes a numeric output or an input of a quantizer; nothing to compare")
+        raise ModelError("no node computes an output or an input of a quantizer; nothing to compare")
     sums: dict[str, ErrorSums] = {}
+    counts: dict[str, EqualCounts] = {}
     missing: set[str] = set()
     results = [one(proto, given, tensors, options.threads) for one in runners]
     for number, (left, right) in enumerate(zip(*results, strict=True)):
         lacking = {name for name in tensors if name not in left or name not in right}
         missing |= lacking
         for name in tensors:
-            if name not in lacking:
-                sums[name] = sums.get(name, ErrorSums()) + _sum_errors(name, left, right, (a, b))
+            if name in lacking:
+                continue
+            one, other = FlatOutput.of(left[name]), FlatOutput.of(right[name])
+            if one.is_discrete:
+                counts[name] = counts.get(name, EqualCounts()) + one.count_equal(other)
+            else:
+                sums[name] = sums.get(name, ErrorSums()) + _sum_errors(name, one, other, (a, b))
         if options.progress is not None:
             options.progress("compare", number + 1, len(given))
     index = GraphIndex(proto.graph)
@@ -166,16 +176,16 @@ def compare(
         tolerance_db=tolerance_db,
         tensors=tuple(found),
         missing=tuple(name for name in tensors if name in missing),
+        shares=tuple(EqualShare.of(name, count) for name, count in counts.items()),
     )
 
 
-def _sum_errors(name: str, left: Values, right: Values, names: Sequence[str]) -> ErrorSums:
-    if left[name].shape != right[name].shape:
+def _sum_errors(name: str, left: FlatOutput, right: FlatOutput, names: Sequence[str]) -> ErrorSums:
+    if left.form != right.form:
         raise DataError(
-            f"{name!r} has shape {list(left[name].shape)} in {names[0]} and {list(right[name].shape)} in "
-            f"{names[1]}; give both the same data"
+            f"{name!r} has shape {left} in {names[0]} and {right} in {names[1]}; give both the same data"
         )
-    return ErrorSums.from_arrays(left[name], right[name])
+    return ErrorSums.from_arrays(left.array, right.array)
 
 
 def _scales(index: GraphIndex) -> dict[str, float]:

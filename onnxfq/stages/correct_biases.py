@@ -25,7 +25,6 @@ from onnxfq.documents.plan import Plan
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.external.scratch_file import weights_in
 from onnxfq.graph.model import Model
-from onnxfq.graph.patterns.logits import measured_outputs
 from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
@@ -121,6 +120,8 @@ def correct_biases(
     """
     if inputs.feeds is None:
         return BiasCorrection(rounded, why="no data was given")
+    if not inputs.judged.logits:
+        return BiasCorrection(rounded, why="no output comes from floats that are quantized")
     with weights_in(inputs.scratch):
         plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
         targets, left = find_targets(inputs.model, rounded, plan)
@@ -140,7 +141,7 @@ def correct_biases(
             name: insert_fake_quantize(model, plan, encodings)
             for name, model in (("before", rounded), ("after", part))
         }
-        before, after = _measure(inputs.model.proto, sides, confirming, options)
+        before, after = _measure(inputs, sides, confirming, options)
     nodes = tuple(one.node for one in targets)
     made = BiasCorrection(whole, nodes, left, before, after)
     return made if made.is_kept else BiasCorrection(rounded, nodes, left, before, after)
@@ -242,13 +243,13 @@ def _shift(
 
 
 def _measure(
-    reference: onnx.ModelProto,
+    inputs: QuantizeInputs,
     sides: dict[str, onnx.ModelProto],
     feeds: Sequence[Feed],
     options: RunOptions,
 ) -> list[float]:
     """Return the SQNR of each model in dB, by the mean noise-to-signal ratio of its logits."""
-    logits = measured_outputs(reference)
+    reference, logits = inputs.model.proto, inputs.judged.logits
     candidates = {name: with_outputs(proto, logits) for name, proto in sides.items()}
     scores = score_models(
         with_outputs(reference, logits),

@@ -116,6 +116,8 @@ class _Trials:
         if not asked:
             return found
         plain = found.without({group.tensor: USELESS for group in asked})
+        if not self.inputs.judged.logits:
+            return plain
         least = self.measure(plain) + LEAST_GAIN_DB
         best, self.reached = found, self.measure(found)
         for method in METHODS:

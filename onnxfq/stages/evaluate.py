@@ -15,7 +15,7 @@ from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
-from onnxfq.graph.signature import number_outputs
+from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -30,7 +30,7 @@ def evaluate(
     candidate: str | Path | onnx.ModelProto | Mapping[str, str | Path | onnx.ModelProto],
     data: Data,
     *,
-    labels: str | Path | Labels | None = None,
+    labels: Labels | None = None,
     per_tensor: bool = False,
     kernels: Kernels = "float",
     options: RunOptions | None = None,
@@ -41,8 +41,8 @@ def evaluate(
         reference: the float model: a path or a ModelProto.
         candidate: a Q/DQ or fake-quant model, or several by name.
         data: as `quantize` takes it.
-        labels: integers in the order of the feeds, or a .npy, .npz or text file of them. With a limit of
-            samples in `options` the first ones count.
+        labels: the class of each row of the first output in the order of the feeds, numbers or texts, or a
+            .npy, .npz or text file of them. With a limit of samples in `options` the first ones count.
         per_tensor: score each quantized inner tensor too, in the order of computation.
         kernels: "integer" sums int8 products of Q/DQ candidates in integers, as fused kernels do.
         options: batch, threads, device and progress.
@@ -74,6 +74,7 @@ def evaluate(
         progress=options.stage("evaluate", feeds.runs),
         device=options.device,
         exact=options.exact,
+        judged=judge_given(base),
     )
     return found.model_copy(update={"notes": (*found.notes, *notes)})
 
@@ -107,9 +108,6 @@ def compare_forms(
     one_form = lacking or (twins and not options.exact)
     switched = None if is_large(simulation) else switch_activations(simulation)
     candidates = {"fake-quant": switched or simulation} | ({} if one_form else {"Q/DQ": qdq})
-    if not number_outputs(reference):
-        candidates, feeds = {}, []
-        notes.append("not compared: no output of the model holds numbers")
     found = score_models(
         reference,
         candidates if feeds else {},
@@ -121,6 +119,7 @@ def compare_forms(
         until_stable=not options.exact,
         expected=floats.over(feeds) if candidates and floats is not None else None,
         weights_alone=switched is not None,
+        judged=inputs.judged,
     )
     notes = ["no data to compare with was given"] if inputs.feeds is None else notes
     return found.model_copy(update={"notes": (*found.notes, *notes)})

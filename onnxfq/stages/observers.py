@@ -64,6 +64,7 @@ from onnxfq.runtime.devices import Device, open_place
 from onnxfq.runtime.float32_emulation import widen_model
 from onnxfq.runtime.observing_session import open_observing_session
 from onnxfq.runtime.parallel_runs import ParallelRuns
+from onnxfq.runtime.random_numbers import fix_draws
 from onnxfq.runtime.segmented_session import SegmentedSession, open_in_segments
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
@@ -216,7 +217,7 @@ class Observer:
                 model = replace(model, proto=split_weights(model.proto, self._folder / "weights"))
         proto = self._make_pass(plan).run(model).model.proto
         self._outputs = [output.name for output in proto.graph.output] if self._tensors else []
-        return proto if self._folder is None else widen_model(proto)
+        return proto if self._folder is None else widen_model(fix_draws(proto))
 
     def _write(self, proto: onnx.ModelProto) -> onnx.ModelProto | Path:
         """Write the observed model, or a part of it, next to its weights; return its path."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +13,11 @@ from onnxfq.choices import MOST_THREADS, DeviceChoice
 from onnxfq.data import DEFAULT_BATCH, Data, DataOptions, Feeds
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import DataError
+from onnxfq.runtime.random_numbers import explain_draws
 from onnxfq.stages.batch_axis import find_mixing
 from onnxfq.stages.observers import ObserveOptions
+
+log = logging.getLogger(__name__)
 
 StageProgress = Callable[[str, int, int | None], None]
 """Called with the stage's name, the number of feeds done, and their total if known."""
@@ -67,6 +71,10 @@ def open_feeds(
 ) -> Feeds:
     """Return feeds of `data`; each is checked against the inputs of `model` when it is read.
 
-    Runs of the model tell whether an open axis 0 counts samples, along which feeds are cut and joined.
+    Runs of the model tell whether an open axis 0 counts samples, along which feeds are cut and joined. A note
+    names the nodes of the model that draw random numbers.
     """
+    note = explain_draws(model)
+    if note:
+        log.warning("%s", note)
     return Feeds(data, input_specs(model), batch, options, partial(find_mixing, model))

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Protocol
 
 from onnxfq.data import Feed
@@ -65,7 +64,7 @@ class Promise:
 
     min_sqnr: float | None = None
     max_drop: float | None = None
-    labels: str | Path | Labels | None = None
+    labels: Labels | None = None
     metric: str | Metric | None = None
     fallback: str = FLOAT
     weight_bits: float | None = None

@@ -207,8 +207,8 @@ def _weight_sizes(model: Model, plan: Plan) -> dict[str, tuple[int, int]]:
 
 def lowest_sqnr(evaluation: Evaluation) -> float:
     """Return the lowest SQNR in dB of the outputs of the fake-quant model; inf if nothing was compared."""
-    scores = [one.outputs for one in evaluation.candidates[:1]]
-    return min((score.sqnr_db for outputs in scores for score in outputs), default=math.inf)
+    worst = next((one.worst for one in evaluation.candidates[:1]), None)
+    return math.inf if worst is None else worst.sqnr_db
 
 
 def is_low(evaluation: Evaluation, least: float) -> bool:

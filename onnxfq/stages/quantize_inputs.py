@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import onnx
@@ -14,9 +15,11 @@ from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_in
 from onnxfq.graph.external.sizes import STAGED, is_large
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.external.weightless import with_weights
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import normalize_model, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.steps import name_nodes
+from onnxfq.graph.patterns.logits import JudgedTensors, judge_outputs
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.options import RunOptions, open_feeds
@@ -42,6 +45,13 @@ class QuantizeInputs:
     feeds: KeptFeeds | None
     runs: int | None
     scratch: Scratch | None
+
+    @cached_property
+    def judged(self) -> JudgedTensors:
+        """The tensors that judge the model; only sources that `reference` has too stand for outputs."""
+        found = judge_outputs(self.model.proto)
+        made = GraphIndex(self.reference.graph).makers
+        return replace(found, sources={n: of for n, of in found.sources.items() if n in made})
 
     @property
     def kept(self) -> list[Feed]:

@@ -13,7 +13,8 @@ import onnx
 from onnxfq.choices import DeviceChoice
 from onnxfq.data import Feed
 from onnxfq.graph.external.sizes import ONE_PIECE, weight_bytes
-from onnxfq.graph.signature import number_outputs
+from onnxfq.graph.patterns.logits import JudgedTensors
+from onnxfq.graph.signature import output_names
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.parallel_runs import count_cores
 from onnxfq.stages.score import LEAST_FEEDS, Outputs, Side, run_sides
@@ -30,9 +31,11 @@ class ReferenceRuns:
     models with large outputs, run when they are compared.
     """
 
-    def __init__(self, reference: onnx.ModelProto, threads: int, device: DeviceChoice) -> None:
-        """Store the float model; nothing runs yet."""
-        self._side = Side(reference, number_outputs(reference), exact=False)
+    def __init__(
+        self, reference: onnx.ModelProto, judged: JudgedTensors, threads: int, device: DeviceChoice
+    ) -> None:
+        """Store the float model and what judges it; nothing runs yet."""
+        self._side = Side(reference, [*output_names(reference), *judged.sources], exact=False)
         self._threads, self._device = threads, device
         self._feeds: list[Feed] = []
         self._stopped = Event()

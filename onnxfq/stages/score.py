@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 
 from onnxfq.choices import DeviceChoice
 from onnxfq.data import Feed, copy_feeds
-from onnxfq.data.labels import count_right, count_rows, refuse_label_count
-from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
+from onnxfq.data.labels import count_right, predict_classes, refuse_label_count
+from onnxfq.data.outputs import EqualCounts, FlatOutput
+from onnxfq.documents.scores import CandidateScore, EqualShare, Evaluation, OutputScore
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.graph.external.sizes import ONE_PIECE, limit_in_memory, weight_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
+from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.segments import most_alive
-from onnxfq.graph.signature import number_outputs, output_names, with_outputs
+from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.numerics.metrics import ErrorSums, standard_error_db
 from onnxfq.passes.equalize import with_restored_channels
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
@@ -71,19 +73,20 @@ def score_models(
     until_stable: bool = False,
     expected: Iterator[Outputs] | None = None,
     weights_alone: bool = False,
+    judged: JudgedTensors = NOTHING_KNOWN,
 ) -> Evaluation:
     """Run the reference and every candidate on each feed, once, and return the scores.
 
-    Non-numeric outputs, such as sequences and strings, are left out with a note. A tensor is also left out
-    for a feed on which it has another size along an axis that the reference leaves open, such as the boxes of
-    a detector.
+    Floats have an SQNR, in maps and sequences too, by position and key. Integers, texts and booleans
+    have the share of equal elements. Floats are left out for a feed on which they have another size along
+    an axis that the reference leaves open, such as the boxes of a detector.
 
     Args:
         reference: the float model.
         candidates: models with the same outputs, by name.
         feeds: the data.
         reference_name: name of the reference in the result.
-        labels: integers, one for each row of the first output in the order of the feeds.
+        labels: classes, one for each row of the first output in the order of the feeds.
         more_labels: whether the feeds are the first of more, and so are their labels.
         tensors: inner tensors of the reference to compare with the quantized ones of the candidates.
         threads: of a session, 0 for one per core.
@@ -93,9 +96,11 @@ def score_models(
             optimised where that is right.
         until_stable: stop before the end once the SQNR of every output has a standard error below STABLE_DB,
             or less by as much as the feeds are fewer than SURE_FEEDS.
-        expected: outputs of the reference on the feeds, if it has run already; `tensors` must be empty.
+        expected: the outputs, and the sources of `judged`, of the reference on the feeds, if it has run
+            already; `tensors` must be empty.
         weights_alone: run candidates from `switch_activations` on the first feeds with activations in float
             too.
+        judged: of the reference; its sources are scored as outputs are, and moved outputs are marked.
 
     Raises:
         ModelError: if a candidate's outputs differ from the reference's.
@@ -109,15 +114,11 @@ def score_models(
             raise ModelError(
                 f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}"
             )
-    names = number_outputs(reference)
-    if candidates and not names:
-        raise ModelError("the model has no output of numbers; there is nothing to compare")
-    for name in output_names(reference):
-        if name not in names:
-            log.warning("output %s holds no numbers and is not compared", name)
+    names = (*names, *judged.sources)
     sizes = _read_declared_sizes(reference)
     runs = [
-        _Run(name, proto, names, tensors, sizes, exact, weights_alone) for name, proto in candidates.items()
+        _Run(name, proto, names, tensors, sizes, exact, weights_alone, judged)
+        for name, proto in candidates.items()
     ]
     sides = [run.side for run in runs]
     if expected is None:
@@ -130,11 +131,12 @@ def score_models(
         for wanted, *results in rows:
             truth = None
             if labels is not None:
-                truth = labels[row : row + count_rows(wanted[0])]
-                row += count_rows(wanted[0])
+                classes = predict_classes(wanted[0], names[0])
+                truth = labels[row : row + classes.size]
+                row += classes.size
                 if row > labels.size:
                     raise refuse_label_count(labels, f"at least {row}", names[0])
-                right += count_right(wanted[0], truth)
+                right += count_right(classes, truth, names[0])
             for run, got in zip(runs, results, strict=True):
                 run.add(got, wanted, truth)
             done += 1
@@ -149,7 +151,13 @@ def score_models(
         feeds=done,
         accuracy=right / row if labels is not None else None,
         candidates=tuple(run.score(done, row if labels is not None else 0) for run in runs),
-        notes=tuple(note for run in runs for note in run.notes(done)),
+        notes=(
+            *(
+                f"output {name!r} is selected by values: its SQNR judges nothing"
+                for name in sorted(judged.moved)
+            ),
+            *(note for run in runs for note in run.notes(done)),
+        ),
     )
 
 
@@ -186,8 +194,8 @@ class Side:
         return open_in_segments(proto, open_session, self.fetches, given=self.again or ())
 
 
-Outputs = list[NDArray[Any]]
-"""Outputs of a model on one feed."""
+Outputs = list[Any]
+"""Outputs of a model on one feed: arrays, maps, sequences."""
 
 Results = list[Outputs]
 """Outputs on one feed by side."""
@@ -274,24 +282,29 @@ class _Run:
     sizes: Mapping[str, Sequence[int | None]]
     exact: bool
     weights_alone: bool = False
+    judged: JudgedTensors = NOTHING_KNOWN
     right: int = 0
     side: Side = field(init=False)
     fetches: list[str] = field(init=False)
     sums: list[ErrorSums] = field(init=False)
     powers: list[list[tuple[float, float]]] = field(init=False)
     agreed: list[tuple[int, int]] = field(init=False)
+    shares: dict[str, EqualCounts] = field(default_factory=dict)
     noises: list[tuple[float, float]] = field(init=False)
     unlike: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         made = GraphIndex(self.proto.graph).makers
         # The quantized form of an inner tensor, if the candidate has one.
-        self.proto, restored = with_restored_channels(self.proto, self.tensors)
-        inner = [
-            restored.get(t, next((n for n in (f"{t}/dq", f"{t}/fq", t) if n in made), t))
-            for t in self.tensors
+        outer = set(output_names(self.proto))
+        names = [*self.outputs, *self.tensors]
+        self.proto, restored = with_restored_channels(self.proto, [n for n in names if n not in outer])
+        self.fetches = [
+            name
+            if name in outer
+            else restored.get(name, next((n for n in (f"{name}/dq", f"{name}/fq") if n in made), name))
+            for name in names
         ]
-        self.fetches = [*self.outputs, *inner]
         # Optimised, onnxruntime drops roundings of float16 and changes Q/DQ models.
         fragile = holds_types(self.proto, HALVES) or any(
             node.op_type in QDQ_OPS for node in list_nodes(self.proto.graph)
@@ -304,32 +317,35 @@ class _Run:
         self.agreed = [(0, 0)] * len(self.fetches)
         self.noises = [(0.0, 0.0)] * len(self.outputs)
 
-    def add(self, got: list[NDArray[Any]], expected: list[NDArray[Any]], truth: NDArray[Any] | None) -> None:
+    def add(self, got: Outputs, expected: Outputs, truth: NDArray[Any] | None) -> None:
         got, alone = got[: len(self.fetches)], got[len(self.fetches) :]
-        for i, (want, have) in enumerate(zip(expected, got, strict=True)):
-            if not isinstance(want, np.ndarray) or want.dtype.kind not in "fiub":
-                raise ModelError(
-                    f"output {self.fetches[i]!r} holds no numbers; only numeric tensors are compared"
-                )
-            if want.shape != have.shape:
-                name = [*self.outputs, *self.tensors][i]
-                shapes = f"has shape {list(have.shape)}, the reference {list(want.shape)}"
+        flat = (map(FlatOutput.of, values) for values in (expected, got))
+        for i, (wanted, given) in enumerate(zip(*flat, strict=True)):
+            name = [*self.outputs, *self.tensors][i]
+            want, have = wanted.array, given.array
+            if wanted.form != given.form:
+                shapes = f"has shape {given}, the reference {wanted}"
                 if (truth is not None and not i) or not self._is_open(name, want.shape, have.shape):
                     raise ModelError(f"{self.name}: {self.fetches[i]!r} {shapes}")
-                self.unlike.setdefault(name, []).append(shapes)
+                if not wanted.is_discrete:
+                    self.unlike.setdefault(name, []).append(shapes)
+                    continue
+            if wanted.is_discrete:
+                counts = self.shares.get(name, EqualCounts())
+                self.shares[name] = counts + wanted.count_equal(given)
                 continue
             found = ErrorSums.from_arrays(want, have)
             self.sums[i] = self.sums[i] + found
             if i < len(self.outputs):
                 self.powers[i].append((found.signal, found.noise))
-                if alone and alone[i].shape == want.shape:
+                if alone and (other := FlatOutput.of(alone[i])).form == wanted.form:
                     whole, weights = self.noises[i]
-                    part = ErrorSums.from_arrays(want, alone[i]).noise
+                    part = ErrorSums.from_arrays(want, other.array).noise
                     self.noises[i] = whole + found.noise, weights + part
             same, rows = _agreement(want, have)
             self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
         if truth is not None:
-            self.right += count_right(got[0], truth)
+            self.right += count_right(predict_classes(got[0], self.outputs[0]), truth, self.outputs[0])
 
     @property
     def is_stable(self) -> bool:
@@ -363,13 +379,17 @@ class _Run:
                 cosine=sums.cosine,
                 largest_error=sums.largest,
                 top1_agreement=same / count if count else None,
+                moved=name in self.judged.moved,
+                stands_for=self.judged.sources.get(name, ()),
             )
             for name, sums, (same, count) in zip(
                 [*self.outputs, *self.tensors], self.sums, self.agreed, strict=True
             )
         ]
         split = len(self.outputs)
-        compared = [len(self.unlike.get(score.output, ())) < feeds for score in scores]
+        compared = [
+            len(self.unlike.get(one.output, ())) < feeds and one.output not in self.shares for one in scores
+        ]
         return CandidateScore(
             candidate=self.name,
             outputs=tuple(
@@ -380,6 +400,7 @@ class _Run:
                 for score, seen in zip(scores[split:], compared[split:], strict=True)
                 if seen
             ),
+            shares=tuple(EqualShare.of(name, counts) for name, counts in self.shares.items()),
             accuracy=self.right / rows if rows else None,
             weight_shares={
                 name: weights / whole

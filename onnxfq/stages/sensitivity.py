@@ -50,7 +50,7 @@ def sensitivity(
     samples: int = RANKING_FEEDS,
     promise: Promise | None = None,
     metric: str | Metric | None = None,
-    labels: str | Path | Labels | None = None,
+    labels: Labels | None = None,
     ray: str | None = None,
     options: RunOptions | None = None,
 ) -> Sensitivity:

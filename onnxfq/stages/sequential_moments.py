@@ -28,6 +28,7 @@ from onnxfq.graph.segments import SegmentedGraph, most_alive, segment_model
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.replace_constants import separate_float_readers, weight_tensor
 from onnxfq.runtime.integer_products import find_byte_products
+from onnxfq.runtime.random_numbers import SEED_INPUT, with_seed
 from onnxfq.runtime.session import Session
 from onnxfq.stages.array_store import ArrayStore
 from onnxfq.stages.layer_inputs import Layer
@@ -140,7 +141,7 @@ class _Course:
         self._feeds = len(feeds)
         self._tensors = ArrayStore[str]()
         for feed in feeds:
-            for name, array in feed.items():
+            for name, array in with_seed(feed).items():
                 self._tensors.append(name, array)
         self.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
 
@@ -166,7 +167,7 @@ class _Course:
         model = segment_model(segment, self._proto, types, self.constants.values())
         session = Session(model, self._threads)
         for number in range(self._feeds):
-            given = {one: self._tensors.get(one, number) for one in segment.inputs}
+            given = {one: self._tensors.get(one, number) for one in (*segment.inputs, SEED_INPUT)}
             for one, array in zip(segment.outputs, session.run(given, list(segment.outputs)), strict=True):
                 self._tensors.append(one, array)
         for one in segment.dead:

@@ -19,8 +19,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import TRANSPOSES
-from onnxfq.graph.patterns.logits import measured_outputs
-from onnxfq.graph.signature import number_outputs
+from onnxfq.graph.signature import output_names
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.passes.insert_fake_quantize import switch_weights, switched_tensors
 from onnxfq.runtime.parallel_runs import count_cores
@@ -78,15 +77,18 @@ class Switchboard:
     ) -> Switchboard:
         """Return the switchboard of a plan; the weights in `rounded` have these values if switched on.
 
-        Raises ModelError without an output of numbers.
+        Raises ModelError for a model without floats that outputs come from.
         """
-        logits = measured_outputs(inputs.model.proto)
+        logits = inputs.judged.logits
         if not logits:
-            raise ModelError("the model has no output of numbers; there is nothing to measure")
+            raise ModelError(
+                f"no output of the model ({', '.join(output_names(inputs.model.proto))}) holds floats or "
+                "comes from floats that quantization changes; there is no noise to measure"
+            )
         proto = insert_fake_quantize(inputs.model, plan, encodings, switches="each")
         if rounded:
             proto = switch_weights(proto, rounded, switched_tensors(plan))
-        return Switchboard(proto, plan, logits, number_outputs(inputs.model.proto), options.threads)
+        return Switchboard(proto, plan, logits, output_names(inputs.model.proto), options.threads)
 
     @cached_property
     def groups(self) -> list[Group]:

@@ -21,6 +21,7 @@ from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS
 from onnxfq.graph.segments import CUT_TYPES, Segment, SegmentedGraph, segment_model
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
+from onnxfq.runtime.random_numbers import SEED_INPUT, needs_seed, with_seed
 from onnxfq.runtime.session import Session
 
 State = NDArray[np.bool_]
@@ -42,7 +43,7 @@ class _Part(NamedTuple):
 
     def run(self, tensors: Feed, state: State) -> Feed:
         """Return the tensors after this segment."""
-        given = {name: tensors[name] for name in self.segment.inputs}
+        given = {name: tensors[name] for name in (*self.segment.inputs, SEED_INPUT) if name in tensors}
         on = bool(state[self.switches].any())
         session = self.switched if on else self.plain
         if on:
@@ -63,7 +64,7 @@ class SwitchedSegments:
             outputs: the tensors to compute.
             parts: number of segments; None chooses it by the number of switches.
         """
-        graph = proto.graph
+        graph, self._draws = proto.graph, needs_seed(proto)
         picks = [node for node in graph.node if node.op_type == "Gather" and node.input[0] == ENABLED_INPUT]
         numbers = {node.output[0]: number for number, node in enumerate(picks)}
         index = GraphIndex(graph)
@@ -87,6 +88,10 @@ class SwitchedSegments:
                 _Part(whole, switches, Session(model, 1, pooled=False) if inside else plain, plain)
             )
 
+    def _seeded(self, tensors: Feed) -> Feed:
+        """Return a feed with its seed if the model draws; segments see no whole feed."""
+        return with_seed(tensors) if self._draws else tensors
+
     def first(self, state: State) -> int:
         """Return the first segment with a switch on; the number of segments if there is none."""
         places = (at for at, part in enumerate(self._parts) if state[part.switches].any())
@@ -94,7 +99,11 @@ class SwitchedSegments:
 
     def trace(self, feed: Feed, state: State) -> list[Feed]:
         """Return the tensors before each segment, and the outputs with what is left after the last one."""
-        return list(accumulate(self._parts, lambda tensors, part: part.run(tensors, state), initial=feed))
+        return list(
+            accumulate(
+                self._parts, lambda tensors, part: part.run(tensors, state), initial=self._seeded(feed)
+            )
+        )
 
     def run(self, tensors: Feed, state: State, start: int = 0) -> Feed:
         """Return the outputs, and what is left after the last segment.
@@ -104,6 +113,7 @@ class SwitchedSegments:
             state: the switches.
             start: number of the segment.
         """
+        tensors = self._seeded(tensors)
         for part in self._parts[start:]:
             tensors = part.run(tensors, state)
         return tensors

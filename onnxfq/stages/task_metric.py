@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from onnxfq.data import Feed, Feeds
 from onnxfq.data.digest import sample_digests
 from onnxfq.data.inputs import read_only, samples
-from onnxfq.data.labels import Labels, count_right, count_rows, read_labels, refuse_label_count
+from onnxfq.data.labels import Labels, count_right, predict_classes, read_labels, refuse_label_count
 from onnxfq.errors import DataError
 from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.stages.switchboard import Switchboard
@@ -45,7 +44,7 @@ class TaskMetric:
     def __init__(
         self,
         metric: str | Metric | None,
-        labels: str | Path | Labels | None,
+        labels: Labels | None,
         board: Switchboard,
         inputs: QuantizeInputs,
         limited: bool,
@@ -99,7 +98,7 @@ class TaskMetric:
             order = sorted(range(len(digests)), key=digests.__getitem__)
         else:
             first = board.results[0]
-            rows = [count_rows(made[first]) for made in board.run(read(), board.nothing)]
+            rows = [predict_classes(made[first], first).size for made in board.run(read(), board.nothing)]
             ends = np.cumsum([0, *rows]).tolist()
             if ends[-1] > labels.size or (ends[-1] < labels.size and not self._limited):
                 raise refuse_label_count(labels, str(ends[-1]), first)
@@ -185,8 +184,9 @@ def _top1(outputs: Iterator[Outputs], labels: NDArray[Any]) -> float:
     """Return the percentage of rows of the first output with the largest element at the label."""
     row = right = 0
     for made in outputs:
-        first = next(iter(made.values()))
-        end = row + count_rows(first)
-        right += count_right(first, labels[row:end])
+        name, first = next(iter(made.items()))
+        classes = predict_classes(first, name)
+        end = row + classes.size
+        right += count_right(classes, labels[row:end], name)
         row = end
     return 100.0 * right / row if row else 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 import pydantic
 import yaml
@@ -62,6 +62,15 @@ class Record(pydantic.BaseModel, metaclass=_OneLine):
 
 
 R = TypeVar("R", bound=Record)
+
+Amount = Annotated[float, pydantic.Field(ge=0)]
+"""A number of at least 0, which may be infinite, and is not NaN."""
+
+Share = Annotated[float, pydantic.Field(ge=0, le=1)]
+"""A part of a whole, 0 to 1."""
+
+Count = Annotated[int, pydantic.Field(ge=0, lt=1 << 63)]
+"""A whole number of at least 0."""
 
 
 MOST_YAML = 4 << 20
@@ -174,7 +183,7 @@ def describe_fault(fault: pydantic.ValidationError, record: type[Record], source
         message = f"is {first['input']!r:.40}, wanted is {wanted!r}; give the file of that kind"
     elif first["type"] == "model_type":
         message = f"must be a mapping of fields, got {first['input']!r:.40}"
-    elif first["type"] in ("literal_error", "enum"):
+    elif first["type"] in ("literal_error", "enum", "greater_than_equal", "less_than", "less_than_equal"):
         message += f", got {first['input']!r:.40}"
     return f"{where}: {message}"
 

@@ -17,7 +17,7 @@ from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, replace_nodes
 from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.ops import QUANTIZED_OPS, STANDARD_DOMAINS, TRANSPOSES, WEIGHTED_INPUTS
+from onnxfq.graph.ops import QUANTIZED_OPS, RANDOM_OPS, STANDARD_DOMAINS, TRANSPOSES, WEIGHTED_INPUTS
 from onnxfq.support.records import join_lines
 
 log = logging.getLogger(__name__)
@@ -26,8 +26,7 @@ MOST_ELEMENTS = 1 << 26
 """Largest result, in elements, that is computed to fold constants into one."""
 
 # Operators that must stay visible, or whose results are random.
-_NEVER = QUANTIZED_OPS | {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"}
-_NEVER |= {"RandomUniform", "RandomUniformLike"}
+_NEVER = QUANTIZED_OPS | RANDOM_OPS
 
 
 def fold_computed_weights(proto: onnx.ModelProto) -> str:

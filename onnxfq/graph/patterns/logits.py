@@ -1,44 +1,157 @@
-"""Outputs that matter: logits in front of a function that saturates."""
+"""Tensors whose noise judges a model: float outputs, logits, and what selected or discrete outputs come from.
+
+A sigmoid or softmax hides noise. The index of a class or box has no noise in dB: it is right or wrong. Rows
+that are selected by values change places, so that one swap looks like a broken layer. The floats in front of
+them tell how well a model is quantized.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
 import onnx
+from onnx import TensorProto
 
+from onnxfq.errors import ModelError
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.ops import STANDARD_DOMAINS
-from onnxfq.graph.signature import number_outputs
+from onnxfq.graph.model import bodies, list_nodes
+from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.ops import QUANTIZED_OPS, RECURRENT_OPS, SIZES, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.segments import list_reads
+from onnxfq.numerics.float_types import FLOAT_CODES
 
-SATURATING = frozenset(
-    {"Sigmoid", "HardSigmoid", "Softmax", "LogSoftmax", "Hardmax", "ArgMax", "TopK", "Tanh"}
-)
-"""Operators whose outputs hide noise in their input: nearly constant, or a choice among candidates."""
+SATURATING = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "LogSoftmax", "Hardmax", "Tanh"})
+"""Operators whose outputs hide noise in their input, because they are nearly constant."""
 
 _MOVING = frozenset(
     {"Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze", "Flatten", "Cast", "Dropout"}
 )
+_SELECTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "TopK", "Unique"})
+"""Operators whose results change places, or their number, with their values."""
+
+_CHOOSING = _SELECTING | {"ArgMax", "ArgMin", "Multinomial"}
+_TENSORS = (None, "tensor_type")
+_FLOATS = FLOAT_CODES | {TensorProto.DOUBLE, TensorProto.UNDEFINED}
+_BOOLEAN = TensorProto.BOOL
 
 
-def find_logits(graph: onnx.GraphProto) -> list[str]:
-    """Return the tensors to measure: the outputs of numbers, or what a saturating operator reads for them.
+@dataclass(frozen=True)
+class JudgedTensors:
+    """Tensors that judge a model.
 
-    Operators that only move elements in between are followed. Each tensor is named once.
+    Attributes:
+        logits: the tensors whose noise is measured, each once; a tensor of inner ones stands for an output.
+        moved: float outputs whose elements change places with their values.
+        sources: by inner tensor, the moved and discrete outputs that come from it, where no output that
+            stays in place has it as its logits.
     """
-    makers = GraphIndex(graph).makers
-    found: dict[str, None] = {}
-    for output in (value.name for value in graph.output):
+
+    logits: tuple[str, ...]
+    moved: frozenset[str]
+    sources: Mapping[str, tuple[str, ...]]
+
+
+NOTHING_KNOWN = JudgedTensors((), frozenset(), {})
+"""Result for a model whose outputs are only scored."""
+
+
+def judge_outputs(proto: onnx.ModelProto) -> JudgedTensors:
+    """Return what judges `proto`, whose types are inferred; tensors of unknown type count as floats."""
+    return _Judge(proto.graph).judge()
+
+
+def _multiplies(node: onnx.NodeProto) -> bool:
+    """Tell whether noise of quantization can begin at `node`."""
+    return node.op_type in WEIGHTED_INPUTS.keys() | RECURRENT_OPS or node.domain not in STANDARD_DOMAINS
+
+
+def judge_given(proto: onnx.ModelProto) -> JudgedTensors:
+    """Return what judges a model as given; types are inferred only if something in it is discrete."""
+    kinds = {value.type.tensor_type.elem_type for value in proto.graph.output}
+    if kinds <= _FLOATS and _CHOOSING.isdisjoint(node.op_type for node in list_nodes(proto.graph)):
+        return NOTHING_KNOWN
+    try:
+        return judge_outputs(with_shapes(proto))
+    except ModelError:  # declared shapes that contradict each other: ONNX Runtime infers its own
+        return judge_outputs(proto)
+
+
+class _Judge:
+    """Tensors of one main graph that noise can change, and those whose elements it moves."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._graph, index = graph, GraphIndex(graph)
+        self._makers, self._types, self._constants = index.makers, index.types, index.constants
+        self._others = {n for n, v in index.values.items() if v.type.WhichOneof("value") not in _TENSORS}
+        self._noisy: set[str] = set()
+        self._moved: set[str] = set()
+        for node in graph.node:
+            self._follow(node)
+
+    def judge(self) -> JudgedTensors:
+        """Return the logits of outputs in place, and the sources of others."""
+        found: dict[str, dict[str, None]] = {}
+        for output in (value.name for value in self._graph.output):
+            found[output] = dict.fromkeys(self._sources(output))
+        placed = {name for name in found if self._is_placed(name)}
+        known = {source for name in placed for source in found[name]}
+        sources: dict[str, tuple[str, ...]] = {}
+        for output, names in found.items():
+            for name in [name for name in names if output not in placed and name not in known]:
+                sources[name] = (*sources.get(name, ()), output)
+        moved = frozenset(name for name in found if name in self._moved and self._is_float(name))
+        return JudgedTensors(
+            tuple(dict.fromkeys(name for one in found.values() for name in one)), moved, sources
+        )
+
+    def _follow(self, node: onnx.NodeProto) -> None:
+        """Note whether the outputs of `node` hold noise, and whether it moves their elements."""
+        if node.op_type in SIZES:
+            return
+        read = list_reads(node) - self._constants.keys()
+        noisy = read & self._noisy
+        inner = [one for body in bodies(node) for one in list_nodes(body)]
+        if not noisy and not any(map(_multiplies, (node, *inner))):
+            return
+        self._noisy.update(filter(None, node.output))
+        inside = {one.op_type for one in inner}
+        indices = {n for n in noisy if not self._is_float(n) and self._types.get(n) != _BOOLEAN}
+        moves = (node.op_type in _SELECTING and noisy) or not inside.isdisjoint(_CHOOSING)
+        if moves or noisy & self._moved or (indices and node.op_type not in QUANTIZED_OPS):
+            self._moved.update(filter(None, node.output))
+
+    def _is_float(self, name: str) -> bool:
+        """Tell whether `name` holds floats, or what no tensor is, such as a map of them."""
+        return name in self._others or self._types.get(name, 0) in _FLOATS
+
+    def _is_placed(self, name: str) -> bool:
+        return self._is_float(name) and name not in self._moved
+
+    def _sources(self, output: str) -> Iterator[str]:
+        """Yield the logits of an output in place, or the nearest floats in place before another one."""
+        stack, seen = [output], {output}
+        while stack:
+            name = stack.pop()
+            node = self._makers.get(name)
+            if self._is_placed(name) and name not in self._others:
+                yield self._logits(name)
+            elif node is not None and name in self._noisy:
+                beside = [
+                    other for other in node.output if other not in ("", name) and self._is_placed(other)
+                ]
+                before = [*dict.fromkeys([*node.input, *sorted(list_reads(node))])]
+                following = [one for one in beside or before if one in self._noisy and one not in seen]
+                seen.update(following)
+                stack += following[::-1]
+
+    def _logits(self, output: str) -> str:
+        """Return `output`, or what a saturating operator reads for it; operators that move are followed."""
         name = output
-        while (node := makers.get(name)) is not None and node.domain in STANDARD_DOMAINS:
+        while (node := self._makers.get(name)) is not None and node.domain in STANDARD_DOMAINS:
             if node.op_type in SATURATING:
                 output = node.input[0]
             elif node.op_type not in _MOVING:
                 break
             name = node.input[0]
-        found[output] = None
-    return list(found)
-
-
-def measured_outputs(proto: onnx.ModelProto) -> list[str]:
-    """Return the logits of `proto`, and its outputs of numbers that have none."""
-    numbers = set(number_outputs(proto))
-    outputs = {value.name for value in proto.graph.output}
-    return [name for name in find_logits(proto.graph) if name in numbers or name not in outputs]
+        return output
