@@ -213,7 +213,7 @@ def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatFo
     for encoding in encodings.encodings:
         placement = next(p for p in plan.placements if p.tensor == encoding.tensor)
         grid = form.grids.get(encoding.tensor) if placement.role == "weight" else None
-        scale = None if grid is None else grid.scale_for(placement)
+        scale = None if grid is None else grid.scale_for(placement.spec)
         if scale is not None:
             made.append(_encode_on_grid(placement, scale))
             done["weight kept on the grid of the source"] += 1

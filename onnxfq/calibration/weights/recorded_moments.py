@@ -12,7 +12,7 @@ import numpy as np
 import pydantic
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics.moments import Grid, MomentSums
+from onnxfq.calibration.statistics.moments import ByteGrid, MomentSums
 from onnxfq.calibration.weights.inputs import InputView
 from onnxfq.calibration.weights.moments import InputMoments
 from onnxfq.data import DataDigest
@@ -265,7 +265,7 @@ def _stored_sums(path: str | Path, inputs: Sequence[_Input], ranges: Ranges) -> 
 
 
 def _steps(key: Key, ranges: Ranges) -> NDArray[np.float64]:
-    return key[1].spread(Grid.of(ranges[key]).steps)
+    return key[1].spread(ByteGrid.of(ranges[key]).steps)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`Grid`: integers and scales of a constant in a source model, and its real values."""
+"""`StoredGrid`: integers and scales of a constant in a source model, and its real values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.documents.plan import Placement
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity, normalize_axis
 from onnxfq.numerics.layout import Layout, expand_params
+from onnxfq.numerics.spec import QuantSpec
 
 
 @dataclass(frozen=True)
-class Grid:
+class StoredGrid:
     """A constant as integers.
 
     Attributes:
@@ -32,26 +32,25 @@ class Grid:
         """The real numbers, float32."""
         return np.asarray(self.steps.astype(np.float32) * self._expand(self.scale), np.float32)
 
-    def positive(self) -> Grid:
+    def positive(self) -> StoredGrid:
         """Return the same numbers without negative scales, which onnxruntime's 4-bit quantizer writes."""
         turned = np.sign(self._expand(self.scale)).astype(np.int32)
-        return Grid(self.steps * turned, np.abs(self.scale), self.granularity)
+        return StoredGrid(self.steps * turned, np.abs(self.scale), self.granularity)
 
-    def transpose(self) -> Grid:
+    def transpose(self) -> StoredGrid:
         """Return the grid of the transposed matrix; blocks run along the other axis."""
-        return Grid(self.steps.T, self.scale.T, self.granularity.permute((1, 0)))
+        return StoredGrid(self.steps.T, self.scale.T, self.granularity.permute((1, 0)))
 
     def _expand(self, params: NDArray[Any]) -> NDArray[Any]:
         return expand_params(params, self.steps.shape, self.granularity)
 
-    def scale_for(self, placement: Placement) -> NDArray[np.float32] | None:
-        """Return the scale in the granularity of `placement` if its type holds the steps; else None.
+    def scale_for(self, spec: QuantSpec) -> NDArray[np.float32] | None:
+        """Return the scale in the granularity of `spec` if its type holds the steps; else None.
 
         A 4-bit type may lack the largest number, the 8 of a negated -8: one number of a block that is a step
         smaller costs less than rounding all numbers again.
         """
-        spec, shape = placement.spec, self.steps.shape
-        qtype = spec.grid
+        shape, qtype = self.steps.shape, spec.grid
         most = qtype.qmax + (1 if qtype.bits == 4 else 0)
         if not qtype.qmin <= self.steps.min(initial=0) <= self.steps.max(initial=0) <= most:
             return None
@@ -68,13 +67,13 @@ def grid_of(
     zero_point: NDArray[Any] | None,
     axis: int = 1,
     block_size: int = 0,
-) -> Grid:
+) -> StoredGrid:
     """Return the grid of a DequantizeLinear; the arguments are its inputs and attributes."""
     factor = np.asarray(scale, np.float32)
     offset = np.zeros((), np.int32) if zero_point is None else np.asarray(zero_point).astype(np.int32)
     if factor.size == 1 and not block_size:
-        return Grid(stored.astype(np.int32) - offset.reshape(()), factor.reshape(()))
+        return StoredGrid(stored.astype(np.int32) - offset.reshape(()), factor.reshape(()))
     granularity = Granularity.of(normalize_axis(axis, stored.ndim), block_size)
-    return Grid(
+    return StoredGrid(
         stored.astype(np.int32) - expand_params(offset, stored.shape, granularity), factor, granularity
     )
