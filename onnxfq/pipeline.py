@@ -58,6 +58,7 @@ from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs, take_in
 from onnxfq.stages.recalibrate import Recalibration, recalibrate
 from onnxfq.stages.reference_runs import ReferenceRuns
 from onnxfq.stages.round_weights import Rounding, is_shared, round_given
+from onnxfq.stages.stored_weights import compare_stored
 from onnxfq.stages.write import write_model
 from onnxfq.targets.onnxruntime.releases import Release, release_of
 from onnxfq.targets.registry import target_by_name
@@ -299,8 +300,10 @@ class _Job:
     def result(self, made: _Made, built: _Built) -> QuantizeResult:
         """Return the result."""
         inputs, equalized, kept, recalibration, auto_rounding = made
+        written = inputs.model if kept.rounding is None else kept.rounding.model
+        line = compare_stored(written, kept.plan, built.encodings).line
         return QuantizeResult(
-            staged=inputs.model,
+            staged=replace(inputs.model, notes=(*inputs.model.notes, line)) if line else inputs.model,
             recipe=kept.recipe,
             plan=kept.plan.model_copy(update={"equalization": equalized}),
             statistics=kept.statistics,

@@ -1,4 +1,4 @@
-"""`StoredGrid`: integers and scales of a constant in a source model, and its real values."""
+"""Constants that a model stores as integers times scale: `StoredGrid`, `StoredScale`, `StoredWeight`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity, normalize_axis
 from onnxfq.numerics.layout import Layout, expand_params
-from onnxfq.numerics.spec import QuantSpec
 
 
 @dataclass(frozen=True)
@@ -30,35 +30,74 @@ class StoredGrid:
     @property
     def values(self) -> NDArray[np.float32]:
         """The real numbers, float32."""
-        return np.asarray(self.steps.astype(np.float32) * self._expand(self.scale), np.float32)
+        return np.asarray(self.steps.astype(np.float32) * self._elementwise_scale, np.float32)
 
-    def positive(self) -> StoredGrid:
-        """Return the same numbers without negative scales, which onnxruntime's 4-bit quantizer writes."""
-        turned = np.sign(self._expand(self.scale)).astype(np.int32)
-        return StoredGrid(self.steps * turned, np.abs(self.scale), self.granularity)
+    @property
+    def _elementwise_scale(self) -> NDArray[np.float32]:
+        return expand_params(self.scale, self.steps.shape, self.granularity)
 
     def transpose(self) -> StoredGrid:
         """Return the grid of the transposed matrix; blocks run along the other axis."""
         return StoredGrid(self.steps.T, self.scale.T, self.granularity.permute((1, 0)))
 
-    def _expand(self, params: NDArray[Any]) -> NDArray[Any]:
-        return expand_params(params, self.steps.shape, self.granularity)
+    def positive(self) -> StoredGrid:
+        """Return the same numbers with scales above 0: onnxruntime's 4-bit quantizer writes negative ones."""
+        turned = np.sign(self._elementwise_scale).astype(np.int32)
+        return StoredGrid(self.steps * turned, make_positive(self.scale), self.granularity)
 
-    def scale_for(self, spec: QuantSpec) -> NDArray[np.float32] | None:
-        """Return the scale in the granularity of `spec` if its type holds the steps; else None.
+    @property
+    def stored_scale(self) -> StoredScale:
+        """The scale alone."""
+        return StoredScale(self.scale, self.granularity, self.steps.shape)
 
-        A 4-bit type may lack the largest number, the 8 of a negated -8: one number of a block that is a step
-        smaller costs less than rounding all numbers again.
-        """
-        shape, qtype = self.steps.shape, spec.grid
-        most = qtype.qmax + (1 if qtype.bits == 4 else 0)
-        if not qtype.qmin <= self.steps.min(initial=0) <= self.steps.max(initial=0) <= most:
-            return None
-        if not (self.scale > 0).all() or not np.isfinite(self.scale).all():
-            return None
-        if self.scale.ndim == 0:
-            return np.full(Layout(spec.granularity, shape).scale_shape, self.scale, np.float32)
-        return self.scale if self.granularity == spec.granularity else None
+
+@dataclass(frozen=True, eq=False)
+class StoredScale:
+    """The scale of a constant that is integers times scale in its source.
+
+    Attributes:
+        params: float32, in the shape that `granularity` gives.
+        granularity: of the scale.
+        shape: of the constant.
+    """
+
+    params: NDArray[np.float32]
+    granularity: Granularity
+    shape: tuple[int, ...]
+
+    @property
+    def elementwise(self) -> NDArray[np.float32]:
+        """The scale of each element, in the shape of the constant."""
+        return expand_params(self.params, self.shape, self.granularity)
+
+    def fit(self, granularity: Granularity) -> NDArray[np.float32] | None:
+        """Return the positive scales in another granularity; None if elements that share one differ."""
+        if granularity == self.granularity:
+            return make_positive(self.params)
+        layout = Layout(granularity, self.shape)
+        if self.params.size == 1:
+            return make_positive(np.full(layout.scale_shape, self.params.reshape(())))
+        every = np.abs(self.elementwise)
+        low, high = layout.reduce(np.minimum, every, np.inf), layout.reduce(np.maximum, every, 0.0)
+        return make_positive(high) if (low == high).all() else None
+
+
+@dataclass(frozen=True, eq=False)
+class StoredWeight:
+    """A float constant with a stored scale.
+
+    Attributes:
+        tensor: the constant as it was loaded.
+        scale: of its integers.
+    """
+
+    tensor: onnx.TensorProto
+    scale: StoredScale
+
+
+def make_positive(scale: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return scales above 0: the magnitudes of negative ones; 1 for 0, whose numbers are 0 on every grid."""
+    return np.where(scale == 0, np.float32(1), np.abs(scale))
 
 
 def grid_of(
