@@ -23,6 +23,7 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic
+from onnxfq.stages.limits import find_unreached
 from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.stages.stored_weights import compare_stored, encode_on_grid
 from onnxfq.support.reasons import Reason
@@ -95,6 +96,7 @@ def choose_encodings(
         encodings=tuple(encodings),
         without_values=absent,
         unshared=(*apart, *refused),
+        unreached=find_unreached(model, statistics),
         statistics_sha256=statistics.sha256,
         data_sha256=statistics.data.hex if statistics.data.samples else "",
     )

@@ -90,17 +90,17 @@ class StoredNumbers:
     @property
     def line(self) -> str:
         """The result in one line; empty without such weights."""
-        parts = [f"{self.kept} keep their numbers"] if self.kept else []
+        parts = [f"{self.kept} kept"] if self.kept else []
         for name, (count, size) in self.clipped.items():
-            parts.append(f"{name!r} keeps its scales, and {count} of its {size} numbers are clipped")
+            parts.append(f"{name!r} kept but for {count} of its {size} numbers, which are clipped")
         reasons: dict[str, list[str]] = {}
         for name, why in self.rounded.items():
             reasons.setdefault(why, []).append(name)
         for why, names in reasons.items():
             more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
             listed = ", ".join(map(repr, names[:_LISTED])) + more
-            parts.append(f"{len(names)} weights rounded again ({listed}): {why}")
-        return f"of the weights that were integers, {'; '.join(parts)}" if parts else ""
+            parts.append(f"{len(names)} rounded again ({listed}): {why}")
+        return f"weights with numbers on a grid: {'; '.join(parts)}" if parts else ""
 
 
 def compare_stored(model: Model, plan: Plan, encodings: Encodings) -> StoredNumbers:

@@ -29,6 +29,7 @@ from onnxfq.graph.normalize.repair import repair
 from onnxfq.graph.normalize.shapes import add_shapes, correct_shapes
 from onnxfq.graph.normalize.stored_scales import find_stored_scales
 from onnxfq.graph.normalize.strip_quantizers import strip_quantizers
+from onnxfq.graph.saturation import Limit
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.support.reading import open_input, read_bytes
 from onnxfq.support.records import join_lines
@@ -82,9 +83,10 @@ def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: 
         notes += [step(proto) for step in _FOLDS]
         check_operands(proto, source)  # again: functions are inlined now
         check_unfolded(proto, source)
+        limits: dict[str, Limit] = {}
         if existing == "requantize":
-            notes += [strip_quantizers(proto, source), normalize.fold_moves(proto)]
-            notes.append(fold_computed_weights(proto))
+            note, limits = strip_quantizers(proto, source)
+            notes += [note, normalize.fold_moves(proto), fold_computed_weights(proto)]
         notes.append(correct_shapes(proto))
         proto, note = raise_opset(proto, MIN_OPSET, source)
         add_shapes(proto)
@@ -93,7 +95,8 @@ def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: 
             add_shapes(proto)
         constants = {t.name: t for t in proto.graph.initializer}
         stored = {name: StoredWeight(constants[name], scales[name]) for name in scales if name in constants}
-        return Model(proto, sha256, source, tuple(filter(None, [*notes, note, attention])), stored)
+        said = tuple(filter(None, [*notes, note, attention]))
+        return Model(proto, sha256, source, said, stored, limits)
     except shape_inference.InferenceError as fault:
         raise ModelError(
             f"{source} is not a valid ONNX model: {join_lines(fault)[:200]}; export it again"

@@ -17,11 +17,11 @@ from onnxfq.graph.constants import make_tensor
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, default_opset, list_graphs, list_nodes, replace_nodes
-from onnxfq.graph.normalize.saturation import ANY, Interval, Range, saturate
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import constant_value, evaluate_node
 from onnxfq.graph.normalize.stored_scales import granularity_of
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, ONNX_QUANTIZERS, QUANTIZED_OPS, STANDARD_DOMAINS
+from onnxfq.graph.saturation import ANY, Interval, Limit, Range, limit_of, saturate
 from onnxfq.numerics.affine import fake_quantize, quantize
 from onnxfq.numerics.granularity import PER_TENSOR, normalize_axis
 from onnxfq.numerics.layout import expand_params
@@ -31,15 +31,18 @@ _QTYPES = {qtype.onnx_type: qtype for qtype in QTYPES.values() if qtype.onnx_typ
 _ROUNDING = frozenset({"QuantizeLinear", "DequantizeLinear", "FakeQuantize"})
 
 
-def strip_quantizers(proto: onnx.ModelProto, source: str) -> str:
-    """Remove Q/DQ pairs and fake-quant nodes from a normalised model, in place; return a note.
+def strip_quantizers(proto: onnx.ModelProto, source: str) -> tuple[str, dict[str, Limit]]:
+    """Remove Q/DQ pairs and fake-quant nodes from a normalised model, in place.
+
+    Returns a note, and the Clip and Relu that ranges left by their outputs.
 
     The input of a pair replaces it, limited to the range of the pair where values may pass its ends; a factor
     between its scales becomes a Mul. Real numbers replace a quantized constant. Raises ModelError for a
     quantizer that is not part of a pair, such as QLinearConv or an integer operator between Q and DQ, and for
     a pair whose parts differ in zero points.
     """
-    return _Strip(proto, source).run()
+    strip = _Strip(proto, source)
+    return strip.run(), strip.limits
 
 
 class _Strip:
@@ -58,6 +61,7 @@ class _Strip:
             if node.input and not bodies(node) and self.fixed.issuperset(filter(None, node.input)):
                 self.fixed.update(node.output[:1])
         self.passed: set[str] = set()
+        self.limits: dict[str, Limit] = {}
         self.taken = self.limited = 0
 
     def run(self) -> str:
@@ -152,6 +156,9 @@ class _Strip:
         limited = output if (factor == 1).all() else self.names.claim(f"{output}/limited")
         made = saturate(self, tensor, limited, found, name=node.name, read=self._read(limited))
         self.limited += bool(made)
+        limit = limit_of(made[-1], found) if made else None
+        if limit is not None:
+            self.limits[limited] = limit
         if limited == output:
             return made or [_name(node, tensor)]
         aligned = self._align(quantizer, Range(factor, factor, factor)).low

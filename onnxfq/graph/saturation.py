@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf, isnan
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import onnx
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from onnx import helper
 from onnxfq.graph.ops import MOVES, REPEATS, SPLITS, STANDARD_DOMAINS
 
 Interval = tuple[float, float]
+
+Ends = Literal["low", "high", "both"]
 
 ANY: Interval = (-inf, inf)
 
@@ -57,6 +59,39 @@ class Range:
     low: NDArray[Any]
     high: NDArray[Any]
     step: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A Clip or Relu in place of a quantizer with one range for a tensor.
+
+    Attributes:
+        tensor: its input.
+        low: the lower end; None if it has none.
+        high: the upper end; None if it has none.
+        step: distance between two numbers of the quantizer at the ends.
+    """
+
+    tensor: str
+    low: float | None
+    high: float | None
+    step: float
+
+    def find_unreached(self, rmin: float, rmax: float) -> Ends | None:
+        """Return the ends that values of the range [rmin, rmax] do not pass by a step."""
+        low = self.low is None or rmin >= self.low - self.step
+        high = self.high is None or rmax <= self.high + self.step
+        return "both" if low and high else "low" if low else "high" if high else None
+
+
+def limit_of(node: onnx.NodeProto, limits: Range) -> Limit | None:
+    """Return the ends that `node`, the last one of `saturate`, has; None if they differ along an axis."""
+    if node.op_type not in ("Clip", "Relu"):
+        return None
+    given = {a.name for a in node.attribute}
+    given |= {key for key, name in zip(("min", "max"), node.input[1:], strict=False) if name}
+    low = float(limits.low) if "min" in given or node.op_type == "Relu" else None
+    return Limit(node.input[0], low, float(limits.high) if "max" in given else None, float(limits.step))
 
 
 def saturate(
