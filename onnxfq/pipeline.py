@@ -50,6 +50,7 @@ from onnxfq.stages.evaluate import compare_forms
 from onnxfq.stages.gather import gather_statistics
 from onnxfq.stages.half_scales import with_half_scales
 from onnxfq.stages.insert import insert_forms
+from onnxfq.stages.limits import describe_unreached
 from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Promise
@@ -301,9 +302,13 @@ class _Job:
         """Return the result."""
         inputs, equalized, kept, recalibration, auto_rounding = made
         written = inputs.model if kept.rounding is None else kept.rounding.model
-        line = compare_stored(written, kept.plan, built.encodings).line
+        lines = [
+            compare_stored(written, kept.plan, built.encodings).line,
+            describe_unreached(built.encodings),
+        ]
+        notes = (*inputs.model.notes, *filter(None, lines))
         return QuantizeResult(
-            staged=replace(inputs.model, notes=(*inputs.model.notes, line)) if line else inputs.model,
+            staged=replace(inputs.model, notes=notes) if any(lines) else inputs.model,
             recipe=kept.recipe,
             plan=kept.plan.model_copy(update={"equalization": equalized}),
             statistics=kept.statistics,

@@ -23,7 +23,7 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic
-from onnxfq.stages.limits import find_unreached
+from onnxfq.stages.limits import describe_unreached, find_unreached
 from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.stages.stored_weights import compare_stored, encode_on_grid
 from onnxfq.support.reasons import Reason
@@ -59,8 +59,7 @@ def calibrate(
     made = choose_encodings(model, plan, statistics, calibrator, weights)
     tell_lost_values(find_lost_values(plan, statistics, made))
     kept_part = select_calibrated_part(plan, made.without_values, made.unshared)
-    line = compare_stored(model, kept_part, made).line
-    if line:
+    for line in filter(None, (compare_stored(model, kept_part, made).line, describe_unreached(made))):
         log.warning("%s", line)
     return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxfq.calibration.statistics import Statistics
+from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.graph.model import Model
 from onnxfq.graph.saturation import Ends
@@ -18,6 +19,17 @@ def with_limits(plan: Plan, model: Model) -> Plan:
         Placement(tensor=tensor, uses=(), role="activation", spec=spec, why="limited") for tensor in tensors
     ]
     return plan.model_copy(update={"placements": (*plan.placements, *more)})
+
+
+def describe_unreached(encodings: Encodings) -> str:
+    """Return in one line how many limits lose an end; empty for none."""
+    count, whole = len(encodings.unreached), [*encodings.unreached.values()].count("both")
+    return (
+        f"of the Relu and Clip that quantizers left, {count} have an end that no value of the data passes: "
+        f"{whole} left out, {count - whole} with the other end"
+        if count
+        else ""
+    )
 
 
 def find_unreached(model: Model, statistics: Statistics) -> dict[str, Ends]:

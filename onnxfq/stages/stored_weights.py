@@ -125,7 +125,7 @@ def compare_stored(model: Model, plan: Plan, encodings: Encodings) -> StoredNumb
         fitting = stored.scale.fit(encoding.spec.granularity)
         if not changed.any():
             kept += 1
-        elif not np.array_equal(values, source):
+        elif fitting is not None and not np.array_equal(values, source):
             rounded[name] = "equalizing, smoothing or rounding by moments changed their values"
         elif fitting is not None and np.allclose(fitting, encoding.scale_array, rtol=2**-7, atol=0.0):
             clipped[name] = int(changed.sum()), changed.size
