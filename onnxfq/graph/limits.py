@@ -19,9 +19,9 @@ def remove_ends(model: Model, unreached: Mapping[str, Ends]) -> Model:
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     for node in list_nodes(proto.graph):
-        ends = unreached.get(node.output[0]) if node.output else None
-        if ends is not None:
-            node.CopyFrom(_make_rest(node, ends, model.limits[node.output[0]]))
+        name = node.output[0] if node.output else ""
+        if name in unreached and name in model.limits:
+            node.CopyFrom(_make_rest(node, unreached[name], model.limits[name]))
     used = {name for node in list_nodes(proto.graph) for name in node.input}
     ends_of = {f"{name}/{end}" for name in unreached for end in ("min", "max")}
     kept = [t for t in proto.graph.initializer if t.name in used or t.name not in ends_of]

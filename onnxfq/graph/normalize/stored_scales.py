@@ -128,6 +128,8 @@ class _Scales:
             return known[0]
         if node.op_type == "Transpose":
             return _transpose(known[0], node)
+        if any(np.isnan(scale.params).any() for scale in known):
+            return None
         inputs = {name: scale.elementwise for name, scale in zip(node.input, known, strict=False)}
         for slot in range(count, len(node.input)):
             value = self.constant(node, slot)
