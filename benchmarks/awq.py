@@ -26,7 +26,7 @@ from rounding import make_recipe
 import onnxfq
 from onnxfq.calibration.weights import InputMoments, round_weight
 from onnxfq.calibration.weights.gptq import round_columns
-from onnxfq.calibration.weights.grid import Grid
+from onnxfq.calibration.weights.grid import WeightGrid
 from onnxfq.graph.constants import weight_array
 from onnxfq.numerics.affine import fake_quantize
 from onnxfq.numerics.block_scales import ScaleRule, Scales, choose_scales
@@ -57,7 +57,7 @@ class Searched(NamedTuple):
         """Format of the weight."""
         return self.layer.placement.spec
 
-    def grid(self, alpha: float, clip: bool) -> Grid:
+    def grid(self, alpha: float, clip: bool) -> WeightGrid:
         """Return the grid with factors of this `alpha`.
 
         Args:
@@ -68,7 +68,9 @@ class Searched(NamedTuple):
         factors = np.maximum(size, 1e-4 * size.mean(axis=1, keepdims=True) + 1e-30) ** alpha
         factors /= np.sqrt(factors.max(axis=1, keepdims=True) * factors.min(axis=1, keepdims=True))
         scale = self._scales((self.weights * factors[:, None]).astype(np.float32), 1 / factors, clip)
-        return Grid(self.spec.grid, (scale / factors[:, None]).astype(np.float32), np.zeros((), np.float32))
+        return WeightGrid(
+            self.spec.grid, (scale / factors[:, None]).astype(np.float32), np.zeros((), np.float32)
+        )
 
     def error(self, rounded: NDArray[np.float32]) -> float:
         """Return the expected squared error of the outputs."""
@@ -146,21 +148,21 @@ def measure(folder: Folder, case: Case, scheme: str, work: Path) -> dict[str, fl
     return figures | {"gptq": score(today)}
 
 
-def _round_plainly(grids: dict[str, Grid], name: str, one: Searched) -> NDArray[np.float32]:
+def _round_plainly(grids: dict[str, WeightGrid], name: str, one: Searched) -> NDArray[np.float32]:
     return grids[name].round(one.weights)
 
 
-def _round_columns(grids: dict[str, Grid], name: str, one: Searched) -> NDArray[np.float32]:
+def _round_columns(grids: dict[str, WeightGrid], name: str, one: Searched) -> NDArray[np.float32]:
     return round_columns(one.weights, grids[name], one.moments.factor)
 
 
-def _choose(layers: dict[str, Searched], alphas: Array | list[float], clip: bool) -> dict[str, Grid]:
+def _choose(layers: dict[str, Searched], alphas: Array | list[float], clip: bool) -> dict[str, WeightGrid]:
     """Return the grids of least error; layers with one input share an alpha."""
     groups: dict[object, list[str]] = {}
     for name, one in layers.items():
         first = one.layer.inputs[0]
         groups.setdefault((first.tensor, first.view), []).append(name)
-    chosen: dict[str, Grid] = {}
+    chosen: dict[str, WeightGrid] = {}
     for names in groups.values():
         least = np.inf
         for alpha in alphas:

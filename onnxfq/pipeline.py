@@ -49,6 +49,7 @@ from onnxfq.stages.evaluate import compare_forms
 from onnxfq.stages.gather import gather_statistics
 from onnxfq.stages.half_scales import with_half_scales
 from onnxfq.stages.insert import insert_forms
+from onnxfq.stages.limits import describe_unreached
 from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Promise
@@ -57,6 +58,7 @@ from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs, take_in
 from onnxfq.stages.recalibrate import Recalibration, recalibrate
 from onnxfq.stages.reference_runs import ReferenceRuns
 from onnxfq.stages.round_weights import Rounding, is_shared, round_given
+from onnxfq.stages.stored_weights import compare_stored
 from onnxfq.stages.write import write_model
 from onnxfq.targets.onnxruntime.releases import Release, release_of
 from onnxfq.targets.target import target_by_name
@@ -297,8 +299,14 @@ class _Job:
     def result(self, made: _Made, built: _Built) -> QuantizeResult:
         """Return the result."""
         inputs, equalized, kept, recalibration, auto_rounding = made
+        written = inputs.model if kept.rounding is None else kept.rounding.model
+        lines = [
+            compare_stored(written, kept.plan, built.encodings).line,
+            describe_unreached(built.encodings),
+        ]
+        notes = (*inputs.model.notes, *filter(None, lines))
         return QuantizeResult(
-            staged=inputs.model,
+            staged=replace(inputs.model, notes=notes) if any(lines) else inputs.model,
             recipe=kept.recipe,
             plan=kept.plan.model_copy(update={"equalization": equalized}),
             statistics=kept.statistics,

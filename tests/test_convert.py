@@ -28,9 +28,9 @@ from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.external import sizes
 from onnxfq.graph.io.load import load, standard_form
 from onnxfq.graph.ops import QUANTIZED_OPS
+from onnxfq.graph.stored_grid import grid_of
 from onnxfq.interchange.quantized_models.dequantize import Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
-from onnxfq.interchange.quantized_models.stored_weights import grid_of
 from onnxfq.runtime.session import Session
 from onnxfq.stages.check import check
 from onnxfq.stages.convert import Conversion, convert

@@ -11,7 +11,7 @@ from onnxfq.calibration.calibrators import MSE
 from onnxfq.calibration.calibrators.groups import group_ranges
 from onnxfq.calibration.weights import InputMoments, MatrixView, round_weight
 from onnxfq.calibration.weights.gptq import DAMPING, factorize, round_columns
-from onnxfq.calibration.weights.grid import Grid
+from onnxfq.calibration.weights.grid import WeightGrid
 from onnxfq.calibration.weights.qronos import correct_weights
 from onnxfq.numerics.affine import fake_quantize
 from onnxfq.numerics.block_scales import ScaleRule, Scales, choose_scales
@@ -38,7 +38,7 @@ def test_against_every_rounding():
     for _ in range(200):
         weights, moments = layer(rng)
         scale = np.full(weights.shape, np.abs(weights).max() / 2, np.float32)
-        grid = Grid(qtype, scale, np.zeros_like(scale))
+        grid = WeightGrid(qtype, scale, np.zeros_like(scale))
         lost = weights[0] - numbers * scale[0]
         best = ((lost @ moments[0]) * lost).sum(axis=1).min()
         nearest = error(weights, grid.round(weights), moments)
@@ -69,7 +69,7 @@ def test_against_the_published_algorithm(monkeypatch):
     scale = rng.choice(
         np.float32([0.25, 0.5, 1.0]), weights.shape
     )  # powers of two: no rounding but the grid's
-    grid = Grid(qtype_by_name("int4"), scale, np.zeros_like(scale))
+    grid = WeightGrid(qtype_by_name("int4"), scale, np.zeros_like(scale))
     found = round_columns(weights, grid, factorize(moments))
     assert (found == published_gptq(weights, grid, moments)).all()
     errors = InputMoments(moments, 64).errors(weights, found)
@@ -142,7 +142,7 @@ def test_inputs_that_are_always_zero():
     weights, moments = layer(rng, 8, 4)
     moments[:, 5:, :] = moments[:, :, 5:] = 0
     scale = np.full(weights.shape, 0.5, np.float32)
-    grid = Grid(qtype_by_name("int4"), scale, np.zeros_like(scale))
+    grid = WeightGrid(qtype_by_name("int4"), scale, np.zeros_like(scale))
     rounded = round_columns(weights, grid, factorize(moments))
     assert (rounded[..., 5:] == grid.round(weights)[..., 5:]).all()
     nothing = round_columns(weights, grid, factorize(np.zeros_like(moments)))

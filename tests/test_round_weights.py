@@ -15,7 +15,7 @@ from builders import build, weights
 from onnx import numpy_helper
 
 from onnxfq import quantize
-from onnxfq.calibration.statistics.moments import Grid, MomentAdder, multiply_floats
+from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder, multiply_floats
 from onnxfq.calibration.weights.inputs import InputView, spread_positions
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import OutputError, RecipeError, StatisticsError
@@ -143,7 +143,7 @@ def test_a_sample_is_some_of_all_rows(rank):
         positions = spread_positions(whole.shape[2] // 2, most)
         wanted = whole.reshape(2, -1, 2, whole.shape[2] // 2)[..., positions].reshape(*whole.shape[:2], -1)
         assert (take_rows(view, x, 2, most) == wanted).all()
-        sample, grid = view.sample(x.shape, 2, most), Grid.of(channel_ends(x, view))
+        sample, grid = view.sample(x.shape, 2, most), ByteGrid.of(channel_ends(x, view))
         rounded = sample.round(sample.take(x), grid).astype(int) + grid.offset
         assert (rounded == np.rint(wanted / view.spread(grid.steps)[..., None])).all()
 
@@ -160,7 +160,7 @@ def test_sums_are_exact(multiply, positive):
     scales = np.float32([[1, 9, 1e-3, 50, 0, 7]])
     inputs = [RNG.normal(size=(2, 6, 700)).astype(np.float32) * scales[..., None] for _ in positive]
     inputs = [np.abs(x) if one else x for x, one in zip(inputs, positive, strict=True)]
-    grids = [Grid.of(np.array([x.max(axis=2), -x.min(axis=2)]).clip(0)) for x in inputs]
+    grids = [ByteGrid.of(np.array([x.max(axis=2), -x.min(axis=2)]).clip(0)) for x in inputs]
     assert [grid.offset for grid in grids] == [128 if one else 0 for one in positive]
     rows = [grid.round(x, grid.steps[..., None]) for x, grid in zip(inputs, grids, strict=True)]
     wide = []
@@ -185,7 +185,7 @@ def test_sums_are_exact(multiply, positive):
 def test_large_sums_are_exact(rows, inputs, offset, multiply):
     """Sums beyond the integers of float32 and of 32 bits, and matrices of several blocks, are exact too."""
     integers = RNG.integers(124, 127, size=(1, inputs, rows), endpoint=True, dtype=np.int8)
-    found = sum_rows([integers], Grid(np.ones((1, inputs)), offset), multiply).matrix()
+    found = sum_rows([integers], ByteGrid(np.ones((1, inputs)), offset), multiply).matrix()
     wide = integers[0].astype(np.float64) + offset
     assert found.max() > (1 << 31 if rows > 10_000 else 6e6)
     assert (found[0] == wide @ wide.T).all()

@@ -41,6 +41,7 @@ def observe(
     from onnxfq.calibration.statistics import Statistics
     from onnxfq.documents.plan import Plan
     from onnxfq.graph.io.load import load
+    from onnxfq.stages.limits import with_limits
     from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
     from onnxfq.stages.observe_ray import collect_on_ray
     from onnxfq.stages.observers import ObserveOptions
@@ -54,6 +55,7 @@ def observe(
     else:
         wanted = Plan.load(plan)
         loaded = load(model, wanted.existing)
+    wanted = with_limits(wanted, loaded)
     feeds = open_feeds(loaded.proto, data, running.batch, running.described)
     with running.progress(printer) as options:
         how = ObserveOptions(

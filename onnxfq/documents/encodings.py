@@ -16,6 +16,7 @@ from onnxfq.calibration.calibrators import EXTERNAL, MINMAX, Calibrator
 from onnxfq.documents.array_fields import KEEP_ARRAYS, ScaleField, ZeroPointField, cast
 from onnxfq.documents.array_file import INLINE_LIMIT, array_path, restore_arrays, write_with_arrays
 from onnxfq.errors import PlanError, SpecError, nearest
+from onnxfq.graph.saturation import Ends
 from onnxfq.numerics.affine import fake_quantize, quantize
 from onnxfq.numerics.block_scales import dynamic_fake_quantize
 from onnxfq.numerics.qtypes import QTYPES
@@ -251,6 +252,8 @@ class Encodings(Record):
         data_sha256: sum of the SHA-256 of the calibration samples modulo 2^256; it does not depend on order
             or batches.
         source: kind of the file that gave the encodings with calibrator `external`.
+        unreached: ends of the Clip and Relu in place of earlier quantizers that no observed value passes, by
+            output; inserting removes them.
         rounding: methods by which weights were rounded to these scales; empty if all were rounded to nearest.
     """
 
@@ -262,6 +265,7 @@ class Encodings(Record):
     statistics_sha256: str = ""
     data_sha256: str = ""
     source: str = ""
+    unreached: dict[str, Ends] = {}
     rounding: str = ""
 
     @pydantic.model_validator(mode="after")

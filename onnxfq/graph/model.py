@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -11,6 +11,9 @@ from typing import Any, Literal, TypeVar
 import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
+
+from onnxfq.graph.saturation import Limit
+from onnxfq.graph.stored_grid import StoredWeight
 
 # graphsurgeon logs to the console on its own; onnxfq reports everything that a user must know.
 G_LOGGER.severity = G_LOGGER.CRITICAL
@@ -35,6 +38,8 @@ class Model:
         sha256: of the input file, external data included.
         source: name of the model in messages.
         notes: changes made by loading.
+        stored: constants that the file stores as integers, by name.
+        limits: Clip and Relu in place of quantizers that were taken out, by their outputs.
         prepared: this model as targets need it, by their names; None for this model itself.
     """
 
@@ -42,6 +47,8 @@ class Model:
     sha256: str
     source: str
     notes: tuple[str, ...] = ()
+    stored: Mapping[str, StoredWeight] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    limits: Mapping[str, Limit] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     prepared: dict[str, Model | None] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )

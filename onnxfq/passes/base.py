@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
@@ -39,7 +39,7 @@ class Pass(ABC):
         """Apply the pass to a copy: check, raise the opset if needed, edit, export."""
         self.requires(model)
         proto, note = raise_opset(model.proto, self.min_opset, model.source)
-        raised = Model(proto, model.sha256, model.source, (*model.notes, *([note] if note else [])))
+        raised = replace(model, proto=proto, notes=(*model.notes, *([note] if note else [])))
         graph = raised.graph()
         if not self.call(graph, raised.opset):
             return PassResult(model, modified=False)

@@ -27,7 +27,9 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic
+from onnxfq.stages.limits import describe_unreached, find_unreached
 from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
+from onnxfq.stages.stored_weights import compare_stored, encode_on_grid
 from onnxfq.support.reasons import Reason
 from onnxfq.targets.target import prepare_model
 
@@ -60,6 +62,9 @@ def calibrate(
     """
     made = choose_encodings(model, plan, statistics, calibrator, weights)
     tell_lost_values(find_lost_values(plan, statistics, made))
+    kept_part = select_calibrated_part(plan, made.without_values, made.unshared)
+    for line in filter(None, (compare_stored(model, kept_part, made).line, describe_unreached(made))):
+        log.warning("%s", line)
     return made
 
 
@@ -94,6 +99,7 @@ def choose_encodings(
         encodings=tuple(encodings),
         without_values=absent,
         unshared=(*apart, *refused),
+        unreached=find_unreached(model, statistics),
         statistics_sha256=statistics.sha256,
         data_sha256=statistics.data.hex if statistics.data.samples else "",
     )
@@ -104,6 +110,8 @@ def encode_weights(
 ) -> tuple[Encoding, ...]:
     """Return scale and zero point of the weights of `plan`, which do not depend on data.
 
+    A weight that the source stores as integers stays on its grid if its format has it.
+
     Args:
         model: the float model.
         plan: with the weights.
@@ -113,7 +121,10 @@ def encode_weights(
     """
     made = []
     for placement in plan.weights:
-        made.append(_encode_weight(placement, _weight(model, placement)))
+        values = _weight(model, placement)
+        encoding = _encode_weight(placement, values)
+        stored = model.stored.get(placement.tensor)
+        made.append(encoding if stored is None else encode_on_grid(placement, values, stored.scale, encoding))
         if progress is not None:
             progress(len(made))
     return tuple(made)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistics
 from onnxfq.data import Data
-from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Override, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
@@ -24,15 +22,18 @@ from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.io.save import save
 from onnxfq.graph.model import Model, list_nodes
 from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS
+from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
-from onnxfq.stages.calibrate import calibrate
+from onnxfq.stages.calibrate import choose_encodings
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_qdq
+from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
+from onnxfq.stages.stored_weights import compare_stored
 from onnxfq.support.reasons import rule_of
 from onnxfq.targets.target import DEFAULT_TARGET, collect_parts, prepare_model
 
@@ -98,7 +99,13 @@ def convert(
     # As floats the weights may be more than one message can hold.
     scratch = scratch_for(form.proto, None if output is None else Path(output).parent)
     with weights_in(scratch):
-        loaded = prepare_model(replace(load(form.proto), sha256=sha256, source=source), target)
+        floats = replace(load(form.proto), sha256=sha256, source=source)
+        stored = {
+            name: StoredWeight(floats.constants[name], grid.stored_scale)
+            for name, grid in form.grids.items()
+            if name in floats.constants
+        }
+        loaded = prepare_model(replace(floats, stored=stored), target)
     form.changes.update({note: 1 for note in notes if rule_of(note) == "unnamed"})
     plan, statistics = _make_plan(loaded, form, _recipe(form, recipes[target]), data, options)
     encodings = _encode_plan(loaded, plan, statistics, form)
@@ -207,25 +214,18 @@ def _two_values(low: float, high: float) -> TensorStatistics:
 
 def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) -> Encodings:
     """Return the encodings; weights stay on the grid of the source if the target has it."""
-    encodings = calibrate(model, plan, statistics)
-    done: Counter[str] = Counter()
-    made = []
-    for encoding in encodings.encodings:
-        placement = next(p for p in plan.placements if p.tensor == encoding.tensor)
-        grid = form.grids.get(encoding.tensor) if placement.role == "weight" else None
-        scale = None if grid is None else grid.scale_for(placement)
-        if scale is not None:
-            made.append(_encode_on_grid(placement, scale))
-            done["weight kept on the grid of the source"] += 1
-        else:
-            made.append(encoding)
-            done["weight rounded again"] += placement.role == "weight"
-    form.changes.update(+done)
-    return encodings.model_copy(update={"encodings": tuple(made)})
-
-
-def _encode_on_grid(placement: Placement, scale: NDArray[np.float32]) -> Encoding:
-    return placement.encode(scale, np.zeros(scale.shape, np.int32))
+    encodings = choose_encodings(model, plan, statistics)
+    tell_lost_values(find_lost_values(plan, statistics, encodings))
+    found = compare_stored(model, plan, encodings)
+    others = len(plan.weights) - found.kept - len(found.clipped)
+    counts = {
+        "weight kept on the grid of the source": found.kept,
+        "weight kept on the grid of the source but for clipped numbers": len(found.clipped),
+        "number of such a weight clipped": sum(count for count, _ in found.clipped.values()),
+        "weight rounded again": others,
+    }
+    form.changes.update({text: count for text, count in counts.items() if count})
+    return encodings
 
 
 _QONNX = ("Quant", "BipolarQuant", "Trunc", "IntQuant", "FloatQuant")

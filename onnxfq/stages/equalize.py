@@ -75,7 +75,8 @@ class Equalized:
         if not self.exponents.any():
             return self.given
         made = fold_factors(self.given, self.analysis, self.exponents)
-        return replace(made, sha256=hash_model(made.proto))
+        # The ends of limits are of tensors without factors.
+        return replace(made, sha256=hash_model(made.proto), limits={})
 
     def without(self, reasons: Mapping[str, str]) -> Equalized:
         """Return the same with factors of 1 for the groups of these names, with the reasons."""

@@ -10,6 +10,7 @@ from onnxfq.data import DataDigest, digest_feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError
+from onnxfq.stages.limits import with_limits
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observe_ray import collect_on_ray
 from onnxfq.stages.options import RunOptions
@@ -40,6 +41,7 @@ def gather_statistics(
             f"recipe {plan.recipe} needs data to observe {len(plan.activations)} activations; give data, or "
             "statistics from `onnxfq observe`"
         )
+    plan = plan if feeds is None else with_limits(plan, model)
     if feeds is None or not plan.activations:
         return Statistics(model.sha256, 0, {}, data=_digest(inputs))  # nothing has to be observed
     observing = replace(

@@ -11,6 +11,7 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.external.scratch_file import weights_in
 from onnxfq.graph.io.load import MIN_OPSET
+from onnxfq.graph.limits import remove_ends
 from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import FloatName, find_storage_qtype
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize, Switches, switched_tensors
@@ -35,7 +36,8 @@ def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: 
     PlanError if model, plan and encodings do not belong together, RecipeError for an unregistered target.
     """
     plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
-    made = qdq_pass(plan, encodings, max(lowest_opset, MIN_OPSET)).run(prepare_model(model, plan.target))
+    inserted = qdq_pass(plan, encodings, max(lowest_opset, MIN_OPSET))
+    made = inserted.run(_without_unreached(model, plan, encodings))
     proto = with_provenance(made.model.proto, plan, encodings)
     for placement in plan.placements:
         qtype = placement.spec.qtype
@@ -71,11 +73,16 @@ def insert_fake_quantize(
     plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
     chosen = "one" if switchable and switches == "none" else switches
     inserted = InsertFakeQuantize(plan, encodings, chosen)
-    made = inserted.run(prepare_model(model, plan.target))
+    made = inserted.run(_without_unreached(model, plan, encodings))
     proto = with_provenance(made.model.proto, plan, encodings)
     if chosen == "each":
         proto.metadata_props.add(key=SWITCHES_KEY, value=json.dumps(switched_tensors(plan)))
     return proto
+
+
+def _without_unreached(model: Model, plan: Plan, encodings: Encodings) -> Model:
+    """Return `model` as its target prepares it, without the ends of limits that no data passes."""
+    return remove_ends(prepare_model(model, plan.target), encodings.unreached)
 
 
 def insert_forms(

@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from onnxfq.calibration.statistics.moments import Grid, MomentAdder, MomentSums
+from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder, MomentSums
 from onnxfq.calibration.weights import InputMoments, InputView
 from onnxfq.calibration.weights.inputs import InputSample
 from onnxfq.calibration.weights.recorded_moments import Key, Ranges, join_sums
@@ -161,7 +161,7 @@ class SampledInputs:
 
     def sum(self, key: Key) -> MomentSums:
         """Return the moments of an input over all feeds."""
-        channels = Grid.of(self.ranges[key])
+        channels = ByteGrid.of(self.ranges[key])
         grid = replace(channels, steps=key[1].spread(channels.steps))
         adder = MomentAdder(grid, grid, find_byte_products())
         for shape, taken in zip(self._feeds[key], self._rows.read(key), strict=True):

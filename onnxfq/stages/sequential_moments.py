@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from onnxfq.calibration.statistics.moments import Grid, MomentAdder
+from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder
 from onnxfq.calibration.weights import InputMoments
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed, sample_count
@@ -109,7 +109,7 @@ class SequentialModels:
         )
         view = first.view
         channels = [
-            Grid.of(np.max([channel_ends(a, view) for a in course.tensor(name)], axis=0))
+            ByteGrid.of(np.max([channel_ends(a, view) for a in course.tensor(name)], axis=0))
             for course, name in sources
         ]
         left, right = (replace(grid, steps=view.spread(grid.steps)) for grid in channels)

@@ -51,7 +51,7 @@ _BEYOND = {"ieee": float("inf"), "fn": float("nan"), "fnuz": float("nan")}
 
 
 @dataclass(frozen=True)
-class Grid:
+class RoundingGrid:
     """Rounding target and mode, with the names of `numerics.affine.fake_quantize`.
 
     Attributes:
@@ -71,14 +71,14 @@ class Grid:
     @staticmethod
     def from_names(
         qtype: QType | str, rounding: str, arithmetic: str, saturate: bool, packed_mask: bool = False
-    ) -> Grid:
+    ) -> RoundingGrid:
         """Return the grid of these names. Raises SpecError with the nearest names for an unknown one."""
         if rounding not in ROUNDINGS:
             raise SpecError(f"unknown rounding {rounding!r}{nearest(rounding, ROUNDINGS)}")
         if arithmetic not in ARITHMETICS:
             raise SpecError(f"unknown arithmetic {arithmetic!r}{nearest(arithmetic, ARITHMETICS)}")
         found = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
-        return Grid(found, rounding, arithmetic, saturate, packed_mask)
+        return RoundingGrid(found, rounding, arithmetic, saturate, packed_mask)
 
 
 @dataclass(frozen=True)
@@ -170,12 +170,12 @@ def unpack_mask(bits: Tensor, shape: Sequence[int]) -> Tensor:
     return each.flatten()[: math.prod(shape)].bool().reshape(tuple(shape))
 
 
-def scale_to_steps(x: Tensor, scale: Tensor, grid: Grid) -> Tensor:
+def scale_to_steps(x: Tensor, scale: Tensor, grid: RoundingGrid) -> Tensor:
     """Return x in steps of `scale`, not rounded."""
     return ARITHMETICS[grid.arithmetic](x, scale)
 
 
-def round_to_grid(v: Tensor, zero_point: Tensor | None, grid: Grid) -> tuple[Tensor, Tensor]:
+def round_to_grid(v: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> tuple[Tensor, Tensor]:
     """Return (steps, mask): v rounded to the grid, and whether each element was inside it.
 
     Args:
@@ -202,7 +202,7 @@ def round_to_grid(v: Tensor, zero_point: Tensor | None, grid: Grid) -> tuple[Ten
     return (steps + 0.0) - offset, steps == rounded
 
 
-def _round_to_floats(v: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+def _round_to_floats(v: Tensor, grid: RoundingGrid) -> tuple[Tensor, Tensor]:
     """Return v rounded to the numbers of a small float type, and a mask of those not beyond the largest.
 
     The formula is the same as in `small_floats.round_to_float_grid`. Powers of two are assembled from their

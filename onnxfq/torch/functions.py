@@ -26,7 +26,7 @@ from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.torch import kernels
-from onnxfq.torch.arithmetic import Grid, View, pack_mask, round_to_grid, scale_to_steps, unpack_mask
+from onnxfq.torch.arithmetic import RoundingGrid, View, pack_mask, round_to_grid, scale_to_steps, unpack_mask
 from onnxfq.torch.onnx_node import has_node, is_exporting, onnx_node
 
 _TYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
@@ -66,7 +66,7 @@ def fake_quantize(
     Raises SpecError as `onnxfq.fake_quantize` does. The values of scale and zero_point are checked on the CPU
     only, and not while torch compiles or exports.
     """
-    grid = Grid.from_names(qtype, rounding, arithmetic, saturate)
+    grid = RoundingGrid.from_names(qtype, rounding, arithmetic, saturate)
     granularity = Granularity.of(axis, block_size, block_shape)
     if x.dtype not in _TYPES:
         raise SpecError(
@@ -82,7 +82,7 @@ def fake_quantize(
 
 
 def quantize_to(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, granularity: Granularity
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, granularity: Granularity
 ) -> Tensor:
     """Fake-quantize x with checked parameters that already have the computation type."""
     if is_exporting() and has_node(grid):
@@ -107,7 +107,7 @@ def quantize_to(
 
 
 def quantize_integers(
-    x: Tensor, scale: Tensor, zero_point: Tensor, grid: Grid, granularity: Granularity
+    x: Tensor, scale: Tensor, zero_point: Tensor, grid: RoundingGrid, granularity: Granularity
 ) -> Tensor:
     """Return the integers of x: the steps from the zero point, plus the zero point.
 
@@ -124,7 +124,7 @@ def quantize_integers(
 
 
 def _write_out(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, granularity: Granularity
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, granularity: Granularity
 ) -> Tensor:
     """Return the rounded x without reading a shape, which an exporter would take as a constant."""
     if granularity.is_blocked:
@@ -143,7 +143,7 @@ def _zero_points(zero_point: Tensor | float, x: Tensor, work: torch.dtype) -> Te
     return None if zero_point == 0 else torch.tensor(float(zero_point), dtype=work, device=x.device)
 
 
-def check_values(scale: Tensor, zero_point: Tensor | None, grid: Grid) -> None:
+def check_values(scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> None:
     """Raise SpecError unless scales are finite and positive and zero points are on the grid."""
     wrong = ~(torch.isfinite(scale) & (scale > 0))
     if wrong.any():
@@ -165,7 +165,7 @@ def check_values(scale: Tensor, zero_point: Tensor | None, grid: Grid) -> None:
 
 
 def _forward(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, mask: bool
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, mask: bool
 ) -> tuple[Tensor, Tensor | None]:
     zeros = None if grid.qtype.is_float else zero_point
     done = kernels.fake_quantize(x, scale, zeros, grid, mask)
@@ -184,7 +184,7 @@ class _Fixed(torch.autograd.Function):
     """Fake quantization with a fixed scale; it saves a mask for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> Tensor:
         y, inside = _forward(x, scale, zero_point, grid, mask=grid.saturate)
         ctx.grid = grid
         if grid.saturate:
@@ -206,7 +206,7 @@ class _Learned(torch.autograd.Function):
     """Fake quantization with learned scale and optional learned zero point, both shaped to broadcast to x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> Tensor:
         y, inside = _forward(x, scale, zero_point, grid, mask=True)
         ctx.grid = grid
         ctx.save_for_backward(x, scale, zero_point, inside)
@@ -226,7 +226,7 @@ class _Learned(torch.autograd.Function):
         return masked if ctx.grid.saturate else gradient, by_scale, by_zero, None
 
 
-def _compose(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
+def _compose(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> Tensor:
     """Return the same values and gradients in operations that torch.func can transform.
 
     Each learned tensor adds (itself - itself), which is 0, times its derivative.
@@ -251,7 +251,7 @@ def _zero_with_gradient(x: Tensor) -> Tensor:
     return finite - finite.detach()
 
 
-def _derivative_by_scale(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor:
+def _derivative_by_scale(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> Tensor:
     """Return the second row of this module's table; zero points do not apply to a float grid."""
     zeros = None if grid.qtype.is_float else zero_point
     done = kernels.derivative_by_scale(x, scale, zeros, grid)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.numerics.float_types import FLOATS
 from onnxfq.runtime.c_api import Step, c_library, mask_gradient
-from onnxfq.torch.arithmetic import Grid
+from onnxfq.torch.arithmetic import RoundingGrid
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _ELEMENTS_A_THREAD = 1 << 17
 
 
 def fake_quantize(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, mask: bool
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, mask: bool
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return y and, if `mask`, a bool tensor that is true for the elements inside the grid.
 
@@ -46,7 +46,9 @@ def fake_quantize(
     return y, inside
 
 
-def derivative_by_scale(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid) -> Tensor | None:
+def derivative_by_scale(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid
+) -> Tensor | None:
     """Return the derivative of each rounded element by the scale, float32, as in LSQ."""
     if not usable(x, grid) or x.dtype != torch.float32:
         return None
@@ -69,7 +71,7 @@ def apply_mask(gradient: Tensor, inside: Tensor) -> Tensor | None:
     return y
 
 
-def usable(x: Tensor, grid: Grid) -> bool:
+def usable(x: Tensor, grid: RoundingGrid) -> bool:
     """Tell whether the kernels can round x to this grid."""
     return _plain(x) and x.dtype in _TYPES and grid.rounding == "half_even" and grid.qtype.has_kernel
 
@@ -121,7 +123,7 @@ def _has_same_order(x: Tensor, y: Tensor) -> bool:
     return bool(x.stride() == y.stride() and x.permute(_memory_order(x)).is_contiguous())
 
 
-def _run(kernel: Callable[[Step], None], given: tuple[Tensor, Tensor, Tensor | None, Grid]) -> None:
+def _run(kernel: Callable[[Step], None], given: tuple[Tensor, Tensor, Tensor | None, RoundingGrid]) -> None:
     """Call a kernel for (x, scale, zero point, grid); keep the tensors that it reads alive meanwhile."""
     x, scale, zero_point, grid = given
     if zero_point is not None and (zero_point.numel() != 1 or scale.numel() != 1):

@@ -12,7 +12,7 @@ from onnxfq.errors import SpecError, StatisticsError, nearest
 from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.numerics.qparams import ParamRules
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.torch.arithmetic import Grid
+from onnxfq.torch.arithmetic import RoundingGrid
 from onnxfq.torch.functions import (
     grid_ends_to_scale,
     group_scales,
@@ -36,7 +36,7 @@ class LearnedGrid(OwnTypes):
     rmin: Tensor
     rmax: Tensor
 
-    def __init__(self, spec: QuantSpec, grid: Grid, zero_point_shift: float) -> None:
+    def __init__(self, spec: QuantSpec, grid: RoundingGrid, zero_point_shift: float) -> None:
         """Make a grid without a scale."""
         super().__init__()
         self.spec, self.grid, self.zero_point_shift = spec, grid, zero_point_shift

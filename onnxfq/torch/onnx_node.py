@@ -12,7 +12,7 @@ from torch import Tensor
 from onnxfq.errors import SpecError
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_of_integers
-from onnxfq.torch.arithmetic import Grid
+from onnxfq.torch.arithmetic import RoundingGrid
 
 OPERATOR = "onnxfq::FakeQuantize"
 
@@ -23,7 +23,7 @@ def is_exporting() -> bool:
 
 
 def onnx_node(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: Grid, granularity: Granularity
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, granularity: Granularity
 ) -> Tensor:
     """Return a tensor that stands for the output of the node, with x's shape and type.
 
@@ -50,7 +50,7 @@ def onnx_node(
     return made
 
 
-def has_node(grid: Grid) -> bool:
+def has_node(grid: RoundingGrid) -> bool:
     """Tell whether a node can have this grid; warn if not: then the export holds plain arithmetic.
 
     Raises SpecError for a float format without a name.
@@ -70,7 +70,7 @@ def has_node(grid: Grid) -> bool:
     return False
 
 
-def node_attributes(grid: Grid, granularity: Granularity) -> dict[str, Any]:
+def node_attributes(grid: RoundingGrid, granularity: Granularity) -> dict[str, Any]:
     """Return the attributes of the node, as `docs/custom-ops.md` defines them."""
     return {
         "qtype": str(grid.qtype),

@@ -17,7 +17,7 @@ from onnxfq.errors import SpecError, StatisticsError, nearest
 from onnxfq.numerics.float_types import HALF_TYPES, FloatType
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.torch.arithmetic import Grid, View, granularity_of_shape
+from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
 from onnxfq.torch.foreign_observer import ForeignObserver, open_observer
 from onnxfq.torch.functions import (
     check_values,
@@ -106,7 +106,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
             if value not in known:
                 raise SpecError(f"unknown {name} {value!r}{nearest(value, known)}")
         spec = QuantSpec(qtype=spec) if isinstance(spec, str) else spec
-        grid = Grid.from_names(spec.qtype, rounding, arithmetic, saturate, packed_mask)
+        grid = RoundingGrid.from_names(spec.qtype, rounding, arithmetic, saturate, packed_mask)
         super().__init__(spec, grid, zero_point_shift)
         self.scale_rule = scale_rule
         self.in_flight, self.training_only, self.in_place = in_flight, training_only, in_place

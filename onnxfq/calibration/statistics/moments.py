@@ -44,7 +44,7 @@ def choose_steps(amax: NDArray[np.float64], largest: int) -> NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Grid:
+class ByteGrid:
     """Numbers to which an input is rounded: (byte + offset) * step.
 
     Attributes:
@@ -56,7 +56,7 @@ class Grid:
     offset: int = 0
 
     @classmethod
-    def of(cls, ends: NDArray[np.float64]) -> Grid:
+    def of(cls, ends: NDArray[np.float64]) -> ByteGrid:
         """Return the grid of an input whose channels have the magnitudes `ends`.
 
         Args:
@@ -156,7 +156,7 @@ def _is_wide(rows: int) -> bool:
 class MomentAdder:
     """Sums over rows that come in parts; rows wait until there are enough for one product."""
 
-    def __init__(self, left: Grid, right: Grid, multiply: MultiplyBytes = multiply_floats) -> None:
+    def __init__(self, left: ByteGrid, right: ByteGrid, multiply: MultiplyBytes = multiply_floats) -> None:
         """Start without rows.
 
         Args:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.weights.grid import Floats, Grid, Matrices, split_outputs
+from onnxfq.calibration.weights.grid import Floats, Matrices, WeightGrid, split_outputs
 
 DAMPING = 0.01
 """Share of the mean diagonal that is added to the diagonal of a matrix of moments."""
@@ -60,7 +60,7 @@ def factorize(moments: Matrices) -> Factor:
     return Factor(order, factor)
 
 
-def round_columns(weights: Floats, grid: Grid, moments: Factor) -> NDArray[np.float32]:
+def round_columns(weights: Floats, grid: WeightGrid, moments: Factor) -> NDArray[np.float32]:
     """Return `weights` on `grid` with a small error of the outputs.
 
     Args:
@@ -76,7 +76,7 @@ def round_columns(weights: Floats, grid: Grid, moments: Factor) -> NDArray[np.fl
     return result
 
 
-def _round_sorted(w: Matrices, grid: Grid, feedback: Matrices) -> NDArray[np.float32]:
+def _round_sorted(w: Matrices, grid: WeightGrid, feedback: Matrices) -> NDArray[np.float32]:
     """Return `w` rounded one input after the other; `w` and `grid` are [groups, inputs, outputs]."""
     rounded, lost, count = np.empty(w.shape, np.float32), np.empty_like(w), w.shape[1]
     for start in range(0, count, BLOCK):

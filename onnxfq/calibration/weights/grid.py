@@ -1,4 +1,4 @@
-"""`Grid`: the numbers that each element of a weight matrix may be rounded to."""
+"""`WeightGrid`: the numbers that each element of a weight matrix may be rounded to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
-class Grid:
+class WeightGrid:
     """Number format with scale and zero point of each element.
 
     Attributes:
@@ -35,7 +35,7 @@ class Grid:
     scale: NDArray[np.float32]
     zero_point: NDArray[np.float32]
 
-    def sort(self, part: slice, at: NDArray[np.int64]) -> Grid:
+    def sort(self, part: slice, at: NDArray[np.int64]) -> WeightGrid:
         """Return the grid [groups, inputs, outputs] of the outputs in `part`, with the inputs in order `at`.
 
         Args:
@@ -48,7 +48,7 @@ class Grid:
                 return params
             return np.ascontiguousarray(np.take_along_axis(params[:, part], at, axis=2).swapaxes(1, 2))
 
-        return Grid(self.qtype, sorted_part(self.scale), sorted_part(self.zero_point))
+        return WeightGrid(self.qtype, sorted_part(self.scale), sorted_part(self.zero_point))
 
     def round(self, values: Floats, at: tuple[slice, int] | EllipsisType = ...) -> NDArray[np.float32]:
         """Return `values`, of all elements or of those in `at`, at the nearest numbers of the grid."""

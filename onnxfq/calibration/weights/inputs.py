@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics.moments import Grid
+from onnxfq.calibration.statistics.moments import ByteGrid
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class InputSample:
         matrix = moved.reshape(self.parts, count // self.parts, moved.shape[-1])
         return matrix if self.pixels is None else matrix.take(self.pixels, axis=1)
 
-    def round(self, taken: NDArray[np.float32], grid: Grid) -> NDArray[np.int8]:
+    def round(self, taken: NDArray[np.float32], grid: ByteGrid) -> NDArray[np.int8]:
         """Return the rows of the values of `take` on the grid of the channels, [groups, inputs, rows]."""
         steps = grid.steps[:, None] if self.view.of_images else grid.steps
         return self.rows(grid.round(taken, steps), -grid.offset)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators.constant_mse import least_error_ranges, least_error_scales
 from onnxfq.calibration.weights.gptq import round_columns
-from onnxfq.calibration.weights.grid import Floats, Grid
+from onnxfq.calibration.weights.grid import Floats, WeightGrid
 from onnxfq.calibration.weights.moments import InputMoments
 from onnxfq.calibration.weights.qronos import correct_weights
 from onnxfq.calibration.weights.view import MatrixView
@@ -111,12 +111,12 @@ def round_weight(
 
     nothing = np.zeros((), np.float32)
 
-    def grid_of(scales: Scales) -> Grid:
+    def grid_of(scales: Scales) -> WeightGrid:
         scale, zero_point = (
             view.fold(layout.expand(params)).astype(np.float32, copy=False) if params.any() else nothing
             for params in (scales.scale, scales.zero_point)
         )
-        return Grid(spec.grid, scale, zero_point)
+        return WeightGrid(spec.grid, scale, zero_point)
 
     best, kept = grid_of(nearest).round(weights), nearest
     errors = moments.errors(weights, best)

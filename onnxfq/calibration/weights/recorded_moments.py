@@ -13,7 +13,7 @@ import numpy as np
 import pydantic
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics.moments import Grid, MomentSums
+from onnxfq.calibration.statistics.moments import ByteGrid, MomentSums
 from onnxfq.calibration.statistics.statistics import check_apart
 from onnxfq.calibration.weights.inputs import InputView
 from onnxfq.calibration.weights.moments import InputMoments
@@ -351,7 +351,7 @@ class _Stored(Mapping[Key, MomentSums]):
         window = prod(view.kernel) if view.op_type == "Conv" else 1
         if len(shape) < 2 or view.group < 1 or prod(shape[:2]) != channels * window:
             raise ValueError(f"its sums of shape {list(shape)} are not those of {channels} channels")
-        return view.spread(Grid.of(self.ranges[key]).steps)
+        return view.spread(ByteGrid.of(self.ranges[key]).steps)
 
 
 @dataclass(frozen=True)

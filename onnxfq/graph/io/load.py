@@ -28,7 +28,10 @@ from onnxfq.graph.normalize.fold_weights import fold_computed_weights
 from onnxfq.graph.normalize.opset import raise_opset
 from onnxfq.graph.normalize.repair import repair
 from onnxfq.graph.normalize.shapes import add_shapes, correct_shapes
+from onnxfq.graph.normalize.stored_scales import find_stored_scales
 from onnxfq.graph.normalize.strip_quantizers import strip_quantizers
+from onnxfq.graph.saturation import Limit
+from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.support.reading import open_input, read_bytes
 from onnxfq.support.records import join_lines
 
@@ -37,7 +40,7 @@ MIN_OPSET = 13
 
 _GIVEN = "the given model"
 
-_STEPS = (
+_FORMS = (
     normalize.inline_functions,
     normalize.drop_training,
     normalize.name_negative_dims,
@@ -45,6 +48,9 @@ _STEPS = (
     normalize.name_tensors,
     normalize.sparse_to_dense,
     normalize.constants_to_initializers,
+)
+
+_FOLDS = (
     normalize.fold_moves,
     fold_computed_weights,
     normalize.name_nodes,
@@ -73,18 +79,25 @@ def load(model: str | Path | onnx.ModelProto | Model, existing: Existing = "refu
 def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: Existing = "refuse") -> Model:
     """Normalise the result of `read_model`; may change `proto`. Raises ModelError as `load` does."""
     try:
-        notes = standard_form(proto)
+        notes = [step(proto) for step in _FORMS]
+        scales = find_stored_scales(proto)
+        notes += [step(proto) for step in _FOLDS]
         check_operands(proto, source)  # again: functions are inlined now
         check_unfolded(proto, source)
+        limits: dict[str, Limit] = {}
         if existing == "requantize":
-            notes += [strip_quantizers(proto, source), normalize.fold_moves(proto)]
+            note, limits = strip_quantizers(proto, source)
+            notes += [note, normalize.fold_moves(proto), fold_computed_weights(proto)]
         notes.append(correct_shapes(proto))
         proto, note = raise_opset(proto, MIN_OPSET, source)
         add_shapes(proto)
         attention = write_out_attention(proto)
         if attention:
             add_shapes(proto)
-        return Model(proto, sha256, source, tuple(filter(None, [*notes, note, attention])))
+        constants = {t.name: t for t in proto.graph.initializer}
+        stored = {name: StoredWeight(constants[name], scales[name]) for name in scales if name in constants}
+        said = tuple(filter(None, [*notes, note, attention]))
+        return Model(proto, sha256, source, said, stored, limits)
     except shape_inference.InferenceError as fault:
         raise ModelError(
             f"{source} is not a valid ONNX model: {join_lines(fault)[:200]}; export it again"
@@ -95,7 +108,7 @@ def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: 
 
 def standard_form(proto: onnx.ModelProto) -> list[str]:
     """Normalise `proto` in place, except its opset; return the changes."""
-    return [note for step in _STEPS if (note := step(proto))]
+    return [note for step in (*_FORMS, *_FOLDS) if (note := step(proto))]
 
 
 def read_model(

@@ -117,7 +117,7 @@ def constants_to_initializers(proto: onnx.ModelProto) -> str:
         if not main:
             hoisted += _hoist_initializers(graph, proto.graph, outputs)
         for node in graph.node:
-            tensor = _constant_value(node)
+            tensor = constant_value(node)
             if tensor is None or (not main and not _leaves_body(tensor, node.output[0], outputs)):
                 kept.append(node)
                 continue
@@ -162,7 +162,7 @@ def fold_moves(proto: onnx.ModelProto) -> str:
     """
     constants: dict[str, onnx.TensorProto] = {t.name: t for t in proto.graph.initializer}
     for graph in list_graphs(proto.graph)[1:]:
-        local = {n.output[0]: _constant_value(n) for n in graph.node if n.op_type == "Constant"}
+        local = {n.output[0]: constant_value(n) for n in graph.node if n.op_type == "Constant"}
         constants |= {name: tensor for name, tensor in local.items() if tensor is not None}
     folded = []
     for depth, graph in enumerate(list_graphs(proto.graph)):
@@ -197,7 +197,7 @@ def _fold_moves(
         if not foldable:
             continue
         inputs = {name: tensor_array(constants[name]) for name in node.input}
-        value = numpy_helper.from_array(_evaluate(node, inputs, proto), node.output[0])
+        value = numpy_helper.from_array(evaluate_node(node, inputs, proto), node.output[0])
         if inside and value.data_type not in _FLOATS:
             continue
         constants[node.output[0]] = value
@@ -249,7 +249,7 @@ def _rename(graph: onnx.GraphProto, changes: dict[str, str]) -> None:
         inner.input[:] = [changes.get(name, name) for name in inner.input]
 
 
-def _constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
+def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """Return the tensor of a Constant node from any of its attributes; None for other nodes."""
     if node.op_type != "Constant" or node.domain not in STANDARD_DOMAINS:
         return None
@@ -283,9 +283,10 @@ def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
     return numpy_helper.from_array(dense, name)
 
 
-def _evaluate(
+def evaluate_node(
     node: onnx.NodeProto, inputs: dict[str, NDArray[np.generic]], proto: onnx.ModelProto
 ) -> NDArray[np.generic]:
+    """Return the first output of `node` by ONNX's reference, at the opsets of `proto`."""
     values = [onnx.helper.make_empty_tensor_value_info(name) for name in (*node.input, *node.output)]
     graph = onnx.helper.make_graph([node], "fold", values[: len(node.input)], values[len(node.input) :])
     model = onnx.helper.make_model(graph, opset_imports=list(proto.opset_import))

@@ -25,7 +25,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import default_opset, list_nodes
 from onnxfq.graph.names import pick_name
 from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS, STANDARD_DOMAINS, WEIGHTED_INPUTS
-from onnxfq.interchange.quantized_models.stored_weights import Grid, grid_of
+from onnxfq.graph.stored_grid import StoredGrid, grid_of
 
 # Operators whose outputs are never negative, and operators that keep the sign of their first input.
 _POSITIVE = frozenset({"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Sqrt"})
@@ -48,7 +48,7 @@ class FloatForm:
 
     proto: onnx.ModelProto
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    grids: dict[str, Grid] = field(default_factory=dict)
+    grids: dict[str, StoredGrid] = field(default_factory=dict)
     inputs: dict[str, set[int]] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
 
@@ -155,7 +155,7 @@ class Unfolding:
         self.graph.initializer.append(tensor)
         return free
 
-    def weight(self, name: str, grid: Grid) -> str:
+    def weight(self, name: str, grid: StoredGrid) -> str:
         """Add the constant of `grid`, remember the grid, and return the name."""
         made = self.constant(name, grid.values)
         self.form.grids[made] = grid.positive()

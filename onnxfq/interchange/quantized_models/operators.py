@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.stored_grid import grid_of
 from onnxfq.interchange.quantized_models.dequantize import Handler, Unfolding, find_stored_type
-from onnxfq.interchange.quantized_models.stored_weights import grid_of
 from onnxfq.numerics.affine import quantize
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import QTYPES

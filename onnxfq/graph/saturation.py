@@ -1,0 +1,235 @@
+"""Saturation of a quantizer that is taken out: the ends of its range that values can pass, as a Clip.
+
+The range of a quantizer may do the work of a Relu or Clip, which onnxruntime's quantizer removes. Interval
+arithmetic over the operators in front finds the ends that no value passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf, isnan
+from typing import Any, Literal, Protocol
+
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from onnxfq.graph.ops import MOVES, REPEATS, SPLITS, STANDARD_DOMAINS
+
+Interval = tuple[float, float]
+
+Ends = Literal["low", "high", "both"]
+
+ANY: Interval = (-inf, inf)
+
+_DEPTH = 40
+"""Operators in front of a tensor that are looked at."""
+
+
+class Tensors(Protocol):
+    """The graph that nodes are added to."""
+
+    opset: int
+
+    @property
+    def makers(self) -> Mapping[str, onnx.NodeProto]:
+        """Tensor -> the node that computes it."""
+
+    def array(self, name: str) -> NDArray[Any] | None:
+        """Return the values of a constant; None for a computed or absent tensor."""
+
+    def constant(self, name: str, values: Any) -> str:
+        """Add a constant and return its name, `name` if it is free."""
+
+    def interval(self, node: onnx.NodeProto) -> Interval:
+        """Return the least and the largest number that a DequantizeLinear gives, as far as it is known."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The real numbers that a quantizer gives.
+
+    Attributes:
+        low: the smallest, one number or one for each index of an axis, in a shape that broadcasts.
+        high: the largest, likewise.
+        step: distance between two numbers at the ends; values that pass an end by less are not clipped.
+    """
+
+    low: NDArray[Any]
+    high: NDArray[Any]
+    step: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A Clip or Relu in place of a quantizer with one range for a tensor.
+
+    Attributes:
+        tensor: its input.
+        low: the lower end; None if it has none.
+        high: the upper end; None if it has none.
+        step: distance between two numbers of the quantizer at the ends.
+    """
+
+    tensor: str
+    low: float | None
+    high: float | None
+    step: float
+
+    def find_unreached(self, rmin: float, rmax: float) -> Ends | None:
+        """Return the ends that values of the range [rmin, rmax] do not pass by a step."""
+        low = self.low is None or rmin >= self.low - self.step
+        high = self.high is None or rmax <= self.high + self.step
+        return "both" if low and high else "low" if low else "high" if high else None
+
+
+def limit_of(node: onnx.NodeProto, limits: Range) -> Limit | None:
+    """Return the ends that `node`, the last one of `saturate`, has; None if they differ along an axis."""
+    if node.op_type not in ("Clip", "Relu"):
+        return None
+    given = {a.name for a in node.attribute}
+    given |= {key for key, name in zip(("min", "max"), node.input[1:], strict=False) if name}
+    low = float(limits.low) if "min" in given or node.op_type == "Relu" else None
+    return Limit(node.input[0], low, float(limits.high) if "max" in given else None, float(limits.step))
+
+
+def saturate(
+    tensors: Tensors, tensor: str, saturated: str, limits: Range, *, name: str = "", read: Interval = ANY
+) -> list[onnx.NodeProto]:
+    """Return nodes that compute `saturated`, `tensor` limited to a range; none if no value passes its ends.
+
+    A Relu does what a lower end of 0 does alone.
+
+    Args:
+        tensors: the graph of the nodes; their limits are added to it.
+        tensor: float.
+        saturated: name of the result.
+        limits: the range.
+        name: of the last node.
+        read: values that the readers of the result tell apart: (0, inf) in front of a Relu.
+    """
+    least, most = bound(tensors, tensor)
+    low = None if bool((least >= limits.low - limits.step).all()) else limits.low
+    high = None if bool((most <= limits.high + limits.step).all()) else limits.high
+    low = None if low is None or bool((low <= read[0]).all()) else low
+    high = None if high is None or bool((high >= read[1]).all()) else high
+    if low is None and high is None:
+        return []
+    name = name or saturated
+    if high is None and low is not None and not low.any():
+        return [helper.make_node("Relu", [tensor], [saturated], name)]
+    ends = {"min": low, "max": high}
+    if all(end is None or end.size == 1 for end in ends.values()):
+        given = {key: end.reshape(()) for key, end in ends.items() if end is not None}
+        if tensors.opset < 11:
+            return [
+                helper.make_node(
+                    "Clip", [tensor], [saturated], name, **{key: float(end) for key, end in given.items()}
+                )
+            ]
+        limited = [tensors.constant(f"{saturated}/{key}", given[key]) if key in given else "" for key in ends]
+        return [helper.make_node("Clip", [tensor, *limited][: 3 if limited[1] else 2], [saturated], name)]
+    nodes = []  # Clip takes one number for each end
+    for op, key in (("Max", "min"), ("Min", "max")):
+        end = ends[key]
+        if end is not None:
+            is_last = key == "max" or high is None
+            made = saturated if is_last else f"{saturated}/raised"
+            limit = tensors.constant(f"{saturated}/{key}", end)
+            nodes.append(helper.make_node(op, [tensor, limit], [made], name if is_last else made))
+            tensor = made
+    return nodes
+
+
+def bound(tensors: Tensors, tensor: str) -> Interval:
+    """Return the least and the largest value that `tensor` can have, as far as its operators tell."""
+    return _Bounds(tensors).of(tensor, _DEPTH)
+
+
+class _Bounds:
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
+        self._known: dict[str, Interval] = {}
+
+    def of(self, tensor: str, depth: int) -> Interval:
+        if tensor not in self._known:
+            self._known[tensor] = ANY  # of a tensor that is being looked at
+            self._known[tensor] = self._look(tensor, depth)
+        return self._known[tensor]
+
+    def _look(self, tensor: str, depth: int) -> Interval:
+        node = self.tensors.makers.get(tensor)
+        if node is None or not depth:
+            return ANY if node is not None else self._constant(tensor)
+        if node.domain not in STANDARD_DOMAINS:
+            return ANY
+        if node.op_type == "DequantizeLinear":
+            return self.tensors.interval(node)
+        if node.op_type == "Clip":
+            return _meet(self.of(node.input[0], depth - 1), self._clip(node))
+        rule = _RULES.get(node.op_type)
+        if rule is None:
+            return ANY
+        count = len(node.input) if node.op_type in _JOINED else 1
+        return rule(*[self.of(name, depth - 1) for name in node.input[:count]])
+
+    def _constant(self, tensor: str) -> Interval:
+        values = self.tensors.array(tensor)
+        if values is None or not values.size or values.dtype.kind not in "fiu":
+            return ANY
+        least, most = float(values.min()), float(values.max())
+        return ANY if isnan(least + most) else (least, most)
+
+    def _clip(self, node: onnx.NodeProto) -> Interval:
+        given = {a.name: a.f for a in node.attribute}
+        ends = [given.get("min", -inf), given.get("max", inf)]
+        for slot, name in enumerate(node.input[1:3]):
+            values = self.tensors.array(name) if name else None
+            ends[slot] = ends[slot] if values is None else float(values.reshape(()))
+        return ends[0], ends[1]
+
+
+def _meet(a: Interval, b: Interval) -> Interval:
+    return max(a[0], b[0]), min(a[1], b[1])
+
+
+def _join(*parts: Interval) -> Interval:
+    return min(one[0] for one in parts), max(one[1] for one in parts)
+
+
+def _add(*parts: Interval) -> Interval:
+    return sum(one[0] for one in parts), sum(one[1] for one in parts)
+
+
+def _multiply(a: Interval, b: Interval) -> Interval:
+    products = [0.0 if 0.0 in (x, y) else x * y for x in a for y in b]
+    return min(products), max(products)
+
+
+def _fixed(low: float, high: float) -> Callable[..., Interval]:
+    return lambda *_: (low, high)
+
+
+_JOINED = frozenset({"Add", "Concat", "Max", "Mean", "Min", "Mul", "Sum"})
+_KEPT = MOVES | SPLITS | REPEATS
+_KEPT |= {"Cast", "DepthToSpace", "Dropout", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "SpaceToDepth"}
+_KEPT |= {"ReduceMax", "ReduceMean", "ReduceMin"}
+
+_RULES: dict[str, Callable[..., Interval]] = {
+    **{op: lambda x: x for op in sorted(_KEPT)},
+    **dict.fromkeys(("HardSigmoid", "Sigmoid", "Softmax"), _fixed(0.0, 1.0)),
+    **dict.fromkeys(("Cos", "Erf", "Sin", "Softsign", "Tanh"), _fixed(-1.0, 1.0)),
+    **dict.fromkeys(("Exp", "Softplus", "Sqrt"), _fixed(0.0, inf)),
+    "Abs": lambda x: (0.0, max(-x[0], x[1])),
+    "Add": _add,
+    "AveragePool": lambda x: _join(x, (0.0, 0.0)),  # with zeros around, if it counts them
+    "Concat": _join,
+    "Max": lambda *parts: (max(p[0] for p in parts), max(p[1] for p in parts)),
+    "Mean": _join,
+    "Min": lambda *parts: (min(p[0] for p in parts), min(p[1] for p in parts)),
+    "Mul": _multiply,
+    "Neg": lambda x: (-x[1], -x[0]),
+    "Relu": lambda x: (max(x[0], 0.0), max(x[1], 0.0)),
+    "Sum": _add,
+}

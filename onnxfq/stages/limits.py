@@ -1,0 +1,44 @@
+"""Observation of the tensors that the range of a former quantizer limits: ends that no data reaches go."""
+
+from __future__ import annotations
+
+from onnxfq.calibration.statistics import Statistics
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Placement, Plan
+from onnxfq.graph.model import Model
+from onnxfq.graph.saturation import Ends
+from onnxfq.numerics.spec import QuantSpec
+
+
+def with_limits(plan: Plan, model: Model) -> Plan:
+    """Return `plan` for observing, with the tensors in front of the limits of `model` too."""
+    known = {placement.tensor for placement in plan.placements}
+    tensors = dict.fromkeys(limit.tensor for limit in model.limits.values() if limit.tensor not in known)
+    spec = QuantSpec(qtype="int8")
+    more = [
+        Placement(tensor=tensor, uses=(), role="activation", spec=spec, why="limited") for tensor in tensors
+    ]
+    return plan.model_copy(update={"placements": (*plan.placements, *more)})
+
+
+def describe_unreached(encodings: Encodings) -> str:
+    """Return in one line how many limits lose an end; empty for none."""
+    count, whole = len(encodings.unreached), [*encodings.unreached.values()].count("both")
+    return (
+        f"of the Relu and Clip that quantizers left, {count} have an end that no value of the data passes: "
+        f"{whole} left out, {count - whole} with the other end"
+        if count
+        else ""
+    )
+
+
+def find_unreached(model: Model, statistics: Statistics) -> dict[str, Ends]:
+    """Return the ends of limits that no observed value passes, by the tensor behind the limit."""
+    found = {}
+    for name, limit in model.limits.items():
+        observed = statistics.tensors.get(limit.tensor)
+        if observed is not None and observed.finite:
+            ends = limit.find_unreached(observed.rmin, observed.rmax)
+            if ends is not None:
+                found[name] = ends
+    return found
