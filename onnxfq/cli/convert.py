@@ -24,7 +24,7 @@ def convert(
     running: RunningFast,
     printer: Printing,
 ) -> None:
-    """Convert a quantized MODEL to one that TensorRT takes, and measure the loss; exit with 1 as `check` does.
+    """Convert a quantized MODEL to one that TensorRT takes, measure the loss, and exit as `check` does.
 
     --data is for the comparison with the source, and turns dynamic scales into constants. The file is written
     whatever the rules of the target find in it.

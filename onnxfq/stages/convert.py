@@ -76,8 +76,8 @@ def convert(
 
     Every node that multiplies quantized numbers in the source also does in the result: in symmetric int8 over
     the range that the source covers, with the stored weights of the source if int8 can hold their grid. The
-    file is written if ONNX Runtime loads it, and runs it on the first feed of `data`; findings of the target's
-    rules do not keep it from being written.
+    file is written once ONNX Runtime has loaded it, and run it on the first feed of `data`. What the rules of
+    the target find in it does not keep it from being written.
 
     Args:
         model: a quantized model: a path or a ModelProto.
@@ -126,8 +126,8 @@ def convert(
     return Conversion(source, qdq, plan, dict(form.changes), found, evaluation, loaded.notes, scratch)
 
 
-_CLIPPED = "Clip put where only the range of a pair limits values; with data, only where values reach its ends"
-_CLIPPED_BY_DATA = "Clip put where only the range of a pair limits the values of the data"
+_CLIPPED = "Clip put where the range of a pair may limit values; data shows where it does"
+_CLIPPED_BY_DATA = "Clip put where the range of a pair limits the values of the data"
 
 
 def _recipe(form: FloatForm, name: str) -> Recipe:

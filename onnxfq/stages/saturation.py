@@ -22,7 +22,7 @@ _UNNOTICED = 1 / 12 / 100
 
 
 def drop_unreached_clips(form: FloatForm, feeds: Iterable[Feed], threads: int = 0) -> None:
-    """Leave out, in place, the Clips of a float form that take away far less than rounding, over all feeds."""
+    """Leave out, in place, the Clips of a float form that take away far less than rounding does."""
     if not form.clips:
         return
     losses: dict[str, list[float]] = defaultdict(list)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import ArrayLike, NDArray
@@ -33,7 +32,6 @@ from onnxfq.interchange.quantized_models.number_grids import (
     find_grids,
     input_name,
     joined_slots,
-    quantized_slots,
 )
 from onnxfq.interchange.quantized_models.stored_weights import Grid, grid_of
 from onnxfq.numerics.affine import quantize
@@ -316,9 +314,11 @@ class Unfolding:
         return value
 
     def parameters(self, node: onnx.NodeProto, operand: Operand) -> tuple[NDArray[Any], Any]:
-        """Return the scale and the zero point, None if absent, of an operand. Raises ModelError if computed."""
+        """Return the scale, and the zero point or None, of an operand. Raises ModelError if computed."""
         scale, zero = self.parameter(node, operand.scale), self.parameter(node, operand.zero)
-        return np.ones(np.shape(zero if zero is not None else 0), np.float32) if scale is None else scale, zero
+        if scale is None:
+            scale = np.ones(np.shape(0 if zero is None else zero), np.float32)
+        return scale, zero
 
     def grid(self, node: onnx.NodeProto, operand: Operand) -> NumberGrid:
         """Return the grid of a computed operand or output of `node`.
@@ -337,7 +337,7 @@ class Unfolding:
         return NumberGrid(float(scale.item()), offset, kind, scale.dtype)
 
     def read(self, node: onnx.NodeProto, operand: Operand, axis: int = 0) -> str:
-        """Return the float tensor of an operand; a constant gets its real numbers, with scales along `axis`."""
+        """Return the float tensor of an operand; scales of a constant are along `axis`."""
         name = node.input[operand.data]
         stored = self.array(name)
         if stored is not None:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.ops import DATA_MOVEMENT, SIZES, STANDARD_DOMAINS
@@ -57,7 +56,7 @@ class NumberGrid:
         return self.value(float(info(self.kind).min)), self.value(float(info(self.kind).max))
 
     def covered(self, bounds: tuple[float, float]) -> tuple[float, float]:
-        """Return the range of values within `bounds` as symmetric int8 takes it: with the same steps if it can.
+        """Return the range of values within `bounds` that gives symmetric int8 the same steps if possible.
 
         Values of up to 127 steps to both sides of 0 get the range of 127 steps: int8 has the same grid.
         """

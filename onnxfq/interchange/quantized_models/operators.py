@@ -99,7 +99,7 @@ def _channel_axis(unfolding: Unfolding, node: onnx.NodeProto, operand: Operand) 
 def _emit_channels_first(
     unfolding: Unfolding, node: onnx.NodeProto, op: str, inputs: list[str], output: str
 ) -> None:
-    """Add `op`, between Transpose nodes if `node` has its channels last, as onnxruntime's optimizer writes."""
+    """Add `op`, between Transpose nodes if `node` has its channels last (onnxruntime's optimizer)."""
     if not _attribute(node, "channels_last", int(node.op_type == "NhwcMaxPool")):
         unfolding.emit(op, inputs, [output], node, **_attributes(node))
         return
@@ -191,8 +191,8 @@ def _attention(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     """Convert QAttention: a quantized projection to queries, keys and values, and attention in float."""
     if input_name(node, 8) or len([name for name in node.output if name]) > 1:
         raise ModelError(
-            f"{unfolding.source}: QAttention {node.name!r} has past keys and values, which have no known float "
-            "form here; export it without them, or quantize the float model again"
+            f"{unfolding.source}: QAttention {node.name!r} has past keys and values, which have no known "
+            "float form; export it without them, or quantize the float model again"
         )
     names = {word: unfolding.names.claim(f"{node.output[0]}/{word}") for word in ("product", "all", *"qkv")}
     inputs = [unfolding.read(node, one, 1) for one in quantized_slots(node).operands]
@@ -215,7 +215,7 @@ _ATTENTION_ATTRIBUTES = ("mask_filter_value", "num_heads", "scale", "unidirectio
 
 
 def _lstm(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    """Convert DynamicQuantizeLSTM, whose weights [directions, in, 4 * hidden] are those of LSTM transposed."""
+    """Convert DynamicQuantizeLSTM: weights [directions, in, 4 * hidden] are those of LSTM transposed."""
     weights = []
     for slot, (scale, zero_point) in ((1, (8, 9)), (2, (10, 11))):
         stored = unfolding.array(node.input[slot])
