@@ -13,6 +13,7 @@ from onnx import helper
 from onnxfq.data import Feed
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.ops import DATA_MOVEMENT
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Saturation
 from onnxfq.runtime.segmented_session import open_in_segments
 from onnxfq.runtime.session import Session
@@ -64,15 +65,20 @@ def drop_repeated_clips(proto: onnx.ModelProto, clips: Mapping[str, Saturation])
     repeated = {}
     for name, one in left.items():
         readers = index.readers.get(name, [])
-        kept = name in index.outputs or not readers
-        if not kept and all(_limits_alike(node, one, index) for node in readers):
+        if name not in index.outputs and all(_limits_alike(node, one, index) for node in readers):
             repeated[name] = index.makers[name].input[0]
     _leave_out(proto.graph, repeated)
     return len(left) - len(repeated)
 
 
 def _limits_alike(node: onnx.NodeProto, clip: Saturation, index: GraphIndex) -> bool:
-    """Tell whether `node` quantizes to one range of int8 that ends within half a step of the Clip's."""
+    """Tell whether `node` quantizes to one range of int8 that ends within half a step of the Clip's.
+
+    So does a node that moves its input, if all that reads its outputs does.
+    """
+    if node.op_type in DATA_MOVEMENT:
+        readers = [reader for name in node.output for reader in index.readers.get(name, [])]
+        return index.outputs.isdisjoint(node.output) and all(_limits_alike(r, clip, index) for r in readers)
     if node.op_type != "QuantizeLinear" or node.input[1] not in index.constants:
         return False
     scale = tensor_array(index.constants[node.input[1]]).astype(np.float32)

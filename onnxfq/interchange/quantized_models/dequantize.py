@@ -27,6 +27,7 @@ from onnxfq.graph.model import bodies, default_opset, list_nodes
 from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, RESHAPES, SIZES, SPLITS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.interchange.quantized_models.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.interchange.quantized_models.number_grids import (
+    COMPARISONS,
     NumberGrid,
     Operand,
     find_grids,
@@ -164,6 +165,9 @@ class Unfolding:
         for slot, name in enumerate(node.input):
             if name in self.numbers and slot not in inputs:
                 self._refuse(node, f"computes with the quantized numbers of {name!r}")
+        if node.op_type == "ConstantOfShape" and node.output[0] in self.numbers:
+            self._fill(node, self.numbers[node.output[0]])
+            return
         if grid is not None and node.op_type not in SIZES:
             self._join(node, grid, inputs, outputs)
             return
@@ -192,6 +196,10 @@ class Unfolding:
     ) -> None:
         """Keep a node whose inputs at `slots` and `outputs` hold quantized numbers of `grid`."""
         attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type in COMPARISONS:
+            inputs = [self._whole_number(node, name, grid) for name in node.input]
+            self.emit(node.op_type, inputs, list(node.output), node)
+            return
         inputs = [
             self._real_operand(node, name, grid) if slot in slots else self.name(name)
             for slot, name in enumerate(node.input)
@@ -223,15 +231,34 @@ class Unfolding:
         scale, zero = np.asarray(grid.scale, grid.floats), np.asarray(grid.zero, np.float32)
         return self.weight(self.names.claim(f"{name}/real"), grid_of(stored, scale, zero), grid.floats)
 
+    def _fill(self, node: onnx.NodeProto, grid: NumberGrid) -> None:
+        """Keep a node that fills a tensor with one quantized number."""
+        if grid.is_dynamic:
+            self._refuse(node, "fills a tensor beside numbers whose scale is dynamic")
+        given = next((numpy_helper.to_array(a.t) for a in node.attribute), np.zeros(1, grid.kind))
+        value = np.asarray([grid.value(float(given.astype(np.float32).item()))], grid.floats)
+        made = self.names.claim(f"{node.output[0]}/real")
+        self.emit("ConstantOfShape", list(node.input), [made], made, value=numpy_helper.from_array(value))
+        self.real[node.output[0]] = made
+
+    def _whole_number(self, node: onnx.NodeProto, name: str, grid: NumberGrid) -> str:
+        """Return the float tensor of the steps of an input of quantized numbers, counted from 0."""
+        real = self._real_operand(node, name, grid)
+        steps, rounded = (self.names.claim(f"{name}/{word}") for word in ("steps", "rounded"))
+        self.emit("Div", [real, self.constant(f"{name}/step", grid.scale, grid.floats)], [steps], steps)
+        self.emit("Round", [steps], [rounded], rounded)
+        return rounded
+
     def _move_weight(self, node: onnx.NodeProto) -> bool:
         """Reshape a weight on its grid, if one number is its scale; tell whether it did."""
         grid = self.form.grids.get(self.name(node.input[0]))
         others = [self.array(name) for name in node.input[1:]]
-        if grid is None or grid.scale.size != 1 or any(values is None for values in others):
+        same = node.op_type == "Identity"
+        if grid is None or not (same or grid.scale.size == 1) or any(values is None for values in others):
             return False
         (steps,) = self.evaluate(node, dict(zip(node.input, [grid.steps, *others], strict=True)))
         kind = helper.tensor_dtype_to_np_dtype(self.constants[self.name(node.input[0])].data_type)
-        made = Grid(steps, grid.scale.reshape(()))
+        made = grid if same else Grid(steps, grid.scale.reshape(()))
         self.real[node.output[0]] = self.weight(self.own_name(node), made, kind)
         self.quantized.add(node.output[0])
         return True

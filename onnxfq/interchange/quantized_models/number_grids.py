@@ -105,7 +105,6 @@ OPERATORS: dict[str, Quantized] = {
             "QLinearAveragePool",
             "QLinearGlobalAveragePool",
             "QLinearLeakyRelu",
-            "QLinearReduceMean",
             "QLinearSigmoid",
             "QLinearSoftmax",
         ),
@@ -125,6 +124,9 @@ def quantized_slots(node: onnx.NodeProto) -> Quantized:
         return found._replace(output=None)
     return found
 
+
+COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+"""Operators whose result depends on the rounding of what they read."""
 
 _EVERY = tuple(range(1 << 8))
 # Op type -> the inputs and outputs whose numbers are on one grid.
@@ -153,7 +155,7 @@ _JOINS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "Pad": ((0, 2), (0,)),
     "Where": ((1, 2), (0,)),
     **dict.fromkeys(("Scatter", "ScatterElements", "ScatterND"), ((0, 2), (0,))),
-    **dict.fromkeys(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"), ((0, 1), ())),
+    **dict.fromkeys(COMPARISONS, ((0, 1), ())),
     **dict.fromkeys(("ArgMax", "ArgMin", *SIZES), ((0,), ())),
 }
 

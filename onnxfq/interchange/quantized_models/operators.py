@@ -289,7 +289,6 @@ HANDLERS: dict[str, Handler] = {
     "QLinearLeakyRelu": _linear("LeakyRelu"),
     "QLinearMatMul": _linear("MatMul"),
     "QLinearMul": _linear("Mul"),
-    "QLinearReduceMean": _linear("ReduceMean"),
     "QLinearSigmoid": _linear("Sigmoid"),
     "QLinearSoftmax": _linear("Softmax"),
     "QLinearWhere": _linear("Where"),
