@@ -10,13 +10,9 @@ import onnx
 import onnxruntime
 import pytest
 from builders import Arrays, build
-from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
-from ort_quantizer import by_ort
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from onnxfq.cli.main import main
-from onnxfq.errors import ModelError
 from onnxfq.graph.ops import QUANTIZED_OPS
-from onnxfq.stages.check import check
 from onnxfq.stages.convert import Conversion, convert
 
 RNG = np.random.default_rng(0)
@@ -96,13 +92,16 @@ BETWEEN: dict[str, tuple[str, Arrays]] = {
     ),
     "Greater": ("g = Greater (q, n) f = Cast <to = 1> (g) d2 = Mul (x, f) t = QuantizeLinear (d2, s, z)", {}),
     "Equal": ("g = Equal (n, q) f = Cast <to = 1> (g) d2 = Add (x, f) t = QuantizeLinear (d2, s, z)", {}),
-    "Less": ("g = LessOrEqual (q, n) f = Cast <to = 1> (g) d2 = Mul (x, f) t = QuantizeLinear (d2, s, z)", {}),
+    "Less": ("g = Less (q, n) f = Cast <to = 1> (g) d2 = Mul (x, f) t = QuantizeLinear (d2, s, z)", {}),
     "MaxPool": ("t = MaxPool <kernel_shape = [2,2], pads = [1,1,0,0]> (q)", {}),
-    "Transpose, Reshape": ("r = Transpose <perm = [0,1,3,2]> (q) t = Reshape (r, to)", {"to": ints(0, 0, 4, 9)}),
+    "Transpose, Reshape": (
+        "r = Transpose <perm = [0,1,3,2]> (q) t = Reshape (r, to)",
+        {"to": ints(0, 0, 4, 9)},
+    ),
     "Split, Concat": ("e, b = Split <axis = 1> (q, two) t = Concat <axis = 1> (b, e)", {"two": ints(1, 3)}),
     "Slice": ("t = Slice (q, one, last, axes)", {"one": ints(1), "last": ints(9), "axes": ints(2)}),
     "Gather": ("t = Gather <axis = 1> (q, ix)", {"ix": ints(2, 0)}),
-    "Expand": ("t = Expand (q, big)", {"big": ints(3, 1, 1, 1, 1)}),
+    "Expand": ("t = Expand (q, big)", {"big": ints(2, 4, 6, 6)}),
     "Tile": ("t = Tile (q, by)", {"by": ints(1, 2, 1, 1)}),
     "Resize": ("t = Resize (q, , by)", {"by": np.asarray([1, 1, 2, 2], np.float32)}),
     "ReduceMax": ("t = ReduceMax <axes = [2]> (q)", {}),
@@ -111,9 +110,15 @@ BETWEEN: dict[str, tuple[str, Arrays]] = {
     "Cast to its own type": ("t = Cast <to = KIND> (q)", {}),
     "Cast to float": ("f = Cast (q) h = Mul (f, s) t = QuantizeLinear (h, s, z)", {}),
     "Shape": ("size = Shape (q) t = Reshape (q, size)", {}),
-    "a constant from ConstantOfShape": ("k = ConstantOfShape <value = KIND_NAME[1] {5}> (big) t = Max (q, k)", {"big": ints(1, 1, 6, 6)}),
-    "a quantized constant": ("k = QuantizeLinear (real, s2, z) t = Concat <axis = 1> (q, k)", {"real": normal(2, 1, 6, 6), "s2": np.float32(0.03)}),
-}  # fmt: skip
+    "a constant from ConstantOfShape": (
+        "k = ConstantOfShape <value = KIND_NAME[1] {5}> (big) t = Max (q, k)",
+        {"big": ints(1, 1, 6, 6)},
+    ),
+    "a quantized constant": (
+        "k = QuantizeLinear (real, s2, z) t = Concat <axis = 1> (q, k)",
+        {"real": normal(2, 1, 6, 6), "s2": np.float32(0.03)},
+    ),
+}
 
 
 @pytest.mark.parametrize("opset", [13, 17, 21, 23])
@@ -148,15 +153,13 @@ def test_integers_between_a_pair(case: str, zero: str, opset: int) -> None:
         **constants,
     }
     source = build(
-        f"""g (float[2,4,6,6] a) => (float y) {{
+        f"""g (float[2,4,6,6] a) => (float[A,B,C,D] y) {{
             {PAIRED} {text} y = DequantizeLinear (t, s, z) }}""",
         {name: value for name, value in values.items() if name in PAIRED + text},
         opset=opset,
         ir={13: 8, 17: 8, 21: 10, 23: 11}[opset],
     )
-    del source.graph.output[0].type.tensor_type.shape.dim[:]
-    source.graph.output[0].type.tensor_type.ClearField("shape")
-    if case == "Relu" and z.dtype == np.uint8:
+    if case == "Relu" and (z.dtype == np.uint8 or opset < 14):
         pytest.skip("onnxruntime has no kernel for it")
     compares = case in ("Equal", "Greater", "Less")
     agree(source, {"a": normal(2, 4, 6, 6)}, 40 if zero in ("int8", "uint8") else 20 if compares else 28)
@@ -261,7 +264,7 @@ def test_a_pair_that_scales(numbers: tuple[float, int, float, int], reader: str)
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_narrow_ranges_of_brevitas(bits: int, signed: bool) -> None:
-    """Brevitas' QCDQ: Q, Clip of the integers to fewer bits, DQ, for weights and activations, kept to the bit.
+    """Brevitas' QCDQ, an integer Clip to fewer bits in weights and activations, is kept to the bit.
 
     90 dB: the product is summed in another order.
     """
@@ -334,7 +337,7 @@ def test_moved_weights_stay_on_their_grid(case: str, scales: str) -> None:
 
 
 def test_tables_and_inputs_of_integers() -> None:
-    """Integers from outside of a pair are dequantized where they come in: a table of int8, an input of uint8."""
+    """Integers from outside of a pair, a table and an input, are dequantized where they come in."""
     source = build(
         """g (uint8[4,8] x, int64[4] i) => (float[4,6] y) {
             xt = Transpose (x) q = Transpose (xt) d = DequantizeLinear (q, s, z)
@@ -359,8 +362,9 @@ def test_tables_and_inputs_of_integers() -> None:
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
 def test_half_models(kind: type) -> None:
     """Real numbers have the type of the scales: a model in float16 stays one."""
+    floats = "float16" if kind is np.float16 else "float"
     source = build(
-        f"""g (float{"16" if kind is np.float16 else ""}[4,8] x) => (float{"16" if kind is np.float16 else ""}[4,6] y) {{
+        f"""g ({floats}[4,8] x) => ({floats}[4,6] y) {{
             q = QuantizeLinear (x, s, z) n = Max (q, low) d = DequantizeLinear (n, s, z)
             k = DequantizeLinear (w, ws) m = MatMul (d, k)
             o = QuantizeLinear (m, t, z) y = DequantizeLinear (o, t, z) }}""",
@@ -380,7 +384,8 @@ def test_half_models(kind: type) -> None:
 
 CONTRIB: dict[str, tuple[str, Arrays]] = {
     "MatMulInteger behind a Q": (
-        """q = QuantizeLinear (x, s, z) i = MatMulInteger (q, w, z, wz) f = Cast <to = 1> (i) y = Mul (f, f1)""",
+        """q = QuantizeLinear (x, s, z) i = MatMulInteger (q, w, z, wz) f = Cast <to = 1> (i)
+        y = Mul (f, f1)""",
         {"wz": np.asarray([1, -2, 3, 0, 5, 9], np.int8), "f1": np.float32(0.0002)},
     ),
     "MatMulInteger, dynamic": (
@@ -430,10 +435,16 @@ CONTRIB: dict[str, tuple[str, Arrays]] = {
         {"t": np.float32(0.2), "u": np.int8(0)},
     ),
     "QLinearMatMul by column": (
-        "q = QuantizeLinear (x, s, z) o = QLinearMatMul (q, s, z, w, ws, wz, t, u) y = DequantizeLinear (o, t, u)",
-        {"ws": np.linspace(0.01, 0.02, 6).astype(np.float32), "wz": np.zeros(6, np.int8), "t": np.float32(0.1), "u": np.int8(0)},
+        """q = QuantizeLinear (x, s, z) o = QLinearMatMul (q, s, z, w, ws, wz, t, u)
+        y = DequantizeLinear (o, t, u)""",
+        {
+            "ws": np.linspace(0.01, 0.02, 6).astype(np.float32),
+            "wz": np.zeros(6, np.int8),
+            "t": np.float32(0.1),
+            "u": np.int8(0),
+        },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CONTRIB)

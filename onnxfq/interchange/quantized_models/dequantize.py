@@ -41,6 +41,7 @@ from onnxfq.numerics.qtypes import QTYPES
 
 # The data movement through which onnxruntime's quantizer passes dequantized numbers: it keeps their range.
 _MOVES = MOVES | SPLITS | {"MaxPool"}
+_SAME_RANK = frozenset({"Add", "Clip", "Concat", "LeakyRelu", "Mul", "Relu", "Sigmoid"})
 # ONNX types of quantized numbers.
 _NUMBERS = frozenset(one.onnx_type for one in QTYPES.values() if one.onnx_type)
 
@@ -103,6 +104,8 @@ class Unfolding:
         self.numbers: dict[str, NumberGrid] = {}
         # Tensors of quantized numbers that depend on constants alone.
         self._folded: set[str] = set()
+        # Ranks of float tensors that operators with their channels last need.
+        self.ranks: dict[str, int] = {}
         self._bounds: dict[str, Bounds] = {}
         self._clips: dict[Saturation, str] = {}
 
@@ -292,6 +295,10 @@ class Unfolding:
             made.output.extend(outputs)
         self.nodes.append(made)
         self._bounds |= dict.fromkeys(outputs, bounds_of(made, [self.bounds(name) for name in inputs]))
+        if op in _SAME_RANK and inputs[0] in self.ranks:
+            self.ranks |= dict.fromkeys(outputs, self.ranks[inputs[0]])
+        elif "perm" in attributes:
+            self.ranks |= dict.fromkeys(outputs, len(attributes["perm"]))
 
     def bounds(self, tensor: str) -> Bounds:
         """Return the least and the largest value that a float tensor can have, as far as known."""

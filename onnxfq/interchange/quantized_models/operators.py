@@ -106,10 +106,11 @@ def _emit_channels_first(
     weight = unfolding.array(inputs[1]) if op == "Conv" else None
     window = next((a.ints for a in node.attribute if a.name == "kernel_shape"), ())
     rank = len(window) + 2 if weight is None else weight.ndim
-    if rank < 3:
+    rank = rank if rank > 2 else unfolding.ranks.get(inputs[0], 0)
+    if not rank:
         raise ModelError(
-            f"{unfolding.source}: {node.op_type} {node.name!r} has its channels last and no window that "
-            "tells its rank; export it as NCHW"
+            f"{unfolding.source}: {node.op_type} {node.name!r} has its channels last and no known rank; "
+            "export it as NCHW"
         )
     first, turned = (unfolding.names.claim(f"{output}/{word}") for word in ("channels_first", "turned"))
     order = [0, rank - 1, *range(1, rank - 1)]
