@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from pathlib import Path
 
 import ml_dtypes
@@ -10,8 +12,10 @@ import onnx
 import onnxruntime
 import pytest
 from builders import Arrays, build
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
+from ort_quantizer import by_ort
 
+from onnxfq.cli.main import main
 from onnxfq.graph.ops import QUANTIZED_OPS
 from onnxfq.stages.convert import Conversion, convert
 
@@ -501,3 +505,157 @@ def test_dynamic_lstm(kind: str, per_channel: bool, direction: str, tmp_path: Pa
     result = convert(source, data=[feed])
     assert result.check is not None and result.check.passed, result.check.table()
     assert signal_to_noise(run(source, feed)[0], run(result.qdq, feed)[0]) > 30
+
+
+@pytest.mark.parametrize("mask", [None, (2, 6), (2,)])
+@pytest.mark.filterwarnings("ignore")
+def test_contrib_attention(mask: tuple[int, ...] | None, tmp_path: Path) -> None:
+    """QAttention becomes a product with pairs, and attention in float; its mask stays.
+
+    30 dB: a dynamic scale is less than the constant one of the same data.
+    """
+    declared = "" if mask is None else f", int32[{','.join(map(str, mask))}] mask"
+    proto = build(
+        f"""g (float[2,6,16] x{declared}) => (float[2,6,16] y) {{
+            a = com.microsoft.Attention <num_heads = 4> (x, w, b{", mask" if mask else ""})
+            y = MatMul (a, o) }}""",
+        {"w": normal(16, 48, scale=0.3), "b": normal(48, scale=0.1), "o": normal(16, 16)},
+        **{"com.microsoft": 1},
+    )
+    onnx.save(proto, tmp_path / "float.onnx")
+    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "dynamic.onnx")
+    source = onnx.load(tmp_path / "dynamic.onnx")
+    assert "QAttention" in {node.op_type for node in source.graph.node}
+    feed: Arrays = {"x": normal(2, 6, 16)}
+    if mask is not None:
+        seen = [[1] * 6, [1, 1, 1, 1, 0, 0]] if len(mask) == 2 else [6, 4]
+        feed["mask"] = np.asarray(seen, np.int32)
+    result = convert(source, data=[feed])
+    assert [str(row) for row in result.plan.coverage()] == ["MatMul 2/2"]
+    assert signal_to_noise(run(source, feed)[0], run(result.qdq, feed)[0]) > 30
+
+
+IMAGES = {
+    "MaxPool": "r = Relu (a) m = MaxPool <kernel_shape = [2,2]> (r) y = Conv (m, w)",
+    "AveragePool": "r = Relu (a) m = AveragePool <kernel_shape = [2,2]> (r) y = Conv (m, w)",
+    "GlobalAveragePool": "r = Relu (a) y = GlobalAveragePool (r)",
+    "Pad": "r = Relu (a) m = Pad (r, pads) y = Conv (m, w)",
+    "Concat": "r = Relu (a) m = Concat <axis = 2> (a, r) y = Conv (m, w)",
+}
+
+
+@pytest.mark.parametrize("form", ["QDQ", "QOperator"])
+@pytest.mark.parametrize("case", IMAGES)
+@pytest.mark.filterwarnings("ignore")
+def test_what_the_optimizer_of_onnxruntime_saves(case: str, form: str, tmp_path: Path) -> None:
+    """Fused integer operators with their channels last are converted, between Transpose nodes.
+
+    25 dB: uint8 with a zero point has up to twice the steps of symmetric int8.
+    """
+    proto = build(
+        f"g (float[N,8,8,8] x) => (float[N,C,H,W] y) {{ a = Conv (x, w, b) {IMAGES[case]} }}",
+        {"w": normal(8, 8, 3, 3, scale=0.2), "b": normal(8), "pads": ints(0, 0, 1, 1, 0, 0, 1, 1)},
+    )
+    feeds = [{"x": normal(4, 8, 8, 8, seed=seed)} for seed in range(4)]
+    kinds = {"quant_format": QuantFormat[form], "activation_type": QuantType.QUInt8}
+    quantized = by_ort(proto, feeds, tmp_path, **kinds)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(quantized.SerializeToString(), options, ["CPUExecutionProvider"])
+    source = onnx.load(tmp_path / "optimized.onnx")
+    assert any(a.name == "channels_last" and a.i for n in source.graph.node for a in n.attribute)
+    result = convert(source)
+    assert result.check is not None and result.check.passed, result.check.table()
+    assert signal_to_noise(run(quantized, feeds[0])[0], run(result.qdq, feeds[0])[0]) > 25
+
+
+def test_eager_models_of_torch(tmp_path: Path) -> None:
+    """torch.ao's converted eager model, whose exporter computes zero points by Cast and ConstantOfShape.
+
+    20 dB: its uint8 activations have zero points, and its weights 7 bits of use.
+    """
+    torch = pytest.importorskip("torch")
+    ao = pytest.importorskip("torch.ao.quantization")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        layers = torch.nn.Sequential(
+            ao.QuantStub(),
+            torch.nn.Conv2d(3, 8, 3, padding=1),
+            torch.nn.ReLU(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(8 * 64, 10),
+            ao.DeQuantStub(),
+        ).eval()
+        layers.qconfig = ao.get_default_qconfig("fbgemm")
+        ao.fuse_modules(layers, [["1", "2"]], inplace=True)
+        ao.prepare(layers, inplace=True)
+        for _ in range(4):
+            layers(torch.randn(8, 3, 8, 8))
+        ao.convert(layers, inplace=True)
+        torch.onnx.export(
+            layers, (torch.randn(8, 3, 8, 8),), tmp_path / "m.onnx", dynamo=False, opset_version=17
+        )
+    source = onnx.load(tmp_path / "m.onnx")
+    name = source.graph.input[0].name
+    result = agree(source, {name: normal(8, 3, 8, 8)}, 20)
+    assert all(row.quantized == row.total for row in result.plan.coverage())
+
+
+REFUSED = {
+    "arithmetic": ("t = Add (q, n)", "Add 'mid' computes with the quantized numbers of 'q'"),
+    "a reduction": (
+        'at = Constant <value = int64[1,1] {0}> () [mid] t = ScatterND <reduction = "max"> (q, at, n)',
+        "ScatterND 'mid' reduces quantized numbers by max",
+    ),
+    "other scales": (
+        "r = QuantizeLinear (x, s2, z) [mid] t = Concat <axis = 0> (q, r)",
+        "Concat 'mid' reads quantized numbers of different scales or zero points, 'q' and 'r'",
+    ),
+    "an unknown operator": (
+        "t = com.microsoft.QOrderedGelu (q)",
+        "QOrderedGelu 'mid' has no known float form",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_real_form(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other operators between a pair are an error of one line, and nothing is written."""
+    text, words = REFUSED[case]
+    source = build(
+        f"""g (float[4,8] x) => (float[P,6] y) {{ q = QuantizeLinear (x, s, z)
+            {text if "[mid]" in text else "[mid] " + text}
+            d = DequantizeLinear (t, s, z) k = DequantizeLinear (w, s) y = MatMul (d, k) }}""",
+        {
+            "s": np.float32(0.02),
+            "s2": np.float32(0.03),
+            "z": np.int8(0),
+            "n": stored(1, 8),
+            "w": stored(8, 6),
+        },
+        opset=18,
+        **{"com.microsoft": 1},
+    )
+    onnx.save(source, tmp_path / "m.onnx")
+    assert main(["convert", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "out.onnx")]) == 1
+    told = capsys.readouterr().err.strip()
+    assert words in told and "\n" not in told and not (tmp_path / "out.onnx").exists()
+
+
+def test_findings_end_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An operator that the target lacks is told, in JSON too, and the exit code is 1; the file is written."""
+    source = build(
+        """g (float[4,8] x) => (float[4,6] y) { q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)
+            k = DequantizeLinear (w, s) m = MatMul (d, k) y = com.microsoft.QuickGelu (m) }""",
+        {"s": np.float32(0.02), "z": np.int8(0), "w": stored(8, 6)},
+        **{"com.microsoft": 1},
+    )
+    onnx.save(source, tmp_path / "m.onnx")
+    line = ["convert", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "out.onnx")]
+    assert main(line) == 1 and (tmp_path / "out.onnx").exists()
+    assert "TensorRT's parser has no operator QuickGelu" in capsys.readouterr().out
+    assert main([*line, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [finding["rule"] for finding in told["check"]["findings"]] == ["operator"]
+    assert main(["check", str(tmp_path / "out.onnx")]) == 1
