@@ -280,6 +280,25 @@ def case(
     )
 
 
+def between(text: str) -> str:
+    """Return the text of a product with `text`, from q to t, between the pair of its input."""
+    return f"""g (float[4,64] x) => (float[N,32] y) {{
+        [xq] q = QuantizeLinear (x, s, z)
+        {text}
+        [xdq] d = DequantizeLinear (t, s, z)
+        [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz)
+        [mm] y = MatMul (d, k) }}"""
+
+
+BETWEEN = matmul_constants(
+    low=np.int8(3),
+    token=stored(1, 64),
+    table=stored(4, 64),
+    index=np.asarray([0, 1], np.int64),
+    pads=np.asarray([1, 0, 0, 0], np.int64),
+    row=np.asarray([[1]], np.int64),
+    size=np.asarray([4, 64], np.int64),
+)
 F8 = ml_dtypes.float8_e4m3fn
 # A form of an operator that TensorRT refuses: name, output, text, constants, message, opset.
 FORMS: tuple[tuple[str, str, str, Arrays, str, int], ...] = (
@@ -338,6 +357,7 @@ FORMS: tuple[tuple[str, str, str, Arrays, str, int], ...] = (
 NO_POINTS = (("(x, s, z)", "(x, s)"), ("(q, s, z)", "(q, s)"))
 ZEROS8 = np.zeros(8, np.int8)
 CUT = "parser Failed to import initializer"
+CONSTANT = "builder is only allowed before DQ"
 WEIGHT_QDQ = ("[wdq] k =", "[wq] wi = QuantizeLinear <axis = 0> (w, ws, wz)\n    [wdq] k =")
 
 # Operators that TensorRT moves a DQ through, with their constants, and the channels that they leave of 8.
@@ -452,6 +472,34 @@ CASES = (
         "low",
     ),
     # Element types.
+    *(
+        case(
+            f"int8 constant of {name}", between(text), BETWEEN, f"refused quantized-constant {node}", CONSTANT
+        )
+        for name, node, text in (
+            ("Max", "m", "[m] t = Max (q, low)"),
+            ("Concat", "m", "[m] t = Concat <axis = 0> (token, q)"),
+            ("Pad", "m", "[m] t = Pad (q, pads, low)"),
+            ("Where", "m", "[c] c = Equal (q, q) [m] t = Where (c, q, low)"),
+            ("ScatterND", "m", "[m] t = ScatterND (q, row, token)"),
+            ("Equal", "c", "[c] c = Equal (q, low) [m] t = Where (c, q, q)"),
+            ("Expand", "e", "[e] e = Expand (low, size) [m] t = Max (q, e)"),
+            (
+                "ConstantOfShape",
+                "e",
+                "[e] e = ConstantOfShape <value = int8[1] {3}> (size) [m] t = Max (q, e)",
+            ),
+            ("Gather", "m", "[m] t = Gather (table, index)"),
+        )
+    ),
+    case("int8 limits of Clip", between("[m] t = Clip (q, low)"), BETWEEN, "", "low"),
+    case(
+        "int8 in Mod",
+        between("[m] t = Mod (q, q)"),
+        BETWEEN,
+        "refused int8-operator m",
+        "parser The fmod attribute",
+    ),
     case("int16 activation", CONV, conv_constants(z=np.int16(0)), "refused tensor-type xq", CUT),
     case("uint16 activation", CONV, conv_constants(z=np.uint16(0)), "refused tensor-type xq", CUT),
     case(

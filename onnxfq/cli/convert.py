@@ -24,9 +24,10 @@ def convert(
     running: RunningFast,
     printer: Printing,
 ) -> None:
-    """Convert a quantized MODEL to one that TensorRT takes, and measure the loss.
+    """Convert a quantized MODEL to one that TensorRT takes, measure the loss, and exit as `check` does.
 
-    --data is for the comparison with the source, and turns dynamic scales into constants.
+    --data is for the comparison with the source, and turns dynamic scales into constants. The file is written
+    whatever the rules of the target find in it.
     """
     from onnxfq.report.conversion import conversion_summary
     from onnxfq.stages.convert import convert as convert_model
@@ -36,3 +37,5 @@ def convert(
     record = {name: value for name, value in vars(result).items() if name != "qdq"}
     printer.report(record, conversion_summary(result))
     printer.wrote(output)
+    if result.check is not None and not result.check.passed:
+        raise typer.Exit(1)

@@ -102,15 +102,20 @@ QUANTIZED_OPS = (
     | ONNX_QUANTIZERS
     | FAKE_QUANTIZE_OPS
     | {
+        "ConvInteger",
+        "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul",
+        "GatherBlockQuantized",
+        "MatMulBnb4",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "QAttention",
+        "QEmbedLayerNormalization",
+        "QGemm",
+        "QLinearAdd",
         "QLinearConv",
         "QLinearMatMul",
-        "ConvInteger",
-        "MatMulInteger",
-        "QLinearAdd",
-        "QGemm",
-        "MatMulNBits",
-        "DynamicQuantizeMatMul",
-        "MatMulIntegerToFloat",
         "QcQuantizeOp",
         "TRT_FP4DynamicQuantize",
         "TRT_FP8DequantizeLinear",
@@ -121,7 +126,19 @@ QUANTIZED_OPS = (
 )
 """Op types, of any domain, that mark a model as quantized already."""
 
-FLOAT_PRODUCTS = frozenset({"MatMulNBits", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm"})
+FLOAT_PRODUCTS = frozenset(
+    {
+        "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul",
+        "GatherBlockQuantized",
+        "MatMulBnb4",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "QAttention",
+        "QEmbedLayerNormalization",
+        "QGemm",
+    }
+)
 """Quantized operators that multiply and return floats; their outputs are not quantized."""
 
 

@@ -7,7 +7,7 @@ from onnxfq.stages.convert import Conversion
 
 
 def conversion_summary(result: Conversion) -> str:
-    """Return notes, counted changes, coverage, and the scores against the source if it was run."""
+    """Return notes, counted changes, coverage, scores against the source if it was run, and findings."""
     lines = [f"note       {note}" for note in result.notes]
     lines += [f"changed    {count} x {change}" for change, count in sorted(result.changes.items())]
     lines.append(plan_summary(result.plan))
@@ -16,4 +16,6 @@ def conversion_summary(result: Conversion) -> str:
     else:
         lines += ["", f"against the source, {result.evaluation.feeds} feeds:"]
         lines += ["  " + line for line in result.evaluation.table().splitlines()]
+    if result.check is not None:
+        lines += ["", f"checked for {result.check.target}:", *result.check.table().splitlines()]
     return "\n".join(lines)

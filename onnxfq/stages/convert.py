@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,13 @@ from onnxfq.errors import DataError, ModelError, RecipeError, nearest
 from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_in
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
-from onnxfq.graph.io.save import save
 from onnxfq.graph.model import Model, list_nodes
 from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
 from onnxfq.stages.calibrate import choose_encodings
+from onnxfq.stages.check import check
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_qdq
 from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
@@ -33,8 +34,11 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
+from onnxfq.stages.saturation import drop_repeated_clips, drop_unreached_clips
 from onnxfq.stages.stored_weights import compare_stored
+from onnxfq.stages.write import write_model
 from onnxfq.support.reasons import rule_of
+from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.target import DEFAULT_TARGET, collect_parts, prepare_model
 
 
@@ -45,6 +49,7 @@ class Conversion:
     Attributes:
         plan: of the float form of the source.
         changes: counts by description.
+        check: findings in the result by the rules of its target; None if it has none.
         evaluation: against the source; None without data.
         scratch: the file of large weights of `qdq`, which exists as long as this object; None if they are in
             memory.
@@ -54,6 +59,7 @@ class Conversion:
     qdq: onnx.ModelProto
     plan: Plan
     changes: dict[str, int]
+    check: CheckResult | None = None
     evaluation: Evaluation | None = None
     notes: tuple[str, ...] = field(default=())
     scratch: Scratch | None = field(default=None, repr=False, compare=False)
@@ -70,14 +76,17 @@ def convert(
     """Convert a quantized model for `target`, and write it to `output`.
 
     Every node that multiplies quantized numbers in the source also does in the result: in symmetric int8 over
-    the range that the source covers, with the stored weights of the source if int8 can hold their grid.
+    the range that the source covers, with the stored weights of the source if int8 can hold their grid. The
+    file is written once ONNX Runtime has loaded it, and run it on the first feed of `data`. What the rules of
+    the target find in it does not keep it from being written.
 
     Args:
         model: a quantized model: a path or a ModelProto.
         output: where to write the result; None writes nothing.
         target: a target with a conversion.
-        data: real inputs to compare the result with the source on, and to turn dynamic scales into constants;
-            without data nodes with dynamic scales stay in float.
+        data: real inputs to compare the result with the source on, to turn dynamic scales into constants, and
+            to leave out limits of ranges that no value reaches; without data nodes with dynamic scales stay
+            in float.
         options: batch, threads and device.
 
     Raises ModelError for a model that is not quantized or has an operator without a float form, RecipeError
@@ -96,6 +105,8 @@ def convert(
     given.CopyFrom(proto)
     notes = standard_form(proto)
     form = Unfolding(proto, source, HANDLERS).run()
+    if data is not None:
+        drop_unreached_clips(form, open_feeds(given, data, options.batch, options.data), options.threads)
     # As floats the weights may be more than one message can hold.
     scratch = scratch_for(form.proto, None if output is None else Path(output).parent)
     with weights_in(scratch):
@@ -110,12 +121,20 @@ def convert(
     plan, statistics = _make_plan(loaded, form, _recipe(form, recipes[target]), data, options)
     encodings = _encode_plan(loaded, plan, statistics, form)
     qdq = insert_qdq(loaded, plan, encodings)
-    evaluation = None
+    clips = drop_repeated_clips(qdq, form.clips)
+    if clips:
+        form.changes[_CLIPPED if data is None else _CLIPPED_BY_DATA] += clips
+    found = check(qdq, target) if target in collect_parts(lambda one: one.check) else None
+    evaluation, feeds = None, []
     if data is not None:
         evaluation = evaluate(given, {"converted": qdq}, data, options=options)
-    if output is not None:
-        save(qdq, output)
-    return Conversion(source, qdq, plan, dict(form.changes), evaluation, loaded.notes, scratch)
+        feeds = list(islice(open_feeds(given, data, options.batch, options.data), 1))
+    write_model(qdq, output, feeds, options.threads)
+    return Conversion(source, qdq, plan, dict(form.changes), found, evaluation, loaded.notes, scratch)
+
+
+_CLIPPED = "Clip put where the range of a pair may limit values; data shows where it does"
+_CLIPPED_BY_DATA = "Clip put where the range of a pair limits the values of the data"
 
 
 def _recipe(form: FloatForm, name: str) -> Recipe:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 def write_model(
     proto: onnx.ModelProto, output: str | Path | None, feeds: Sequence[Feed] = (), threads: int = 0
 ) -> None:
-    """Write `proto` to `output`, unless that is None, once it has run on the first of `feeds`.
+    """Write `proto` to `output`, unless that is None, once it has run on the first of `feeds`, if any.
 
     It is loaded and runs in the types of the file, or in float32 where ONNX Runtime lacks float16 kernels.
     A form that ONNX Runtime cannot load at all is checked by ONNX's rules alone. Raises ModelError or
@@ -37,7 +37,10 @@ def write_model(
 
     def try_out(path: Path, weights: Path | None) -> None:
         read, _, _ = read_model(path, weights)
-        if not feeds or explain_unsupported(read, as_written=False):
+        if explain_unsupported(read, as_written=False):
+            return
+        if not feeds:
+            _run(read, None, threads)
             return
         # Its inputs have another float type than the feed where they are cast with the rest of the model.
         feed = {spec.name: feeds[0][spec.name].astype(spec.dtype, copy=False) for spec in input_specs(read)}
@@ -49,8 +52,8 @@ def write_model(
         save(proto, output, try_out)
 
 
-def _run(proto: onnx.ModelProto, feed: Feed, threads: int) -> dict[str, Any]:
-    """Return the outputs by name; none for bfloat16, which is loaded but cannot be fed."""
+def _run(proto: onnx.ModelProto, feed: Feed | None, threads: int) -> dict[str, Any]:
+    """Return the outputs by name; none without a feed and for bfloat16, which is loaded but cannot be fed."""
 
     def run(emulated: bool) -> dict[str, Any]:
         open_session = partial(Session, threads=threads, exact=True, emulated=emulated, pooled=False)
@@ -58,7 +61,9 @@ def _run(proto: onnx.ModelProto, feed: Feed, threads: int) -> dict[str, Any]:
             open_session(proto)
             return {}
         names = output_names(proto)
-        session = open_in_segments(proto, open_session, names, kept=False)
+        session = open_in_segments(proto, open_session, names, kept=feed is None)
+        if feed is None:
+            return {}
         return dict(zip(names, session.run(feed), strict=True))
 
     try:

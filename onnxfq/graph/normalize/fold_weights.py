@@ -1,4 +1,4 @@
-"""Constant folding of computed weights, such as weight normalisation, at loading."""
+"""Constant folding of computed weights, such as weight normalisation, and of scales, at loading."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NEVER = QUANTIZED_OPS | RANDOM_OPS
 
 
 def fold_computed_weights(proto: onnx.ModelProto) -> str:
-    """Fold, in place, operands of weighted operators that depend on constants only; return a note.
+    """Fold, in place, operands of weighted and quantized operators that depend on constants; return a note.
 
     Weighted operators with only constant operands, such as a table of positions, are folded too: an engine
     computes them once, so fewer bits gain nothing. ONNX's reference evaluates them in float. Weights that
@@ -45,7 +45,7 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
     folded = 0
     for name in wanted:
         value = _evaluate_tensor(name, proto, constants, makers, counts)
-        if value is None or value.dtype.kind != "f":
+        if value is None:
             continue
         constants[name] = numpy_helper.from_array(value, name)
         proto.graph.initializer.append(constants[name])
@@ -77,6 +77,9 @@ def _find_foldable(
     """Return the tensors to evaluate, in the order of the graph."""
     found: dict[str, None] = {}
     for node in proto.graph.node:
+        if node.op_type in QUANTIZED_OPS or node.op_type.startswith("QLinear"):
+            found |= {name: None for name in node.input if name in fixed and name not in constants}
+            continue
         slots = WEIGHTED_INPUTS.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ()
         read = [node.input[slot] for slot in slots if slot < len(node.input)]
         if read and node.output[0] in fixed:

@@ -1,37 +1,58 @@
 """Dequantization of a quantized model to float, with its ranges and grids.
 
 A tensor of quantized numbers is read as their real values. QuantizeLinear and DequantizeLinear disappear, an
-integer operator becomes its float one, and operators that only move numbers stay. A range that begins at 0 is
-the remainder of a Relu or Clip that was removed (onnxruntime's quantizer does so); a Clip to the range
-replaces it.
+integer operator becomes its float one, and operators that only move, pick, order or compare numbers stay. A
+pair also limits values to its range, which may be all that is left of a Relu or Clip (onnxruntime's quantizer
+removes these): a Clip stands where values may be outside.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import ArrayLike, NDArray
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from onnxfq.errors import ModelError, nearest
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import default_opset, list_nodes
-from onnxfq.graph.names import pick_name
-from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.model import bodies, default_opset, list_nodes
+from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, RESHAPES, SIZES, SPLITS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.stored_grid import StoredGrid, grid_of
+from onnxfq.interchange.quantized_models.bounds import UNKNOWN, Bounds, bounds_of
+from onnxfq.interchange.quantized_models.number_grids import (
+    COMPARISONS,
+    NumberGrid,
+    Operand,
+    find_grids,
+    input_name,
+    joined_slots,
+)
+from onnxfq.numerics.affine import quantize
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.qtypes import QTYPES
 
-# Operators whose outputs are never negative, and operators that keep the sign of their first input.
-_POSITIVE = frozenset({"Abs", "Exp", "HardSigmoid", "Relu", "Sigmoid", "Softmax", "Sqrt"})
-_AS_BEFORE = MOVES | {"AveragePool", "GlobalAveragePool", "MaxPool", "Slice"}
-# The data movement through which onnxruntime's quantizer passes quantized numbers: it keeps their range.
+# The data movement through which onnxruntime's quantizer passes dequantized numbers: it keeps their range.
 _MOVES = MOVES | SPLITS | {"MaxPool"}
+_SAME_RANK = frozenset({"Add", "Clip", "Concat", "LeakyRelu", "Mul", "Relu", "Sigmoid"})
+# ONNX types of quantized numbers.
+_NUMBERS = frozenset(one.onnx_type for one in QTYPES.values() if one.onnx_type)
+
+
+class Saturation(NamedTuple):
+    """A Clip to the range of a pair: the tensor that it limits, its ends, and the step of the grid."""
+
+    tensor: str
+    low: float
+    high: float
+    step: float
 
 
 @dataclass
@@ -42,6 +63,7 @@ class FloatForm:
         proto: the float model.
         ranges: real numbers that a quantized tensor covers.
         grids: of constants.
+        clips: Clip nodes that do the work of a pair, by output.
         inputs: by weighted node, its quantized operands.
         changes: edits, counted.
     """
@@ -49,6 +71,7 @@ class FloatForm:
     proto: onnx.ModelProto
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     grids: dict[str, StoredGrid] = field(default_factory=dict)
+    clips: dict[str, Saturation] = field(default_factory=dict)
     inputs: dict[str, set[int]] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
 
@@ -72,23 +95,30 @@ class Unfolding:
         self.form.proto.CopyFrom(proto)
         self.graph = self.form.proto.graph
         self.index = GraphIndex(self.graph)
-        self.arrays, self.outputs = dict(self.index.constants), self.index.outputs
-        self.inputs = {value.name for value in self.graph.input}
+        self.constants, self.outputs = dict(self.index.constants), self.index.outputs
+        self.names = self.index.names
         self.nodes: list[onnx.NodeProto] = []
-        self.makers: dict[str, onnx.NodeProto] = {}
-        # Tensor of the source -> its float tensor, if it differs.
+        # Tensor of the source -> its float tensor, if it differs or the source has quantized numbers there.
         self.real: dict[str, str] = {}
         self.quantized: set[str] = set()
+        self.numbers: dict[str, NumberGrid] = {}
+        # Tensors of quantized numbers that depend on constants alone.
+        self._folded: set[str] = set()
+        # Ranks of float tensors that operators with their channels last need.
+        self.ranks: dict[str, int] = {}
+        self._bounds: dict[str, Bounds] = {}
+        self._clips: dict[Saturation, str] = {}
 
     def run(self) -> FloatForm:
         """Return the float form. Raises ModelError for an operator without a float form."""
-        nodes = list(self.graph.node)
+        nodes = [node for node in self.graph.node if not self._fold(node)]
+        self.numbers = find_grids(nodes, self.constants, self.grid, self.source)
         for node in nodes:
             self._keep_captured(node)
             handler = self.handlers.get(node.op_type)
             if handler is not None:
                 handler(self, node)
-            elif node.op_type in QUANTIZED_OPS or node.op_type.startswith("QLinear"):
+            elif node.op_type in QUANTIZED_OPS or node.op_type.startswith(("QLinear", "QOrdered")):
                 raise ModelError(
                     f"{self.source}: {node.op_type} {node.name!r} has no known float form"
                     f"{nearest(node.op_type, self.handlers)}; export the model without it"
@@ -98,11 +128,57 @@ class Unfolding:
         self._finish()
         return self.form
 
+    def _fold(self, node: onnx.NodeProto) -> bool:
+        """Compute a node that quantizes a constant, or moves its numbers, at once; tell whether it did."""
+        if node.op_type == "DynamicQuantizeLinear":  # its numbers stand for x in units of 1
+            for name, value in zip(node.output[1:], (1.0, 0.0), strict=False):
+                self.real[name] = self.constant(f"{name}/unit", value)
+        first = self.array(node.input[0]) if node.input else None
+        if first is None or any(name and name not in self.constants for name in node.input):
+            return False
+        if node.op_type == "QuantizeLinear":
+            made = [_quantize_constant(node, *(self.array(name) for name in node.input))]
+        elif joined_slots(node)[1] and any(
+            self.constants[node.input[slot]].data_type in _NUMBERS for slot in joined_slots(node)[0]
+        ):
+            made = self.evaluate(node, {name: self.array(name) for name in node.input if name})
+        else:
+            return False
+        for name, values in zip(filter(None, node.output), made, strict=True):
+            self.constants[name] = numpy_helper.from_array(values, name)
+            self._folded.add(name)
+        return True
+
+    def evaluate(self, node: onnx.NodeProto, given: dict[str, Any]) -> list[NDArray[Any]]:
+        """Return the outputs of a node for these inputs, by ONNX's reference."""
+        graph = helper.make_graph(
+            [node],
+            "one",
+            [helper.make_empty_tensor_value_info(name) for name in given],
+            [helper.make_empty_tensor_value_info(name) for name in node.output if name],
+        )
+        model = helper.make_model(graph, opset_imports=list(self.form.proto.opset_import))
+        return [np.asarray(values) for values in ReferenceEvaluator(model).run(None, given)]
+
     def keep(self, node: onnx.NodeProto) -> None:
-        """Keep a float node; its inputs become real numbers."""
+        """Keep a float node, or one that joins quantized numbers; its inputs become real numbers."""
+        inputs, outputs = joined_slots(node)
+        joined = [*(node.input[slot] for slot in inputs), *(node.output[slot] for slot in outputs)]
+        grid = next((self.numbers[name] for name in joined if name in self.numbers), None)
+        for slot, name in enumerate(node.input):
+            if name in self.numbers and slot not in inputs:
+                self._refuse(node, f"computes with the quantized numbers of {name!r}")
+        if node.op_type == "ConstantOfShape" and node.output[0] in self.numbers:
+            self._fill(node, self.numbers[node.output[0]])
+            return
+        if grid is not None and node.op_type not in SIZES:
+            self._join(node, grid, inputs, outputs)
+            return
         if node.op_type in WEIGHTED_INPUTS and node.domain in STANDARD_DOMAINS:
             slots = WEIGHTED_INPUTS[node.op_type]
             self.form.inputs[node.name] = {slot for slot in slots if node.input[slot] in self.quantized}
+        if node.op_type in RESHAPES and self._move_weight(node):
+            return
         if node.op_type in _MOVES and node.input[0] in self.quantized:
             self.quantized |= set(node.output)
             covered = self.form.ranges.get(self.name(node.input[0]))
@@ -111,6 +187,84 @@ class Unfolding:
         if node.op_type in ("Div", "Mul"):
             self._scale(node)
         self.emit(node.op_type, [self.name(i) for i in node.input], list(node.output), node)
+
+    def _refuse(self, node: onnx.NodeProto, why: str) -> None:
+        raise ModelError(
+            f"{self.source}: {node.op_type} {node.name!r} {why}; only what moves, picks, orders or compares "
+            "numbers can be converted between a pair, so dequantize in front of it"
+        )
+
+    def _join(
+        self, node: onnx.NodeProto, grid: NumberGrid, slots: tuple[int, ...], outputs: tuple[int, ...]
+    ) -> None:
+        """Keep a node whose inputs at `slots` and `outputs` hold quantized numbers of `grid`."""
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        if node.op_type in COMPARISONS:
+            inputs = [self._whole_number(node, name, grid) for name in node.input]
+            self.emit(node.op_type, inputs, list(node.output), node)
+            return
+        inputs = [
+            self._real_operand(node, name, grid) if slot in slots else self.name(name)
+            for slot, name in enumerate(node.input)
+        ]
+        op = node.op_type
+        if attributes.get("reduction", b"none") != b"none":
+            self._refuse(node, f"reduces quantized numbers by {attributes['reduction'].decode()}")
+        if attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize":
+            self._refuse(node, "fills quantized numbers beyond the image")
+        if grid.zero and op == "Trilu":
+            self._refuse(node, f"writes 0, which stands for {grid.value(0):g} here,")
+        zero = [] if not grid.zero else [self.constant(f"{node.name}/zero", grid.value(0), grid.floats)]
+        if zero and op == "Pad" and attributes.get("mode", b"constant") == b"constant" and 2 not in slots:
+            inputs[2:3] = zero
+        if zero and op == "Relu":
+            op, inputs = "Max", inputs + zero
+        self.emit(op, inputs, list(node.output), node)
+        for name in (node.output[slot] for slot in outputs):
+            self.real[name] = name
+            self._note_range(name, grid)
+
+    def _real_operand(self, node: onnx.NodeProto, name: str, grid: NumberGrid) -> str:
+        """Return the float tensor of an input of quantized numbers, constant or computed."""
+        stored = self.array(name)
+        if stored is None:
+            return self.real_numbers(name)
+        if grid.is_dynamic:
+            self._refuse(node, f"reads the constant {name!r} beside numbers whose scale is dynamic")
+        scale, zero = np.asarray(grid.scale, grid.floats), np.asarray(grid.zero, np.float32)
+        return self.weight(self.names.claim(f"{name}/real"), grid_of(stored, scale, zero), grid.floats)
+
+    def _fill(self, node: onnx.NodeProto, grid: NumberGrid) -> None:
+        """Keep a node that fills a tensor with one quantized number."""
+        if grid.is_dynamic:
+            self._refuse(node, "fills a tensor beside numbers whose scale is dynamic")
+        given = next((numpy_helper.to_array(a.t) for a in node.attribute), np.zeros(1, grid.kind))
+        value = np.asarray([grid.value(float(given.astype(np.float32).item()))], grid.floats)
+        made = self.names.claim(f"{node.output[0]}/real")
+        self.emit("ConstantOfShape", list(node.input), [made], made, value=numpy_helper.from_array(value))
+        self.real[node.output[0]] = made
+
+    def _whole_number(self, node: onnx.NodeProto, name: str, grid: NumberGrid) -> str:
+        """Return the float tensor of the steps of an input of quantized numbers, counted from 0."""
+        real = self._real_operand(node, name, grid)
+        steps, rounded = (self.names.claim(f"{name}/{word}") for word in ("steps", "rounded"))
+        self.emit("Div", [real, self.constant(f"{name}/step", grid.scale, grid.floats)], [steps], steps)
+        self.emit("Round", [steps], [rounded], rounded)
+        return rounded
+
+    def _move_weight(self, node: onnx.NodeProto) -> bool:
+        """Reshape a weight on its grid, if one number is its scale; tell whether it did."""
+        grid = self.form.grids.get(self.name(node.input[0]))
+        others = [self.array(name) for name in node.input[1:]]
+        same = node.op_type == "Identity"
+        if grid is None or not (same or grid.scale.size == 1) or any(values is None for values in others):
+            return False
+        (steps,) = self.evaluate(node, dict(zip(node.input, [grid.steps, *others], strict=True)))
+        kind = helper.tensor_dtype_to_np_dtype(self.constants[self.name(node.input[0])].data_type)
+        made = grid if same else StoredGrid(steps, grid.scale.reshape(()))
+        self.real[node.output[0]] = self.weight(self.own_name(node), made, kind)
+        self.quantized.add(node.output[0])
+        return True
 
     def _scale(self, node: onnx.NodeProto) -> None:
         """Mark a quantized tensor times one number as quantized too: the scale absorbs the number."""
@@ -126,17 +280,32 @@ class Unfolding:
             self.form.ranges[node.output[0]] = (min(ends), max(ends))
 
     def emit(
-        self, op: str, inputs: list[str], outputs: list[str], like: onnx.NodeProto, **attributes: Any
+        self, op: str, inputs: list[str], outputs: list[str], like: onnx.NodeProto | str, **attributes: Any
     ) -> None:
-        """Add a node with `attributes`, and the attributes of `like` if both have the same op type."""
-        made = helper.make_node(op, inputs, outputs, name=like.name, **attributes)
-        if op == like.op_type:
+        """Add a node with `attributes`, and the attributes of `like` if both have the same op type.
+
+        like: a node of the source, or an unused name.
+        """
+        name = like if isinstance(like, str) else like.name
+        made = helper.make_node(op, inputs, outputs, name=name, **attributes)
+        if not isinstance(like, str) and op == like.op_type:
             made.CopyFrom(like)
             del made.input[:], made.output[:]
             made.input.extend(inputs)
             made.output.extend(outputs)
         self.nodes.append(made)
-        self.makers |= dict.fromkeys(outputs, made)
+        self._bounds |= dict.fromkeys(outputs, bounds_of(made, [self.bounds(name) for name in inputs]))
+        if op in _SAME_RANK and inputs[0] in self.ranks:
+            self.ranks |= dict.fromkeys(outputs, self.ranks[inputs[0]])
+        elif "perm" in attributes:
+            self.ranks |= dict.fromkeys(outputs, len(attributes["perm"]))
+
+    def bounds(self, tensor: str) -> Bounds:
+        """Return the least and the largest value that a float tensor can have, as far as known."""
+        values = None if tensor in self._bounds else self.array(tensor)
+        if values is not None and values.dtype.kind in "fiu" and values.size:
+            self._bounds[tensor] = (float(values.min()), float(values.max()))
+        return self._bounds.get(tensor, UNKNOWN)
 
     def name(self, tensor: str) -> str:
         """Return the float tensor that replaces `tensor` of the source."""
@@ -144,32 +313,32 @@ class Unfolding:
 
     def array(self, name: str) -> NDArray[Any] | None:
         """Return the values of a constant; None for a computed or absent tensor."""
-        tensor = self.arrays.get(name)
+        tensor = self.constants.get(name)
         return None if tensor is None else tensor_array(tensor)
 
-    def constant(self, name: str, values: ArrayLike) -> str:
-        """Add a float constant and return its name, `name` if it is free."""
-        free = name if name not in self.arrays else pick_name(name, self.arrays.keys() | self.index.names)
-        tensor = numpy_helper.from_array(np.asarray(values, np.float32), free)
-        self.arrays[free] = tensor
+    def constant(self, name: str, values: ArrayLike, kind: Any = np.float32) -> str:
+        """Add a constant of float type `kind` and return its name, `name` if no constant has it."""
+        free = name if name not in self.constants else self.names.claim(name)
+        tensor = numpy_helper.from_array(np.asarray(values, kind), free)
+        self.names.add(free)
+        self.constants[free] = tensor
         self.graph.initializer.append(tensor)
         return free
 
-    def weight(self, name: str, grid: StoredGrid) -> str:
+    def own_name(self, node: onnx.NodeProto) -> str:
+        """Return the name of a constant that replaces the output of `node`."""
+        output = node.output[0]
+        return self.names.claim(f"{output}/real") if output in self.outputs else output
+
+    def weight(self, name: str, grid: StoredGrid, kind: Any = np.float32) -> str:
         """Add the constant of `grid`, remember the grid, and return the name."""
-        made = self.constant(name, grid.values)
+        made = self.constant(name, grid.values, kind)
         self.form.grids[made] = grid.positive()
         return made
 
-    def parameters(self, node: onnx.NodeProto, scale: int, zero_point: int) -> tuple[NDArray[Any], Any]:
-        """Return the scale and zero point, None if absent, at two inputs. Raises ModelError if computed."""
-        factor = self.parameter(node, scale)
-        assert factor is not None, "a scale is no optional input"
-        return factor, self.parameter(node, zero_point)
-
-    def parameter(self, node: onnx.NodeProto, slot: int) -> NDArray[Any] | None:
+    def parameter(self, node: onnx.NodeProto, slot: int | None) -> NDArray[Any] | None:
         """Return the constant at input `slot`, None if absent. Raises ModelError if computed."""
-        name = node.input[slot] if slot < len(node.input) else ""
+        name = input_name(node, slot)
         value = self.array(self.name(name)) if name else None
         if name and value is None:
             raise ModelError(
@@ -178,140 +347,141 @@ class Unfolding:
             )
         return value
 
-    def real_input(self, node: onnx.NodeProto, slot: int, scale: int, zero_point: int, role: str) -> str:
-        """Return the float tensor of quantized input `slot`.
+    def parameters(self, node: onnx.NodeProto, operand: Operand) -> tuple[NDArray[Any], Any]:
+        """Return the scale, and the zero point or None, of an operand. Raises ModelError if computed."""
+        scale, zero = self.parameter(node, operand.scale), self.parameter(node, operand.zero)
+        if scale is None:
+            scale = np.ones(np.shape(0 if zero is None else zero), np.float32)
+        return scale, zero
 
-        Args:
-            node: an operator of quantized numbers.
-            slot: the quantized input.
-            scale: the input that holds its scale.
-            zero_point: the input that holds its zero point.
-            role: role of a constant at `slot`, used in the new name.
+    def grid(self, node: onnx.NodeProto, operand: Operand) -> NumberGrid:
+        """Return the grid of a computed operand or output of `node`.
+
+        Raises ModelError for computed parameters and for several scales.
         """
-        name = node.input[slot]
-        factor, offset = self.parameters(node, scale, zero_point)
+        scale, zero = self.parameters(node, operand)
+        if np.size(scale) != 1 or np.size(0 if zero is None else zero) != 1:
+            raise ModelError(
+                f"{self.source}: {node.op_type} {node.name!r} has {np.size(scale)} scales for the activation "
+                f"{node.input[operand.data]!r}; only one for a tensor can be converted"
+            )
+        is_sum = operand.scale is None and operand.zero is None
+        kind = np.dtype(np.int32) if is_sum else find_stored_type(node, zero)
+        offset = 0.0 if zero is None else float(np.asarray(zero).astype(np.float32).item())
+        return NumberGrid(float(scale.item()), offset, kind, scale.dtype)
+
+    def read(self, node: onnx.NodeProto, operand: Operand, axis: int = 0) -> str:
+        """Return the float tensor of an operand; scales of a constant are along `axis`."""
+        name = node.input[operand.data]
         stored = self.array(name)
         if stored is not None:
-            axis = 0 if node.op_type == "QLinearConv" else stored.ndim - 1
-            return self.weight(f"{name}/{role}", grid_of(stored, factor, offset, axis))
-        if name in self.inputs:
-            return self.dequantize_input(name, factor, offset)
-        return self.unfold_computed(name, factor, offset)
+            scale, zero = self.parameters(node, operand)
+            scale, zero = (one.reshape(-1) if np.size(one) > 1 else one for one in (scale, zero))
+            return self.weight(f"{name}/weight", grid_of(stored, scale, zero, axis), scale.dtype)
+        return self.read_computed(name, self.grid(node, operand))
 
-    def unfold_computed(self, name: str, scale: NDArray[Any], zero_point: Any) -> str:
-        """Return the float tensor of a computed tensor of quantized numbers.
-
-        It may be a constant behind data movement, whose scale is first known here.
-        """
-        real = self.name(name)
-        self.note_range(real, scale, zero_point, None)
-        maker = self.makers.get(real)
-        while maker is not None and maker.op_type in _MOVES:
-            stored = self.array(maker.input[0])
-            if stored is not None and stored.dtype.kind in "iu" and stored.dtype.itemsize == 1:
-                maker.input[0] = self.weight(f"{maker.input[0]}/weight", grid_of(stored, scale, zero_point))
-            maker = self.makers.get(maker.input[0])
+    def read_computed(self, name: str, grid: NumberGrid) -> str:
+        """Return the float tensor of computed numbers, read on `grid`, which may not be their own."""
+        own, real = self.numbers[name], self.real_numbers(name)
+        grid = replace(grid, kind=own.kind)
+        if own.is_dynamic or own.agrees(grid):
+            return real
+        factor, shift = grid.scale / own.scale, grid.value(own.zero)
+        for op, number in (("Mul", factor), ("Add", shift)):
+            if number != (1 if op == "Mul" else 0):
+                made = self.names.claim(f"{real}/{'scaled' if op == 'Mul' else 'shifted'}")
+                self.emit(op, [real, self.constant(f"{made}/by", number, own.floats)], [made], made)
+                real = made
+        self.form.changes["scale or zero point that a pair changes between its nodes applied"] += 1
+        self._bounds[real] = tuple(sorted(grid.value(end / own.scale + own.zero) for end in own.limits))
+        self._note_range(real, grid)
         return real
 
-    def dequantize_input(self, name: str, scale: NDArray[Any], zero_point: Any) -> str:
-        """Compute the real numbers of a quantized model input, and return their name."""
-        if f"{name}/real" not in self.makers:
-            zero = self.constant(f"{name}/zero", np.float32(0 if zero_point is None else zero_point))
-            factor = self.constant(f"{name}/factor", scale)
-            cast, shifted = f"{name}/cast", f"{name}/shifted"
-            self.emit("Cast", [name], [cast], _make_name_node(cast), to=int(onnx.TensorProto.FLOAT))
-            self.emit("Sub", [cast, zero], [shifted], _make_name_node(shifted))
-            self.emit("Mul", [shifted, factor], [f"{name}/real"], _make_name_node(f"{name}/real"))
-            self.note_range(f"{name}/real", scale, zero_point, None)
-        return f"{name}/real"
+    def real_numbers(self, name: str) -> str:
+        """Return the float tensor of computed numbers; integers from outside of the pairs are dequantized."""
+        if name not in self.real:
+            grid = self.numbers[name]
+            cast, shifted, real = (self.names.claim(f"{name}/{word}") for word in ("cast", "shifted", "real"))
+            to = helper.np_dtype_to_tensor_dtype(grid.floats)
+            zero = self.constant(f"{name}/zero", grid.zero, grid.floats)
+            factor = self.constant(f"{name}/factor", grid.scale, grid.floats)
+            self.emit("Cast", [name], [cast], cast, to=int(to))
+            self.emit("Sub", [cast, zero], [shifted], shifted)
+            self.emit("Mul", [shifted, factor], [real], real)
+            self._bounds[real] = grid.limits
+            self._note_range(real, grid)
+            self.real[name] = real
+        return self.real[name]
 
-    def give(self, node: onnx.NodeProto, tensor: str, scale: int, zero_point: int) -> None:
-        """Map output 0 of `node`, of quantized numbers, to `tensor`, clipped to the range."""
-        factor, offset = self.parameters(node, scale, zero_point)
-        self.real[node.output[0]] = self.saturate(tensor, node, factor, offset)
+    def give(self, node: onnx.NodeProto, tensor: str) -> None:
+        """Map output 0 of `node`, of quantized numbers, to `tensor`, limited to the range of its grid."""
+        grid = self.numbers[node.output[0]]
+        if grid.kind == np.int32:  # a sum of products
+            self.real[node.output[0]] = tensor
+            return
+        if grid.zero:
+            self.form.changes[f"activation with {grid.kind.name} zero point made symmetric"] += 1
+        elif grid.kind != np.int8:
+            self.form.changes[f"activation of {grid.kind.name} made symmetric"] += 1
+        self.real[node.output[0]] = self.saturate(tensor, grid)
 
-    def saturate(self, tensor: str, node: onnx.NodeProto, scale: NDArray[Any], zero_point: Any) -> str:
-        """Return `tensor`, or its Clip to a range that begins at 0 if the values may be negative."""
-        low, high = self.note_range(tensor, scale, zero_point, node)
-        if low != 0 or tensor in self.inputs or self._positive(tensor):
+    def saturate(self, tensor: str, grid: NumberGrid) -> str:
+        """Return `tensor`, or its Clip to the range of `grid` if values may be outside of it."""
+        (low, high), (least, most), half = grid.limits, self.bounds(tensor), grid.scale / 2
+        low, high = low if least < low - half else -math.inf, high if most > high + half else math.inf
+        if (low, high) == UNKNOWN:
+            self._note_range(tensor, grid)
             return tensor
-        clipped = f"{tensor}/clipped"
-        if clipped not in self.makers:
+        wanted = Saturation(tensor, low, high, grid.scale)
+        clipped = self._clips.get(wanted, "")
+        if not clipped:
+            clipped = self._clips[wanted] = self.names.claim(f"{tensor}/clipped")
+            ends = {key: end for key, end in (("min", low), ("max", high)) if math.isfinite(end)}
             if self.opset < 11:
-                self.emit("Clip", [tensor], [clipped], _make_name_node(clipped), min=0.0, max=float(high))
+                self.emit("Clip", [tensor], [clipped], clipped, **ends)
             else:
-                ends = (("min", 0.0), ("max", high))
-                limits = [self.constant(f"{clipped}/{key}", np.float32(end)) for key, end in ends]
-                self.emit("Clip", [tensor, *limits], [clipped], _make_name_node(clipped))
-            self.form.changes["Clip put where the range of a pair begins at 0"] += 1
-        self.form.ranges[clipped] = (low, high)
+                made = {key: self.constant(f"{clipped}/{key}", end, grid.floats) for key, end in ends.items()}
+                inputs = [tensor, made.get("min", ""), made.get("max", "")]
+                self.emit("Clip", inputs if "max" in made else inputs[:2], [clipped], clipped)
+            self._bounds[clipped] = (max(least, low), min(most, high))
+            self.form.clips[clipped] = wanted
+        self._note_range(clipped, grid)
         return clipped
 
-    def note_range(
-        self, tensor: str, scale: NDArray[Any], zero_point: Any, node: onnx.NodeProto | None
-    ) -> tuple[float, float]:
-        """Remember the range of a quantized tensor and return it.
-
-        Args:
-            tensor: its float form.
-            scale: one number.
-            zero_point: None if there is none.
-            node: the node that quantizes it, None if there is none.
-        """
-        if np.size(scale) != 1:
-            raise ModelError(
-                f"{self.source}: activation {tensor!r} has {np.size(scale)} scales; only one for a tensor "
-                "can be converted"
-            )
-        kind = find_stored_type(node, zero_point)
-        zero = 0.0 if zero_point is None else float(np.asarray(zero_point).reshape(-1)[0])
-        low, high = limits_of(kind)
-        if zero == 0 and low < 0:  # symmetric already: the same scale, without -128
-            low = -high
-        factor = float(np.asarray(scale).reshape(-1)[0])
-        found = ((low - zero) * factor, (high - zero) * factor)
-        if zero:
-            self.form.changes[f"activation with {kind.name} zero point made symmetric"] += 1
-        elif kind.name != "int8" and node is not None:
-            self.form.changes[f"activation of {kind.name} made symmetric"] += 1
-        return self.form.ranges.setdefault(tensor, found)
+    def _note_range(self, tensor: str, grid: NumberGrid) -> None:
+        """Remember the range of a tensor of quantized numbers, unless it is known or dynamic."""
+        if not grid.is_dynamic and grid.kind != np.int32:
+            self.form.ranges.setdefault(tensor, grid.covered(self.bounds(tensor)))
 
     def _keep_captured(self, node: onnx.NodeProto) -> None:
         """Restore the original names of tensors that bodies of `node` read."""
-        if not _has_body(node):
+        if not bodies(node):
             return
         alone = onnx.GraphProto(node=[node])
+        captured = GraphIndex(alone).captured
         for inner in list_nodes(alone):
             if inner.op_type in QUANTIZED_OPS:
                 raise ModelError(
                     f"{self.source}: {inner.op_type} {inner.name!r} is inside a body of {node.op_type} "
                     f"{node.name!r}; only the main graph can be converted"
                 )
-        for name in sorted(GraphIndex(alone).captured & set(self.real)):
-            self.emit("Identity", [self.real.pop(name)], [name], _make_name_node(f"{name}/identity"))
+        for name in sorted(captured & self.numbers.keys()):
+            self._refuse(node, f"has a body that reads the quantized numbers of {name!r}")
+        for name in sorted(captured & set(self.real)):
+            self._restore(name)
 
-    def _positive(self, tensor: str) -> bool:
-        while tensor in self.makers:
-            node = self.makers[tensor]
-            if node.op_type in _POSITIVE:
-                return True
-            if node.op_type == "Clip":
-                low = self.array(node.input[1]) if len(node.input) > 1 else None
-                return bool(low is not None and low >= 0)
-            if node.op_type not in _AS_BEFORE:
-                return False
-            tensor = node.input[0]
-        return False
+    def _restore(self, tensor: str) -> None:
+        """Give the float form of `tensor` its name of the source."""
+        real = self.real.pop(tensor)
+        if real != tensor:
+            self.emit("Identity", [real], [tensor], self.names.claim(f"{tensor}/identity"))
 
     def _finish(self) -> None:
-        for output in self.outputs & set(self.real):
-            self.emit("Identity", [self.real[output]], [output], _make_name_node(f"{output}/identity"))
-        for value in self.graph.output:
-            kind = value.type.tensor_type.elem_type
-            if value.name in self._find_quantized_outputs():
-                raise ModelError(
-                    f"{self.source}: output {value.name!r} is quantized (type {kind}); export it in float"
-                )
+        for name in sorted(self.outputs & (self.numbers.keys() | self._folded)):
+            kind = self.index.types.get(name, 0)
+            raise ModelError(f"{self.source}: output {name!r} is quantized (type {kind}); export it in float")
+        for output in sorted(self.outputs & set(self.real)):
+            self._restore(output)
         read = {name for node in self.nodes for name in node.input} | self.outputs
         read |= self.index.captured
         kept = [tensor for tensor in self.graph.initializer if tensor.name in read]
@@ -322,38 +492,23 @@ class Unfolding:
         # Tensors of quantized numbers have become float.
         del self.graph.value_info[:]
 
-    def _find_quantized_outputs(self) -> set[str]:
-        small = {
-            helper.np_dtype_to_tensor_dtype(np.dtype(kind)) for kind in ("int8", "uint8", "int16", "uint16")
-        }
-        return {
-            value.name
-            for value in self.graph.output
-            if value.name in self.real and value.type.tensor_type.elem_type in small
-        }
+
+def _quantize_constant(
+    node: onnx.NodeProto, values: Any, scale: NDArray[Any], zero_point: NDArray[Any] | None = None
+) -> NDArray[Any]:
+    """Return the numbers that a QuantizeLinear makes of a constant."""
+    kind = helper.np_dtype_to_tensor_dtype(find_stored_type(node, zero_point))
+    qtype = next(one for one in QTYPES.values() if one.onnx_type == kind)
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    granularity = Granularity.of(given.get("axis", 1), given.get("block_size", 0))
+    offset = 0 if zero_point is None else zero_point
+    codes = quantize(values.astype(np.float32), scale, offset, qtype=qtype, granularity=granularity)
+    return np.asarray(codes)
 
 
-def find_stored_type(node: onnx.NodeProto | None, zero_point: NDArray[Any] | None) -> np.dtype[Any]:
+def find_stored_type(node: onnx.NodeProto, zero_point: NDArray[Any] | None) -> np.dtype[Any]:
     """Return the type of the numbers of a QuantizeLinear: of its zero point, or from its attribute."""
     if zero_point is not None:
         return zero_point.dtype
-    kind: np.dtype[Any] = np.dtype(np.uint8)
-    for attribute in node.attribute if node is not None else ():
-        if attribute.name == "output_dtype" and attribute.i:
-            kind = np.dtype(helper.tensor_dtype_to_np_dtype(attribute.i))
-    return kind
-
-
-def limits_of(kind: np.dtype[Any]) -> tuple[float, float]:
-    """Return the smallest and largest number of an integer or float8 type."""
-    info = ml_dtypes.iinfo if "int" in kind.name else ml_dtypes.finfo
-    return float(info(kind).min), float(info(kind).max)
-
-
-def _make_name_node(name: str) -> onnx.NodeProto:
-    """Return a node that only carries a name."""
-    return helper.make_node("Identity", [], [], name=name)
-
-
-def _has_body(node: onnx.NodeProto) -> bool:
-    return any(attribute.type in (5, 10) for attribute in node.attribute)
+    given = next((a.i for a in node.attribute if a.name == "output_dtype"), 0)
+    return np.dtype(helper.tensor_dtype_to_np_dtype(given) if given else np.uint8)

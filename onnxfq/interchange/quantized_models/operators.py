@@ -1,4 +1,4 @@
-"""Float equivalents of integer operators: one function per operator, and their table."""
+"""Float equivalents of integer operators: one function for each kind of operator, and their table."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.graph.stored_grid import grid_of
-from onnxfq.interchange.quantized_models.dequantize import Handler, Unfolding, find_stored_type
-from onnxfq.numerics.affine import quantize
-from onnxfq.numerics.granularity import Granularity
-from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.interchange.quantized_models.dequantize import Handler, Unfolding
+from onnxfq.interchange.quantized_models.number_grids import Operand, input_name, quantized_slots
 
 _OWN_ATTRIBUTES = frozenset({"channels_last", "opset"})
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, object]:
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     return {name: value for name, value in given.items() if name not in _OWN_ATTRIBUTES}
 
@@ -29,223 +28,217 @@ def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
 
 
 def _quantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    tensor = unfolding.name(node.input[0])
-    scale, zero_point = unfolding.parameters(node, 1, 2)
-    values = unfolding.array(tensor)
-    if values is None:
-        unfolding.real[node.output[0]] = unfolding.saturate(tensor, node, scale, zero_point)
-        return
-    # A float constant with Q: the model computes with the rounded values.
-    kind = helper.np_dtype_to_tensor_dtype(find_stored_type(node, zero_point))
-    qtype = next(one for one in QTYPES.values() if one.onnx_type == kind)
-    offset = 0 if zero_point is None else zero_point
-    granularity = Granularity.of(_attribute(node, "axis", 1), _attribute(node, "block_size", 0))
-    codes = quantize(values.astype(np.float32), scale, offset, qtype=qtype, granularity=granularity)
-    unfolding.real[node.output[0]] = _constant(unfolding, node, f"{tensor}/rounded", codes, scale, zero_point)
+    unfolding.give(node, unfolding.name(node.input[0]))
 
 
 def _dequantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     name, output = node.input[0], node.output[0]
     stored = unfolding.array(name)
-    scale, zero_point = unfolding.parameters(node, 1, 2)
     unfolding.quantized.add(output)
-    if stored is not None and name not in unfolding.real:
-        made = _constant(unfolding, node, output, stored, scale, zero_point)
-        if stored.dtype == np.int32:
-            unfolding.form.changes["int32 constant, such as a bias, made float"] += 1
-            unfolding.form.grids.pop(made)
-        unfolding.real[output] = made
-    elif name in unfolding.inputs:
-        unfolding.real[output] = unfolding.dequantize_input(name, scale, zero_point)
-    elif name in unfolding.real:
-        unfolding.real[output] = unfolding.real[name]
-    else:
-        unfolding.real[output] = unfolding.unfold_computed(name, scale, zero_point)
-
-
-def _constant(
-    unfolding: Unfolding,
-    node: onnx.NodeProto,
-    name: str,
-    stored: NDArray[Any],
-    scale: NDArray[Any],
-    zero_point: NDArray[Any] | None,
-) -> str:
-    """Add the float constant of stored numbers, and return its name."""
+    (operand,) = quantized_slots(node).operands
+    if stored is None:
+        unfolding.real[output] = unfolding.read_computed(name, unfolding.grid(node, operand))
+        return
+    scale, zero_point = unfolding.parameters(node, operand)
     axis, block = _attribute(node, "axis", 1), _attribute(node, "block_size", 0)
-    if "float" not in stored.dtype.name:
-        return unfolding.weight(name, grid_of(stored, scale, zero_point, axis, block))
-    factor = grid_of(np.ones(stored.shape, np.int8), scale, None, axis, block).values
-    return unfolding.constant(name, stored.astype(np.float32) * factor)
+    made = unfolding.own_name(node)
+    if "float" in stored.dtype.name:
+        factor = grid_of(np.ones(stored.shape, np.int8), scale, None, axis, block).values
+        unfolding.real[output] = unfolding.constant(made, stored.astype(np.float32) * factor, scale.dtype)
+        return
+    unfolding.real[output] = unfolding.weight(
+        made, grid_of(stored, scale, zero_point, axis, block), scale.dtype
+    )
+    if stored.dtype == np.int32:
+        unfolding.form.changes["int32 constant, such as a bias, made float"] += 1
+        unfolding.form.grids.pop(unfolding.real[output])
 
 
 def _dynamic(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     """Convert DynamicQuantizeLinear: its numbers stand for x in units of 1."""
     unfolding.real[node.output[0]] = unfolding.name(node.input[0])
     unfolding.quantized.add(node.output[0])
-    for name, value in zip(node.output[1:], (1.0, 0.0), strict=False):
-        unfolding.real[name] = unfolding.constant(f"{name}/unit", np.float32(value))
     unfolding.form.changes["DynamicQuantizeLinear left out, to be made static"] += 1
 
 
-def _qlinear_conv(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    x = unfolding.real_input(node, 0, 1, 2, "data")
-    w = unfolding.real_input(node, 3, 4, 5, "weight")
-    inputs = [x, w]
-    if len(node.input) > 8 and node.input[8]:
-        inputs.append(_bias(unfolding, node, 8, 1, 4))
-    _unfold_weighted(unfolding, node, "Conv", inputs)
-    unfolding.give(node, f"{node.output[0]}/real", 6, 7)
+def _linear(op: str, bias: int | None = None) -> Handler:
+    """Return the handler of an operator with quantized operands and a quantized output, if it has any.
+
+    Args:
+        op: the float operator.
+        bias: input that holds a bias of int32, whose scale is the product of the scales of the operands.
+    """
+
+    def handle(unfolding: Unfolding, node: onnx.NodeProto) -> None:
+        slots = quantized_slots(node)
+        inputs = [unfolding.read(node, one, _channel_axis(unfolding, node, one)) for one in slots.operands]
+        if node.op_type == "QLinearWhere":
+            inputs.insert(0, unfolding.name(node.input[0]))
+        if bias is not None and input_name(node, bias):
+            inputs.append(_bias(unfolding, node, bias, slots.operands))
+        real = node.output[0] if slots.output is None else unfolding.names.claim(f"{node.output[0]}/real")
+        weighted = op in WEIGHTED_INPUTS
+        _emit_channels_first(unfolding, node, op, inputs, real)
+        if weighted:
+            unfolding.form.inputs[node.name] = {0, 1}
+        unfolding.form.changes[f"{node.op_type} made {op}{' with pairs' if weighted else ''}"] += 1
+        if slots.output is not None:
+            unfolding.give(node, real)
+
+    return handle
 
 
-def _bias(unfolding: Unfolding, node: onnx.NodeProto, slot: int, scale: int, other: int) -> str:
+def _channel_axis(unfolding: Unfolding, node: onnx.NodeProto, operand: Operand) -> int:
+    """Return the axis of the output channels of a stored operand."""
+    if node.op_type in ("ConvInteger", "QLinearConv") or _attribute(node, "transB", 0):
+        return 0
+    stored = unfolding.array(node.input[operand.data])
+    return 0 if stored is None else max(stored.ndim - 1, 0)
+
+
+def _emit_channels_first(
+    unfolding: Unfolding, node: onnx.NodeProto, op: str, inputs: list[str], output: str
+) -> None:
+    """Add `op`, between Transpose nodes if `node` has its channels last (onnxruntime's optimizer)."""
+    if not _attribute(node, "channels_last", int(node.op_type == "NhwcMaxPool")):
+        unfolding.emit(op, inputs, [output], node, **_attributes(node))
+        return
+    weight = unfolding.array(inputs[1]) if op == "Conv" else None
+    window = next((a.ints for a in node.attribute if a.name == "kernel_shape"), ())
+    rank = len(window) + 2 if weight is None else weight.ndim
+    rank = rank if rank > 2 else unfolding.ranks.get(inputs[0], 0)
+    if not rank:
+        raise ModelError(
+            f"{unfolding.source}: {node.op_type} {node.name!r} has its channels last and no known rank; "
+            "export it as NCHW"
+        )
+    first, turned = (unfolding.names.claim(f"{output}/{word}") for word in ("channels_first", "turned"))
+    order = [0, rank - 1, *range(1, rank - 1)]
+    unfolding.emit("Transpose", [inputs[0]], [first], first, perm=order)
+    unfolding.emit(op, [first, *inputs[1:]], [turned], node, **_attributes(node))
+    unfolding.emit("Transpose", [turned], [output], output, perm=[0, *range(2, rank), 1])
+    if inputs[0] in unfolding.form.ranges:
+        unfolding.form.ranges[first] = unfolding.form.ranges[inputs[0]]
+
+
+def _nhwc_max_pool(unfolding: Unfolding, node: onnx.NodeProto) -> None:
+    """Convert NhwcMaxPool: MaxPool of quantized numbers with the channels last."""
+    _emit_channels_first(unfolding, node, "MaxPool", [unfolding.real_numbers(node.input[0])], node.output[0])
+    unfolding.real[node.output[0]] = node.output[0]
+    unfolding.form.changes["NhwcMaxPool made MaxPool"] += 1
+
+
+def _bias(unfolding: Unfolding, node: onnx.NodeProto, slot: int, operands: tuple[Operand, ...]) -> str:
     """Return the float constant of an int32 bias, whose scale is the product of two other scales."""
     stored = unfolding.array(node.input[slot])
     if stored is None:
         raise ModelError(
-            f"{node.op_type} {node.name!r} computes its bias {node.input[slot]!r}; make it constant"
+            f"{unfolding.source}: {node.op_type} {node.name!r} computes its bias {node.input[slot]!r}; make "
+            "it constant"
         )
-    factors = [unfolding.parameter(node, one) for one in (scale, other)]
-    assert factors[0] is not None and factors[1] is not None, "a scale is no optional input"
-    factor = factors[0].astype(np.float64) * factors[1].astype(np.float64)
+    scales = [unfolding.parameters(node, one)[0] for one in operands]
+    factor = np.multiply(*(scale.astype(np.float64) for scale in scales))
     unfolding.form.changes["int32 constant, such as a bias, made float"] += 1
     return unfolding.constant(f"{node.input[slot]}/float", (stored * factor).astype(np.float32))
 
 
-def _unfold_weighted(unfolding: Unfolding, node: onnx.NodeProto, op: str, inputs: list[str]) -> None:
-    real = f"{node.output[0]}/real"
-    unfolding.emit(op, inputs, [real], node, **_attributes(node))
-    unfolding.form.inputs[node.name] = {0, 1}
-    unfolding.form.changes[f"{node.op_type} made {op} with pairs"] += 1
-
-
-def _qlinear_matmul(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    inputs = [unfolding.real_input(node, 0, 1, 2, "weight"), unfolding.real_input(node, 3, 4, 5, "weight")]
-    _unfold_weighted(unfolding, node, "MatMul", inputs)
-    unfolding.give(node, f"{node.output[0]}/real", 6, 7)
-
-
-def _qgemm(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    a = unfolding.real_input(node, 0, 1, 2, "weight")
-    stored = unfolding.array(node.input[3])
-    scale, zero_point = unfolding.parameters(node, 4, 5)
-    if stored is None:
-        b = unfolding.real_input(node, 3, 4, 5, "weight")
-    else:
-        b = unfolding.weight(
-            f"{node.input[3]}/weight",
-            grid_of(stored, scale, zero_point, 0 if _attribute(node, "transB", 0) else 1),
-        )
-    inputs = [a, b]
-    if len(node.input) > 6 and node.input[6]:
-        inputs.append(_bias(unfolding, node, 6, 1, 4))
-    if len(node.input) > 7 and node.input[7]:
-        _unfold_weighted(unfolding, node, "Gemm", inputs)
-        unfolding.give(node, f"{node.output[0]}/real", 7, 8)
-    else:
-        _unfold_weighted(unfolding, node, "Gemm", inputs)
-        unfolding.real[node.output[0]] = f"{node.output[0]}/real"
-
-
-def _make_unary_handler(op: str) -> Handler:
-    """Return the handler of an operator with inputs x, scale, zero point, scale and zero point of y."""
-
-    def handle(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-        if _attribute(node, "channels_last", 0):
-            raise ModelError(f"{node.op_type} {node.name!r} has its channels last; export it as NCHW")
-        x = unfolding.real_input(node, 0, 1, 2, "data")
-        unfolding.emit(op, [x], [f"{node.output[0]}/real"], node, **_attributes(node))
-        unfolding.form.changes[f"{node.op_type} made {op}"] += 1
-        unfolding.give(node, f"{node.output[0]}/real", 3, 4)
-
-    return handle
-
-
-def _two_inputs(op: str) -> Handler:
-    def handle(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-        inputs = [unfolding.real_input(node, slot, slot + 1, slot + 2, "data") for slot in (0, 3)]
-        unfolding.emit(op, inputs, [f"{node.output[0]}/real"], node)
-        unfolding.form.changes[f"{node.op_type} made {op}"] += 1
-        unfolding.give(node, f"{node.output[0]}/real", 6, 7)
-
-    return handle
-
-
-def _concat(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    inputs = [
-        unfolding.real_input(node, slot, slot + 1, slot + 2, "data") for slot in range(2, len(node.input), 3)
-    ]
-    unfolding.emit("Concat", inputs, [f"{node.output[0]}/real"], node, **_attributes(node))
-    unfolding.form.changes["QLinearConcat made Concat"] += 1
-    unfolding.give(node, f"{node.output[0]}/real", 0, 1)
-
-
-def _integer(op: str) -> Handler:
-    """Return the handler of ConvInteger or MatMulInteger: an integer product with a scale behind it."""
-
-    def handle(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-        inputs = [_whole(unfolding, node, slot, slot + 2) for slot in (0, 1)]
-        unfolding.emit(op, inputs, list(node.output), node, **_attributes(node))
-        unfolding.form.inputs[node.name] = {0, 1}
-        unfolding.form.changes[f"{node.op_type} made {op} with pairs"] += 1
-        unfolding.quantized.add(node.output[0])
-
-    return handle
-
-
-def _whole(unfolding: Unfolding, node: onnx.NodeProto, slot: int, zero_point: int) -> str:
-    stored = unfolding.array(node.input[slot])
-    if stored is None:
-        return unfolding.name(node.input[slot])
-    given = node.input[zero_point] if zero_point < len(node.input) else ""
-    offset = unfolding.array(given) if given else None
-    axis = 0 if node.op_type == "ConvInteger" else stored.ndim - 1
-    scale = np.ones(() if offset is None else offset.shape, np.float32)
-    return unfolding.weight(f"{node.input[slot]}/weight", grid_of(stored, scale, offset, axis))
-
-
 def _cast(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    """Convert a Cast of an integer product, which is float already."""
-    if node.input[0] in unfolding.quantized and _attribute(node, "to", 0) == onnx.TensorProto.FLOAT:
-        unfolding.real[node.output[0]] = unfolding.name(node.input[0])
-    else:
+    """Convert a Cast: of quantized numbers, it gives the numbers themselves."""
+    name, to = node.input[0], _attribute(node, "to", 0)
+    grid = unfolding.numbers.get(name)
+    if grid is None:
         unfolding.keep(node)
+    elif node.output[0] in unfolding.numbers:  # to their own type
+        unfolding.real[node.output[0]] = unfolding.real_numbers(name)
+    else:
+        plain = unfolding.read_computed(name, grid.plain)
+        if to == helper.np_dtype_to_tensor_dtype(grid.floats):
+            unfolding.real[node.output[0]] = plain
+            return
+        if to in _WHOLE_TYPES:
+            rounded = unfolding.names.claim(f"{node.output[0]}/rounded")
+            unfolding.emit("Round", [plain], [rounded], rounded)
+            plain = rounded
+        unfolding.emit("Cast", [plain], list(node.output), node)
 
 
-def _to_float_product(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    """Convert MatMulIntegerToFloat: A, B, scale of A, scale of B, zero points of both, bias."""
-    _product_of_stored(unfolding, node, scale=3, zero_point=5, bias=6)
+_WHOLE_TYPES = tuple(helper.np_dtype_to_tensor_dtype(np.dtype(k)) for k in "bBhHiIlLqQ")
 
 
-def _dynamic_product(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    """Convert DynamicQuantizeMatMul: A in float, B, its scale and zero point, bias."""
-    _product_of_stored(unfolding, node, scale=2, zero_point=3, bias=4)
-
-
-def _product_of_stored(
-    unfolding: Unfolding, node: onnx.NodeProto, *, scale: int, zero_point: int, bias: int
-) -> None:
-    """Convert a product with a stored second matrix, whose scale, zero point and bias are these inputs."""
-    given = dict(enumerate(node.input))
-    stored, scales = unfolding.array(node.input[1]), unfolding.array(node.input[scale])
-    offset = unfolding.array(given[zero_point]) if given.get(zero_point) else None
-    if stored is None or scales is None:
-        raise ModelError(
-            f"{node.op_type} {node.name!r} computes its second input; only constant ones are known"
-        )
-    a = unfolding.name(node.input[0])
-    b = unfolding.weight(f"{node.input[1]}/weight", grid_of(stored, scales, offset, stored.ndim - 1))
-    _product(unfolding, node, [a, b], given.get(bias, ""))
+def _product_of_stored(unfolding: Unfolding, node: onnx.NodeProto) -> None:
+    """Convert MatMulIntegerToFloat and DynamicQuantizeMatMul: a product in float, with a bias."""
+    a = input_name(node, 0)
+    if node.op_type == "MatMulIntegerToFloat":
+        first, second = quantized_slots(node).operands
+        a, bias = unfolding.read(node, first), 6
+    else:
+        a, second, bias = unfolding.name(a), Operand(1, 2, 3), 4
+    b = unfolding.read(node, second, _channel_axis(unfolding, node, second))
+    _product(unfolding, node, [a, b], input_name(node, bias))
 
 
 def _product(unfolding: Unfolding, node: onnx.NodeProto, inputs: list[str], bias: str) -> None:
     output = node.output[0]
-    unfolding.emit("MatMul", inputs, [f"{output}/product" if bias else output], node)
+    product = unfolding.names.claim(f"{output}/product") if bias else output
+    unfolding.emit("MatMul", inputs, [product], node)
     unfolding.form.inputs[node.name] = {0, 1}
     unfolding.form.changes[f"{node.op_type} made MatMul with pairs"] += 1
     if bias:
-        like = helper.make_node("Add", [], [], name=f"{node.name}/bias")
-        unfolding.emit("Add", [f"{output}/product", unfolding.name(bias)], [output], like)
+        like = unfolding.names.claim(f"{node.name}/bias")
+        unfolding.emit("Add", [product, unfolding.name(bias)], [output], like)
+
+
+def _attention(unfolding: Unfolding, node: onnx.NodeProto) -> None:
+    """Convert QAttention: a quantized projection to queries, keys and values, and attention in float."""
+    if input_name(node, 8) or len([name for name in node.output if name]) > 1:
+        raise ModelError(
+            f"{unfolding.source}: QAttention {node.name!r} has past keys and values, which have no known "
+            "float form; export it without them, or quantize the float model again"
+        )
+    names = {word: unfolding.names.claim(f"{node.output[0]}/{word}") for word in ("product", "all", *"qkv")}
+    inputs = [unfolding.read(node, one, 1) for one in quantized_slots(node).operands]
+    unfolding.emit("MatMul", inputs, [names["product"]], names["product"])
+    unfolding.form.inputs[names["product"]] = {0, 1}
+    unfolding.emit("Add", [names["product"], unfolding.name(node.input[2])], [names["all"]], names["all"])
+    parts = [names[one] for one in "qkv"]
+    split = {"axis": -1} if unfolding.opset < 18 else {"axis": -1, "num_outputs": 3}
+    unfolding.emit("Split", [names["all"]], parts, f"{names['all']}/split", **split)
+    attributes = {k: v for k, v in _attributes(node).items() if k in _ATTENTION_ATTRIBUTES}
+    mask = [input_name(node, 5)] if input_name(node, 5) else []
+    inputs = [*parts, "", *mask] if mask else parts
+    unfolding.emit(
+        "MultiHeadAttention", inputs, [node.output[0]], node.name, domain=node.domain, **attributes
+    )
+    unfolding.form.changes["QAttention made MatMul with pairs, and MultiHeadAttention in float"] += 1
+
+
+_ATTENTION_ATTRIBUTES = ("mask_filter_value", "num_heads", "scale", "unidirectional")
+
+
+def _lstm(unfolding: Unfolding, node: onnx.NodeProto) -> None:
+    """Convert DynamicQuantizeLSTM: weights [directions, in, 4 * hidden] are those of LSTM transposed."""
+    weights = []
+    for slot, (scale, zero_point) in ((1, (8, 9)), (2, (10, 11))):
+        stored = unfolding.array(node.input[slot])
+        if stored is None:
+            raise ModelError(
+                f"{unfolding.source}: DynamicQuantizeLSTM {node.name!r} computes its weights "
+                f"{node.input[slot]!r}; make them constant"
+            )
+        factor, zero = (unfolding.parameter(node, one) for one in (scale, zero_point))
+        # One number for each direction, or for each direction and output channel.
+        factor, zero = (
+            np.asarray(0 if one is None else one, np.float32).reshape(-1, 1, *np.shape(one)[1:])
+            for one in (factor, zero)
+        )
+        factor, zero = (one if one.ndim == 3 else one[..., None] for one in (factor, zero))
+        real = (stored.astype(np.float32) - zero) * factor
+        weights.append(unfolding.constant(f"{node.input[slot]}/real", real.transpose(0, 2, 1)))
+    inputs = [unfolding.name(node.input[0]), *weights, *map(unfolding.name, node.input[3:8])]
+    while not inputs[-1]:
+        inputs.pop()
+    unfolding.emit("LSTM", inputs, list(node.output), node, **_attributes(node))
+    unfolding.form.changes["DynamicQuantizeLSTM made LSTM, in float"] += 1
 
 
 def _matmul_nbits(unfolding: Unfolding, node: onnx.NodeProto) -> None:
@@ -266,7 +259,7 @@ def _matmul_nbits(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     middle = np.full((n, blocks), 1 << (bits - 1), np.int32)
     offset = middle if zeros is None else _unpack_bits(zeros.reshape(n, -1), bits)[:, :blocks]
     grid = grid_of(numbers, scale.reshape(n, blocks), offset, 1, block).transpose()
-    inputs = [unfolding.name(node.input[0]), unfolding.weight(f"{node.input[1]}/weight", grid)]
+    inputs = [unfolding.name(node.input[0]), unfolding.weight(f"{node.input[1]}/weight", grid, scale.dtype)]
     _product(unfolding, node, inputs, bias)
     unfolding.form.inputs[node.name] = {1}
 
@@ -278,23 +271,27 @@ def _unpack_bits(bytes_: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
 
 HANDLERS: dict[str, Handler] = {
     "Cast": _cast,
-    "ConvInteger": _integer("Conv"),
+    "ConvInteger": _linear("Conv"),
     "DequantizeLinear": _dequantize,
+    "DynamicQuantizeLSTM": _lstm,
     "DynamicQuantizeLinear": _dynamic,
-    "DynamicQuantizeMatMul": _dynamic_product,
-    "MatMulInteger": _integer("MatMul"),
-    "MatMulIntegerToFloat": _to_float_product,
+    "DynamicQuantizeMatMul": _product_of_stored,
+    "MatMulInteger": _linear("MatMul"),
+    "MatMulIntegerToFloat": _product_of_stored,
     "MatMulNBits": _matmul_nbits,
-    "QGemm": _qgemm,
-    "QLinearAdd": _two_inputs("Add"),
-    "QLinearAveragePool": _make_unary_handler("AveragePool"),
-    "QLinearConcat": _concat,
-    "QLinearConv": _qlinear_conv,
-    "QLinearGlobalAveragePool": _make_unary_handler("GlobalAveragePool"),
-    "QLinearLeakyRelu": _make_unary_handler("LeakyRelu"),
-    "QLinearMatMul": _qlinear_matmul,
-    "QLinearMul": _two_inputs("Mul"),
-    "QLinearSigmoid": _make_unary_handler("Sigmoid"),
-    "QLinearSoftmax": _make_unary_handler("Softmax"),
+    "NhwcMaxPool": _nhwc_max_pool,
+    "QAttention": _attention,
+    "QGemm": _linear("Gemm", bias=6),
+    "QLinearAdd": _linear("Add"),
+    "QLinearAveragePool": _linear("AveragePool"),
+    "QLinearConcat": _linear("Concat"),
+    "QLinearConv": _linear("Conv", bias=8),
+    "QLinearGlobalAveragePool": _linear("GlobalAveragePool"),
+    "QLinearLeakyRelu": _linear("LeakyRelu"),
+    "QLinearMatMul": _linear("MatMul"),
+    "QLinearMul": _linear("Mul"),
+    "QLinearSigmoid": _linear("Sigmoid"),
+    "QLinearSoftmax": _linear("Softmax"),
+    "QLinearWhere": _linear("Where"),
     "QuantizeLinear": _quantize,
 }

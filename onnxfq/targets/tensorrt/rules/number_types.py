@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from onnx import TensorProto
 
-from onnxfq.graph.ops import CONVOLUTIONS, QDQ_OPS, WEIGHTED_INPUTS
+from onnxfq.graph.ops import CONVOLUTIONS, QDQ_OPS, QUANTIZED_OPS, SIZES, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, quantizer, type_name
-from onnxfq.targets.tensorrt.rules.scopes import Site
+from onnxfq.targets.tensorrt.rules.scopes import Scope, Site
 
 _CODES = dict(TensorProto.DataType.items())
 # By name: an installed onnx may be older than a type.
@@ -34,6 +34,17 @@ _MISSING = {_CODES[name]: instead for name, instead in _INSTEAD.items() if name 
 # Operators whose inputs have one type; others, such as Resize, take several float types.
 _ONE_FLOAT = frozenset({*WEIGHTED_INPUTS, "Add", "Concat", "Div", "Max", "Min", "Mul", "Sub", "Sum"})
 _FIRST_OPSETS = {one.onnx_type: one.min_opset or 0 for one in QTYPES.values() if one.onnx_type}
+# Types whose constants are read by a DequantizeLinear only.
+_DEQUANTIZED = frozenset(
+    _CODES[name] for name in ("INT8", "INT4", "FLOAT8E4M3FN", "FLOAT4E2M1") if name in _CODES
+)
+# Inputs that TensorRT reads when it parses the model, so that they are no tensors of the engine.
+_PARSED: Mapping[str, frozenset[int]] = {
+    "Clip": frozenset({1, 2}),
+    "CastLike": frozenset({1}),
+    **dict.fromkeys(SIZES, frozenset({0})),
+}
+_NOT_IN_INT8 = frozenset({"Einsum", "GridSample", "Mod"})
 # Multiplied with a partner of the same type only.
 _BOTH_SIDES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
 
@@ -50,12 +61,72 @@ def check_tensor_types(reading: Reading) -> Iterator[Finding]:
         if q.qtype in _MISSING and (q.quantizes or q.site.scope.initializer(q.data) is not None):
             yield _make_type_finding(q.site, q.data, q.qtype)
     for scope in reading.main.iterate_scopes():
-        stored = [tensor.name for tensor in scope.graph.initializer]
-        stored += [site.node.output[0] for site in scope.sites if site.op == "Constant"]
-        for name in stored:
+        for name in _list_stored(scope):
             readers = scope.readers(name)
             if readers and name not in told and scope.dtype(name) in _MISSING:
                 yield _make_type_finding(readers[0], name, scope.dtype(name))
+
+
+def _list_stored(scope: Scope) -> list[str]:
+    """Return the names of the stored constants of a graph."""
+    stored = [tensor.name for tensor in scope.graph.initializer]
+    return stored + [str(site.node.output[0]) for site in scope.sites if site.op == "Constant"]
+
+
+def quantized_constants(reading: Reading) -> Iterator[Finding]:
+    """Refuse quantized constants that another operator than a DequantizeLinear reads.
+
+    Source: TensorRT for RTX 1.7.1, "Quantized constant is only allowed before DQ"; beside a uint8 tensor it
+    has a constant of uint8 in int32, "must have same input types".
+    """
+    for scope in reading.main.iterate_scopes():
+        filled = [str(site.node.output[0]) for site in scope.sites if site.op == "ConstantOfShape"]
+        for name in filled:
+            maker, code = scope.maker(name), scope.dtype(name)
+            if maker is not None and code in _DEQUANTIZED:
+                yield _make_constant_finding(maker, name, code, "gives")
+        for name in _list_stored(scope):
+            code = scope.dtype(name)
+            for site in scope.readers(name) if code in (*_DEQUANTIZED, TensorProto.UINT8) else ():
+                if not _is_parsed(site, name) and (code in _DEQUANTIZED or _meets_uint8(site)):
+                    yield _make_constant_finding(site, name, code, "reads")
+
+
+def _make_constant_finding(site: Site, name: str, code: int, verb: str) -> Finding:
+    message = (
+        f"{verb} the {type_name(code)} constant {name!r}, and TensorRT takes quantized constants in front of "
+        "a DequantizeLinear only; move the operator behind it, or use `onnxfq convert`"
+    )
+    return make_finding("quantized-constant", "refused", site, message, name)
+
+
+def _is_parsed(site: Site, name: str) -> bool:
+    """Tell whether `site` quantizes, reads a constant as a parameter or hands it on as a zero point only."""
+    if site.op in QUANTIZED_OPS or site.node.domain not in STANDARD_DOMAINS:
+        return True
+    slots = {slot for slot, one in enumerate(site.node.input) if one == name}
+    readers = [(one, output) for output in site.node.output for one in site.scope.readers(output)]
+    zero_points = (site.scope.initializer(name) is not None) and all(
+        quantizer(one) is not None and one.input(2) == output for one, output in readers
+    )
+    return slots <= _PARSED.get(site.op, frozenset()) or (bool(readers) and zero_points)
+
+
+def _meets_uint8(site: Site) -> bool:
+    """Tell whether `site` also reads a computed tensor of uint8."""
+    return any(
+        name and site.scope.dtype(name) == TensorProto.UINT8 and not site.scope.is_constant(name)
+        for name in site.node.input
+    )
+
+
+def int8_operators(reading: Reading) -> Iterator[Finding]:
+    """Refuse operators that ONNX has for int8 and TensorRT for RTX 1.7.1 does not."""
+    for site in reading.sites:
+        read = [name for name in site.node.input if name and site.scope.dtype(name) == TensorProto.INT8]
+        if site.op in _NOT_IN_INT8 and read:
+            message = f"computes with the int8 numbers of {read[0]!r}, and TensorRT does not; dequantize them"
+            yield make_finding("int8-operator", "refused", site, message, read[0])
 
 
 def _make_type_finding(site: Site, tensor: str, code: int) -> Finding:
@@ -173,6 +244,8 @@ def _float_type(site: Site, tensor: str) -> int:
 
 RULES: tuple[Rule, ...] = (
     check_tensor_types,
+    quantized_constants,
+    int8_operators,
     check_uint8,
     check_undeclared_types,
     wide_integers,
