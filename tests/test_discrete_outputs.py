@@ -331,6 +331,19 @@ def test_reports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_sources_among_inner_tensors(tmp_path: Path) -> None:
+    """A tensor that stands for an output is scored once, with the outputs."""
+    model = build(
+        """g (float[N,16] x) => (int64[N] y) {
+            a = MatMul (x, w) r = Relu (a) i = ArgMax <axis = 1, keepdims = 0> (r) b = MatMul (r, v)
+            j = ArgMax <axis = 1, keepdims = 0> (b) y = Add (i, j) }""",
+        {name: CONSTANTS[name] for name in "wv"},
+    )
+    quantize(model, {"x": X}, tmp_path / "q.onnx")
+    (found,) = evaluate(model, tmp_path / "q.onnx", {"x": X}, per_tensor=True).candidates
+    assert {score.output for score in found.outputs} == {"r", "b"} and not found.tensors
+
+
 def test_equal_outputs_are_called_equal() -> None:
     """No table and no verdict prints an infinite SQNR."""
     model = network("class")
