@@ -110,6 +110,12 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...], set[str]]] = {
         set(),
     ),
     "sequence": ("seq(float[N,16]) y", "b = Relu (a) y = SequenceConstruct (a, b)", ("a", "b"), set()),
+    "sequence of classes": (
+        "seq(int64[N]) y",
+        "i = ArgMax <axis = 1, keepdims = 0> (a) y = SequenceConstruct (i, i)",
+        ("a",),
+        set(),
+    ),
     "classifier": (
         "int64[N] y, float[N,2] s",
         f"""y, s = ai.onnx.ml.LinearClassifier <classlabels_ints = [3, 5], intercepts = [0.0, 0.0],
@@ -143,8 +149,12 @@ def test_what_judges(kind: str) -> None:
 
 def discrete(model: onnx.ModelProto) -> set[str]:
     """Outputs of no floats."""
-    floats = (onnx.TensorProto.FLOAT, 0)
-    return {v.name for v in model.graph.output if v.type.tensor_type.elem_type not in floats}
+    found = set()
+    for value in model.graph.output:
+        sequence = value.type.sequence_type.elem_type.tensor_type.elem_type
+        if (sequence or value.type.tensor_type.elem_type) not in (onnx.TensorProto.FLOAT, 0):
+            found.add(value.name)
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -329,6 +339,19 @@ def test_reports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         True,
         False,
     ]
+
+
+def test_sources_among_inner_tensors(tmp_path: Path) -> None:
+    """A tensor that stands for an output is scored once, with the outputs."""
+    model = build(
+        """g (float[N,16] x) => (int64[N] y) {
+            a = MatMul (x, w) r = Relu (a) i = ArgMax <axis = 1, keepdims = 0> (r) b = MatMul (r, v)
+            j = ArgMax <axis = 1, keepdims = 0> (b) y = Add (i, j) }""",
+        {name: CONSTANTS[name] for name in "wv"},
+    )
+    quantize(model, {"x": X}, tmp_path / "q.onnx")
+    (found,) = evaluate(model, tmp_path / "q.onnx", {"x": X}, per_tensor=True).candidates
+    assert {score.output for score in found.outputs} == {"r", "b"} and not found.tensors
 
 
 def test_equal_outputs_are_called_equal() -> None:

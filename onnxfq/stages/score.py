@@ -115,6 +115,7 @@ def score_models(
                 f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}"
             )
     names = (*names, *judged.sources)
+    tensors = [name for name in tensors if name not in names]
     sizes = _read_declared_sizes(reference)
     runs = [
         _Run(name, proto, names, tensors, sizes, exact, weights_alone, judged)

@@ -77,13 +77,25 @@ def judge_given(proto: onnx.ModelProto) -> JudgedTensors:
         return judge_outputs(proto)
 
 
+def _element_type(kind: onnx.TypeProto) -> int:
+    """Return the type of the elements in a sequence, an optional value or a map."""
+    if kind.HasField("map_type"):
+        return _element_type(kind.map_type.value_type)
+    for one in (kind.sequence_type, kind.optional_type):
+        if one.HasField("elem_type"):
+            return _element_type(one.elem_type)
+    return int(kind.tensor_type.elem_type)
+
+
 class _Judge:
     """Tensors of one main graph that noise can change, and those whose elements it moves."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._graph, index = graph, GraphIndex(graph)
         self._makers, self._types, self._constants = index.makers, index.types, index.constants
-        self._others = {n for n, v in index.values.items() if v.type.WhichOneof("value") not in _TENSORS}
+        others = {n: v.type for n, v in index.values.items() if v.type.WhichOneof("value") not in _TENSORS}
+        self._types |= {name: _element_type(kind) for name, kind in others.items()}
+        self._others = others.keys()
         self._noisy: set[str] = set()
         self._moved: set[str] = set()
         for node in graph.node:
@@ -122,8 +134,8 @@ class _Judge:
             self._moved.update(filter(None, node.output))
 
     def _is_float(self, name: str) -> bool:
-        """Tell whether `name` holds floats, or what no tensor is, such as a map of them."""
-        return name in self._others or self._types.get(name, 0) in _FLOATS
+        """Tell whether `name` holds floats, as a tensor, a map or a sequence."""
+        return self._types.get(name, TensorProto.UNDEFINED) in _FLOATS
 
     def _is_placed(self, name: str) -> bool:
         return self._is_float(name) and name not in self._moved
