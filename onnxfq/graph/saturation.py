@@ -1,27 +1,23 @@
 """Saturation of a quantizer that is taken out: the ends of its range that values can pass, as a Clip.
 
-The range of a quantizer may do the work of a Relu or Clip, which onnxruntime's quantizer removes. Interval
+The range of a quantizer may do the work of a Relu or Clip, which onnxruntime's quantizer removes. Bounds
 arithmetic over the operators in front finds the ends that no value passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, isnan
+from math import isnan
 from typing import Any, Literal, Protocol
 
 import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from onnxfq.graph.ops import MOVES, REPEATS, SPLITS, STANDARD_DOMAINS
-
-Interval = tuple[float, float]
+from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 
 Ends = Literal["low", "high", "both"]
-
-ANY: Interval = (-inf, inf)
 
 _DEPTH = 40
 """Operators in front of a tensor that are looked at."""
@@ -42,7 +38,7 @@ class Tensors(Protocol):
     def constant(self, name: str, values: Any) -> str:
         """Add a constant and return its name, `name` if it is free."""
 
-    def interval(self, node: onnx.NodeProto) -> Interval:
+    def interval(self, node: onnx.NodeProto) -> Bounds:
         """Return the least and the largest number that a DequantizeLinear gives, as far as it is known."""
 
 
@@ -95,7 +91,7 @@ def limit_of(node: onnx.NodeProto, limits: Range) -> Limit | None:
 
 
 def saturate(
-    tensors: Tensors, tensor: str, saturated: str, limits: Range, *, name: str = "", read: Interval = ANY
+    tensors: Tensors, tensor: str, saturated: str, limits: Range, *, name: str = "", read: Bounds = UNKNOWN
 ) -> list[onnx.NodeProto]:
     """Return nodes that compute `saturated`, `tensor` limited to a range; none if no value passes its ends.
 
@@ -142,94 +138,35 @@ def saturate(
     return nodes
 
 
-def bound(tensors: Tensors, tensor: str) -> Interval:
+def bound(tensors: Tensors, tensor: str) -> Bounds:
     """Return the least and the largest value that `tensor` can have, as far as its operators tell."""
-    return _Bounds(tensors).of(tensor, _DEPTH)
+    return _Finder(tensors).of(tensor, _DEPTH)
 
 
-class _Bounds:
+class _Finder:
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
-        self._known: dict[str, Interval] = {}
+        self._known: dict[str, Bounds] = {}
 
-    def of(self, tensor: str, depth: int) -> Interval:
+    def of(self, tensor: str, depth: int) -> Bounds:
         if tensor not in self._known:
-            self._known[tensor] = ANY  # of a tensor that is being looked at
+            self._known[tensor] = UNKNOWN  # of a tensor that is being looked at
             self._known[tensor] = self._look(tensor, depth)
         return self._known[tensor]
 
-    def _look(self, tensor: str, depth: int) -> Interval:
+    def _look(self, tensor: str, depth: int) -> Bounds:
         node = self.tensors.makers.get(tensor)
-        if node is None or not depth:
-            return ANY if node is not None else self._constant(tensor)
-        if node.domain not in STANDARD_DOMAINS:
-            return ANY
+        if node is None:
+            return self._constant(tensor) if tensor else UNKNOWN
+        if not depth:
+            return UNKNOWN
         if node.op_type == "DequantizeLinear":
             return self.tensors.interval(node)
-        if node.op_type == "Clip":
-            return _meet(self.of(node.input[0], depth - 1), self._clip(node))
-        rule = _RULES.get(node.op_type)
-        if rule is None:
-            return ANY
-        count = len(node.input) if node.op_type in _JOINED else 1
-        return rule(*[self.of(name, depth - 1) for name in node.input[:count]])
+        return bounds_of(node, [self.of(name, depth - 1) for name in node.input])
 
-    def _constant(self, tensor: str) -> Interval:
+    def _constant(self, tensor: str) -> Bounds:
         values = self.tensors.array(tensor)
         if values is None or not values.size or values.dtype.kind not in "fiu":
-            return ANY
+            return UNKNOWN
         least, most = float(values.min()), float(values.max())
-        return ANY if isnan(least + most) else (least, most)
-
-    def _clip(self, node: onnx.NodeProto) -> Interval:
-        given = {a.name: a.f for a in node.attribute}
-        ends = [given.get("min", -inf), given.get("max", inf)]
-        for slot, name in enumerate(node.input[1:3]):
-            values = self.tensors.array(name) if name else None
-            ends[slot] = ends[slot] if values is None else float(values.reshape(()))
-        return ends[0], ends[1]
-
-
-def _meet(a: Interval, b: Interval) -> Interval:
-    return max(a[0], b[0]), min(a[1], b[1])
-
-
-def _join(*parts: Interval) -> Interval:
-    return min(one[0] for one in parts), max(one[1] for one in parts)
-
-
-def _add(*parts: Interval) -> Interval:
-    return sum(one[0] for one in parts), sum(one[1] for one in parts)
-
-
-def _multiply(a: Interval, b: Interval) -> Interval:
-    products = [0.0 if 0.0 in (x, y) else x * y for x in a for y in b]
-    return min(products), max(products)
-
-
-def _fixed(low: float, high: float) -> Callable[..., Interval]:
-    return lambda *_: (low, high)
-
-
-_JOINED = frozenset({"Add", "Concat", "Max", "Mean", "Min", "Mul", "Sum"})
-_KEPT = MOVES | SPLITS | REPEATS
-_KEPT |= {"Cast", "DepthToSpace", "Dropout", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "SpaceToDepth"}
-_KEPT |= {"ReduceMax", "ReduceMean", "ReduceMin"}
-
-_RULES: dict[str, Callable[..., Interval]] = {
-    **{op: lambda x: x for op in sorted(_KEPT)},
-    **dict.fromkeys(("HardSigmoid", "Sigmoid", "Softmax"), _fixed(0.0, 1.0)),
-    **dict.fromkeys(("Cos", "Erf", "Sin", "Softsign", "Tanh"), _fixed(-1.0, 1.0)),
-    **dict.fromkeys(("Exp", "Softplus", "Sqrt"), _fixed(0.0, inf)),
-    "Abs": lambda x: (0.0, max(-x[0], x[1])),
-    "Add": _add,
-    "AveragePool": lambda x: _join(x, (0.0, 0.0)),  # with zeros around, if it counts them
-    "Concat": _join,
-    "Max": lambda *parts: (max(p[0] for p in parts), max(p[1] for p in parts)),
-    "Mean": _join,
-    "Min": lambda *parts: (min(p[0] for p in parts), min(p[1] for p in parts)),
-    "Mul": _multiply,
-    "Neg": lambda x: (-x[1], -x[0]),
-    "Relu": lambda x: (max(x[0], 0.0), max(x[1], 0.0)),
-    "Sum": _add,
-}
+        return UNKNOWN if isnan(least + most) else (least, most)

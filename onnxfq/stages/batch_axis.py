@@ -22,6 +22,7 @@ from onnxfq.graph.ops import QDQ_OPS, QUANTIZED_OPS
 from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
+from onnxfq.runtime.random_numbers import needs_seed
 from onnxfq.runtime.segmented_session import open_in_segments
 from onnxfq.runtime.session import Session
 
@@ -33,9 +34,6 @@ SAME_DB_OF_STEPS = 20.0
 """The same with quantizers or 16-bit floats, where a rounding moves a value by a whole step, and where scales
 that are found at run time depend on the batch."""
 
-_DRAWING = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
 _SIZED_BY_VALUES = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 """Operators whose results have no rows of the samples; a detector's are judged by what it selects from."""
 
@@ -54,7 +52,9 @@ def find_mixing(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], g
         given: a feed as the data has it; if a row cannot run and this can, rows are no samples.
     """
     nodes = [*list_nodes(proto.graph), *(node for one in proto.functions for node in one.node)]
-    fetches = [] if any(map(_is_random, nodes)) else _judged_tensors(proto)
+    training = any(attr.name == "training_mode" and attr.i for node in nodes for attr in node.attribute)
+    # Each run of such a model is another one.
+    fetches = [] if training or needs_seed(proto) else _judged_tensors(proto)
     steps = any(node.op_type in QDQ_OPS | QUANTIZED_OPS for node in nodes) or holds_types(proto, HALVES)
     if fetches:
         packed = weight_bytes(proto) <= limit_in_memory(None)
@@ -128,12 +128,6 @@ def _judged_tensors(proto: onnx.ModelProto) -> list[str]:
     made = {name for node in proto.graph.node for name in node.output}
     outputs = [name for name in output_names(proto) if name not in sized]
     return [name for name in dict.fromkeys((*outputs, *selected)) if name in made]
-
-
-def _is_random(node: onnx.NodeProto) -> bool:
-    """Tell whether a node draws numbers, or works as in training: each run is then another one."""
-    training = any(attr.name == "training_mode" and attr.i for attr in node.attribute)
-    return node.op_type in _DRAWING or training or (node.op_type == "Dropout" and len(node.input) > 2)
 
 
 def _first_axis(value: onnx.ValueInfoProto) -> str:

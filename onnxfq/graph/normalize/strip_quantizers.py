@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from onnxfq.errors import ModelError, SpecError
+from onnxfq.graph.bounds import UNKNOWN, Bounds
 from onnxfq.graph.constants import make_tensor
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
@@ -21,7 +22,7 @@ from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import constant_value, evaluate_node
 from onnxfq.graph.normalize.stored_scales import granularity_of
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, ONNX_QUANTIZERS, QUANTIZED_OPS, STANDARD_DOMAINS
-from onnxfq.graph.saturation import ANY, Interval, Limit, Range, limit_of, saturate
+from onnxfq.graph.saturation import Limit, Range, limit_of, saturate
 from onnxfq.numerics.affine import fake_quantize, quantize
 from onnxfq.numerics.granularity import PER_TENSOR, normalize_axis
 from onnxfq.numerics.layout import expand_params
@@ -102,12 +103,12 @@ class _Strip:
         self.proto.graph.initializer.append(tensor)
         return str(tensor.name)
 
-    def interval(self, node: onnx.NodeProto) -> Interval:
+    def interval(self, node: onnx.NodeProto) -> Bounds:
         """Return the least and the largest number that a quantizer gives, as far as it is known."""
         quantizer, limits = self._find_quantizer(node)
         scale, zero_point = self._parameters(node)
         if scale is None or quantizer is None:
-            return ANY
+            return UNKNOWN
         found = _range(scale, zero_point, self._qtype(quantizer), limits)
         return float(found.low.min()), float(found.high.max())
 
@@ -197,16 +198,16 @@ class _Strip:
     def _shapes(self) -> GraphIndex:
         return GraphIndex.of_model(with_shapes(self.proto))
 
-    def _read(self, tensor: str) -> Interval:
+    def _read(self, tensor: str) -> Bounds:
         """Return the values that the readers of `tensor` tell apart."""
         if tensor in self.outputs or not self.readers.get(tensor):
-            return ANY
-        ends = [(0.0, inf) if node.op_type == "Relu" else ANY for node in self.readers[tensor]]
+            return UNKNOWN
+        ends = [(0.0, inf) if node.op_type == "Relu" else UNKNOWN for node in self.readers[tensor]]
         return min(end[0] for end in ends), max(end[1] for end in ends)
 
-    def _find_quantizer(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto | None, Interval]:
+    def _find_quantizer(self, node: onnx.NodeProto) -> tuple[onnx.NodeProto | None, Bounds]:
         """Return the node that rounds for `node`, and the integers that a Clip between them leaves."""
-        limits = ANY
+        limits = UNKNOWN
         if node.op_type in FAKE_QUANTIZE_OPS:
             return node, limits
         maker = self.makers.get(node.input[0])
@@ -216,7 +217,8 @@ class _Strip:
                 return None, limits
             self.passed.add(maker.output[0])
             low, high = (
-                other if end is None else float(end.reshape(())) for end, other in zip(ends, ANY, strict=True)
+                other if end is None else float(end.reshape(()))
+                for end, other in zip(ends, UNKNOWN, strict=True)
             )
             limits = max(limits[0], low), min(limits[1], high)
             maker = self.makers.get(maker.input[0])
@@ -302,7 +304,7 @@ def _are_equal(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
     return bool(np.all(ends[0] == ends[1]))
 
 
-def _range(scale: NDArray[Any], zero_point: NDArray[Any] | None, qtype: QType, limits: Interval) -> Range:
+def _range(scale: NDArray[Any], zero_point: NDArray[Any] | None, qtype: QType, limits: Bounds) -> Range:
     """Return the real numbers of `qtype` within the integers of `limits`."""
     factor = np.asarray(scale, np.float64)
     offset = np.zeros(()) if zero_point is None else np.asarray(zero_point, np.float64).reshape(factor.shape)

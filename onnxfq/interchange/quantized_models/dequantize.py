@@ -21,12 +21,12 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxfq.errors import ModelError, nearest
+from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, default_opset, list_nodes
 from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, RESHAPES, SIZES, SPLITS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.stored_grid import StoredGrid, grid_of
-from onnxfq.interchange.quantized_models.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.interchange.quantized_models.number_grids import (
     COMPARISONS,
     NumberGrid,

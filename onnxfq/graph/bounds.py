@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import onnx
 
 from onnxfq.graph.ops import DATA_MOVEMENT, STANDARD_DOMAINS
+from onnxfq.numerics.float_types import FLOAT_CODES
 
 Bounds = tuple[float, float]
 """The least and the largest possible value; infinite where nothing is known."""
@@ -31,24 +32,44 @@ def _absolute(given: Sequence[Bounds]) -> Bounds:
     return 0.0, max(map(abs, given[0]))
 
 
+_KEPT = DATA_MOVEMENT | {
+    "Cast",
+    "Dropout",
+    "GatherElements",
+    "GatherND",
+    "GlobalAveragePool",
+    "GlobalMaxPool",
+}
+_KEPT |= {"ReduceMax", "ReduceMean", "ReduceMin", "Resize", "ReverseSequence", "TopK", "Upsample"}
+
+
+def _add(given: Sequence[Bounds]) -> Bounds:
+    return sum(low for low, _ in given), sum(high for _, high in given)
+
+
+def _multiply(given: Sequence[Bounds]) -> Bounds:
+    products = [0.0 if 0.0 in (a, b) else a * b for a in given[0] for b in given[1]]
+    return min(products), max(products)
+
+
 _RULES: dict[str, Callable[[Sequence[Bounds]], Bounds]] = {
-    **dict.fromkeys(DATA_MOVEMENT, lambda given: given[0]),
-    **dict.fromkeys(
-        ("GatherElements", "GatherND", "GlobalAveragePool", "GlobalMaxPool", "ReduceMax", "ReduceMean"),
-        lambda given: given[0],
-    ),
-    **dict.fromkeys(("ReduceMin", "Resize", "ReverseSequence", "TopK", "Upsample"), lambda given: given[0]),
+    **dict.fromkeys(sorted(_KEPT), lambda given: given[0]),
     **dict.fromkeys(("HardSigmoid", "Sigmoid", "Softmax"), lambda given: (0.0, 1.0)),
     **dict.fromkeys(("Cos", "Erf", "Sin", "Softsign", "Tanh"), lambda given: (-1.0, 1.0)),
     **dict.fromkeys(("Exp", "Softplus", "Sqrt"), lambda given: (0.0, math.inf)),
     "Abs": _absolute,
+    "Add": _add,
     "AveragePool": lambda given: _hull([given[0], (0.0, 0.0)]),  # padding may count as 0
     "Clip": _clip,
     "Concat": _hull,
     "Max": lambda given: (max(low for low, _ in given), max(high for _, high in given)),
+    "Mean": _hull,
     "Min": lambda given: (min(low for low, _ in given), min(high for _, high in given)),
+    "Mul": _multiply,
+    "Neg": lambda given: (-given[0][1], -given[0][0]),
     "Pad": lambda given: _hull([given[0], given[2] if len(given) > 2 else (0.0, 0.0)]),
     "Relu": lambda given: (max(given[0][0], 0.0), max(given[0][1], 0.0)),
+    "Sum": _add,
     "Where": lambda given: _hull(given[1:3]),
 }
 
@@ -67,5 +88,7 @@ def bounds_of(node: onnx.NodeProto, given: Sequence[Bounds]) -> Bounds:
         ends = (attributes[name].f if name in attributes else None for name in ("min", "max"))
         given = [*given, *(UNKNOWN if end is None else (end, end) for end in ends)]
     if "mode" in attributes and attributes["mode"].s == b"cubic":
+        return UNKNOWN
+    if node.op_type == "Cast" and attributes["to"].i not in FLOAT_CODES:
         return UNKNOWN
     return _RULES[node.op_type](given)
