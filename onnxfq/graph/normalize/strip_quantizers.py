@@ -266,8 +266,9 @@ class _Strip:
             steps *= expand_params(scale.astype(np.float32), values.shape, granularity)
             return steps.astype(dtype, copy=False)
         given = {"qtype": self._qtype(node), "granularity": granularity}
-        if node.op_type == "QuantizeLinear":
-            return quantize(values, scale, zero_point, **given)  # type: ignore[arg-type]
+        if node.op_type == "QuantizeLinear":  # a negative scale turns the numbers around
+            turned = values * np.sign(expand_params(scale, values.shape, granularity)).astype(values.dtype)
+            return quantize(turned, np.abs(scale), zero_point, **given)  # type: ignore[arg-type]
         named = {key: value for key, value in _attributes(node).items() if key in ("rounding", "arithmetic")}
         modes = {key: value.decode() for key, value in named.items()}
         return fake_quantize(values, scale, zero_point, **given, **modes)  # type: ignore[arg-type]
