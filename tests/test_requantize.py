@@ -144,6 +144,11 @@ GRIDS = {
         {"w": W, "s": SCALE * np.float32(0.9), "z": np.zeros(48, np.int8)},
         np.clip(np.rint(W / (SCALE * np.float32(0.9))), -128, 127),
     ),
+    "Q and DQ with negative scales": (
+        "c = QuantizeLinear <axis = 1> (w, s, z) " + FAKE.format("c"),
+        {"w": W, "s": -SCALE, "z": np.zeros(48, np.int8)},
+        CODES,
+    ),
     "Transpose, Q and DQ": (
         "t = Transpose <perm = [1, 0]> (w) c = QuantizeLinear <axis = 1> (t, s, z) " + FAKE.format("c"),
         {"w": np.ascontiguousarray(W.T), "s": SCALE, "z": np.zeros(48, np.int8)},

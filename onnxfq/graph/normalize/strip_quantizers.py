@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import cached_property
 from math import inf
@@ -27,6 +28,9 @@ from onnxfq.numerics.affine import fake_quantize, quantize
 from onnxfq.numerics.granularity import PER_TENSOR, normalize_axis
 from onnxfq.numerics.layout import expand_params
 from onnxfq.numerics.qtypes import QTYPES, QType, qtype_by_name
+from onnxfq.support.records import join_lines
+
+log = logging.getLogger(__name__)
 
 _QTYPES = {qtype.onnx_type: qtype for qtype in QTYPES.values() if qtype.onnx_type is not None}
 _ROUNDING = frozenset({"QuantizeLinear", "DequantizeLinear", "FakeQuantize"})
@@ -88,14 +92,18 @@ class _Strip:
             return None
         inputs = {one: self.array(one) for one in node.input if one}
         known = {one: value for one, value in inputs.items() if value is not None}
-        if len(known) < len(inputs) or (
-            node.domain not in STANDARD_DOMAINS and node.op_type != "FakeQuantize"
-        ):
+        if len(known) < len(inputs):
             return None
         self.passed.add(name)
         if node.op_type in _ROUNDING:
             return self._round(node, [known.get(one) for one in node.input])
-        return None if node.op_type in QUANTIZED_OPS else np.asarray(evaluate_node(node, known, self.proto))
+        if node.op_type in QUANTIZED_OPS or node.domain not in STANDARD_DOMAINS:
+            return None
+        try:
+            return np.asarray(evaluate_node(node, known, self.proto))
+        except Exception as fault:  # an operator that ONNX's reference lacks, or any NumPy error
+            log.debug("%s is not evaluated: %s", name, join_lines(fault))
+            return None
 
     def constant(self, name: str, values: Any) -> str:
         """Add a constant and return its name, `name` if it is free."""
@@ -147,7 +155,9 @@ class _Strip:
                 raise self._refuse(node, "computes its parameters and cannot be removed")
             return [_name(node, tensor)]
         one_grid = granularity_of(quantizer) == granularity_of(node) or scale.size == after.size == 1
-        if not (one_grid and scale.size == after.size and _are_equal(zero_point, zero_after)):
+        zeros = _offset(zero_point), _offset(zero_after)
+        one_zero = zeros[0].ndim * zeros[1].ndim == 0 or zeros[0].shape == zeros[1].shape
+        if not (one_grid and scale.size == after.size and one_zero and bool((zeros[0] == zeros[1]).all())):
             raise self._refuse(
                 node, f"has other zero points or groups than {quantizer.op_type} {quantizer.name!r} in front"
             )
@@ -233,11 +243,13 @@ class _Strip:
     def _qtype(self, node: onnx.NodeProto) -> QType:
         """Return the type of the numbers that `node` rounds to."""
         if node.op_type in FAKE_QUANTIZE_OPS:
-            return qtype_by_name(_attributes(node)["qtype"].decode())
+            return qtype_by_name(_attributes(node).get("qtype", b"").decode())
         kind = _attributes(node).get("output_dtype", 0) or TensorProto.UINT8
         if len(node.input) > 2 and node.input[2]:
             zero_point = self.array(node.input[2])
             kind = kind if zero_point is None else helper.np_dtype_to_tensor_dtype(zero_point.dtype)
+        if kind not in _QTYPES:
+            raise SpecError(f"its numbers have type {kind}, which has no range")
         return _QTYPES[kind]
 
     def _round(self, node: onnx.NodeProto, inputs: list[NDArray[Any] | None]) -> NDArray[Any]:
@@ -256,8 +268,9 @@ class _Strip:
             steps *= expand_params(scale.astype(np.float32), values.shape, granularity)
             return steps.astype(dtype, copy=False)
         given = {"qtype": self._qtype(node), "granularity": granularity}
-        if node.op_type == "QuantizeLinear":
-            return quantize(values, scale, zero_point, **given)  # type: ignore[arg-type]
+        if node.op_type == "QuantizeLinear":  # a negative scale turns the numbers around
+            turned = values * np.sign(expand_params(scale, values.shape, granularity)).astype(values.dtype)
+            return quantize(turned, np.abs(scale), zero_point, **given)  # type: ignore[arg-type]
         named = {key: value for key, value in _attributes(node).items() if key in ("rounding", "arithmetic")}
         modes = {key: value.decode() for key, value in named.items()}
         return fake_quantize(values, scale, zero_point, **given, **modes)  # type: ignore[arg-type]
@@ -295,19 +308,19 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
-def _are_equal(left: NDArray[Any] | None, right: NDArray[Any] | None) -> bool:
-    """Tell whether zero points are equal; an absent one is 0."""
-    ends = [
-        np.zeros((), np.float64) if one is None else np.asarray(one, np.float64).reshape(-1)
-        for one in (left, right)
-    ]
-    return bool(np.all(ends[0] == ends[1]))
+def _offset(zero_point: NDArray[Any] | None) -> NDArray[np.float64]:
+    """Return a zero point to compute with: a scalar if there is one for all elements; an absent one is 0."""
+    if zero_point is None:
+        return np.zeros(())
+    return np.asarray(zero_point, np.float64).reshape(() if zero_point.size == 1 else zero_point.shape)
 
 
 def _range(scale: NDArray[Any], zero_point: NDArray[Any] | None, qtype: QType, limits: Bounds) -> Range:
     """Return the real numbers of `qtype` within the integers of `limits`."""
     factor = np.asarray(scale, np.float64)
-    offset = np.zeros(()) if zero_point is None else np.asarray(zero_point, np.float64).reshape(factor.shape)
+    offset = _offset(zero_point)
+    if offset.shape not in ((), factor.shape):
+        raise SpecError(f"its zero point has shape {list(offset.shape)}, its scale {list(factor.shape)}")
     ends = [(end - offset) * factor for end in (max(qtype.qmin, limits[0]), min(qtype.qmax, limits[1]))]
     step = np.abs(factor) * (
         1.0 if qtype.layout is None else qtype.qmax / 2 ** (qtype.layout.mantissa_bits + 1)
