@@ -74,7 +74,7 @@ def drop_repeated_clips(proto: onnx.ModelProto, clips: Mapping[str, Saturation])
 def _limits_alike(node: onnx.NodeProto, clip: Saturation, index: GraphIndex) -> bool:
     """Tell whether `node` quantizes to one range of int8 that ends within half a step of the Clip's.
 
-    So does a node that moves its input, if all that reads its outputs does.
+    Readers of what only moves numbers are asked in its place.
     """
     if node.op_type in DATA_MOVEMENT:
         readers = [reader for name in node.output for reader in index.readers.get(name, [])]

@@ -137,7 +137,7 @@ class Unfolding:
         if first is None or any(name and name not in self.constants for name in node.input):
             return False
         if node.op_type == "QuantizeLinear":
-            made = [_quantize_constant(node, *(self.array(name) for name in node.input))]
+            made = [_quantize_constant(node, first, *map(self.parameter, [node] * 2, (1, 2)))]
         elif joined_slots(node)[1] and any(
             self.constants[node.input[slot]].data_type in _NUMBERS for slot in joined_slots(node)[0]
         ):
@@ -393,7 +393,8 @@ class Unfolding:
                 self.emit(op, [real, self.constant(f"{made}/by", number, own.floats)], [made], made)
                 real = made
         self.form.changes["scale or zero point that a pair changes between its nodes applied"] += 1
-        self._bounds[real] = tuple(sorted(grid.value(end / own.scale + own.zero) for end in own.limits))
+        low, high = (grid.value(end / own.scale + own.zero) for end in own.limits)
+        self._bounds[real] = (min(low, high), max(low, high))
         self._note_range(real, grid)
         return real
 
@@ -494,7 +495,7 @@ class Unfolding:
 
 
 def _quantize_constant(
-    node: onnx.NodeProto, values: Any, scale: NDArray[Any], zero_point: NDArray[Any] | None = None
+    node: onnx.NodeProto, values: NDArray[Any], scale: Any, zero_point: NDArray[Any] | None
 ) -> NDArray[Any]:
     """Return the numbers that a QuantizeLinear makes of a constant."""
     kind = helper.np_dtype_to_tensor_dtype(find_stored_type(node, zero_point))

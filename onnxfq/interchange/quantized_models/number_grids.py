@@ -1,7 +1,7 @@
 """`NumberGrid`: real values of the quantized numbers that a model computes, for each tensor.
 
-Operators that move, pick, order or compare numbers read and give numbers of one grid: it is that of the
-operator that quantizes them, or else of the first one that dequantizes them.
+An operator that moves, picks, orders or compares numbers reads and gives numbers of one grid. The operator
+that quantizes them has it, or else the first one that dequantizes them.
 """
 
 from __future__ import annotations

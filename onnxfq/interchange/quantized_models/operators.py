@@ -215,8 +215,14 @@ def _attention(unfolding: Unfolding, node: onnx.NodeProto) -> None:
 _ATTENTION_ATTRIBUTES = ("mask_filter_value", "num_heads", "scale", "unidirectional")
 
 
+def _by_direction(given: NDArray[Any] | None) -> NDArray[np.float32]:
+    """Return one number for each direction, or each direction and channel, beside [directions, in, out]."""
+    values = np.zeros(1, np.float32) if given is None else given.astype(np.float32)
+    return values[:, None, :] if values.ndim == 2 else values.reshape(-1, 1, 1)
+
+
 def _lstm(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    """Convert DynamicQuantizeLSTM: weights [directions, in, 4 * hidden] are those of LSTM transposed."""
+    """Convert DynamicQuantizeLSTM, whose weights are those of LSTM with the last two axes swapped."""
     weights = []
     for slot, (scale, zero_point) in ((1, (8, 9)), (2, (10, 11))):
         stored = unfolding.array(node.input[slot])
@@ -225,13 +231,7 @@ def _lstm(unfolding: Unfolding, node: onnx.NodeProto) -> None:
                 f"{unfolding.source}: DynamicQuantizeLSTM {node.name!r} computes its weights "
                 f"{node.input[slot]!r}; make them constant"
             )
-        factor, zero = (unfolding.parameter(node, one) for one in (scale, zero_point))
-        # One number for each direction, or for each direction and output channel.
-        factor, zero = (
-            np.asarray(0 if one is None else one, np.float32).reshape(-1, 1, *np.shape(one)[1:])
-            for one in (factor, zero)
-        )
-        factor, zero = (one if one.ndim == 3 else one[..., None] for one in (factor, zero))
+        factor, zero = (_by_direction(unfolding.parameter(node, one)) for one in (scale, zero_point))
         real = (stored.astype(np.float32) - zero) * factor
         weights.append(unfolding.constant(f"{node.input[slot]}/real", real.transpose(0, 2, 1)))
     inputs = [unfolding.name(node.input[0]), *weights, *map(unfolding.name, node.input[3:8])]
