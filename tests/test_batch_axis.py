@@ -14,6 +14,7 @@ from builders import build, weights
 import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.data import Feed
+from onnxfq.errors import DataError
 from onnxfq.stages.options import open_feeds
 
 RNG = np.random.default_rng(0)
@@ -44,6 +45,8 @@ BATCHED = {
         q, s, z = DynamicQuantizeLinear (x) d = DequantizeLinear (q, s, z) y = MatMul (d, w) }""",
     "boxes": """g (float[N,6,4] b, float[N,1,6] c) => (int64[K,3] y) {
         d = Mul (b, b) e = Sigmoid (c) y = NonMaxSuppression (d, e, most, half, half) }""",
+    "squeezed": """g (float[N,8] x) => (float[N,8] y) {
+        u = Unsqueeze (x, one) s = Squeeze (u) y = MatMul (s, w) }""",
     "one at a time": """g (float[N,8] x) => (float[N,8] y) { r = Reshape (x, one_row) y = MatMul (r, w) }""",
     "anchors too": """g (float[N,8] x) => (float[N,8] y, float[3,4] a) {
         y = MatMul (x, w) a = Identity (anchors) }""",
@@ -209,6 +212,16 @@ def test_a_graph_in_arrays_of_unequal_size(tmp_path: Path, capfd: pytest.Capture
     ]
     assert main(line) == 1 and "--batch 0" in capfd.readouterr().err
     assert main([*line, "--batch", "0"]) == 0
+
+
+def test_a_run_that_fails_names_the_option() -> None:
+    """A window over time that is larger than the rows that are tried: the error of the run tells the remedy."""
+    text = MIXED["convolution along time"]
+    proto = build(text, {"kernel": small(8, 8, 9)})
+    (feed,) = feeds_of(proto, 50, 1)
+    with pytest.raises(DataError, match="cannot run on x .*--batch 0"):
+        onnxfq.quantize(proto, feed)
+    onnxfq.quantize(proto, [feed] * 4)  # each element is a whole feed, which can run
 
 
 def test_sure_data_costs_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ _MOST_READ = 32
 Judge = Callable[[Feed, Sequence[Feed], Feed], str]
 """Takes different rows of axis 0 together, the first and the last of them alone, and a feed as it is given.
 
-It returns why rows are no samples; nothing if they are, or if runs cannot tell.
+It returns why rows do not count as samples; nothing if they do, or if runs cannot tell.
 """
 
 

@@ -38,7 +38,7 @@ class WholeFeed(dict[str, NDArray[Any]]):
 
 
 def copy_feed(feed: Feed) -> Feed:
-    """Return `feed` with arrays of its own."""
+    """Return `feed` with copies of its arrays."""
     made = {name: np.array(array) for name, array in feed.items()}
     return WholeFeed(made) if isinstance(feed, WholeFeed) else made
 

@@ -1,6 +1,6 @@
 """Replay of feeds from a single pass: the first feed in advance, and some samples for what is chosen by runs.
 
-These samples are those of least digest. Neither the order of the data nor its batches decide which they are.
+The samples of least digest are kept. Neither the order of the data nor its batches decide which they are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`find_mixing`: whether axis 0 of a model's inputs counts samples, told by runs of a few rows.
+"""`find_mixing`: whether axis 0 of a model's inputs counts samples, measured by runs of a few rows.
 
 Samples do not know of each other: rows together give what each of them gives alone. The steps of a sequence,
 the nodes of a graph and the points of a cloud do not, and a model that sees one at a time is another one.
@@ -39,7 +39,7 @@ _SIZED_BY_VALUES = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Uniqu
 
 
 def find_mixing(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], given: Feed) -> str:
-    """Return why rows of axis 0 of the inputs of `proto` are no samples, for a note.
+    """Return why rows of axis 0 of the inputs of `proto` do not count as samples, for a note.
 
     Nothing is returned if rows are samples, and if runs cannot tell: of a model that draws random numbers or
     is in training mode, that cannot run, or whose outputs have no rows. Outputs without axes, such as a loss,
@@ -49,7 +49,7 @@ def find_mixing(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], g
         proto: the model.
         together: different rows of one feed, or of several ones.
         apart: the first and the last of these rows.
-        given: a feed as the data has it; if a row cannot run and this can, rows are no samples.
+        given: a feed as the data has it; if a row cannot run and this can, a row is only a part of a sample.
     """
     nodes = [*list_nodes(proto.graph), *(node for one in proto.functions for node in one.node)]
     training = any(attr.name == "training_mode" and attr.i for node in nodes for attr in node.attribute)
@@ -65,11 +65,12 @@ def find_mixing(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], g
             return ""
         try:
             alone = [session.run(row, fetches) for row in apart]
-        except DataError as fault:
-            return f"on one row {fault}" if _can_run(session, given) else ""
-        if not _can_run(session, together):
+        except DataError:
+            return "one row cannot run alone" if _can_run(session, given) else ""
+        try:
+            results = zip(fetches, session.run(together, fetches), *alone, strict=True)
+        except DataError:
             return ""  # it takes one sample at a time
-        results = zip(fetches, session.run(together, fetches), *alone, strict=True)
         rows = len(next(array for array in together.values() if array.ndim))
         least = SAME_DB_OF_STEPS if steps else SAME_DB
         judged = [verdict for one in results if (verdict := _judge(*one, rows, least)) is not None]
@@ -89,24 +90,28 @@ def _can_run(session: Any, feed: Feed) -> bool:
 
 def _judge(name: str, together: Any, first: Any, last: Any, rows: int, least: float) -> str | None:
     """Return why an output has no samples, nothing if it has, and None if it does not tell."""
-    arrays = (together, first, last)
-    if not all(isinstance(one, np.ndarray) and one.dtype.kind in "fiub" for one in arrays):
+    if not all(isinstance(one, np.ndarray) and one.dtype.kind in "fiub" for one in (together, first, last)):
         return None
     if not together.ndim or not together.size:
         return None
-    if together.shape == first.shape == last.shape:
+    shape = together.shape
+    if shape == first.shape == last.shape:
         if min(_sqnr(together, first), _sqnr(together, last)) >= least:
             return None  # a constant, such as the anchors of a detector
-    elif first.shape == last.shape and first.ndim == together.ndim:
+        return f"{name!r} has the shape {list(shape)} for one row and for {rows}"
+    if shape[0] == rows and first.ndim != together.ndim and first.size == last.size == together[0].size:
+        first, last = first.reshape(1, *shape[1:]), last.reshape(1, *shape[1:])  # Squeeze took its axis
+    if first.shape == last.shape:
         for axis, size in enumerate(first.shape):
-            if together.shape == (*first.shape[:axis], rows * size, *first.shape[axis + 1 :]):
+            if shape == (*first.shape[:axis], rows * size, *first.shape[axis + 1 :]):
                 ends = [together.take(range(start, start + size), axis) for start in (0, (rows - 1) * size)]
                 found = _sqnr(np.concatenate([first, last]), np.concatenate(ends))
-                same = f"{rows} rows give {name!r} other values than each of them alone ({found:.1f} dB)"
-                return "" if found >= least else same
-    if together.shape[0] in (rows * first.shape[0], first.shape[0] + last.shape[0]):
-        return None  # values decide about its other sizes
-    return f"{rows} rows give {name!r} the shape {list(together.shape)}, and one row {list(first.shape)}"
+                mixed = f"{rows} rows give {name!r} other values than each of them alone ({found:.1f} dB)"
+                return "" if found >= least else mixed
+    if first.ndim == last.ndim == together.ndim:
+        if shape[0] in (rows * first.shape[0], first.shape[0] + last.shape[0]):
+            return None  # values decide about its other sizes
+    return f"{name!r} has the shape {list(first.shape)} for one row and {list(shape)} for {rows}"
 
 
 def _sqnr(want: NDArray[Any], have: NDArray[Any]) -> float:

@@ -116,7 +116,7 @@ class Aim(Protocol):
 
 
 class SqnrAim:
-    """SQNR of the outputs in dB on a few of the kept samples, whose order is that of their digests."""
+    """SQNR of the outputs in dB on a few of the kept samples, in the order of their digests."""
 
     measure = "dB"
 

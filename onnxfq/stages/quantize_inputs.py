@@ -55,7 +55,7 @@ class QuantizeInputs:
 
     @property
     def kept(self) -> list[Feed]:
-        """The samples that a pass over the data has kept, a feed each, in an order of their own."""
+        """The samples that a pass over the data has kept, a feed each, in the order of their digests."""
         return [] if self.feeds is None else self.feeds.feeds
 
 

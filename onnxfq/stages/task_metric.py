@@ -163,7 +163,7 @@ class Half:
 
 
 def _to_number(value: Any) -> float:
-    """Return what a metric returned as a float; NaN for what is no number."""
+    """Return what a metric returned as a float; NaN for anything but a number."""
     if isinstance(value, (str, bytes, bytearray)):
         return math.nan
     try:

@@ -156,7 +156,8 @@ class Calibrator(Record):
             return function(statistics, spec, *self.parameters)
         # Others need the statistics too.
         arrays = {name: value for name, value in vars(statistics).items() if isinstance(value, np.ndarray)}
-        statistics = replace(statistics, **read_only(arrays))
+        shared: dict[str, Any] = read_only(arrays)
+        statistics = replace(statistics, **shared)
         with faults_of(f"calibrator {str(self)!r}", SpecError):
             low, high = map(float, function(statistics, spec, *self.parameters))
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
