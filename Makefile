@@ -10,7 +10,7 @@ QUICK := tests/test_layers.py tests/test_english.py tests/test_public_api.py tes
   tests/feeds/test_batches.py tests/test_planning.py tests/test_qparams.py tests/test_node_vectors.py \
   tests/targets/test_toy_target.py tests/calibrators/test_own_calibrator.py
 
-.PHONY: install lib lint types quick test warnings sanitize runtimes demo site gpu clean
+.PHONY: install lib lint types quick test slow warnings sanitize runtimes demo site gpu clean
 
 install:  ## the package with all that developing needs
 	$(PYTHON) -m pip install ".[test,dev]"
@@ -38,6 +38,16 @@ types:
 
 test:
 	$(PYTHON) -m pytest
+
+slow:  ## the checks that take minutes to hours: fuzzing, kills, models over 2 GB, all opsets
+	$(PYTHON) tests/slow/fuzz_commands.py --cases 2000
+	ONNXFQ_ODD_PATHS=1 $(PYTHON) -m pytest -q tests/cli/test_paths.py
+	$(PYTHON) -m pytest -q tests/test_damaged_files.py --damaged-files 2000
+	$(PYTHON) -m pytest -q tests/test_random_graphs.py --random-graphs 5000
+	$(PYTHON) -m pytest -q tests/test_opsets.py --all-opsets
+	$(PYTHON) tests/slow/kill_commands.py
+	$(PYTHON) tests/slow/check_large_model.py
+	$(PYTHON) tests/slow/check_large_decoder.py
 
 quick: lint types  ## a verdict in two minutes: lint, types, and one file of tests for each room
 	$(PYTHON) -m pytest -q $(QUICK)
