@@ -26,17 +26,24 @@ def main() -> int:
         return _run(ending)
     waited = {signal.SIGCHLD, *ending}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    marks, marking = os.pipe()
     parent, child = os.getpid(), os.fork()
     if child == 0:
         _end_with(parent)
-        return _run(ending, before)
+        try:
+            return _run(ending, before)
+        finally:
+            os.write(marking, b".")
+    os.close(marking)
     while True:
         caught = signal.sigwaitinfo(waited)
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             # The blocked signals stay blocked: one that comes now would end this process without its line.
             code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else _report_signal(-code)
+            if code < 0:
+                return _report_signal(-code)
+            return code if code == 130 or _is_marked(marks) else _report_exit(code)
         if caught.si_signo != signal.SIGCHLD and caught.si_code <= 0:
             os.kill(child, caught.si_signo)  # sent to this process alone; a terminal sends to both
 
@@ -96,6 +103,15 @@ def _end_with(parent: int) -> None:
             os._exit(1)
 
 
+def _is_marked(marks: int) -> bool:
+    """Tell whether the child came to its end: a library or code of the user may call exit."""
+    os.set_blocking(marks, False)
+    try:
+        return bool(os.read(marks, 1))
+    except BlockingIOError:  # a process that the child started lives on
+        return False
+
+
 def _exit_interrupted(number: int, frame: object) -> None:
     for other in (signal.SIGINT, number):  # it may come twice
         signal.signal(other, signal.SIG_IGN)
@@ -117,10 +133,30 @@ def _report_signal(number: int) -> int:
     return 1
 
 
+def _report_exit(code: int) -> int:
+    _tell(
+        f"the command was ended from inside with exit code {code}: by os._exit in code that it ran, or by a "
+        "library for lack of memory; give more memory or fewer threads"
+    )
+    return 1
+
+
+_NO_MEMORY = ("failed to map segment", "annot allocate memory", "can't start new thread", "bad_alloc")
+"""What the loader, threads and C++ say when memory is short."""
+
+
+def _lacks_memory(fault: BaseException | None) -> bool:
+    while fault is not None:
+        if isinstance(fault, MemoryError) or any(words in str(fault) for words in _NO_MEMORY):
+            return True
+        fault = fault.__cause__ or fault.__context__
+    return False
+
+
 def _report_fault(fault: Exception) -> int:
     import traceback
 
-    if isinstance(fault, MemoryError):
+    if _lacks_memory(fault):
         _tell("there is too little memory for this command; give a smaller batch or a smaller model")
         return 1
     place = traceback.extract_tb(fault.__traceback__)[-1]

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from builders import BUILDERS, feed_for
 from command_server import CommandServer, Ended
+from command_table import SOUND, TABLE, add_value, values_of
 from onnx import TensorProto, helper, numpy_helper
 from test_damaged_files import BYTES, _mangled_field
 
@@ -69,18 +70,26 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "handoff": ("handoff q.onnx -o out --data d.npz", "q.onnx"),
     "compare": ("compare q.onnx --data d.npz", "q.onnx d.npz"),
     "compare.saved": ("compare q.onnx --data d.npz --b saved.json --feeds 2", "saved.json"),
+    "report": (
+        "report result.json ranked.json scores.json -o out.html",
+        "result.json ranked.json scores.json",
+    ),
+    "evaluate.kernels": ("evaluate m.onnx q.onnx --data d.npz --kernels integer --per-tensor", "q.onnx"),
+    "sensitivity.statistics": ("sensitivity m.onnx --data d.npz --statistics s.npz", "s.npz"),
+    "quantize.labels": (
+        "quantize g.onnx --data d.npy --labels l.npy --max-drop 9 -o out.onnx",
+        "l.npy l.txt",
+    ),
+    "handoff.build": ("handoff q.onnx -o out --data d.npz --shape x:2x4", "q.onnx d.npz"),
     "inspect": ("inspect q.onnx", "q.onnx"),
     "diff": ("diff m.onnx q.onnx", "q.onnx"),
 }
 """Command line, and the files that are damaged for it; all outputs are called out."""
 
 MAKER = """import numpy as np
-print("made")
 def feeds():
-    print("feeds")
     return [dict(np.load("d.npz"))]
 def metric(outputs, truth):
-    print("measured")
     return float(sum(np.abs(array).mean() for made in outputs for array in made.values()))
 def raises(outputs, truth):
     raise SystemExit(3)
@@ -110,36 +119,11 @@ _ODD_VALUES: list[Any] = [
     ),
     *("x" * 5000, [], [[]], [1, [2]], {}, {"x": 1}, [None], "int8", "float8e4m3", [0] * 300),
 ]
-_ODD_OPTIONS = (
-    *(
-        "--batch -1",
-        "--batch 0",
-        "--batch 99999999999",
-        "--threads -1",
-        "--limit 0",
-        "--limit 1",
-        "--scale nan",
-    ),
-    *(
-        "--scale 1e400",
-        "--mean 1,2,3",
-        "--std 0",
-        "--resize 9x",
-        "--resize 5x5",
-        "--layout nhwc",
-        "--color x",
-    ),
-    *("--calibrator range:1", "--calibrator percentile:200", "--calibrator entropy:x", "--nonfinite skip"),
-    *("--device cuda", "--recipe nothing", "--float fp17", "--runtime onnxruntime==0.1", "--example d.npz"),
-    *(
-        "--equalize all",
-        "--quiet",
-        "--json",
-        "--shape x:0x1",
-        "--shape x:99999999999x9",
-        "--custom-ops m.onnx",
-    ),
-)
+_PAIRS = [(command, parameter) for command, parameters in TABLE.items() for parameter in parameters or [None]]
+"""Every parameter of every command; a command without any is alone."""
+
+OPTIONS = len(_PAIRS)
+"""Number of these pairs."""
 
 
 @dataclass(frozen=True)
@@ -229,17 +213,35 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
     shutil.rmtree(folder / "kit")
 
 
+def draw_options(rng: Rng, number: int | None = None) -> Case:
+    """Return a command on sound inputs with up to three options of any kind, sound or odd.
+
+    Args:
+        rng: what draws.
+        number: of the pair of command and first option, in order; drawn without it.
+    """
+    command, first = _PAIRS[int(rng.integers(len(_PAIRS))) if number is None else number % len(_PAIRS)]
+    others = [one for one in TABLE[command] if one.option and one is not first]
+    drawn = [first, *(some(others, rng) for _ in range(int(rng.integers(3))) if others)]
+    words = SOUND[command].split()
+    said = []
+    for parameter in filter(None, drawn):
+        value = str(some(values_of(parameter), rng))
+        words = add_value(command, words, parameter, value)
+        said.append(f"{parameter.option or parameter.name} {value}")
+    return Case(f"{command}: {', '.join(said)}", words)
+
+
 def damage(folder: Path, rng: Rng) -> Case:
-    """Damage one input in `folder`, or an option; return the case."""
+    """Damage one input in `folder`, or draw options; return the case."""
+    if rng.integers(4) == 0:
+        return draw_options(rng)
     name = some(COMMANDS, rng)
     line, targets = COMMANDS[name]
     arguments = line.split()
     how = int(rng.integers(20))
-    if how == 0:
-        option = some(_ODD_OPTIONS, rng)
-        return Case(f"{name}: {option}", [*arguments, *option.split()])
     target = folder / some(targets.split(), rng)
-    if how == 1:
+    if how == 0:
         what = _replace(target, rng)
     else:
         kind = target.suffix
@@ -274,8 +276,10 @@ def run_case(case: Case, folder: Path, server: CommandServer, seconds: float = 6
     fault = ended.fault
     if not fault and changed:
         fault = f"changes {changed}"
-    allowed = ended.code == 0
-    left = [name for name in made if not allowed or not name.startswith("out")]
+    made = [name for name in made if "__pycache__" not in name]
+    # Some values of --artifacts and -o name the current folder.
+    inside = "." in case.arguments
+    left = [name for name in made if ended.code or not (inside or name.startswith("out"))]
     if not fault and left:
         fault = f"exit code {ended.code} leaves {left}"
     return fault, ended

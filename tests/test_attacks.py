@@ -16,7 +16,8 @@ import onnx
 import pytest
 from builders import build, conv_relu, feed_for, shared_weight, weights
 from command_server import CommandServer, Ended, command_server
-from fuzzed_inputs import COMMANDS, damage, run_case, snapshot, write_inputs
+from command_table import TABLE
+from fuzzed_inputs import COMMANDS, damage, draw_options, run_case, snapshot, write_inputs
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxfq
@@ -483,15 +484,31 @@ def test_no_command_changes_its_inputs(inputs: Path, server: CommandServer, tmp_
 
 
 def test_damaged_inputs_of_every_command(inputs: Path, server: CommandServer, tmp_path: Path) -> None:
-    """40 cases of tests/slow/fuzz_commands.py, which draws thousands."""
+    """50 cases of tests/slow/fuzz_commands.py, which draws thousands."""
     wrong = []
-    for number in range(40):
+    for number in range(50):
         folder = tmp_path / str(number)
         shutil.copytree(inputs, folder)
         case = damage(folder, np.random.default_rng(number))
         fault, _ = run_case(case, folder, server)
         wrong += [f"{number}: {case.what}: {fault}"] if fault else []
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_command_option_and_file_is_drawn(inputs: Path) -> None:
+    """Each occurs in the cases that tests/slow/fuzz_commands.py begins with, and each input is damaged."""
+    drawn = [draw_options(np.random.default_rng(number), number).arguments for number in range(2000)]
+    for command, parameters in TABLE.items():
+        words = {word for arguments in drawn if arguments[0] == command for word in arguments}
+        wanted = {parameter.option for parameter in parameters} - {""}
+        words |= {"--output"} if "-o" in words else set()
+        assert words and wanted <= words, (command, wanted - words)
+    damaged = {target for _, targets in COMMANDS.values() for target in targets.split()}
+    kinds = {path.suffix for path in inputs.rglob("*") if path.is_file()} - {".py"}
+    assert kinds == {Path(target).suffix for target in damaged}
+    assert {line.split()[0] for line, _ in COMMANDS.values()} == {
+        command for command, parameters in TABLE.items() if any(one.is_path for one in parameters)
+    } - {"demo"}
 
 
 def test_first_sample_of_much_data(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -83,13 +86,30 @@ def run_demo(folder: str | Path) -> DemoResult:
     Raises OutputError if the folder cannot be created.
     """
     start = time.perf_counter()
-    folder = Path(folder)
+    with _new_folders(Path(folder)):
+        return _fill(Path(folder), start)
+
+
+@contextmanager
+def _new_folders(folder: Path) -> Iterator[None]:
+    """Make `folder` and those above it; remove the new ones that are empty if the block raises."""
+    missing = [one for one in (folder, *folder.parents) if not os.path.exists(one)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as fault:
         raise OutputError(
             f"cannot make folder {folder}: {fault.strerror}; choose another with --output"
         ) from None
+    try:
+        yield
+    except BaseException:
+        for one in missing:
+            if not os.listdir(one):
+                one.rmdir()
+        raise
+
+
+def _fill(folder: Path, start: float) -> DemoResult:
     model = package_file("digits", "digits_cnn.onnx")
     images, labels = _digits()
     options = RunOptions(batch=BATCH)

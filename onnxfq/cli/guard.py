@@ -43,6 +43,7 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
         folder = given.get("artifacts")
         inside = list(artifact_paths(folder, given[_MODEL]).values()) if folder is not None else []
         if given.get("node_data") is not None:
+            check_writable(given["node_data"])  # its name is that of other files too
             inside += list(node_data_paths(given["node_data"]).values())[1:]
         for output in (*outputs, *inside):
             check_apart(output, inputs)

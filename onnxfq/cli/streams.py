@@ -61,7 +61,7 @@ def hold_results() -> Iterator[None]:
     waiting = _Waiting(shown)
     token = _results.set(waiting)
     try:
-        with redirect_stderr(_Lenient(sys.stderr)), redirect_stdout(waiting):  # type: ignore[type-var]
+        with redirect_stderr(_Lenient(sys.stderr)), redirect_stdout(waiting):
             try:
                 yield
             except SystemExit:  # a completion of the shell ends so

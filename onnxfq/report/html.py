@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
+from markupsafe import Markup
 
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.report.contents import AnyResult, page_contents
@@ -14,17 +17,32 @@ from onnxfq.report.record import quantize_record
 from onnxfq.support.files import write_text
 from onnxfq.support.records import to_json
 
+_TEMPLATES = jinja2.PackageLoader("onnxfq.report")
 # The filter `tojson` escapes all letters that could end a script or begin a tag.
-_ENVIRONMENT = jinja2.Environment(
-    loader=jinja2.PackageLoader("onnxfq.report"), autoescape=True, undefined=jinja2.StrictUndefined
-)
+_ENVIRONMENT = jinja2.Environment(loader=_TEMPLATES, autoescape=True, undefined=jinja2.StrictUndefined)
+
+
+def _digest(text: str) -> Markup:
+    """Return what the page's Content-Security-Policy calls an inline script or style of this text."""
+    return Markup(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
+
+
+def _part(name: str) -> Markup:
+    return Markup(_TEMPLATES.get_source(_ENVIRONMENT, name)[0])
+
+
+_ENVIRONMENT.filters["digest"] = _digest
 
 
 def render_page(results: Sequence[tuple[str, AnyResult]]) -> str:
-    """Return a page of results with their labels; its script draws tables and plots from the data inside."""
+    """Return a page of results with their labels; its script draws tables and plots from the data inside.
+
+    The page loads nothing, and runs no script but its own.
+    """
     contents = json.loads(to_json(page_contents(results)))
     title = " · ".join(dict.fromkeys(label for label, _ in results))
-    return _ENVIRONMENT.get_template("page.html.j2").render(title=title, results=contents)
+    parts = {"style": _part("page.css"), "script": _part("page.js")}
+    return _ENVIRONMENT.get_template("page.html.j2").render(title=title, results=contents, **parts)
 
 
 def render_report(result: QuantizeResult) -> str:

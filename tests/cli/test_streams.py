@@ -209,3 +209,24 @@ def test_modules_that_fail(
     (line,) = (one for one in err.splitlines() if not one.startswith("onnxfq: note"))
     assert line.startswith("onnxfq: error: cannot import 'wrong' of --metric")
     assert f"in line 1 of {files / 'wrong.py'}" in line
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_code_that_ends_the_process(files: Path, code: int) -> None:
+    """`os._exit` cannot be caught; the command ends in a line, exit code 1 and without outputs."""
+    (files / "ends.py").write_text(f"import os\ndef f(*given):\n    os._exit({code})\n")
+    ended = shell(f"{ONNXFQ} quantize m.onnx --data ends:f -o q5.onnx", files)
+    assert ended.returncode == 1 and not (files / "q5.onnx").exists()
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(
+        f"onnxfq: error: the command was ended from inside with exit code {code}: by os._exit in code that it ran"
+    )
+
+
+@pytest.mark.parametrize("limit", [60, 100, 150, 200, 250, 300, 400])
+def test_little_memory(files: Path, limit: int) -> None:
+    """With any `ulimit -v`, here in MB, a command ends well or in one line."""
+    ended = shell(f"ulimit -v {limit * 1000}; {ONNXFQ} quantize m.onnx --data d.npz -o q6.onnx -q", files)
+    lines = [one for one in ended.stderr.splitlines() if one.startswith("onnxfq: error: ")]
+    assert (ended.returncode, len(lines)) in ((0, 0), (1, 1)), ended
+    assert "Traceback" not in ended.stderr and "onnxfq itself failed" not in ended.stderr

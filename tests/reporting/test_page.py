@@ -5,6 +5,7 @@ The tests need the package playwright and an installed Chromium, and are skipped
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from planted_chain import LAYERS, WIDTH, chain, with_modules
 
 from onnxfq.cli.main import main
 from onnxfq.pipeline import quantize
+from onnxfq.report.contents import read_result
 from onnxfq.report.html import render_page
 from onnxfq.report.record import quantize_record
 from onnxfq.support.records import to_json
@@ -186,3 +188,50 @@ def test_names_are_text(tab: Tab, files: dict[str, Path]) -> None:
         row.click()
     assert HOSTILE in " ".join(tab.texts(".detail h3")) and page.title() == f"onnxfq: {HOSTILE}"
     assert page.locator("img").count() == 0 and not tab.said and len(tab.asked) == 1
+
+
+def test_70000_layers(tab: Tab, files: dict[str, Path], tmp_path: Path) -> None:
+    """Two results of that many show their tables in seconds, in portions; all rows are sorted and found."""
+    record = json.loads(files["plain"].with_suffix(".json").read_text(encoding="utf-8"))
+    row, count = record["table"]["layers"][0] | {"before": [], "after": []}, 70_000
+    record["table"]["layers"] = [
+        row | {"node": f"n{at}", "output": f"t{at}", "position": at, "output_db": at % 50, "module": ""}
+        for at in range(count)
+    ]
+    (tmp_path / "large.json").write_text(json.dumps(record))
+    read = read_result(tmp_path / "large.json")
+    (tmp_path / "large.html").write_text(render_page([("a", read), ("b", read)]), encoding="utf-8")
+    page = tab.open(tmp_path / "large.html")
+    assert tab.texts("#count") == [f"{count} of {count} layers"]
+    assert page.locator("tr.layer").count() < 1000 and page.locator("#noise circle").count() < 10_000
+    heading = page.locator("#layers th", has_text="#").get_by_role("button")
+    for first in ("n0", f"n{count - 1}"):
+        heading.click()
+        assert tab.texts(".open-layer")[0].strip() == first
+    page.fill("#filter", "n69123")
+    assert tab.texts("#count") == [f"1 of {count} layers"]
+    page.fill("#filter", "")
+    before = page.locator("tr.layer").count()
+    page.locator("#more").scroll_into_view_if_needed()
+    page.locator("tr.layer").nth(before).wait_for()
+    page.evaluate("reveal('n41234')")
+    assert page.locator("tr.open").inner_text().startswith("41235") and not tab.said
+
+
+def test_the_policy_of_the_page(tab: Tab, files: dict[str, Path]) -> None:
+    """Scripts, styles and requests other than the page's own are refused by the browser."""
+    page = tab.open(files["plain"])
+    page.evaluate(
+        """() => {
+          const script = document.createElement("script");
+          script.textContent = "document.title = 'changed'";
+          const image = document.createElement("img");
+          image.src = "http://127.0.0.1:9/a.png";
+          const part = document.createElement("p");
+          part.setAttribute("style", "color: red");
+          document.body.append(script, image, part);
+        }"""
+    )
+    page.wait_for_timeout(200)
+    assert page.title() == "onnxfq: plain"
+    assert len(tab.said) >= 3 and all("Content Security Policy" in said for said in tab.said)

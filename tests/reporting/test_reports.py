@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 import re
@@ -42,6 +44,19 @@ def result() -> QuantizeResult:
 def rows_of(result: QuantizeResult) -> list[TensorError]:
     """Return the rows of its report."""
     return tensor_errors(result.model, result.plan, result.statistics, result.encodings)
+
+
+def test_the_page_allows_its_own_script_alone(result: QuantizeResult) -> None:
+    """The policy names the SHA-256 of the one script that runs and of the one style, as CSP Level 3 says."""
+    page = render_report(result)
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'" and "unsafe" not in policy
+    for tag in ("script", "style"):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert rules[f"{tag}-src"] == f"'sha256-{digest}'"
+    assert not re.findall(r"<[^>]* (style|on\w+)=", page.replace(text, ""))
 
 
 def test_rows_follow_the_plan(result: QuantizeResult) -> None:

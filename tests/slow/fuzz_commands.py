@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from command_server import command_server
-from fuzzed_inputs import MODELS, damage, run_case, write_inputs
+from fuzzed_inputs import MODELS, OPTIONS, damage, draw_options, run_case, write_inputs
 
 
 def main() -> int:
@@ -40,7 +40,8 @@ def main() -> int:
             folder = Path(place) / f"case {number}"
             rng = np.random.default_rng(number)
             shutil.copytree(Path(place) / MODELS[number % len(MODELS)], folder)
-            case = damage(folder, rng)
+            # The first cases try every option of every command once.
+            case = draw_options(rng, number) if number < OPTIONS else damage(folder, rng)
             fault, ended = run_case(case, folder, server, asked.seconds)
             codes[ended.code] += 1
             memory, longest = max(memory, ended.memory), max(longest, ended.seconds)

@@ -35,7 +35,7 @@ def start(line: str, folder: Path) -> subprocess.Popen[bytes]:
     """Start a command in `folder`, in a process group of its own."""
     words = [sys.executable, "-m", "onnxfq", *line.split()]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(words, cwd=folder, process_group=0, **quiet)
+    return subprocess.Popen(words, cwd=folder, start_new_session=True, **quiet)
 
 
 def kill_often(name: str, folder: Path, kills: int, rng: random.Random) -> int:

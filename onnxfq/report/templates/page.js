@@ -1,6 +1,6 @@
 "use strict";
 const results = JSON.parse(document.getElementById("data").textContent);
-const several = results.length > 1, page = document.getElementById("page"), LOW = 20, INKS = ["--a", "--b", "--c", "--d"];
+const several = results.length > 1, page = document.getElementById("page"), LOW = 20, MANY = 2000, PORTION = 300, INKS = ["--a", "--b", "--c", "--d"];
 const ink = (at) => `var(${INKS[at % INKS.length]})`, letter = (at) => String.fromCharCode(65 + (at % 26));
 
 // Text is set as text, never as markup: names in a model may look like HTML.
@@ -10,16 +10,24 @@ function make(tag, attributes, ...children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
   }
-  node.append(...children.filter((one) => one !== null && one !== undefined));
+  for (const one of children.flat()) if (one !== null && one !== undefined) node.append(one);
   return node;
 }
+// A call takes as many arguments as fit on its stack, and a list may be longer: lists are children as they are.
+const largest = (values, least) => values.reduce((most, one) => (one > most ? one : most), least);
+const smallest = (values, most) => values.reduce((least, one) => (one < least ? one : least), most);
 // Infinities are strings in the data.
 const number = (value) => (value === null || value === undefined ? null : Number(value));
 const db = (value) => (number(value) === null ? "" : Number.isFinite(number(value)) ? number(value).toFixed(1) : number(value) > 0 ? "∞" : "−∞");
 const short = (value) => String(Number(Number(value).toPrecision(4)));
 const ends = (range) => (range ? `${short(range[0])} … ${short(range[1])}` : "");
 const percent = (value) => (number(value) === null ? "" : `${(100 * value).toFixed(1)} %`);
-const mark = (at) => (several ? make("span", { class: "tag", style: `background:${ink(at)}` }, letter(at)) : null);
+const mark = (at) => {
+  if (!several) return null;
+  const node = make("span", { class: "tag" }, letter(at));
+  node.style.background = ink(at); // the page's policy refuses style attributes
+  return node;
+};
 
 const maps = results.map((one) => ({
   layers: new Map(one.layers.map((row) => [row.node, row])), tensors: new Map(one.tensors.map((row) => [row.tensor, row])),
@@ -27,7 +35,7 @@ const maps = results.map((one) => ({
 function tensorsOf(row, at) { return row.tensors.map((name) => maps[at].tensors.get(name)).filter(Boolean); }
 function lowest(row, at, field) {
   const known = tensorsOf(row, at).map((one) => number(one[field])).filter((one) => one !== null);
-  return known.length ? Math.min(...known) : null;
+  return known.length ? smallest(known, Infinity) : null;
 }
 function activation(row, at) { const all = tensorsOf(row, at); return all.find((one) => one.role === "activation") || all[0]; }
 const formats = (row, at) => (row.quantized ? [...new Set(tensorsOf(row, at).map((one) => one.format.split(" ")[0]))].join(", ") || "quantized" : "float");
@@ -57,7 +65,7 @@ function verdict() {
     part.append(make("div", { class: "tiles" }, ...one.tiles.map((tile) => make("div", {}, make("b", { class: tile.low ? "low" : "" }, tile.value), make("span", {}, tile.label)))));
     for (const [head, lines] of one.done) {
       part.append(make("p", {}, head ? make("b", {}, `${head}: `) : null, lines[0]));
-      if (lines.length > 1) part.append(make("ul", {}, ...lines.slice(1).map((line) => make("li", {}, line))));
+      if (lines.length > 1) part.append(make("ul", {}, lines.slice(1).map((line) => make("li", {}, line))));
     }
     all.append(part);
   });
@@ -70,7 +78,7 @@ function scores() {
     ...score.map((cell, place) => used(place) ? make("td", { class: (place < 2 ? "t" : "n") + (place === 2 && parseFloat(cell) < LOW ? " low" : "") + (place > 3 || place === 0 ? " medium" : "") }, cell) : null))));
   if (!rows.length) return;
   page.append(make("h2", {}, "Comparison with the float model"), make("p", { class: "soft" }, `At ${LOW} dB the noise is a tenth of the signal; each 6 dB halve it.`),
-    make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...(several ? [make("th", {})] : []), ...heads.map((head, place) => used(place) ? make("th", { class: (place < 2 ? "" : "n") + (place > 3 || place === 0 ? " medium" : "") }, head) : null))), make("tbody", {}, ...rows))));
+    make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...(several ? [make("th", {})] : []), ...heads.map((head, place) => used(place) ? make("th", { class: (place < 2 ? "" : "n") + (place > 3 || place === 0 ? " medium" : "") }, head) : null))), make("tbody", {}, rows))));
 }
 
 function plot() {
@@ -79,7 +87,7 @@ function plot() {
   if (!finite.length) return;
   const frame = make("div", { id: "noise" });
   page.append(make("h2", {}, "Noise along the graph"), make("p", { class: "soft" }, "SQNR of the output of each layer in the running model, from the first layer to the last. A step down shows where noise arises; click a point for its layer."), frame);
-  const top = Math.max(30, ...finite) + 3, bottom = Math.min(0, ...finite), count = Math.max(...results.map((one) => one.layers.length), 2);
+  const top = largest(finite, 30) + 3, bottom = smallest(finite, 0), count = largest(results.map((one) => one.layers.length), 2);
   const draw = () => {
     const width = Math.max(frame.clientWidth || 1000, 280), height = 220, left = 38;
     const x = (row) => left + ((width - left - 12) * row.position) / (count - 1), y = (value) => 10 + ((height - 32) * (top - Math.max(bottom, Math.min(value, top)))) / (top - bottom);
@@ -88,7 +96,8 @@ function plot() {
     for (let line = Math.ceil(bottom / step) * step; line <= top; line += step)
       svg.append(make("svg:line", { class: "axis", x1: left, x2: width, y1: y(line), y2: y(line) }), make("svg:text", { x: left - 5, y: y(line) + 4, "text-anchor": "end" }, String(line)));
     svg.append(make("svg:text", { x: left, y: height - 4 }, "first layer"), make("svg:text", { x: width, y: height - 4, "text-anchor": "end" }, "last layer"), make("svg:text", { x: 2, y: height - 4 }, "dB"));
-    series.forEach((rows, at) => {
+    series.forEach((all, at) => {
+      const rows = thin(all, (row) => Math.round(x(row)), (row) => number(row.output_db));
       svg.append(make("svg:polyline", { points: rows.map((row) => `${x(row).toFixed(1)},${y(number(row.output_db)).toFixed(1)}`).join(" "), fill: "none", stroke: ink(at), "stroke-width": 1.4 }));
       for (const row of rows)
         svg.append(make("svg:circle", { class: "point", cx: x(row).toFixed(1), cy: y(number(row.output_db)).toFixed(1), r: rows.length > 300 ? 1.8 : 3.2, fill: row.quantized ? ink(at) : "var(--page)", stroke: ink(at), onclick: () => reveal(row.node) },
@@ -101,8 +110,21 @@ function plot() {
   new ResizeObserver(() => { if (frame.clientWidth !== last) { last = frame.clientWidth; draw(); } }).observe(frame);
 }
 
+// Of many points in one column of pixels, the lowest and the highest.
+function thin(rows, column, height) {
+  if (rows.length < MANY) return rows;
+  const ends = new Map();
+  for (const row of rows) {
+    const key = column(row), pair = ends.get(key);
+    if (!pair) ends.set(key, [row, row]);
+    else if (height(row) < height(pair[0])) pair[0] = row;
+    else if (height(row) > height(pair[1])) pair[1] = row;
+  }
+  return [...ends.values()].flatMap(([low, high]) => (low === high ? [low] : low.position < high.position ? [low, high] : [high, low]));
+}
+
 function histogram(tensor, at) {
-  const width = 480, height = 128, base = 98, [low, high] = tensor.edges, most = Math.max(...tensor.counts), bins = tensor.counts.length;
+  const width = 480, height = 128, base = 98, [low, high] = tensor.edges, most = largest(tensor.counts, 0), bins = tensor.counts.length;
   const x = (value) => 4 + ((width - 8) * (value - low)) / (high - low), bar = (count) => (count ? 4 + (base - 34) * (Math.log(1 + count) / Math.log(1 + most)) : 0);
   const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `histogram of ${tensor.tensor}`, class: "histogram" });
   svg.append(make("svg:rect", { x: x(tensor.grid[0]), y: 20, width: Math.max(1, x(tensor.grid[1]) - x(tensor.grid[0])), height: base - 20, fill: ink(at), opacity: 0.12 }, make("svg:title", {}, `grid ${ends(tensor.grid)}`)));
@@ -116,8 +138,8 @@ function histogram(tensor, at) {
 }
 
 function channels(tensor, at) {
-  const width = 480, height = 112, base = 100, values = [tensor.channels, tensor.equalized_channels], most = Math.max(...values.flat(), 1e-30);
-  const floor = Math.max(Math.min(...values.flat().filter((one) => one > 0), most), most / 1e6), size = (value) => (value > 0 ? 3 + ((base - 24) * Math.log(Math.max(value, floor) / floor + 1e-9)) / (Math.log(most / floor) || 1) : 0);
+  const width = 480, height = 112, base = 100, values = [tensor.channels, tensor.equalized_channels], most = largest(values.flat(), 1e-30);
+  const floor = Math.max(smallest(values.flat().filter((one) => one > 0), most), most / 1e6), size = (value) => (value > 0 ? 3 + ((base - 24) * Math.log(Math.max(value, floor) / floor + 1e-9)) / (Math.log(most / floor) || 1) : 0);
   const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `channel ranges of ${tensor.tensor}` }), each = (width - 8) / tensor.channels.length;
   values.forEach((bars, part) => bars.forEach((value, place) => { const tall = Math.max(0, size(value)); svg.append(make("svg:rect", { x: 4 + each * (place + part / 2), y: base - tall, width: Math.max(each / 2 - 0.3, 0.4), height: tall, fill: part ? ink(at) : "var(--soft)" }, make("svg:title", {}, `channel part ${place}: ${short(value)} ${part ? "after" : "before"}`))); }));
   svg.append(make("svg:text", { x: 4, y: 12 }, "largest magnitude by channel (log scale): grey before equalization, coloured after"));
@@ -127,7 +149,7 @@ function channels(tensor, at) {
 function neighbours(title, names, at) {
   if (!names.length) return null;
   const known = (name) => maps[at].layers.get(name);
-  return make("p", {}, `${title} `, ...names.flatMap((name) => [make("button", { type: "button", onclick: (event) => { event.stopPropagation(); reveal(name); } }, known(name) ? `${known(name).op_type} ${known(name).module || name}` : name), " "]));
+  return make("p", {}, `${title} `, names.flatMap((name) => [make("button", { type: "button", onclick: (event) => { event.stopPropagation(); reveal(name); } }, known(name) ? `${known(name).op_type} ${known(name).module || name}` : name), " "]));
 }
 
 function detail(node) {
@@ -143,7 +165,7 @@ function detail(node) {
     ].filter((pair) => pair[1]);
     parts.push(make("h3", {}, mark(at), `${row.op_type} ${row.node}`, row.module ? ` in ${row.module}` : ""), make("dl", {}, ...known.flatMap(([head, text]) => [make("dt", {}, head), make("dd", {}, text)])),
       neighbours("reads from", row.before, at), neighbours("read by", row.after, at));
-    parts.push(make("div", { class: "tensors" }, ...tensorsOf(row, at).map((tensor) => make("div", {},
+    parts.push(make("div", { class: "tensors" }, tensorsOf(row, at).map((tensor) => make("div", {},
       make("h3", {}, tensor.tensor), make("p", { class: "soft" }, [`${tensor.role}, ${tensor.format}, ${tensor.calibrator}`, tensor.sqnr_db === null ? null : `own noise ${db(tensor.sqnr_db)} dB`, tensor.middle_db === null ? null : `middle half ${db(tensor.middle_db)} dB`, tensor.observed ? `values ${ends(tensor.observed)}` : "not observed", tensor.grid ? `grid ${ends(tensor.grid)}` : null].filter(Boolean).join("; "), `. ${tensor.why}.`),
       tensor.equalization ? make("p", {}, `Equalized: ${tensor.equalization}.`) : null,
       tensor.counts.length ? histogram(tensor, at) : null, tensor.channels.length ? channels(tensor, at) : null))));
@@ -152,19 +174,20 @@ function detail(node) {
 }
 
 const bodies = new Map();
+let bodyOf = () => null; // the table makes rows as they are shown: a page of 100,000 would take minutes
 function toggle(node, open) {
-  const body = bodies.get(node), row = body.firstChild, shown = row.classList.contains("open");
+  const body = bodyOf(node), row = body.firstChild, shown = row.classList.contains("open");
   if (open === undefined) open = !shown;
   if (open === shown) return;
   row.classList.toggle("open", open);
   row.querySelector(".open-layer").setAttribute("aria-expanded", String(open));
-  if (open) body.append(make("tr", { class: "detail" }, make("td", { colspan: row.children.length }, make("div", { class: "inner" }, ...detail(node)))));
+  if (open) body.append(make("tr", { class: "detail" }, make("td", { colspan: row.children.length }, make("div", { class: "inner" }, detail(node)))));
   else body.lastChild.remove();
 }
 function reveal(node) {
-  if (!bodies.has(node)) return;
-  const body = bodies.get(node);
-  body.hidden = false;
+  const body = bodyOf(node);
+  if (!body) return;
+  if (!body.isConnected) document.getElementById("layers").append(body);
   toggle(node, true);
   body.scrollIntoView({ block: "center" });
 }
@@ -186,20 +209,35 @@ function table() {
   const grid = make("table", { id: "layers" });
   const heads = columns.map((column) => make("th", { class: column.kind === "t" ? "" : column.kind, title: column.hint, scope: "col" }, make("button", { type: "button", onclick: () => sort(column) }, column.at === null ? null : mark(column.at), column.title)));
   grid.append(make("thead", {}, make("tr", {}, ...heads)));
-  for (const node of order) {
-    const body = make("tbody", {}, make("tr", { class: "layer", onclick: () => toggle(node) }, ...columns.map((column) => cell(column, node))));
-    bodies.set(node, body);
-    grid.append(body);
+  const places = new Set(order);
+  bodyOf = (node) => {
+    if (!bodies.has(node) && places.has(node))
+      bodies.set(node, make("tbody", {}, make("tr", { class: "layer", onclick: () => toggle(node) }, columns.map((column) => cell(column, node)))));
+    return bodies.get(node);
+  };
+  let ordered = order, shown = [], drawn = 0;
+  const more = make("button", { type: "button", id: "more", onclick: () => draw(PORTION) });
+  function draw(portion) {
+    const last = Math.min(shown.length, drawn + portion);
+    for (; drawn < last; drawn += 1) grid.append(bodyOf(shown[drawn]));
+    more.hidden = drawn === shown.length;
+    more.textContent = `${shown.length - drawn} more layers`;
+  }
+  function show() {
+    for (const body of [...grid.tBodies]) body.remove();
+    drawn = 0;
+    draw(PORTION);
   }
   let sorted = null, down = false;
   function sort(column) {
     down = sorted === column ? !down : false;
     sorted = column;
     heads.forEach((head, place) => (columns[place] === column ? head.setAttribute("aria-sort", down ? "descending" : "ascending") : head.removeAttribute("aria-sort")));
-    const keyed = [...bodies.keys()].map((node) => [value(column, node), node]);
+    const keyed = order.map((node) => [value(column, node), node]);
     const none = (key) => key === null || key === "" || Number.isNaN(key);
     keyed.sort(([a], [b]) => none(a) - none(b) || (none(a) ? 0 : (typeof a === "string" ? a.localeCompare(b) : a < b ? -1 : a > b ? 1 : 0) * (down ? -1 : 1)));
-    grid.append(...keyed.map(([, node]) => bodies.get(node)));
+    ordered = keyed.map(([, node]) => node);
+    filter();
   }
   const words = new Map(order.map((node) => [node, results.flatMap((one, at) => { const row = maps[at].layers.get(node); return row ? [row.op_type, row.node, row.module, row.quantized ? "quantized" : "float", ...row.tensors] : []; }).join(" ").toLowerCase()]));
   const count = make("span", { class: "soft", id: "count" }), text = make("input", { type: "search", id: "filter", placeholder: "filter by operator, module, node or tensor", "aria-label": "filter", oninput: () => filter() });
@@ -208,17 +246,17 @@ function table() {
   const state = make("select", { id: "state", "aria-label": "state", onchange: () => filter() }, make("option", { value: "" }, "quantized and float"), make("option", { value: "quantized" }, "quantized"), make("option", { value: "float" }, "in float"));
   function filter() {
     const wanted = text.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let shown = 0;
-    for (const node of order) {
+    shown = ordered.filter((node) => {
       const rows = maps.map((one) => one.layers.get(node)).filter(Boolean);
-      const fits = wanted.every((word) => words.get(node).includes(word)) && (!kind.value || first(node).op_type === kind.value) && rows.some(states[state.value]);
-      bodies.get(node).hidden = !fits;
-      shown += fits;
-    }
-    count.textContent = `${shown} of ${order.length} layers`;
+      return wanted.every((word) => words.get(node).includes(word)) && (!kind.value || first(node).op_type === kind.value) && rows.some(states[state.value]);
+    });
+    count.textContent = `${shown.length} of ${order.length} layers`;
+    show();
   }
-  page.append(make("h2", {}, "Layers, the one that costs most first"), make("p", { class: "soft" }, "Click a row for its histograms, channels and neighbours, and a heading to sort."), make("div", { class: "controls" }, text, kind, state, count), make("div", { class: "scroll" }, grid));
+  page.append(make("h2", {}, "Layers, the one that costs most first"), make("p", { class: "soft" }, "Click a row for its histograms, channels and neighbours, and a heading to sort."), make("div", { class: "controls" }, text, kind, state, count), make("div", { class: "scroll" }, grid), more);
   filter();
+  new IntersectionObserver((seen) => { if (seen.some((one) => one.isIntersecting)) draw(PORTION); }, { rootMargin: "600px" }).observe(more);
+  addEventListener("beforeprint", () => draw(MANY));
 }
 
 function reasons() {
@@ -227,7 +265,7 @@ function reasons() {
   results.forEach((one, at) => {
     if (!one.floats.length) return;
     page.append(make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, make("th", {}, mark(at), "reason"), make("th", { class: "n" }, "count"), make("th", { class: "medium" }, "names"))),
-      make("tbody", {}, ...one.floats.map(([why, names]) => make("tr", {}, make("td", { class: "t" }, why), make("td", { class: "n" }, String(names.length)), make("td", { class: "t medium" }, names.length > 4 ? make("details", {}, make("summary", {}, `${names[0]}, …`), names.join(", ")) : names.join(", "))))))));
+      make("tbody", {}, one.floats.map(([why, names]) => make("tr", {}, make("td", { class: "t" }, why), make("td", { class: "n" }, String(names.length)), make("td", { class: "t medium" }, names.length > 4 ? make("details", {}, make("summary", {}, `${names[0]}, …`), names.join(", ")) : names.join(", "))))))));
   });
 }
 
