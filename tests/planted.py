@@ -328,6 +328,49 @@ FORMS: tuple[tuple[str, str, str, Arrays, str, int], ...] = (
         "parser MaxPool",
         21,
     ),
+    *(
+        (
+            f"{op} with dilations",
+            "float[1,8,4,4] t",
+            f"[odd] t = {op} <kernel_shape = [2,2], dilations = [2,2]> (y)",
+            {},
+            "parser does not support dilations",
+            21,
+        )
+        for op in ("AveragePool", "LpPool", "MaxPool")
+    ),
+    (
+        "LpPool of the third power",
+        "float[1,8,5,5] t",
+        "[odd] t = LpPool <kernel_shape = [2,2], p = 3> (y)",
+        {},
+        "parser Only L1 and L2",
+        21,
+    ),
+    (
+        "LSTM of coupled gates",
+        "float[8,1,6,3] t",
+        "e = Reshape (y, steps) [odd] t = LSTM <hidden_size = 3, input_forget = 1> (e, lw, lr)",
+        {"steps": np.asarray([8, 6, 6]), "lw": f32(np.ones((1, 12, 6))), "lr": f32(np.ones((1, 12, 3)))},
+        "parser Coupled input/forget",
+        21,
+    ),
+    (
+        "BatchNormalization in training mode",
+        "float[1,8,6,6] t",
+        "[odd] t, m, v = BatchNormalization <training_mode = 1> (y, each, each, each, each)",
+        {"each": f32(np.ones(8))},
+        "parser training_mode",
+        21,
+    ),
+    (
+        "Dropout in training mode",
+        "float[1,8,6,6] t",
+        "[odd] t = Dropout (y, half_of, yes)",
+        {"half_of": f32(0.5), "yes": np.asarray(True)},
+        "parser training mode",
+        21,
+    ),
     ("NonZero", "int64[4,M] t", "[odd] t = NonZero (y)", {}, "parser plugin", 21),
     (
         "ScatterND that adds",

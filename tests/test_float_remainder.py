@@ -549,3 +549,87 @@ def test_no_cast_in_front_of_a_loop(op, name, io):
 def test_loops_that_take_a_cast(steps):
     """With one step or an open number TensorRT takes the Cast: what computes the input is cast as before."""
     assert not any("a loop" in why for why in reasons(cast(recurrent("GRU", "v = Neg (u)", steps))).values())
+
+
+ENDS = {
+    "input": "(float[N,8] y, float[N,8] x) { y = MatMul (x, w) }",
+    "identity": "(float[N,8] y, float[N,8] z) { y = MatMul (x, w) z = Identity (x) }",
+    "both": """(float[N,8] z, float[N,8] y, float[N,8] x) {
+        y = MatMul (x, w) t = Identity (x) z = Identity (t) }""",
+    "constant": """(float[N,8] y, float[8,8] v) {
+        h = MatMul (x, w) m = ReduceMean <axes = [0]> (v) y = Add (h, m) }""",
+    "weight": "(float[N,8] y, float[8,8] w) { y = MatMul (x, w) }",
+    "twice": "(float[N,8] y, float[N,8] y) { y = MatMul (x, w) }",
+    "body": """(float[N,8] y, float[N,8] h, float[N,8] x) {
+        h = MatMul (x, w) zero = ReduceSum (h) c = Cast <to = 9> (zero)
+        y = If (c) <then_branch = a () => (float[N,8] t) { r = Relu (x) t = Add (r, h) },
+                    else_branch = b () => (float[N,8] e) { e = Relu (h) }> }""",
+}
+
+
+@pytest.mark.parametrize("form", ENDS)
+@pytest.mark.parametrize(
+    "options", [FloatOptions("fp16", io=True), FP16, FloatOptions("bf16", io=True), BF16]
+)
+def test_tensors_that_are_outputs_too(form: str, options: FloatOptions, tmp_path: Path) -> None:
+    """An input, a constant and a weight that are outputs, one listed twice, and tensors that bodies read."""
+    proto = build(
+        f"g (float[N,8] x) => {ENDS[form]}", {name: weights(8, 8, seed=i) for i, name in enumerate("wv")}
+    )
+    feeds = [feed_for(proto, seed) for seed in range(3)]
+    result = quantize(proto, feeds, tmp_path / "q.onnx", recipe="tensorrt-int8", floats=options)
+    written = onnx.load(tmp_path / "q.onnx")
+    onnx.checker.check_model(written, full_check=True)
+    kept = {name for name, why in reasons(result).items() if "bodies read it" in why}
+    half = HALF_TYPES[options.name].onnx_type if options.io else TensorProto.FLOAT
+    for value in (*written.graph.input, *written.graph.output):
+        assert value.type.tensor_type.elem_type == (TensorProto.FLOAT if value.name in kept else half)
+    assert bool(kept) == (options.io and form == "body")
+    wanted = Session(proto, 1).run(feeds[0])
+    asked = {value.name: value.type.tensor_type.elem_type for value in written.graph.input}
+    dtype = np.float16 if asked["x"] == TensorProto.FLOAT16 else np.float32
+    got = Session(written, 1).run({"x": feeds[0]["x"].astype(dtype)})
+    for one, other in zip(wanted, got, strict=True):  # 8 bits
+        assert np.abs(one - other).max() < 0.05 * np.abs(one).max()
+
+
+PRODUCTS = {
+    "MatMul": "r = Relu (x) y = MatMul (r, small)",
+    "Gemm": "r = Relu (x) y = Gemm (r, small, b)",
+    "Einsum": 'r = Relu (x) y = Einsum <equation = "ab,bc->ac"> (r, small)',
+    "shared": "r = Relu (x) s = MatMul (r, small) t = MatMul (r, w) y = Add (s, t)",
+    "computed": "k = MatMul (x, w) q = Mul (k, tiny) t = Transpose (k) s = MatMul (q, t) y = MatMul (s, x)",
+}
+
+
+@pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-fp8", "onnxruntime-int8"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_scales_of_a_product_have_one_type(name: str, recipe: str, tmp_path: Path) -> None:
+    """One scale beyond float16 keeps all pairs of its product in float32; TensorRT's builder wants that."""
+    small = weights(64, 64)
+    small[:, 3] *= 1e-3
+    constants = {"small": small, "w": weights(64, 64), "b": weights(64), "tiny": np.float32(1e-4)}
+    used = {key: value for key, value in constants.items() if f" {key})" in PRODUCTS[name] or key == "small"}
+    proto = build(
+        f"g (float[64,64] x) => (float[64,64] y) {{ {PRODUCTS[name]} }}",
+        {**{k: v for k, v in constants.items() if k != "small"}, **used},
+    )
+    feeds = [{"x": weights(64, 64, seed=i)} for i in range(3)]
+    quantize(proto, feeds, tmp_path / "q.onnx", recipe=whole_recipe(recipe), floats=FP16)
+    written = onnx.load(tmp_path / "q.onnx")
+    kinds = {tensor.name: tensor.data_type for tensor in written.graph.initializer}
+    makers = {out: node for node in written.graph.node for out in node.output}
+
+    def scale_type(tensor: str) -> int:
+        node = makers[tensor]
+        return kinds[node.input[1]] if node.op_type == "DequantizeLinear" else scale_type(node.input[0])
+
+    mixed = []
+    for node in written.graph.node:
+        if node.op_type in ("MatMul", "Gemm", "Einsum"):
+            mixed.append({scale_type(one) for one in node.input[:2]})
+    assert all(len(one) == 1 for one in mixed)
+    assert {TensorProto.FLOAT} in mixed
+    if recipe.startswith("tensorrt") and builder_installed():
+        found = check(tmp_path / "q.onnx", build=BuildOptions())
+        assert not [one for one in found.findings if one.severity in ("refused", "float")]

@@ -49,7 +49,7 @@ class _Caster:
         # Tensors that need a name in float32, and outputs in their type.
         self.fixed = dict.fromkeys(index.captured, _FLOAT)
         for output in self.graph.output:
-            cast = plan.io and output.name not in self.kept_tensors
+            cast = plan.io and output.name not in self.kept_tensors | index.captured
             self.fixed[output.name] = self.half.onnx_type if cast else _FLOAT
 
     def run(self) -> None:
@@ -83,12 +83,11 @@ class _Caster:
         return wanted
 
     def _is_float(self, name: str) -> bool:
+        if name in self.types:  # it may be retyped already
+            return True
         if name in self.constants:
             return bool(self.constants[name].data_type == _FLOAT)
-        # Retyped tensors have their new type in `types`.
-        return name in self.types or (
-            name in self.values and self.values[name].type.tensor_type.elem_type == _FLOAT
-        )
+        return name in self.values and self.values[name].type.tensor_type.elem_type == _FLOAT
 
     def _is_half(self, node: onnx.NodeProto) -> bool:
         return node.name not in self.kept
@@ -105,28 +104,30 @@ class _Caster:
         return node.domain not in STANDARD_DOMAINS or node.op_type in QDQ_OPS
 
     def _input_type(self, value: onnx.ValueInfoProto) -> int:
-        if not self.plan.io or value.name in self.kept_tensors or value.name in self.fixed:
+        if not self.plan.io or value.name in self.kept_tensors:
             return _FLOAT
-        value.type.tensor_type.elem_type = self.half.onnx_type
-        return self.half.onnx_type
+        # An input may be an output too, under its name, and then both have one type.
+        value.type.tensor_type.elem_type = self.fixed.get(value.name, self.half.onnx_type)
+        return int(value.type.tensor_type.elem_type)
 
     def _cast_constant(self, name: str, kinds: set[int]) -> None:
         tensor = self.constants[name]
-        self.types[name] = _FLOAT
-        self.names[name, _FLOAT] = name
+        self.types[name] = own = min(kinds) if len(kinds) == 1 else self.fixed.get(name, _FLOAT)
+        for kind in kinds:
+            self.names[name, kind] = name if kind == own else self.claim(f"{name}/{self._suffix(kind)}")
         if self.half.onnx_type not in kinds:
             return
-        free = name if kinds == {self.half.onnx_type} else self.claim(f"{name}/{self.plan.name}")
-        self.names[name, self.half.onnx_type] = free
         values = tensor_array(tensor)
         # The values fit, except numbers used as minus infinity; infinities stay infinite.
         values = np.where(np.isfinite(values), np.maximum(values, np.float32(-self.half.largest)), values)
         cast = values.astype(self.half.dtype)
-        made = make_tensor(free, cast)
-        if free == name:
-            tensor.CopyFrom(made)
-        else:
-            self.graph.initializer.append(made)
+        if own == _FLOAT:
+            self.graph.initializer.append(make_tensor(self.names[name, self.half.onnx_type], cast))
+            return
+        if _FLOAT in kinds:
+            self.graph.initializer.add().CopyFrom(tensor)
+            self.graph.initializer[-1].name = self.names[name, _FLOAT]
+        tensor.CopyFrom(make_tensor(name, cast))
 
     def _rewire_node(self, node: onnx.NodeProto) -> onnx.NodeProto:
         made = onnx.NodeProto()

@@ -22,7 +22,17 @@ from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.ops import MOVES, QDQ_OPS, RECURRENT_OPS, SCALES, SPLITS, STANDARD_DOMAINS
+from onnxfq.graph.ops import (
+    CONVOLUTIONS,
+    MOVES,
+    QDQ_OPS,
+    RECURRENT_OPS,
+    REPEATS,
+    SCALES,
+    SPLITS,
+    STANDARD_DOMAINS,
+    WEIGHTED_INPUTS,
+)
 from onnxfq.graph.queries import half_slots
 from onnxfq.numerics.float_types import HALF_TYPES, FloatInfo
 from onnxfq.numerics.qtypes import QTYPES
@@ -109,6 +119,10 @@ def plan_floats(
     nodes |= {makers[name]: sources[name] for name in makers if makers[name] not in nodes}
     _keep_between(graph, nodes)
     _keep_quantizers(graph, nodes, tensors)
+    if options.io:
+        ends = [value.name for value in (*proto.graph.input, *proto.graph.output)]
+        bodies = (name for name in graph.floats(ends) if name in graph.captured)
+        tensors |= dict.fromkeys(bodies, "bodies read it, and their types are left as they are")
     ops = {node.name: node.op_type for node in graph.nodes}
     return FloatPlan(
         name=options.name,
@@ -294,6 +308,36 @@ def _keep_quantizers(graph: _Graph, nodes: dict[str, str], tensors: Mapping[str,
     for node in graph.nodes:
         if node.op_type in QDQ_OPS and node.name not in nodes and not _scale_fits(graph, node):
             nodes[node.name] = "its scales do not fit in the type, and Q/DQ in float32 costs nothing"
+    _keep_whole_products(graph, nodes)
+
+
+def _keep_whole_products(graph: _Graph, nodes: dict[str, str]) -> None:
+    """Keep all pairs of a product if one DQ of it stays: builders take operands with scales of one type."""
+    products = [node for node in graph.nodes if node.op_type in WEIGHTED_INPUTS]
+    pairs = {
+        node.name: [dq for name in node.input[:2] if (dq := _find_dequantizer(graph, name)) is not None]
+        for node in products
+        if node.op_type not in CONVOLUTIONS
+    }
+    count = -1
+    while count != len(nodes):  # a pair that several products read takes theirs along
+        count = len(nodes)
+        for product, found in pairs.items():
+            if not any(dq.name in nodes for dq in found):
+                continue
+            why = f"a scale of another operand of {product!r} is float32, and a product takes one type"
+            for dq in found:
+                q = graph.makers.get(dq.input[0])
+                for node in (dq, *([q] if q is not None and q.op_type == "QuantizeLinear" else [])):
+                    nodes.setdefault(node.name, why)
+
+
+def _find_dequantizer(graph: _Graph, name: str) -> onnx.NodeProto | None:
+    """Return the DequantizeLinear of `name`, or behind operators that move or scale its values."""
+    maker = graph.makers.get(name)
+    while maker is not None and maker.op_type in MOVES | SPLITS | SCALES | REPEATS | {"Cast"}:
+        maker = graph.makers.get(maker.input[0])
+    return maker if maker is not None and maker.op_type == "DequantizeLinear" else None
 
 
 def _scale_fits(graph: _Graph, node: onnx.NodeProto) -> bool:

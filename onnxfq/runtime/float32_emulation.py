@@ -81,7 +81,9 @@ def _own_ends(proto: onnx.ModelProto, taken: Names, types: dict[str, int]) -> No
             if value.type.tensor_type.elem_type != _HALF:
                 continue
             value.type.tensor_type.elem_type = TensorProto.FLOAT
-            inner = renamed.setdefault(value.name, taken.claim(f"{value.name}/bfloat16"))
+            if value.name in renamed:  # an input that is an output, or an output that is listed twice
+                continue
+            inner = renamed[value.name] = taken.claim(f"{value.name}/bfloat16")
             types[inner], types[value.name] = _HALF, TensorProto.FLOAT
             ends = (value.name, inner) if to == _HALF else (inner, value.name)
             casts.append(helper.make_node("Cast", ends[:1], ends[1:], to=to))

@@ -11,7 +11,7 @@ import pytest
 from builders import build, feed_for, weights
 from onnx import helper
 
-from onnxfq.errors import ModelError
+from onnxfq.errors import ModelError, OnnxfqError
 from onnxfq.graph.checker import RUNTIME_OPS
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
@@ -173,3 +173,40 @@ def test_operators_that_only_onnxruntime_has_are_kept(op: str, opset: int, tmp_p
     np.testing.assert_array_equal(Session(read.proto, 1).run(feed)[0], wanted)
     # 8 bits: an error of a few hundredths of the largest value.
     assert np.abs(Session(written, 1).run(feed)[0] - wanted).max() < 0.1 * np.abs(wanted).max()
+
+
+MISFITS = [
+    ("y = Conv <group = 3> (x, w)", (4, 1, 3, 3), "3 groups do not divide 4 channels"),
+    ("y = Conv <group = 0> (x, w)", (4, 1, 3, 3), "0 groups do not divide"),
+    ("y = Conv (x, w)", (4, 2, 3, 3), r"1 group\(s\) want 2 channels"),
+    ("y = Conv <group = 2> (x, w)", (4, 3, 3, 3), r"2 group\(s\) want 6 channels"),
+    ("y = Conv (x, w)", (4, 3, 3), "their ranks are 4 and 3"),
+    ("y = ConvTranspose (x, w)", (4, 2, 3, 3), r"1 group\(s\) want 4 channels"),
+    ("y = MatMul (x, w)", (4, 3), "8 and 4 are summed over together"),
+    ("f = Flatten (x) y = Gemm (f, w)", (4, 3), "192 and 4 are summed"),
+    ("f = Flatten (x) y = Gemm <transB = 1> (f, w)", (192, 4), "192 and 4 are summed"),
+]
+
+
+@pytest.mark.parametrize("recipe", [{}, {"rounding": "qronos"}])
+@pytest.mark.parametrize(("text", "shape", "message"), MISFITS)
+def test_operands_that_do_not_fit(
+    text: str, shape: tuple[int, ...], message: str, recipe: dict[str, str]
+) -> None:
+    """Shapes that cannot be multiplied are one line with both, and ONNX Runtime refuses the model too."""
+    rank = 2 if "Gemm" in text else 4
+    made = build(
+        f"g (float[N,3,8,8] x) => (float[{','.join('abcd'[:rank])}] y) {{ {text} }}", {"w": weights(*shape)}
+    )
+    with pytest.raises(ModelError, match=f"of shape .*: {message}.*export it again"):
+        quantize(made, [feed_for(made)], **recipe)
+    with pytest.raises(OnnxfqError):
+        Session(made, 1).run(feed_for(made))
+
+
+def test_a_call_with_more_inputs_than_its_function() -> None:
+    """A local function called Conv that takes no inputs, as ONNX's checker lets pass."""
+    made = build("g (float[N,3,8,8] x) => (float[N,4,6,6] y) { y = Conv (x, w) }", {"w": weights(4, 3, 3, 3)})
+    made.functions.add(name="Conv", domain="")
+    with pytest.raises(ModelError, match=r"calls local function 'Conv' with 2 input\(s\), and it has 0"):
+        load(made)

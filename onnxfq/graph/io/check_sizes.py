@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import onnx
 from onnx import TensorProto
@@ -11,15 +12,18 @@ from onnx import TensorProto
 from onnxfq.errors import ModelError
 from onnxfq.graph.external import sizes
 from onnxfq.graph.external.tensor import is_external
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.normalize.fold_weights import find_constant_tensors
 from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.ops import QDQ_OPS, STANDARD_DOMAINS
+from onnxfq.graph.ops import CONVOLUTIONS, QDQ_OPS, STANDARD_DOMAINS
 
 MOST_UNFOLDED = 1 << 30
 """Largest tensor, in bytes, that a model may compute from constants alone, or store as a sparse one."""
 MOST_ELEMENTS = (1 << 31) - 1
 """Most elements of a tensor in TensorRT, and of most kernels."""
+
+Shape = tuple[int | None, ...]
 
 _SCALED_OPS = QDQ_OPS | {"FakeQuantize"}
 _LEAST_RANKS = {"MatMul": 1, "Gemm": 2, "Conv": 3, "ConvTranspose": 3}
@@ -71,6 +75,47 @@ def check_operands(proto: onnx.ModelProto, source: str) -> None:
                     f"{source} is not a valid ONNX model: {node.op_type} {node.name!r} reads {name!r} of "
                     f"rank {len(constants[name].dims)}, and needs {least} at least; export it again"
                 )
+
+
+def check_products(proto: onnx.ModelProto, source: str) -> None:
+    """Raise ModelError for multiplied operands of `proto` whose known shapes do not fit each other.
+
+    ONNX's checker compares no shapes, and its inference no groups of a convolution.
+    """
+    index = GraphIndex.of_model(proto)
+    for node in index.nodes:
+        multiplied = node.domain in STANDARD_DOMAINS and node.op_type in _LEAST_RANKS
+        shapes = [index.shape(name) for name in node.input[:2]] if multiplied else []
+        if len(shapes) < 2 or None in shapes:
+            continue
+        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        why = _explain_misfit(node.op_type, attrs, *(shape for shape in shapes if shape is not None))
+        if why:
+            named = zip(node.input, shapes, strict=False)
+            both = " and ".join(f"{name!r} of shape {list(shape or ())}" for name, shape in named)
+            raise ModelError(
+                f"{source} is not a valid ONNX model: {node.op_type} {node.name!r} multiplies {both}: {why}; "
+                "export it again"
+            )
+
+
+def _explain_misfit(op: str, attrs: dict[str, Any], left: Shape, right: Shape) -> str:
+    """Return why operands of these shapes cannot be multiplied; empty if they can, as far as known."""
+    if op in CONVOLUTIONS:
+        group, turned = attrs.get("group", 1), op == "ConvTranspose"
+        made, read = right[0], right[1]
+        if len(left) != len(right) or made is None or read is None:
+            return f"their ranks are {len(left)} and {len(right)}" if len(left) != len(right) else ""
+        if group < 1 or made % group:
+            return f"{group} groups do not divide {made} channels"
+        wanted = made if turned else read * group
+        return "" if left[1] in (None, wanted) else f"{group} group(s) want {wanted} channels"
+    if min(len(left), len(right)) < 2:
+        return ""
+    one, other = left[-1], right[-2]
+    if op == "Gemm":
+        one, other = left[-2 if attrs.get("transA", 0) else -1], right[-1 if attrs.get("transB", 0) else -2]
+    return "" if None in (one, other) or one == other else f"{one} and {other} are summed over together"
 
 
 def check_unfolded(proto: onnx.ModelProto, source: str) -> None:

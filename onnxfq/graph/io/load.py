@@ -18,7 +18,7 @@ from onnxfq.graph.external.scratch_file import current_scratch
 from onnxfq.graph.external.streaming import hash_model, read_without_values
 from onnxfq.graph.external.tensor import ExternalTensor, embed, is_external, list_tensors
 from onnxfq.graph.external.weightless import move_weights
-from onnxfq.graph.io.check_sizes import check_operands, check_sizes, check_unfolded
+from onnxfq.graph.io.check_sizes import check_operands, check_products, check_sizes, check_unfolded
 from onnxfq.graph.io.data_paths import resolve
 from onnxfq.graph.model import Existing, Model, list_graphs, list_nodes
 from onnxfq.graph.normalize import steps as normalize
@@ -54,6 +54,7 @@ _FOLDS = (
     normalize.fold_moves,
     fold_computed_weights,
     normalize.name_nodes,
+    normalize.note_batch_statistics,
     lower_labels,
 )
 
@@ -91,6 +92,7 @@ def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: 
         notes.append(correct_shapes(proto))
         proto, note = raise_opset(proto, MIN_OPSET, source)
         add_shapes(proto)
+        check_products(proto, source)
         attention = write_out_attention(proto)
         if attention:
             add_shapes(proto)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import onnx
 from onnx import inliner
 
+from onnxfq.errors import ModelError
 from onnxfq.graph.model import list_nodes
 
 _Call = tuple[str, str, str]
@@ -23,6 +24,8 @@ def inline_model(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.Mod
     Args:
         proto: the model.
         kept: names of functions that stay.
+
+    Raises ModelError for a call with more inputs or outputs than its function has.
     """
     while inside := {(f.domain, f.name) for f in proto.functions if f.name not in kept}:
         _write_defaults(proto)
@@ -39,11 +42,22 @@ def inline_model(proto: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.Mod
 
 def _write_defaults(proto: onnx.ModelProto) -> None:
     """Add to every call of a local function the attributes that it leaves to their defaults."""
-    defaults = {_id(function, function.name): function.attribute_proto for function in proto.functions}
+    functions = {_id(function, function.name): function for function in proto.functions}
     for caller in (proto.graph, *proto.functions):
         for node in list_nodes(caller):
+            function = functions.get(_id(node, node.op_type))
+            if function is None:
+                continue
+            for what in ("input", "output"):
+                have, takes = len(getattr(node, what)), len(getattr(function, what))
+                if have > takes:
+                    name = node.name or ", ".join(node.output)
+                    raise ModelError(
+                        f"node {name!r} calls local function {function.name!r} with {have} {what}(s), and it "
+                        f"has {takes}; export the model again"
+                    )
             given = {attribute.name for attribute in node.attribute}
-            missing = defaults.get(_id(node, node.op_type), ())
+            missing = function.attribute_proto
             node.attribute.extend(attribute for attribute in missing if attribute.name not in given)
 
 

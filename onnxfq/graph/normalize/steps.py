@@ -51,6 +51,22 @@ def drop_training(proto: onnx.ModelProto) -> str:
     return f"{count} training_info left out: it trains float weights, not quantized ones" if count else ""
 
 
+def note_batch_statistics(proto: onnx.ModelProto) -> str:
+    """Return a note on BatchNormalization in training mode; change nothing."""
+    found = [
+        node
+        for node in list_nodes(proto.graph)
+        if node.op_type == "BatchNormalization"
+        and any(a.name == "training_mode" and a.i for a in node.attribute)
+    ]
+    if not found:
+        return ""
+    return (
+        f"{len(found)} BatchNormalization in training mode, first {found[0].name!r}: it normalizes by the "
+        "batch, and TensorRT refuses it; export the model in evaluation mode"
+    )
+
+
 def name_negative_dims(proto: onnx.ModelProto) -> str:
     """Name dimensions written as -1, which ONNX does not allow but Paddle2ONNX writes."""
     named = 0

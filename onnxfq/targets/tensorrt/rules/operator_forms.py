@@ -6,6 +6,7 @@ Each was tried on TensorRT for RTX 1.7.1, whose parser reports the operators as 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto
@@ -18,8 +19,50 @@ MOST_TOP = 3840
 """Largest K of TopK (ITopKLayer)."""
 
 
-def _find_antialias(site: Site) -> str:
-    return "antialias is 1, and TensorRT has 0 only; resize without it" if site.attribute("antialias") else ""
+class Limit(NamedTuple):
+    """Values of an attribute that TensorRT takes; of a list, for each element.
+
+    Attributes:
+        default: the value of an attribute that is left out.
+        taken: the values; the first one is what the others have to be replaced by.
+        remedy: what to do about other values.
+    """
+
+    attribute: str
+    default: int | bytes
+    taken: tuple[int | bytes, ...]
+    remedy: str
+
+
+_DILATIONS = Limit("dilations", 1, (1,), "export without dilations, or gather the elements by Slice")
+_REDUCTION = Limit("reduction", b"none", (b"none",), "compute it by other operators")
+
+LIMITS: Mapping[str, tuple[Limit, ...]] = {
+    "AveragePool": (_DILATIONS,),
+    "BatchNormalization": (
+        Limit("training_mode", 0, (0,), "export the model in evaluation mode, as model.eval() sets it"),
+    ),
+    "LSTM": (Limit("input_forget", 0, (0,), "export it with gates of its own for input and forget"),),
+    "LpPool": (_DILATIONS, Limit("p", 2, (1, 2), "compute it by Pow and AveragePool")),
+    "MaxPool": (_DILATIONS,),
+    "Resize": (Limit("antialias", 0, (0,), "resize without it"),),
+    "ScatterElements": (_REDUCTION,),
+    "ScatterND": (_REDUCTION,),
+}
+"""Op type -> attributes of which TensorRT takes some values only; the parser refuses the others."""
+
+
+def _find_beyond(site: Site) -> Iterator[str]:
+    for limit in LIMITS.get(site.op, ()):
+        found = site.attribute(limit.attribute, limit.default)
+        values = found if isinstance(found, list) else [found]
+        if any(value not in limit.taken for value in values):
+            have, taken = (" and ".join(map(_spell, each)) for each in (dict.fromkeys(values), limit.taken))
+            yield f"{limit.attribute} is {have}, and TensorRT has {taken} only; {limit.remedy}"
+
+
+def _spell(value: int | bytes) -> str:
+    return repr(value.decode()) if isinstance(value, bytes) else str(value)
 
 
 def _find_indices(site: Site) -> str:
@@ -34,10 +77,11 @@ def _find_large_k(site: Site) -> str:
     return f"K is {int(np.max(k))}, and TensorRT takes up to {MOST_TOP}; select fewer"
 
 
-def _find_reduction(site: Site) -> str:
-    found = site.attribute("reduction", b"none").decode()
-    remedy = "compute it by other operators"
-    return "" if found == "none" else f"reduction is {found!r}, and TensorRT has 'none' only; {remedy}"
+def _find_training(site: Site) -> str:
+    training = site.scope.value(site.input(2)) if site.input(2) else None
+    if training is None or not np.any(training):
+        return ""
+    return "it is in training mode, which TensorRT lacks; export the model in evaluation mode"
 
 
 def _find_upper_case(site: Site) -> str:
@@ -62,23 +106,21 @@ def _find_float32(site: Site) -> str:
 
 FORMS: Mapping[str, Callable[[Site], str]] = {
     "Attention": _find_float32,
+    "Dropout": _find_training,
     "Einsum": _find_upper_case,
     "MaxPool": _find_indices,
     "NonZero": _find_plugin,
-    "Resize": _find_antialias,
-    "ScatterElements": _find_reduction,
-    "ScatterND": _find_reduction,
     "TopK": _find_large_k,
 }
-"""Op type -> why TensorRT refuses this form of it, with the remedy; empty if it takes it."""
+"""Op type -> why TensorRT refuses a form that is not one attribute, with the remedy; empty if it takes it."""
 
 
 def operator_forms(reading: Reading) -> Iterator[Finding]:
     """Refuse forms of operators that the parser or the builder refuses."""
     for site in reading.sites:
         why = FORMS[site.op](site) if site.op in FORMS else ""
-        if why:
-            yield make_finding("operator-form", "refused", site, why)
+        for message in filter(None, (why, *_find_beyond(site))):
+            yield make_finding("operator-form", "refused", site, message)
 
 
 RULES: tuple[Rule, ...] = (operator_forms,)
