@@ -141,7 +141,9 @@ def _encode_tensor(
 
     moved = tensor.zero_point_as(spec.qtype)
     if tensor.limits is None and (
-        moved is None or (spec.symmetric and moved.any()) or not _match_scale_type(tensor, placement)
+        moved is None
+        or (spec.symmetric and moved.any())
+        or (spec.scale_type == "e4m3") != (tensor.global_scale is not None)
     ):
         raise fault(f"is planned as {spec}, and the file has {_describe_tensor(tensor)}; plan with this file")
     try:
@@ -165,10 +167,6 @@ def _encode_tensor(
         return made.model_copy(update={"calibrator": EXTERNAL})
     except SpecError as wrong:
         raise fault(f"has scales that do not fit: {wrong}") from None
-
-
-def _match_scale_type(tensor: GivenTensor, placement: Placement) -> bool:
-    return (placement.spec.scale_type == "e4m3") == (tensor.global_scale is not None)
 
 
 def _describe_tensor(tensor: GivenTensor) -> str:

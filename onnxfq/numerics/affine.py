@@ -7,7 +7,7 @@ ONNX Runtime's QuantizeLinear and DequantizeLinear. The C++ twin is numeric_core
     dequantize     y = (q - zero_point) * scale
     fake_quantize  y = scale * (clamp(round(x / scale), qmin - zero_point, qmax - zero_point) + 0)
       fractions    y = scale * (clamp(round(x / scale + zero_point), qmin, qmax) - zero_point)
-      float types  y = scale * round(x / scale), see small_floats.py
+      float types  y = scale * round(x / scale), see rounding.py
 
 Source: ONNX QuantizeLinear and DequantizeLinear. Adding 0 turns -0 into +0, as integers do.
 """

@@ -152,7 +152,7 @@ def _insert_node(
         op,
         f"{name}/fq",
         attrs=attrs | modes | encoding.spec.granularity.attributes,
-        inputs=[tensor, *(params if enabled else _drop_empty(params)), *enabled],
+        inputs=[tensor, *(one for one in params if enabled or one.name), *enabled],
         outputs=[rounded],
     )
     editor.rewire(placement, rounded)
@@ -179,10 +179,6 @@ def _dynamic(editor: Editor, name: str, encoding: Encoding) -> _Operator:
         shared = editor.constant(f"{name}/global_scale", lambda n: make_constant(n, value))
     attrs = {"qtype": str(spec.qtype), "scale_type": spec.scale_type, "symmetric": int(spec.symmetric)}
     return "DynamicFakeQuantize", attrs, [shared]
-
-
-def _drop_empty(params: list[gs.Tensor]) -> list[gs.Tensor]:
-    return [tensor for tensor in params if tensor.name]
 
 
 _SLOTS = {"FakeQuantize": 3, "DynamicFakeQuantize": 2}

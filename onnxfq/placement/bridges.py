@@ -4,7 +4,7 @@ A Concat runs in low precision, and its inputs are written once, if all its inpu
 of one scale. The same holds for a MaxPool, which otherwise is computed twice where its input is also read in
 another scale. An AveragePool needs pairs, but no common scale. Sources: NVIDIA's explicit quantization guide;
 Model Optimizer (graph_utils.py, August 2026), which gives a Concat one scale before calibration; engines of
-TensorRT for RTX 1.7.1. Calibration may still refuse one scale, see `common_ranges`.
+TensorRT for RTX 1.7.1. Calibration may still refuse one scale, see `choose_common_ranges`.
 """
 
 from __future__ import annotations

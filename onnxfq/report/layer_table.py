@@ -11,7 +11,6 @@ import onnx
 
 from onnxfq.calibration.calibrators.auto import KEPT_DB
 from onnxfq.documents.scores import LayerRow, LayerTable, TensorRow
-from onnxfq.documents.sensitivity import GroupNoise
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs
@@ -48,7 +47,8 @@ def layer_table(result: QuantizeResult) -> LayerTable:
         [name for node in nodes for name in (*read[node.name], *node.output[:1])],
     )
     costs = measure_costs(result.model.proto, plan, result.samples[0]) if result.samples else None
-    groups = {} if result.sensitivity is None else _groups_by_node(result.sensitivity.groups)
+    ranked = () if result.sensitivity is None else result.sensitivity.groups
+    groups = {node: group for group in ranked for node in group.nodes}
     quantized = plan.quantized_nodes | {bridge.node for bridge in plan.bridges}
     why = {skipped.name: skipped.why for skipped in plan.skipped if skipped.kind == "node"}
     placed: dict[str, list[str]] = {}
@@ -92,10 +92,6 @@ def layer_table(result: QuantizeResult) -> LayerTable:
         multiplies=None if costs is None else _quantized_share(costs, rows),
         weight_bytes=_quantized_bytes(result),
     )
-
-
-def _groups_by_node(groups: Iterable[GroupNoise]) -> dict[str, GroupNoise]:
-    return {node: group for group in groups for node in group.nodes}
 
 
 def _added_db(before: float, after: float) -> float:

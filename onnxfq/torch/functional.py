@@ -7,9 +7,10 @@ constant of the exported model, quantized as the weight of the operator that the
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -57,54 +58,94 @@ _NAMES = (
 )
 
 
-class _Operator(NamedTuple):
-    """ONNX operator that a function becomes, in the form that `graph.ops` reads."""
+class OnnxNode(NamedTuple):
+    """ONNX node that a layer or a function becomes, in the form that `graph.ops` and target policies read."""
 
     op: str
-    attrs: Mapping[str, Any]
+    attrs: Mapping[str, Any] = MappingProxyType({})
+    name: str = ""
+    inputs: tuple[Any, ...] = ()
+    outputs: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
-class Operand:
-    """Tensor read by an operation.
+class Site:
+    """Layer or operation that multiplies, before the recipe is applied.
 
     Attributes:
-        tensor: its name.
-        position: its position among the arguments.
-        weight: its values; None unless it is a weight.
-    """
-
-    tensor: str
-    position: int
-    weight: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Call:
-    """Operation in a forward, and its quantized operands.
-
-    Attributes:
-        name: its name in the traced forward.
-        op_type: the ONNX operator.
-        type_name: its type in a plan.
-        operands: the tensors that may be quantized.
-        why_float: why it stays in float; empty if it does not.
-        kind: kind of the equivalent layer, if it has a weight.
-        groups: groups of channels of a convolution.
+        name: its node name in the plan.
+        owner: path of the module that holds its quantizers.
+        type_name: its type in the plan.
+        op_types: the ONNX operators it becomes.
+        activations: tensor names within the owner.
+        weights: tensor names within the owner.
+        parameters: the weights by these names.
+        kind: kind of the layer; None without weights.
+        why_float: why it cannot be quantized; empty if it can.
+        at: for operations, (operation, argument) that reads each tensor.
+        residual: whether it is a residual sum.
+        depthwise: whether it is a layer whose groups read one channel each.
     """
 
     name: str
-    op_type: str
+    owner: str
     type_name: str
-    operands: tuple[Operand, ...] = ()
-    why_float: str = ""
+    op_types: tuple[str, ...]
+    activations: tuple[str, ...]
+    weights: tuple[str, ...] = ()
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
     kind: LayerKind | None = None
-    groups: int = 1
+    why_float: str = ""
+    at: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    residual: bool = False
+    depthwise: bool = False
 
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """Return the weights by name."""
-        return {one.tensor: one.weight for one in self.operands if one.weight is not None}
+    def tensor(self, name: str) -> str:
+        """Return the full name of a tensor of the owner."""
+        return f"{self.owner}.{name}" if self.owner else name
+
+
+Operand = tuple[str, int, Tensor | None]
+"""Tensor read by an operation: its name, position among the arguments, and values if it is a weight."""
+
+
+def make_site(
+    node: fx.Node,
+    type_name: str,
+    op_types: tuple[str, ...],
+    operands: Sequence[Operand] = (),
+    why_float: str = "",
+    kind: LayerKind | None = None,
+    groups: int = 1,
+) -> Site:
+    """Return the site of an operation in the outermost module; arguments are as in `Site`."""
+    weights = {name: weight for name, _, weight in operands if weight is not None}
+    return Site(
+        name=node.name,
+        owner="",
+        type_name=type_name,
+        op_types=op_types,
+        activations=tuple(name for name, _, weight in operands if weight is None),
+        weights=tuple(weights),
+        parameters=weights,
+        kind=kind,
+        why_float=why_float or explain_unquantized(weights),
+        at={name: (node.name, position) for name, position, _ in operands},
+        depthwise=bool(weights) and is_depthwise(op_types, weights, groups),
+    )
+
+
+def is_depthwise(op_types: tuple[str, ...], weights: Mapping[str, Tensor], groups: int) -> bool:
+    """Tell whether an operator is a convolution whose groups read one channel each."""
+    return op_types == ("Conv",) and groups > 1 and all(one.shape[1] == 1 for one in weights.values())
+
+
+def explain_unquantized(weights: Mapping[str, Tensor]) -> str:
+    """Return why weights of such a type stay in float; empty if they are quantized."""
+    for weight in weights.values():
+        if not weight.dtype.is_floating_point or weight.dtype.itemsize > 4:
+            return f"its weight is {weight.dtype}, and floats of 16 or 32 bits are quantized"
+    return ""
 
 
 def is_product(node: fx.Node) -> bool:
@@ -117,7 +158,7 @@ def functional_layer(node: fx.Node) -> type[nn.Module] | None:
     return _LAYERS.get(node.target) if node.op == "call_function" else None
 
 
-def multiplications(module: nn.Module, graph: fx.Graph) -> Iterator[Call]:
+def multiplications(module: nn.Module, graph: fx.Graph) -> Iterator[Site]:
     """Yield every multiplying operation of a traced forward, with the reason if it stays in float."""
     for node in graph.nodes:
         layer = functional_layer(node)
@@ -128,32 +169,32 @@ def multiplications(module: nn.Module, graph: fx.Graph) -> Iterator[Call]:
         elif node.op in ("call_function", "call_method") and node.target in _LEFT_IN_FLOAT:
             name = getattr(node.target, "__name__", str(node.target))
             why = f"functional {name}: write it as a module, or with torch.matmul"
-            yield Call(node.name, name, name, why_float=why)
+            yield make_site(node, name, (name,), why_float=why)
 
 
-def _product(module: nn.Module, node: fx.Node) -> Iterator[Call]:
+def _product(module: nn.Module, node: fx.Node) -> Iterator[Site]:
     op_type, positions = _PRODUCTS[node.target]
     equation = node.args[0] if op_type == "Einsum" and node.args else ""
     if op_type == "Einsum" and (not isinstance(equation, str) or einsum_product(equation) is None):
         why = f"its equation {str(equation)!r} is not a product of two tensors like MatMul"
-        yield Call(node.name, op_type, op_type, why_float=why)
+        yield make_site(node, op_type, (op_type,), why_float=why)
         return
     if len(node.args) <= positions[1]:
         why = "its tensors are passed by unknown keywords; pass them by position"
-        yield Call(node.name, op_type, op_type, why_float=why)
+        yield make_site(node, op_type, (op_type,), why_float=why)
         return
     sides = [(node.args[position], position) for position in positions]
     weights = [weight_of(module, value) for value, _ in sides]
     if None not in weights:
         return  # a constant
     operands = tuple(
-        Operand(f"{node.name}_{end}", position, weight)
+        (f"{node.name}_{end}", position, weight)
         for end, (_, position), weight in zip(("input", "other"), sides, weights, strict=True)
     )
     kind = None
     for slot, weight in enumerate(weights):
         if weight is not None:
-            made = _Operator(op_type, {"equation": equation})
+            made = OnnxNode(op_type, {"equation": equation})
             kind = LayerKind(
                 op_types=(op_type,),
                 weights=lambda module: (),
@@ -161,20 +202,20 @@ def _product(module: nn.Module, node: fx.Node) -> Iterator[Call]:
                 summed_axis=find_summed_axis(made, slot, weight.ndim),
                 has_input=True,
             )
-    yield Call(node.name, op_type, op_type, operands, kind=kind)
+    yield make_site(node, op_type, (op_type,), operands, kind=kind)
 
 
-def _layer(module: nn.Module, node: fx.Node, layer: type[nn.Module]) -> Call:
+def _layer(module: nn.Module, node: fx.Node, layer: type[nn.Module]) -> Site:
     kind = LAYERS[layer]
     name = str(node.target.__name__)
     weight = weight_of(module, node.args[1]) if len(node.args) > 1 else None
     if weight is None:
         why = f"functional {name}: its weight is computed in forward; only parameters are quantized"
-        return Call(node.name, kind.op_types[0], name, why_float=why)
-    operands = (Operand(f"{node.name}_input", 0), Operand(f"{node.name}_weight", 1, weight))
+        return make_site(node, name, kind.op_types[:1], why_float=why)
+    operands = ((f"{node.name}_input", 0, None), (f"{node.name}_weight", 1, weight))
     groups = node.args[6] if len(node.args) > 6 else node.kwargs.get("groups", 1)
     known = groups if isinstance(groups, int) else 1
-    return Call(node.name, kind.op_types[0], name, operands, kind=kind, groups=known)
+    return make_site(node, name, kind.op_types, operands, kind=kind, groups=known)
 
 
 def weight_of(module: nn.Module, value: Any) -> Tensor | None:

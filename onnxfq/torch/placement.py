@@ -7,12 +7,11 @@ types (Conv2d) and the ONNX operators they become (Conv): a recipe by operators 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from onnxfq.calibration.calibrators import MINMAX
@@ -33,6 +32,7 @@ from onnxfq.placement.weighted_ops import (
 )
 from onnxfq.targets.target import target_by_name
 from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
+from onnxfq.torch.functional import OnnxNode, Site, explain_unquantized, is_depthwise
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
 from onnxfq.torch.traced import Traces, calls, has_own_code
 
@@ -44,53 +44,6 @@ class _Tensor(NamedTuple):
     shape: None = None
 
 
-class _Node(NamedTuple):
-    """Layer in the form that target policies read."""
-
-    name: str
-    op: str
-    inputs: tuple[_Tensor, ...]
-    outputs: tuple[_Tensor, ...] = ()
-    attrs: Mapping[str, Any] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Site:
-    """Layer or operation that multiplies, before the recipe is applied.
-
-    Attributes:
-        name: its node name in the plan.
-        owner: path of the module that holds its quantizers.
-        type_name: its type in the plan.
-        op_types: the ONNX operators it becomes.
-        activations: tensor names within the owner.
-        weights: tensor names within the owner.
-        parameters: the weights by these names.
-        kind: kind of the layer; None without weights.
-        why_float: why it cannot be quantized; empty if it can.
-        at: for operations, (operation, argument) that reads each tensor.
-        residual: whether it is a residual sum.
-        depthwise: whether it is a layer whose groups read one channel each.
-    """
-
-    name: str
-    owner: str
-    type_name: str
-    op_types: tuple[str, ...]
-    activations: tuple[str, ...]
-    weights: tuple[str, ...] = ()
-    parameters: Mapping[str, Tensor] = field(default_factory=dict)
-    kind: LayerKind | None = None
-    why_float: str = ""
-    at: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    residual: bool = False
-    depthwise: bool = False
-
-    def tensor(self, name: str) -> str:
-        """Return the full name of a tensor of the owner."""
-        return f"{self.owner}.{name}" if self.owner else name
-
-
 def find_sites(model: nn.Module, recipe: Recipe, traces: Traces) -> list[Site]:
     """Return every layer and operation that may be quantized, in the order of the modules."""
     residual = target_by_name(recipe.target).policy.residual
@@ -100,7 +53,13 @@ def find_sites(model: nn.Module, recipe: Recipe, traces: Traces) -> list[Site]:
         if kind is not None:
             sites.append(_layer_site(path, module, kind))
         elif has_own_code(module):
-            sites += _operation_sites(path, module, traces, recipe, residual)
+            code, name = traces.get_code(module), type(module).__name__
+            if code.why_not:
+                sites.append(Site(path or name, path, name, ("forward",), (), why_float=code.why_not))
+            for site in calls(code):
+                if residual or not site.residual:
+                    full = f"{path}.{site.name}" if path else site.name
+                    sites.append(replace(site, name=full, owner=path))
     return sites
 
 
@@ -116,65 +75,28 @@ def _layer_site(path: str, module: nn.Module, kind: LayerKind) -> Site:
             f"layer {path!r}, a {type(module).__name__}, has no weight yet; run data through the model once, "
             "then quantize it"
         )
-    reason = reason or _explain_unquantized(parameters)
+    reason = reason or explain_unquantized(parameters)
     base = type(module).__name__
-    site = Site(path, path, base, kind.op_types, activations, weights, parameters, kind, reason)
-    return replace(site, depthwise=_is_depthwise(site, getattr(module, "groups", 1)))
+    alone = is_depthwise(kind.op_types, parameters, getattr(module, "groups", 1))
+    names = (path, path, base, kind.op_types, activations, weights)
+    return Site(*names, parameters, kind, reason, depthwise=alone)
 
 
-def _is_depthwise(site: Site, groups: int) -> bool:
-    shapes = [weight.shape for weight in site.parameters.values()]
-    return site.op_types == ("Conv",) and groups > 1 and all(shape[1] == 1 for shape in shapes)
-
-
-def _explain_unquantized(weights: Mapping[str, Tensor]) -> str:
-    for weight in weights.values():
-        if not weight.dtype.is_floating_point or weight.dtype.itemsize > 4:
-            return f"its weight is {weight.dtype}, and floats of 16 or 32 bits are quantized"
-    return ""
-
-
-def _operation_sites(
-    path: str, module: nn.Module, traces: Traces, recipe: Recipe, residual: bool
-) -> Iterator[Site]:
-    code = traces.get_code(module)
-    type_name = type(module).__name__
-    if code.why_not:
-        yield Site(path or type_name, path, type_name, ("forward",), (), why_float=code.why_not)
-    for call in calls(code):
-        if call.op_type == "Add" and not residual:
-            continue
-        site = Site(
-            name=f"{path}.{call.name}" if path else call.name,
-            owner=path,
-            type_name="Add (residual)" if call.op_type == "Add" else call.type_name,
-            op_types=(call.op_type,) if call.kind is None else call.kind.op_types,
-            activations=tuple(operand.tensor for operand in call.operands if operand.weight is None),
-            weights=tuple(call.weights),
-            parameters=call.weights,
-            kind=call.kind,
-            why_float=call.why_float or _explain_unquantized(call.weights),
-            at={operand.tensor: (call.name, operand.position) for operand in call.operands},
-            residual=call.op_type == "Add",
-        )
-        yield replace(site, depthwise=bool(call.weights) and _is_depthwise(site, call.groups))
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """Code around the sites, as placement needs it.
-
-    Attributes:
-        made_by: the operator that produces a tensor of known range (`producers`).
-        attentions: the names of both products of each attention (`fused_attention`).
-    """
-
-    made_by: Mapping[str, str]
-    attentions: Sequence[tuple[str, str]]
-
-
-def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Surroundings) -> Plan:
+def plan_module(
+    model: nn.Module,
+    recipe: Recipe,
+    sites: list[Site],
+    made_by: Mapping[str, str],
+    attentions: Sequence[tuple[str, str]],
+) -> Plan:
     """Return the plan of `recipe` for the sites.
+
+    Args:
+        model: the module.
+        recipe: formats, and overrides by layer, operator and tensor.
+        sites: of the module.
+        made_by: the operator that produces a tensor of known range (`producers`).
+        attentions: the names of both products of each attention (`attentions`).
 
     Raises RecipeError for names that match nothing and for formats that the target does not accept;
     ModelError if there is nothing to quantize.
@@ -200,10 +122,10 @@ def plan_module(model: nn.Module, recipe: Recipe, sites: list[Site], around: Sur
         )
     placements: list[Placement] = []
     nodes, skipped = [], []
-    decided = {site.name: _decide(site, spoken, around.made_by) for site in sites}
+    decided = {site.name: _decide(site, spoken, made_by) for site in sites}
     whole = target_by_name(recipe.target).policy.whole_attention
     if whole:
-        _keep_whole(decided, around.attentions, whole)
+        _keep_whole(decided, attentions, whole)
     for site in sites:
         placed, why_float = decided[site.name]
         is_code = site.op_types == ("forward",)
@@ -329,7 +251,7 @@ def _explain_target(site: Site, recipe: Recipe, placed: list[Placement]) -> str:
     """
     shapes = {site.tensor(name): tuple(weight.shape) for name, weight in site.parameters.items()}
     inputs = tuple(_Tensor(site.tensor(name)) for name in (*site.activations, *site.weights))
-    operands = Operands(_Node(site.name, site.op_types[0], inputs), placed, shapes)
+    operands = Operands(OnnxNode(site.op_types[0], name=site.name, inputs=inputs), placed, shapes)
     policy = target_by_name(recipe.target).policy
     refuse(operands, policy)
     multiplies = site.kind is None or site.kind.has_input

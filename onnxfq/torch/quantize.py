@@ -23,10 +23,11 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import ModelError
 from onnxfq.torch.attention import SwappedAttention, switch_fused
+from onnxfq.torch.functional import Site
 from onnxfq.torch.layers import Swapped, restore, swap
 from onnxfq.torch.observers import Fixed
 from onnxfq.torch.onnx_node import is_exporting
-from onnxfq.torch.placement import Site, Surroundings, find_sites, plan_module
+from onnxfq.torch.placement import find_sites, plan_module
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.traced import Traces, rewrite, successions
 from onnxfq.torch.traced_patterns import attentions, producers
@@ -123,8 +124,7 @@ def quantize_module(
         raise ModelError(f"{type(model).__name__} already has a FakeQuantize, {name!r}; remove it first")
     traces = Traces()
     sites = find_sites(model, asked, traces)
-    around = Surroundings(producers(model, traces), tuple(attentions(model, traces)))
-    plan = plan_module(model, asked, sites, around)
+    plan = plan_module(model, asked, sites, producers(model, traces), tuple(attentions(model, traces)))
     pairs = [pair for module in model.modules() for pair in successions(module, traces) if is_foldable(*pair)]
     placed = {placement.tensor: placement for placement in plan.placements}
     device = next((p.device for p in model.parameters()), None)

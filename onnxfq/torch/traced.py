@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,10 +20,10 @@ from torch.nn import functional as F
 
 from onnxfq.torch.attention import expand, restore_calls
 from onnxfq.torch.functional import (
-    Call,
-    Operand,
+    Site,
     functional_layer,
     is_product,
+    make_site,
     multiplications,
     normalize_arguments,
     weight_of,
@@ -135,7 +135,7 @@ def find_weighted_type(module: nn.Module) -> type[nn.Module] | None:
     return next(base for base in LAYERS if isinstance(module, base))
 
 
-def calls(code: Code) -> Iterator[Call]:
+def calls(code: Code) -> Iterator[Site]:
     """Yield the products, the functional layers and the residual sums of a forward.
 
     The skip branch of a sum is chosen as in `placement.residual_adds`: if one branch ends in a layer with
@@ -149,7 +149,8 @@ def calls(code: Code) -> Iterator[Call]:
         skip = _skip_branch(code.module, node) if _is(node, _SUMS) else None
         if skip is not None:
             position, why_float = skip
-            yield Call(node.name, "Add", "Add", (Operand(f"{node.name}_skip", position),), why_float)
+            operand = (f"{node.name}_skip", position, None)
+            yield replace(make_site(node, "Add (residual)", ("Add",), [operand], why_float), residual=True)
 
 
 def _skip_branch(module: nn.Module, add: fx.Node) -> tuple[int, str] | None:

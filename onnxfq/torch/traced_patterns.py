@@ -74,16 +74,10 @@ _MODULES: dict[type[nn.Module], str] = {
 }
 _CALLS: dict[Any, str] = {
     F.hardsigmoid: "HardSigmoid",
-    torch.sigmoid: "Sigmoid",
-    F.sigmoid: "Sigmoid",
-    "sigmoid": "Sigmoid",
-    torch.softmax: "Softmax",
-    F.softmax: "Softmax",
-    "softmax": "Softmax",
     F.softsign: "Softsign",
-    torch.tanh: "Tanh",
-    F.tanh: "Tanh",
-    "tanh": "Tanh",
+    **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), "Sigmoid"),
+    **dict.fromkeys((torch.softmax, F.softmax, "softmax"), "Softmax"),
+    **dict.fromkeys((torch.tanh, F.tanh, "tanh"), "Tanh"),
 }
 # Layers that an export in evaluation mode omits.
 _PASSED = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -105,7 +99,7 @@ def producers(model: nn.Module, traces: Traces) -> dict[str, str]:
                 (name, child) for name, child in module.named_children() if not isinstance(child, _PASSED)
             ]
             for (_, before), (name, _) in pairwise(kept):
-                found.setdefault(f"{start}{name}.input", set()).add(_find_module_producer(before))
+                found.setdefault(f"{start}{name}.input", set()).add(_MODULES.get(type(before), ""))
         elif has_own_code(module) and traces.get_code(module).graphs:
             for node in traces.get_code(module).graphs[-1].nodes:  # of evaluation
                 for name, source in _reads(node):
@@ -131,12 +125,8 @@ def _find_node_producer(module: nn.Module, source: Any) -> str:
         return (
             _find_node_producer(module, source.args[0])
             if isinstance(child, _PASSED)
-            else _find_module_producer(child)
+            else _MODULES.get(type(child), "")
         )
     if source.op == "call_function" and source.target is F.dropout:
         return _find_node_producer(module, source.args[0])
     return _CALLS.get(source.target, "") if source.op in ("call_function", "call_method") else ""
-
-
-def _find_module_producer(module: nn.Module) -> str:
-    return _MODULES.get(type(module), "")

@@ -2,7 +2,7 @@
 //
 // The range of a block is that of its finite values and 0. Every scale is finite and positive, and so is every
 // number of its grid finite: a scale that underflows becomes the smallest float32, one above `largest_scale`
-// becomes that. The NumPy twin is onnxfq/dynamic_scales.py; both give the same bits.
+// becomes that. The NumPy twin is onnxfq/numerics/block_scales.py; both give the same bits.
 #pragma once
 
 #include "onnxfq/float_formats.h"

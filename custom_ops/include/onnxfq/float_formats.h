@@ -4,7 +4,7 @@
 //
 // Below 2^min_exponent the step stays what it is there: those are the subnormal numbers. A step is a power
 // of two, so measuring a value in steps and going back are exact, and one rounding to an integer is the
-// only rounding there is. The NumPy twin is onnxfq/float_grid.py; both give the same bits.
+// only rounding there is. The NumPy twin is onnxfq/numerics/rounding.py; both give the same bits.
 #pragma once
 
 #include "onnxfq/numeric_core.h"

@@ -1,6 +1,6 @@
 // Quantization arithmetic of one element: scalar, inline, the same for host and device.
 //
-// Every function is float32 throughout. The NumPy twin is onnxfq/numerics.py; both give the same bits.
+// Every function is float32 throughout. The NumPy twin is onnxfq/numerics/affine.py; both give the same bits.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-"""Shared parsing for AIMET's versions: fields of an entry, strict grids, products of scales."""
+"""Shared parsing for AIMET's versions: entries and their fields, strict grids, products of scales."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.errors import nearest
+from onnxfq.errors import PlanError, nearest
 from onnxfq.interchange.external import Reading
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 
@@ -20,22 +20,44 @@ BIAS_WIDTH = "is of 32 bits, the type of biases, which stay in float"
 _KINDS = {str: "text", int: "an integer", bool: "true or false", list: "a list"}
 
 
-def field(reading: Reading, where: str, entry: Entry, name: str, kind: type) -> Any:
-    """Return a required field of type `kind`. Raises PlanError when it is missing or of another type."""
-    if name not in entry:
-        raise reading.fault(where, f"lacks {name!r}{nearest(name, entry)}; export it again")
-    value = entry[name]
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise reading.fault(f"{where}.{name}", f"must be {_KINDS[kind]}, got {value!r:.40}; export it again")
-    return value
+class Item:
+    """One entry of a file; every fault is a PlanError that names file, place and remedy."""
 
+    def __init__(self, reading: Reading, where: str, content: Entry, name: str = "") -> None:
+        """Take the entry at `where` of tensor `name`, by default the one that its field `name` says."""
+        self.reading, self.where, self.content = reading, where, content
+        self.name = name or self.field("name", str)
 
-def block_size_of(reading: Reading, where: str, entry: Entry) -> int:
-    """Return the block size of an entry. Raises PlanError when it is less than 1."""
-    size = field(reading, where, entry, "block_size", int)
-    if size < 1:
-        raise reading.fault(f"{where}.block_size", f"must be at least 1, got {size}; export it again")
-    return int(size)
+    def fault(self, what: str, field: str = "") -> PlanError:
+        """Return the error for the entry, or for one of its fields."""
+        return self.reading.fault(
+            f"{self.where}.{field}" if field else self.where, f"{what}; export it again"
+        )
+
+    def field(self, name: str, kind: type) -> Any:
+        """Return a required field of type `kind`. Raises PlanError when it is missing or of another type."""
+        if name not in self.content:
+            raise self.fault(f"lacks {name!r}{nearest(name, self.content)}")
+        value = self.content[name]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.fault(f"must be {_KINDS[kind]}, got {value!r:.40}", name)
+        return value
+
+    def numbers(self, name: str) -> NDArray[np.float64]:
+        """Return a field as numbers. Raises PlanError when it is none."""
+        return self.reading.numbers(f"{self.where}.{name}", self.content.get(name))
+
+    def row(self, name: str) -> NDArray[np.float64]:
+        """Return a required list of numbers."""
+        self.field(name, list)
+        return np.atleast_1d(self.numbers(name))
+
+    def block_size(self) -> int:
+        """Return the block size. Raises PlanError when it is less than 1."""
+        size = int(self.field("block_size", int))
+        if size < 1:
+            raise self.fault(f"must be at least 1, got {size}", "block_size")
+        return size
 
 
 def strict(bits: int) -> QType:

@@ -16,37 +16,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import SpecError, nearest
-from onnxfq.interchange.aimet.fields import BIAS_WIDTH, Entry, block_size_of, field, product, strict
+from onnxfq.interchange.aimet.fields import BIAS_WIDTH, Entry, Item, product, strict
 from onnxfq.interchange.aimet.v0_v1 import read_0_6_1, read_1_0_0
 from onnxfq.interchange.external import Given, GivenTensor, Reading
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 
 
-def read_2(reading: Reading, where: str, name: str, entry: Entry) -> None:
+def read_2(item: Item) -> None:
     """Read an entry of 2.0.0 or 2.1.0."""
-    dtype = field(reading, where, entry, "output_dtype", str)
+    reading, where, name = item.reading, item.where, item.name
+    dtype = item.field("output_dtype", str)
     if dtype in ("int32", "uint32"):
         reading.unusable[name] = f"{where} {BIAS_WIDTH}"
         return
     try:
         qtype = qtype_by_name(dtype)
     except SpecError as fault:
-        raise reading.fault(f"{where}.output_dtype", f"{fault}; export it again") from None
+        raise item.fault(str(fault), "output_dtype") from None
     fields: dict[str, Any] = {}
-    if entry.get("block_size") is not None:
-        fields["block_size"] = block_size_of(reading, where, entry)
-    if entry.get("axis") is not None:
-        fields["axis"] = field(reading, where, entry, "axis", int)
-    values, shared = _scales(reading, where, entry, qtype)
+    if item.content.get("block_size") is not None:
+        fields["block_size"] = item.block_size()
+    if item.content.get("axis") is not None:
+        fields["axis"] = item.field("axis", int)
+    values, shared = _scales(item, qtype)
     scale = reading.scales(where, name, values)
     if scale is None:
         return
-    said = entry.get("y_zero_point")
-    zero = np.zeros(scale.shape) if said is None else reading.numbers(f"{where}.y_zero_point", said)
+    given = item.content.get("y_zero_point") is not None
+    zero = item.numbers("y_zero_point") if given else np.zeros(scale.shape)
     if zero.shape != scale.shape:
         if zero.size != 1:
             shapes = f"scales of shape {list(scale.shape)} and zero points of {list(zero.shape)}"
-            raise reading.fault(where, f"has {shapes}; export it again")
+            raise item.fault(f"has {shapes}")
         zero = np.full(scale.shape, zero.item())
     if scale.shape == (1,) and not fields:
         scale, zero = scale.reshape(()), zero.reshape(())
@@ -54,34 +55,31 @@ def read_2(reading: Reading, where: str, name: str, entry: Entry) -> None:
         # AIMET itself reads this as strict symmetric.
         qtype, zero = strict(qtype.bits), np.zeros(scale.shape)
     if scale.ndim > 1 and "block_size" not in fields:
-        raise reading.fault(
-            where, f"has scales of shape {list(scale.shape)} and no block_size; export it again"
-        )
+        raise item.fault(f"has scales of shape {list(scale.shape)} and no block_size")
     reading.add(GivenTensor(name, where, qtype, scale, zero, global_scale=shared, **fields))
 
 
-def _scales(reading: Reading, where: str, entry: Entry, qtype: QType) -> tuple[Any, float | None]:
+def _scales(item: Item, qtype: QType) -> tuple[Any, float | None]:
     """Return (scales as numbers or lists, the factor that all share or None)."""
+    entry = item.content
     if "per_block_int_scale" in entry:
-        steps = reading.numbers(f"{where}.per_block_int_scale", entry["per_block_int_scale"])
-        channels = reading.numbers(f"{where}.per_channel_float_scale", entry.get("per_channel_float_scale"))
-        return _broadcast(reading, where, steps, channels, _find_other_axis(entry, steps)).tolist(), None
+        steps, channels = item.numbers("per_block_int_scale"), item.numbers("per_channel_float_scale")
+        return _broadcast(item, steps, channels, _find_other_axis(entry, steps)).tolist(), None
     if "y_scale" not in entry:
-        raise reading.fault(where, f"lacks 'y_scale'{nearest('y_scale', entry)}; export it again")
+        raise item.fault(f"lacks 'y_scale'{nearest('y_scale', entry)}")
     meta = entry["y_scale"]
     if not isinstance(meta, dict):
         return meta, None
-    place = f"{where}.y_scale"
-    steps = reading.numbers(f"{place}.x", meta.get("x"))
-    factor = reading.numbers(f"{place}.x_scale", meta.get("x_scale"))
-    if meta.get("block_size") is not None or np.any(reading.numbers(place, meta.get("x_zero_point", 0))):
-        raise reading.fault(
-            place, "has blocks or a separate zero point, which is not supported; export it as 2.0.0"
-        )
+    inner = Item(item.reading, f"{item.where}.y_scale", meta, item.name)
+    steps, factor = inner.numbers("x"), inner.numbers("x_scale")
+    offset = item.reading.numbers(inner.where, meta.get("x_zero_point", 0))
+    if meta.get("block_size") is not None or np.any(offset):
+        what = "has blocks or a separate zero point, which is not supported; export it as 2.0.0"
+        raise item.reading.fault(inner.where, what)
     shared = None
     if meta.get("input_dtype") == "float8e4m3fn" and factor.size == 1 and qtype.name == "float4e2m1":
         shared = float(np.float32(factor.item()))
-    return _broadcast(reading, where, steps, factor, meta.get("axis")).tolist(), shared
+    return _broadcast(item, steps, factor, meta.get("axis")).tolist(), shared
 
 
 def _find_other_axis(entry: Entry, steps: NDArray[np.float64]) -> int | None:
@@ -91,7 +89,7 @@ def _find_other_axis(entry: Entry, steps: NDArray[np.float64]) -> int | None:
 
 
 def _broadcast(
-    reading: Reading, where: str, steps: NDArray[np.float64], factor: NDArray[np.float64], axis: object
+    item: Item, steps: NDArray[np.float64], factor: NDArray[np.float64], axis: object
 ) -> NDArray[np.float32]:
     """Return steps * factor; a one-dimensional factor runs along `axis`."""
     if factor.ndim == 1 and steps.ndim > 1 and isinstance(axis, int) and -steps.ndim <= axis < steps.ndim:
@@ -100,9 +98,7 @@ def _broadcast(
         return product(steps, factor)
     except ValueError:
         shapes = f"{list(steps.shape)} and {list(factor.shape)}"
-        raise reading.fault(
-            where, f"has scales of shapes {shapes}, which do not fit; export it again"
-        ) from None
+        raise item.fault(f"has scales of shapes {shapes}, which do not fit") from None
 
 
 _SECTIONS = ("activation_encodings", "param_encodings")
@@ -120,26 +116,24 @@ def read_aimet(content: dict[str, Any], source: str) -> Given:
     reading = Reading(source)
     version = str(content.get("version", ""))
     if "encodings" in content:
-        read, entries = read_2, _read_entries(reading, "encodings", content["encodings"])
+        read, items = read_2, _read_items(reading, "encodings", content["encodings"])
     else:
         parts = {section: content[section] for section in _SECTIONS if section in content}
         if all(isinstance(part, dict) for part in parts.values()):
             return read_0_6_1(reading, parts, version or "0.6.1")
-        read, entries = (
-            read_1_0_0,
-            (e for name, part in parts.items() for e in _read_entries(reading, name, part)),
-        )
-    for where, entry in entries:
-        read(reading, where, field(reading, where, entry, "name", str), entry)
+        found = (item for name, part in parts.items() for item in _read_items(reading, name, part))
+        read, items = read_1_0_0, found
+    for item in items:
+        read(item)
     known = version or ("2.0.0" if "encodings" in content else "1.0.0")
     return reading.get_given(f"AIMET encodings {known}")
 
 
-def _read_entries(reading: Reading, section: str, part: object) -> Iterator[tuple[str, Entry]]:
+def _read_items(reading: Reading, section: str, part: object) -> Iterator[Item]:
     if not isinstance(part, list):
         raise reading.fault(section, f"must be a list of encodings, got {part!r:.40}; export it again")
     for number, entry in enumerate(part):
         where = f"{section}.{number}"
         if not isinstance(entry, dict):
             raise reading.fault(where, f"must be a mapping of fields, got {entry!r:.40}; export it again")
-        yield where, entry
+        yield Item(reading, where, entry)

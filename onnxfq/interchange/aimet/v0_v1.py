@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import nearest
-from onnxfq.interchange.aimet.fields import BIAS_WIDTH, Entry, block_size_of, field, product, strict
+from onnxfq.interchange.aimet.fields import BIAS_WIDTH, Item, product, strict
 from onnxfq.interchange.external import Given, GivenTensor, Reading
 from onnxfq.numerics.qtypes import QTYPES, QType
 
@@ -34,66 +34,63 @@ def read_0_6_1(reading: Reading, parts: dict[str, dict[str, Any]], version: str)
                 raise reading.fault(
                     where, f"must be a list of encodings, got {entries!r:.40}; export it again"
                 )
-            _add_0_6_1(reading, where, name, entries)
+            _add_0_6_1([Item(reading, where, entry, name) for entry in entries])
     return reading.get_given(f"AIMET encodings {version}")
 
 
-def _add_0_6_1(reading: Reading, where: str, name: str, entries: list[Entry]) -> None:
-    dtypes = {field(reading, where, entry, "dtype", str) for entry in entries}
-    widths = {field(reading, where, entry, "bitwidth", int) for entry in entries}
+def _add_0_6_1(items: list[Item]) -> None:
+    first = items[0]
+    dtypes = {item.field("dtype", str) for item in items}
+    widths = {item.field("bitwidth", int) for item in items}
     if len(dtypes) > 1 or len(widths) > 1:
-        raise reading.fault(where, f"mixes {sorted(dtypes)} of {sorted(widths)} bits; export it again")
+        raise first.fault(f"mixes {sorted(dtypes)} of {sorted(widths)} bits")
     if dtypes == {"float"}:
-        reading.in_float.append(name)
+        first.reading.in_float.append(first.name)
         return
-    bits = _width(reading, where, widths.pop())
-    said = {_truth(reading, where, entry) for entry in entries}
+    bits = _width(first, widths.pop())
+    said = {_truth(item) for item in items}
     if len(said) > 1:
-        raise reading.fault(where, "is symmetric in some channels only; export it again")
-    columns = {
-        column: reading.numbers(f"{where}.{column}", [entry.get(column) for entry in entries])
-        for column in ("scale", "offset")
-    }
-    _check_ends(reading, where, entries, columns, bits)
-    if len(entries) == 1:
+        raise first.fault("is symmetric in some channels only")
+    columns = {name: _column(items, name) for name in ("scale", "offset")}
+    _check_ends(items, columns, bits)
+    if len(items) == 1:
         columns = {column: values[0] for column, values in columns.items()}
-    grid = _Unsigned(bits, said.pop(), columns["offset"])
-    _add_unsigned(reading, where, name, columns["scale"], grid, {})
+    _add_unsigned(first, columns["scale"], _Unsigned(bits, said.pop(), columns["offset"]))
 
 
-def _width(reading: Reading, where: str, bits: int) -> int:
+def _column(items: list[Item], name: str) -> NDArray[np.float64]:
+    first = items[0]
+    return first.reading.numbers(f"{first.where}.{name}", [item.content.get(name) for item in items])
+
+
+def _width(item: Item, bits: int) -> int:
     """Return a known bit width: 2 to 16, or 32 for biases. Raises PlanError for any other."""
     if not (2 <= bits <= 16 or bits == 32):
-        raise reading.fault(where, f"has {bits} bits; 2 to 16 are known, export it with one of these")
+        what = f"has {bits} bits; 2 to 16 are known, export it with one of these"
+        raise item.reading.fault(item.where, what)
     return bits
 
 
-def _truth(reading: Reading, where: str, entry: Entry) -> bool:
+def _truth(item: Item) -> bool:
     """Return whether an entry of 0.6.1 is symmetric, which is the text True or False."""
-    said = entry.get("is_symmetric")
+    said = item.content.get("is_symmetric")
     if str(said).lower() not in ("true", "false"):
-        raise reading.fault(
-            f"{where}.is_symmetric", f"must be True or False, got {said!r:.40}; export it again"
-        )
+        raise item.fault(f"must be True or False, got {said!r:.40}", "is_symmetric")
     return str(said).lower() == "true"
 
 
-def _check_ends(
-    reading: Reading, where: str, entries: list[Entry], columns: dict[str, NDArray[np.float64]], bits: int
-) -> None:
+def _check_ends(items: list[Item], columns: dict[str, NDArray[np.float64]], bits: int) -> None:
     """Raise PlanError if min and max contradict scale and offset."""
     steps = {"min": columns["offset"], "max": columns["offset"] + (2.0**bits - 1)}
     for end, step in steps.items():
-        if any(end not in entry for entry in entries):
+        if any(end not in item.content for item in items):
             continue
-        ends = reading.numbers(f"{where}.{end}", [entry[end] for entry in entries])
+        ends = _column(items, end)
         # Strict symmetric grids end a step earlier; a larger difference means another grid.
         off = np.abs(ends - step * columns["scale"]) > 1.5 * columns["scale"]
         if off.any():
             said = (step * columns["scale"])[off][0]
-            raise reading.fault(
-                f"{where}.{end}", f"is {ends[off][0]:g}, but scale and offset give {said:g}; export it again"
-            )
+            raise items[0].fault(f"is {ends[off][0]:g}, but scale and offset give {said:g}", end)
 
 
 class _Unsigned:
@@ -122,99 +119,62 @@ class _Unsigned:
         return np.zeros(self.offset.shape) if self.qtype.signed else 0.0 - self.offset
 
 
-def _add_unsigned(
-    reading: Reading,
-    where: str,
-    name: str,
-    values: NDArray[np.float64],
-    grid: _Unsigned,
-    blocks: dict[str, Any],
-) -> None:
+def _add_unsigned(item: Item, values: NDArray[np.float64], grid: _Unsigned, **blocks: Any) -> None:
     if grid.bits == 32:
-        reading.unusable[name] = f"{where} {BIAS_WIDTH}"
+        item.reading.unusable[item.name] = f"{item.where} {BIAS_WIDTH}"
         return
     if grid.offset.shape != values.shape:
-        raise reading.fault(
-            where, f"has {values.size} scales and {grid.offset.size} offsets; export it again"
-        )
-    scale = reading.scales(where, name, values.tolist())
+        raise item.fault(f"has {values.size} scales and {grid.offset.size} offsets")
+    scale = item.reading.scales(item.where, item.name, values.tolist())
     if scale is not None:
-        reading.add(GivenTensor(name, where, grid.qtype, scale, grid.zero_point, **blocks))
+        item.reading.add(GivenTensor(item.name, item.where, grid.qtype, scale, grid.zero_point, **blocks))
 
 
-def read_1_0_0(reading: Reading, where: str, name: str, entry: Entry) -> None:
+def read_1_0_0(item: Item) -> None:
     """Read an entry of 1.0.0."""
-    if field(reading, where, entry, "dtype", str).upper() == "FLOAT":
-        reading.in_float.append(name)
+    if item.field("dtype", str).upper() == "FLOAT":
+        item.reading.in_float.append(item.name)
         return
-    kind = field(reading, where, entry, "enc_type", str)
+    kind = item.field("enc_type", str)
     add = _KINDS.get(kind)
     if add is None:
-        raise reading.fault(
-            f"{where}.enc_type", f"is {kind!r}, unknown{nearest(kind, _KINDS)}; export it again"
-        )
-    values = np.atleast_1d(reading.numbers(f"{where}.scale", field(reading, where, entry, "scale", list)))
-    offset = np.atleast_1d(reading.numbers(f"{where}.offset", field(reading, where, entry, "offset", list)))
-    if "zero_point_shift" in entry:
-        shift = np.atleast_1d(reading.numbers(f"{where}.zero_point_shift", entry["zero_point_shift"]))
+        raise item.fault(f"is {kind!r}, unknown{nearest(kind, _KINDS)}", "enc_type")
+    values, offset = item.row("scale"), item.row("offset")
+    if "zero_point_shift" in item.content:
+        shift = np.atleast_1d(item.numbers("zero_point_shift"))
         if shift.shape != offset.shape:
-            raise reading.fault(where, f"has {offset.size} offsets and {shift.size} shifts; export it again")
+            raise item.fault(f"has {offset.size} offsets and {shift.size} shifts")
         offset = offset + shift
-    bits = _width(reading, where, field(reading, where, entry, "bw", int))
-    add(
-        reading,
-        where,
-        name,
-        entry,
-        (values, _Unsigned(bits, field(reading, where, entry, "is_sym", bool), offset)),
-    )
+    bits = _width(item, item.field("bw", int))
+    add(item, values, _Unsigned(bits, item.field("is_sym", bool), offset))
 
 
-_Values = tuple[NDArray[np.float64], _Unsigned]
-
-
-def _read_per_tensor(reading: Reading, where: str, name: str, entry: Entry, values: _Values) -> None:
-    scale, grid = values
+def _read_per_tensor(item: Item, scale: NDArray[np.float64], grid: _Unsigned) -> None:
     if scale.size != 1 or grid.offset.size != 1:
-        raise reading.fault(where, f"is PER_TENSOR with {scale.size} scales; export it again")
+        raise item.fault(f"is PER_TENSOR with {scale.size} scales")
     one = _Unsigned(grid.bits, grid.symmetric, grid.offset.reshape(()))
-    _add_unsigned(reading, where, name, scale.reshape(()), one, {})
+    _add_unsigned(item, scale.reshape(()), one)
 
 
-def _read_per_channel(reading: Reading, where: str, name: str, entry: Entry, values: _Values) -> None:
-    _add_unsigned(reading, where, name, *values, {})
+def _read_per_block(item: Item, scale: NDArray[np.float64], grid: _Unsigned) -> None:
+    _add_unsigned(item, scale, grid, block_size=item.block_size())
 
 
-def _read_per_block(reading: Reading, where: str, name: str, entry: Entry, values: _Values) -> None:
-    _add_unsigned(reading, where, name, *values, {"block_size": block_size_of(reading, where, entry)})
-
-
-def _lpbq_1(reading: Reading, where: str, name: str, entry: Entry, values: _Values) -> None:
+def _lpbq_1(item: Item, channels: NDArray[np.float64], _: _Unsigned) -> None:
     """Add blocks whose scales are an integer times the scale of their output channel; channels come first."""
-    channels, _ = values
-    bits = _width(reading, where, field(reading, where, entry, "compressed_bw", int))
-    steps = reading.numbers(
-        f"{where}.per_block_int_scale", field(reading, where, entry, "per_block_int_scale", list)
-    )
+    bits = _width(item, item.field("compressed_bw", int))
+    item.field("per_block_int_scale", list)
+    steps = item.numbers("per_block_int_scale")
     if steps.ndim != 1 or channels.ndim != 1 or not channels.size or steps.size % channels.size:
-        raise reading.fault(
-            where, f"has {steps.size} block scales for {channels.size} channels; export it again"
-        )
+        raise item.fault(f"has {steps.size} block scales for {channels.size} channels")
     scale = product(steps.reshape(channels.size, -1), channels[:, None]).ravel()
     grid = _Unsigned(bits, True, np.full(scale.shape, -(2.0 ** (bits - 1))))
-    _add_unsigned(
-        reading,
-        where,
-        name,
-        scale.astype(np.float64),
-        grid,
-        {"block_size": block_size_of(reading, where, entry)},
-    )
+    _add_unsigned(item, scale.astype(np.float64), grid, block_size=item.block_size())
 
 
-_KINDS: dict[str, Callable[[Reading, str, str, Entry, _Values], None]] = {
+_KINDS: dict[str, Callable[[Item, NDArray[np.float64], _Unsigned], None]] = {
     "PER_TENSOR": _read_per_tensor,
-    "PER_CHANNEL": _read_per_channel,
+    "PER_CHANNEL": _add_unsigned,
     "PER_BLOCK": _read_per_block,
     "LPBQ": _lpbq_1,
 }

@@ -39,7 +39,7 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
     Raises RuntimeLibraryError and DataError as `build_model` does.
     """
     reading = read(proto, EXTRA)
-    findings = apply_rules(reading)
+    findings = [found for rule in RULES for found in rule(reading)]
     broken = find_broken(findings, reading.promises)
     built = Built("", (), ())
     if build is not None:
@@ -94,11 +94,6 @@ RULES: tuple[Rule, ...] = (
     *attention.RULES,
     structure.skip_branches,
 )
-
-
-def apply_rules(reading: Reading) -> list[Finding]:
-    """Return the findings of all rules."""
-    return [found for rule in RULES for found in rule(reading)]
 
 
 def find_broken(findings: Iterable[Finding], promises: Iterable[Promise]) -> set[str]:
