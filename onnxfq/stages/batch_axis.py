@@ -64,16 +64,17 @@ def find_mixing(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], g
         except (ModelError, RuntimeLibraryError):
             return ""
         try:
-            alone = [session.run(row, fetches) for row in apart]
+            first, last = (session.run(row, fetches) for row in apart)
         except DataError:
             return "one row cannot run alone" if _can_run(session, given) else ""
         try:
-            results = zip(fetches, session.run(together, fetches), *alone, strict=True)
+            results = zip(fetches, session.run(together, fetches), first, last, strict=True)
         except DataError:
             return ""  # it takes one sample at a time
         rows = len(next(array for array in together.values() if array.ndim))
         least = SAME_DB_OF_STEPS if steps else SAME_DB
-        judged = [verdict for one in results if (verdict := _judge(*one, rows, least)) is not None]
+        verdicts = [_judge(*one, rows, least) for one in results]
+        judged = [verdict for verdict in verdicts if verdict is not None]
         if judged:
             return next(filter(None, judged), "")
     names = sorted({dim for dim in map(_first_axis, proto.graph.input) if dim})
