@@ -77,8 +77,8 @@ def convert(
 
     Every node that multiplies quantized numbers in the source also does in the result: in symmetric int8 over
     the range that the source covers, with the stored weights of the source if int8 can hold their grid. The
-    file is written once ONNX Runtime has loaded it, and run it on the first feed of `data`. What the rules of
-    the target find in it does not keep it from being written.
+    file is written once ONNX Runtime has loaded it, and run it on the first feed of `data`. Findings of
+    the rules of the target do not keep it from being written.
 
     Args:
         model: a quantized model: a path or a ModelProto.

@@ -216,13 +216,13 @@ _ATTENTION_ATTRIBUTES = ("mask_filter_value", "num_heads", "scale", "unidirectio
 
 
 def _by_direction(given: NDArray[Any] | None) -> NDArray[np.float32]:
-    """Return one number for each direction, or each direction and channel, beside [directions, in, out]."""
+    """Return numbers for each direction, or each direction and channel, shaped for [directions, in, out]."""
     values = np.zeros(1, np.float32) if given is None else given.astype(np.float32)
     return values[:, None, :] if values.ndim == 2 else values.reshape(-1, 1, 1)
 
 
 def _lstm(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    """Convert DynamicQuantizeLSTM, whose weights are those of LSTM with the last two axes swapped."""
+    """Convert DynamicQuantizeLSTM, which has the weights of LSTM with the last two axes swapped."""
     weights = []
     for slot, (scale, zero_point) in ((1, (8, 9)), (2, (10, 11))):
         stored = unfolding.array(node.input[slot])

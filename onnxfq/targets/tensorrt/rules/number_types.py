@@ -77,7 +77,7 @@ def quantized_constants(reading: Reading) -> Iterator[Finding]:
     """Refuse quantized constants that another operator than a DequantizeLinear reads.
 
     Source: TensorRT for RTX 1.7.1, "Quantized constant is only allowed before DQ". A uint8 constant is int32
-    beside a tensor of uint8: "must have same input types".
+    in an operator that also reads a uint8 tensor: "must have same input types".
     """
     for scope in reading.main.iterate_scopes():
         filled = [str(site.node.output[0]) for site in scope.sites if site.op == "ConstantOfShape"]
