@@ -23,8 +23,8 @@ def read_labels(labels: str | Path | Labels) -> NDArray[Any]:
     """Return labels in memory as an array, or read them from a file.
 
     A file is an .npy, the only array (or `labels`) of an .npz, or text with one number per line; its labels
-    are int64 of shape [rows]. Raises DataError for a missing or unreadable file, for values in it that are not
-    whole numbers, and for labels in memory other than numbers.
+    are int64 of shape [rows]. Raises DataError for a missing or unreadable file, for values in it that are
+    not whole numbers, and for labels in memory other than numbers.
     """
     if not isinstance(labels, (str, Path)):
         return _to_numbers(labels)

@@ -68,7 +68,7 @@ def find_mixing(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], g
         except DataError:
             return "one row cannot run alone" if _can_run(session, given) else ""
         try:
-            results = zip(fetches, session.run(together, fetches), *alone, strict=True)
+            results = zip(fetches, session.run(together, fetches), alone[0], alone[-1], strict=True)
         except DataError:
             return ""  # it takes one sample at a time
         rows = len(next(array for array in together.values() if array.ndim))

@@ -146,10 +146,9 @@ class Calibrator(Record):
         """Return (rmin, rmax) of a tensor with `statistics`. Raises SpecError as in `parse`."""
         function = self._look_up().function
         if not function.__module__.startswith("onnxfq."):  # others need the statistics too
-            arrays = {
-                name: value for name, value in vars(statistics).items() if isinstance(value, np.ndarray)
-            }
-            statistics = replace(statistics, **read_only(arrays))
+            arrays = {n: value for n, value in vars(statistics).items() if isinstance(value, np.ndarray)}
+            changes: dict[str, Any] = read_only(arrays)
+            statistics = replace(statistics, **changes)
         return function(statistics, spec, *self.parameters)
 
     @property
