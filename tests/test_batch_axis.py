@@ -215,7 +215,7 @@ def test_a_graph_in_arrays_of_unequal_size(tmp_path: Path, capfd: pytest.Capture
 
 
 def test_a_run_that_fails_names_the_option() -> None:
-    """A window over time that is larger than the rows that are tried: the error of the run tells the remedy."""
+    """A window over time that is larger than the rows that are tried: the error has the remedy."""
     text = MIXED["convolution along time"]
     proto = build(text, {"kernel": small(8, 8, 9)})
     (feed,) = feeds_of(proto, 50, 1)
