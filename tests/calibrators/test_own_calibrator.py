@@ -100,3 +100,22 @@ def test_names_that_cannot_be_registered(name: str) -> None:
     """Those of the package, and what a recipe could not spell."""
     with pytest.raises(SpecError, match=f"calibrator '{name}': (the name is taken|a name must be)"):
         register_calibrator(name, Method(share))
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda statistics, spec: 1 / 0, "failed (ZeroDivisionError: division by zero) in line "),
+        (lambda statistics, spec: exit(0), "failed (SystemExit: 0) in line "),
+        (lambda statistics, spec: None, "failed (TypeError: "),
+        (lambda statistics, spec: (1.0, -1.0), "returned 1.0, -1.0; return finite ends in order"),
+        (lambda statistics, spec: (float("nan"), 1.0), "returned nan, 1.0; return finite ends in order"),
+    ],
+    ids=["raises", "exits", "nothing", "reversed", "nan"],
+)
+def test_a_calibrator_that_fails(registered, function, says):
+    """An exception of any kind, and what is no range, is one line that names the calibrator."""
+    register_calibrator("odd", Method(function))
+    with pytest.raises(SpecError) as caught:
+        onnxfq.quantize(conv_relu(), [feed_for(conv_relu())], calibrator="odd")
+    assert f"calibrator 'odd' {says}" in str(caught.value) and "\n" not in str(caught.value)
