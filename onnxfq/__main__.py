@@ -142,7 +142,7 @@ def _report_exit(code: int) -> int:
 
 
 _NO_MEMORY = ("failed to map segment", "annot allocate memory", "can't start new thread", "bad_alloc")
-"""What the loader, threads and C++ say when memory is short."""
+"""Words of the loader, of threads and of C++ when memory is short."""
 
 
 def _lacks_memory(fault: BaseException | None) -> bool:

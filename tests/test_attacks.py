@@ -306,6 +306,11 @@ CASES: dict[str, tuple[Callable[[], object], str, str]] = {
         COMMANDS["quantize.example"][0],
         "holds no samples",
     ),
+    "runs of no samples as an example": (
+        lambda: np.savez("e.npz", x=np.zeros((4, 0, 4), np.float32)),
+        COMMANDS["quantize.example"][0],
+        "the example has no values to compare in input 'x'",
+    ),
     "ragged encodings": (
         text("given.json", '{"x": [{"scale": [[1, 2], [3]], "zero_point": [0]}]}'),
         COMMANDS["quantize.encodings"][0],

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from onnxfq.cli.console import Printing
 from onnxfq.cli.options import OutputOption, PlanOption
 from onnxfq.support.files import write_text
-
-if TYPE_CHECKING:
-    pass
 
 
 def export_encodings(

@@ -7,6 +7,7 @@ element; arrays of all samples are cut into runs.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,7 +133,7 @@ def tells_total(data: Data) -> bool:
 
 
 def _names_function(data: Data) -> bool:
-    return isinstance(data, str) and FUNCTION_NAME.fullmatch(data) is not None and not Path(data).exists()
+    return isinstance(data, str) and FUNCTION_NAME.fullmatch(data) is not None and not os.path.exists(data)
 
 
 def _is_maker(data: Data) -> bool:
@@ -146,7 +147,7 @@ def _is_maker(data: Data) -> bool:
 
 
 def _open_path(path: Path, reading: Reading) -> Source:
-    if path.is_dir():
+    if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         return _open_folder(path, reading)
     if path.suffix.lower() in SUFFIXES:
         return _open_images([path], str(path), reading)

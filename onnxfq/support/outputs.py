@@ -216,8 +216,12 @@ def _group_of(path: Path) -> _Group | None:
 
 def check_apart(output: Path, inputs: Iterable[Path]) -> None:
     """Raise OutputError if writing `output` would replace one of `inputs`, or a file in a folder of them."""
+    if "\0" in str(output):
+        raise OutputError(f"cannot write {str(output)!r}: no file can have this name; choose another place")
     real = Path(os.path.realpath(output))
     for one in inputs:
+        if "\0" in str(one):  # what reads it says so
+            continue
         other = Path(os.path.realpath(one))
         if real == other:
             raise OutputError(f"output {output} is another file of this command too; give another file name")

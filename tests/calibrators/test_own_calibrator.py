@@ -114,6 +114,25 @@ def test_it_cannot_change_the_statistics(registered: None) -> None:
         return -1.0, 1.0
 
     register_calibrator("scribble", Method(scribble))
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(SpecError, match="read-only"):
         Calibrator.parse("scribble")(statistics, QuantSpec(qtype="int8"))
     assert np.array_equal(statistics.counts, before) and statistics.counts.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda statistics, spec: 1 / 0, "failed (ZeroDivisionError: division by zero) in line "),
+        (lambda statistics, spec: exit(0), "failed (SystemExit: 0) in line "),
+        (lambda statistics, spec: None, "failed (TypeError: "),
+        (lambda statistics, spec: (1.0, -1.0), "returned 1.0, -1.0; return finite ends in order"),
+        (lambda statistics, spec: (float("nan"), 1.0), "returned nan, 1.0; return finite ends in order"),
+    ],
+    ids=["raises", "exits", "nothing", "reversed", "nan"],
+)
+def test_a_calibrator_that_fails(registered, function, says):
+    """An exception of any kind, and what is no range, is one line that names the calibrator."""
+    register_calibrator("odd", Method(function))
+    with pytest.raises(SpecError) as caught:
+        onnxfq.quantize(conv_relu(), [feed_for(conv_relu())], calibrator="odd")
+    assert f"calibrator 'odd' {says}" in str(caught.value) and "\n" not in str(caught.value)

@@ -13,6 +13,8 @@ from command_server import CommandServer, command_server
 from command_table import SOUND, TABLE, VALUES, Parameter, values_of, with_value
 from fuzzed_inputs import snapshot, write_inputs
 
+import onnxfq
+
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks, and reads /proc")
 
 
@@ -63,6 +65,28 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> P
     (folder / "folder").mkdir()
     (folder / "folder" / "text").write_text("text")
     return folder
+
+
+@pytest.mark.parametrize(
+    "odd", ["a\0b.onnx", "a\0b.npz", "a\0b:f", ".", "/", "", "..", "a" * 300, "a" * 300 + ":f"]
+)
+def test_odd_paths_in_python(odd: str, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each argument of `quantize` works or raises an OnnxfqError, for NULs too, which no command line has."""
+    monkeypatch.chdir(inputs)
+    taken = {"model": "m.onnx", "data": "d.npz", "output": "out.onnx", "recipe": "tensorrt-int8"}
+    files = ("statistics", "moments", "encodings", *taken)
+    refused = 0
+    for name in files:
+        try:
+            onnxfq.quantize(**taken | {name: odd})
+        except onnxfq.errors.OnnxfqError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    for name in ("labels", "metric"):
+        with pytest.raises(onnxfq.errors.OnnxfqError):
+            onnxfq.quantize(**taken, promise=onnxfq.Promise(max_drop=1, **{name: odd}))
+    (inputs / "out.onnx").unlink(missing_ok=True)
+    assert refused >= len(files) - 1  # data may be the current folder
 
 
 def test_every_command_and_parameter_is_known() -> None:
