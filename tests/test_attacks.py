@@ -537,12 +537,42 @@ def test_split_with_an_unnamed_output(server: CommandServer, tmp_path: Path) -> 
     assert ended.code == 0 and not ended.fault, ended
 
 
-def test_an_end_during_a_run(tmp_path: Path) -> None:
-    """SIGTERM sent to the command alone reaches its child: one line, exit code 130 and no file."""
+@pytest.mark.parametrize("to", ["command", "child", "group"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_end_during_a_run(number: signal.Signals, to: str, tmp_path: Path) -> None:
+    """Whichever process of the command gets the signal, or both: one line, exit code 130 and no file."""
     onnx.save(conv_relu(), tmp_path / "m.onnx")
+    (tmp_path / "tmp").mkdir()
     (tmp_path / "slow.py").write_text(
-        "import time\ndef feeds():\n    print(1, flush=True)\n    time.sleep(60)\n"
+        "import os, time, numpy\ndef feeds():\n    print(os.getpid(), flush=True)\n    time.sleep(3)\n"
+        f"    yield {{'x': numpy.zeros({feed_for(conv_relu())['x'].shape}, 'f4')}}\n"
     )
+    run = subprocess.Popen(
+        [sys.executable, "-m", "onnxfq", *"quantize m.onnx --data slow:feeds -o out.onnx".split()],
+        cwd=tmp_path,
+        env=os.environ
+        | {"PYTHONPATH": str(Path(onnxfq.__file__).parents[1]), "TMPDIR": str(tmp_path / "tmp")},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert run.stdout is not None
+    child = int(run.stdout.readline())
+    if to == "group":
+        os.killpg(run.pid, number)
+    else:
+        os.kill(child if to == "child" else run.pid, number)
+    assert run.communicate(timeout=60)[1] == "onnxfq: error: interrupted\n" and run.returncode == 130
+    assert not (tmp_path / "out.onnx").exists() and not list((tmp_path / "tmp").glob("onnxfq-*"))
+
+
+def test_a_signal_that_is_ignored(tmp_path: Path) -> None:
+    """Under nohup a closed terminal ends nothing."""
+    (tmp_path / "slow.py").write_text(
+        "import os, time\ndef feeds():\n    print(1, flush=True)\n    time.sleep(1)\n    yield {}\n"
+    )
+    onnx.save(conv_relu(), tmp_path / "m.onnx")
     run = subprocess.Popen(
         [sys.executable, "-m", "onnxfq", *"quantize m.onnx --data slow:feeds -o out.onnx".split()],
         cwd=tmp_path,
@@ -550,8 +580,10 @@ def test_an_end_during_a_run(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )
     assert run.stdout is not None and run.stdout.readline() == "1\n"
-    run.send_signal(signal.SIGTERM)
-    assert run.communicate(timeout=30)[1] == "onnxfq: error: interrupted\n" and run.returncode == 130
-    assert not (tmp_path / "out.onnx").exists()
+    os.killpg(run.pid, signal.SIGHUP)
+    error = run.communicate(timeout=60)[1]
+    assert run.returncode == 1 and "interrupted" not in error and "input 'x'" in error, error

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "onnxfq/sizes.h"
+
 namespace onnxfq {
 namespace {
 
@@ -14,10 +16,11 @@ std::string text(const std::vector<int64_t>& shape) {
   return line + "]";
 }
 
-int64_t product(const std::vector<int64_t>& shape) {
-  int64_t count = 1;
-  for (int64_t size : shape) count *= size;
-  return count;
+// Sets count to the product of shape. Returns the broken rule, or an empty string.
+std::string count_elements(const char* name, const std::vector<int64_t>& shape, int64_t& count) {
+  count = checked_product(shape);
+  if (count >= 0) return "";
+  return std::string(name) + " of shape " + text(shape) + " has a negative size, or more than 2^63 elements";
 }
 
 // Makes axis count from the front. Returns the broken rule, or an empty string.
@@ -76,8 +79,9 @@ std::string ParamLayout::fit(const std::vector<int64_t>& x_shape, const std::vec
   const int64_t block_size = blocks.size;
   const int64_t rank = static_cast<int64_t>(x_shape.size());
   dims_.clear();
-  element_count_ = product(x_shape);
-  param_count_ = product(scale_shape);
+  std::string uncounted = count_elements("x", x_shape, element_count_);
+  if (uncounted.empty()) uncounted = count_elements("scale", scale_shape, param_count_);
+  if (!uncounted.empty()) return uncounted;
 
   if (!blocks.shape.empty() && blocks.shape.size() != x_shape.size()) {
     return "block_shape " + text(blocks.shape) + " must have one size for each dimension of x " + text(x_shape);
@@ -128,7 +132,7 @@ std::string ParamLayout::fit(const std::vector<int64_t>& x_shape, const std::vec
     // One scale for the dimension: then its block is the dimension, however long it was said to be.
     full[d] = params[d] == 1 ? LayoutDim{size, std::max<int64_t>(size, 1), 1, 0}
                              : LayoutDim{size, block, params[d], stride};
-    stride *= params[d];
+    if (element_count_ > 0) stride *= params[d];  // at most param_count_; without elements it may be anything
   }
   if (element_count_ == 0) return "";
   for (const LayoutDim& dim : full) join(dim);

@@ -9,6 +9,7 @@
 #include "../src/cpu/spawned_threads.h"
 #include "cases.h"
 #include "cuda_loops.h"
+#include "onnxfq/sizes.h"
 
 namespace {
 
@@ -165,10 +166,52 @@ void test_broken_names() {
   require(!layout.fit({3, 4}, {3}, blocks).empty(), "a scale of another rank");
 }
 
+// Shapes that anyone may give: their products leave int64, and are told of instead of computed.
+void test_hostile_shapes() {
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  const int64_t half = int64_t{1} << 32;
+  Blocks plain;
+  ParamLayout layout;
+  const std::vector<Shape> hostile = {
+      {half, half}, {most, 2}, {most, most, most}, {-1}, {-1, -1}, {2, -1}, {std::numeric_limits<int64_t>::min(), 2}};
+  for (const Shape& shape : hostile) {
+    require(!layout.fit(shape, {}, plain).empty(), "x of a hostile shape");
+    require(!layout.fit({2, 2}, shape, plain).empty(), "scale of a hostile shape");
+    Blocks blocks;
+    blocks.shape.assign(shape.size(), 1);
+    require(!layout.fit(shape, shape, blocks).empty(), "x and scale of a hostile shape");
+  }
+  // Without elements the rest of a shape is never counted.
+  for (const Shape& shape : {Shape{0, half, half}, Shape{half, half, 0}, Shape{most, 0, most}}) {
+    require(checked_product(shape) == 0, "a shape without elements");
+    for (int64_t block : {int64_t{1}, half, most}) {
+      Blocks blocks;
+      blocks.shape.assign(3, block);
+      Shape params;
+      require(blocks.scale_shape(shape, params).empty(), "scale_shape");
+      layout.fit(shape, params, blocks);
+      layout.fit(shape, shape, plain);
+    }
+  }
+  for (int64_t size : {int64_t{1}, half, most}) {
+    Blocks blocks;
+    blocks.axis = 1;
+    blocks.size = size;
+    for (const Shape& x : {Shape{3, 4}, Shape{0, most}, Shape{1, most}}) {
+      Shape params;
+      require(blocks.scale_shape(x, params).empty(), "scale_shape");
+      layout.fit(x, params, blocks);
+    }
+    blocks.axis = size == most ? std::numeric_limits<int64_t>::min() : size;
+    require(!layout.fit({3, 4}, {3, 2}, blocks).empty() || size == 1, "a hostile axis");
+  }
+}
+
 }  // namespace
 
 int main() {
   test_broken_names();
+  test_hostile_shapes();
   for (const Case& c : kCases) {
     for (ElementType element : kElements) {
       for (const char* type : kTypes) {

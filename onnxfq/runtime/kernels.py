@@ -63,7 +63,7 @@ def fake_quantize(
     Raises SpecError for a parameter that breaks its rule, RuntimeLibraryError without such a device.
     """
     qtype = as_qtype(qtype)
-    values = np.ascontiguousarray(float_array(x)).reshape(np.shape(x))
+    values = _readable(float_array(x))
     check_names(rounding=rounding, arithmetic=arithmetic)
     scales, zero_points = _params(scale, zero_point)
     needs_axis = block_size or (scales.ndim == 1 and values.ndim > 1)
@@ -107,7 +107,7 @@ def dynamic_fake_quantize(
     qtype = as_qtype(qtype)
     check_names(rounding=rounding)
     check_rule(qtype, scale_type, symmetric, global_scale)
-    values = np.ascontiguousarray(float_array(x)).reshape(np.shape(x))
+    values = _readable(float_array(x))
     params = Layout(Granularity.of(axis, block_size, block_shape), values.shape).scale_shape
     scale = np.empty(params, np.float32)
     zero_point = np.zeros(params, np.float32)
@@ -141,7 +141,7 @@ def observe(x: ArrayLike, *, histogram: bool = True, device: Device = "cpu") -> 
         histogram: whether bins are counted.
         device: as in `fake_quantize`, errors too.
     """
-    values = np.ascontiguousarray(float32_array(x))
+    values = _readable(float32_array(x))
     if device == "cuda":
         return _observe_on_gpu(values, histogram)
     room = int(c_library().onnxfq_bin_count()) if histogram else 0
@@ -176,6 +176,11 @@ def _observe_on_gpu(values: NDArray[np.float32], histogram: bool) -> Observation
     return limits, counts, keys, bin_counts
 
 
+def _readable(x: ArrayLike, dtype: Any = None) -> NDArray[Any]:
+    """Return `x` as the kernels read it: contiguous, and each element at a multiple of its size."""
+    return np.require(x, dtype, ["C_CONTIGUOUS", "ALIGNED"])
+
+
 def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
@@ -190,8 +195,7 @@ def _params(scale: ArrayLike, zero_point: ArrayLike) -> tuple[Float32Array, Floa
     Either may be a single value for all of the other. The kernels check the values.
     """
     with np.errstate(over="ignore", under="ignore"):
-        scales = np.ascontiguousarray(scale, np.float32).reshape(np.shape(scale))
-        zero_points = np.ascontiguousarray(zero_point, np.float32).reshape(np.shape(zero_point))
+        scales, zero_points = _readable(scale, np.float32), _readable(zero_point, np.float32)
     if zero_points.size == 1 and zero_points.flat[0] == 0:
         return scales, None
     if zero_points.size not in (1, scales.size) and scales.size != 1:
@@ -208,9 +212,10 @@ def _params(scale: ArrayLike, zero_point: ArrayLike) -> tuple[Float32Array, Floa
 
 def _check_out(out: NDArray[Any], x: NDArray[Any]) -> NDArray[Any]:
     flags = out.flags
-    if out.dtype != x.dtype or out.shape != x.shape or not (flags.c_contiguous and flags.writeable):
+    ready = flags.c_contiguous and flags.aligned and flags.writeable
+    if out.dtype != x.dtype or out.shape != x.shape or not ready:
         raise SpecError(
-            f"out must be a writable, contiguous {x.dtype} array of shape {list(x.shape)}, "
+            f"out must be a writable, contiguous, aligned {x.dtype} array of shape {list(x.shape)}, "
             f"got {out.dtype} {list(out.shape)}"
         )
     if out.ctypes.data != x.ctypes.data and np.may_share_memory(out, x):

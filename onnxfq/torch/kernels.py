@@ -88,6 +88,7 @@ def _plain(x: Tensor) -> bool:
         and type(x) in (Tensor, nn.Parameter)
         and x.device.type == "cpu"
         and x.numel() > 0
+        and _is_aligned(x)
         and not torch.jit.is_tracing()
         # Recorded for second derivatives, as in a backward pass with create_graph.
         and not (torch.is_grad_enabled() and x.requires_grad)
@@ -123,6 +124,15 @@ def _has_same_order(x: Tensor, y: Tensor) -> bool:
     return bool(x.stride() == y.stride() and x.permute(_memory_order(x)).is_contiguous())
 
 
+def _is_aligned(x: Tensor) -> bool:
+    """Tell whether elements lie at multiples of their size; memory of another library may begin anywhere."""
+    return x.data_ptr() % x.element_size() == 0
+
+
+def _readable(x: Tensor) -> Tensor:
+    return x.contiguous() if _is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
+
+
 def _run(kernel: Callable[[Step], None], given: tuple[Tensor, Tensor, Tensor | None, RoundingGrid]) -> None:
     """Call a kernel for (x, scale, zero point, grid); keep the tensors that it reads alive meanwhile."""
     x, scale, zero_point, grid = given
@@ -136,8 +146,8 @@ def _run(kernel: Callable[[Step], None], given: tuple[Tensor, Tensor, Tensor | N
         shape, params = [shape[d] for d in order], [params[d] for d in order]
         scale = scale.permute(order)
         zero_point = None if zero_point is None else zero_point.permute(order)
-    scale = scale.contiguous()
-    zero_point = None if zero_point is None else zero_point.contiguous()
+    scale = _readable(scale)
+    zero_point = None if zero_point is None else _readable(zero_point)
     kernel(
         Step(
             x=x.data_ptr(),

@@ -9,6 +9,7 @@
 
 #include "onnxfq/kernels.h"
 #include "onnxfq/ort_abi.h"
+#include "onnxfq/sizes.h"
 
 namespace onnxfq {
 namespace ort {
@@ -92,9 +93,10 @@ class Attributes {
   const OrtKernelInfo* info_;
 };
 
-inline int64_t element_count(const std::vector<int64_t>& shape) {
-  int64_t count = 1;
-  for (int64_t size : shape) count *= size;
+// Of the sizes from `first` on.
+inline int64_t element_count(const std::vector<int64_t>& shape, size_t first = 0) {
+  const int64_t count = checked_product(shape, first);
+  if (count < 0) throw UserError("an input has a negative size, or more than 2^63 elements");
   return count;
 }
 

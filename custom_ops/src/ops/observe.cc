@@ -10,6 +10,7 @@
 // counts [G, 4], bins g * 32768 + bin. With channel_ranges, of x as a whole, a fifth one: the range of each channel,
 // axis 1, float [C, 2].
 #include <algorithm>
+#include <limits>
 
 #include "inputs.h"
 #include "onnxfq/ort_kernel.h"
@@ -36,7 +37,8 @@ class Observe {
     channel_ranges_ = flag(attributes, "channel_ranges", 0);
     channels_ = attributes.integer("channels", 0);
     channel_block_ = attributes.integer("channel_block", 0);
-    const bool blocked = channels_ > 0 && channel_block_ > 0 && channel_block_ <= kMostLanes;
+    const bool blocked = channels_ > 0 && channels_ <= std::numeric_limits<int64_t>::max() - kMostLanes &&
+                         channel_block_ > 0 && channel_block_ <= kMostLanes;
     if (!blocked && (channels_ != 0 || channel_block_ != 0)) {
       throw ort::UserError("channels and channel_block go together, both positive, channel_block at most " +
                            std::to_string(kMostLanes) + "; got " + std::to_string(channels_) + " and " +
@@ -105,8 +107,7 @@ class Observe {
     ParamLayout layout;
     if (channel_block_ > 0) {
       const int64_t blocks = channel_blocks(x.shape);
-      int64_t plane = 1;
-      for (size_t d = 2; d < x.shape.size(); ++d) plane *= x.shape[d];
+      const int64_t plane = ort::element_count(x.shape, 2);
       Blocks lanes;
       lanes.shape = {-1, 1, -1, 1};
       reject(layout.fit({x.shape[0], blocks, plane, channel_block_}, {1, blocks, 1, channel_block_}, lanes));
@@ -151,8 +152,9 @@ class Observe {
     const int64_t blocks = channel_blocks(shape);
     call.block = channel_block_;
     call.planes_per_image = blocks;
-    call.plane = channel_block_;
-    for (size_t d = 2; d < shape.size(); ++d) call.plane *= shape[d];
+    std::vector<int64_t> plane = shape;
+    plane[1] = channel_block_;
+    call.plane = ort::element_count(plane, 1);
     call.valid = channels_ - (blocks - 1) * channel_block_;
   }
 
@@ -163,7 +165,7 @@ class Observe {
     }
     if (shape.size() < 2) throw ort::UserError("channel_ranges want an x with channels, axis 1");
     call.channels = call.planes_per_image = shape[1];
-    for (size_t d = 2; d < shape.size(); ++d) call.plane *= shape[d];
+    call.plane = ort::element_count(shape, 2);
   }
 
   bool histogram_ = true;

@@ -210,6 +210,8 @@ def _unpack(columns: Columns) -> dict[str, TensorStatistics]:
     names, ranges, totals, sizes, bins, counts, feed_ranges = (columns[name] for name in _FORMS)
     if bins.max(initial=0) >= BIN_COUNT:
         raise ValueError("'bins' has a number beyond the last bin")
+    if not bins.size == counts.size == sum(map(int, sizes)):
+        raise ValueError("'bins' and 'counts' are not as long as 'sizes' say")
     bins = bins.astype(np.int32)
     starts = np.cumsum(sizes) - sizes
     tensors = {}
@@ -221,7 +223,7 @@ def _unpack(columns: Columns) -> dict[str, TensorStatistics]:
             (rmin, rmax), (elements, nans, infinities, zeros), bins[held], counts[held], kept
         )
         counted = int(one.counts.sum()) + one.nans + one.infinities
-        if not one.bins.size == one.counts.size == size or counted != one.elements:
+        if counted != one.elements:
             raise ValueError(f"the counts of tensor {str(name)!r} do not add up")
         low, high = bin_edges(one.bins)
         if low.size and not (low.min() <= rmin <= high.min() and low.max() <= rmax <= high.max()):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
@@ -47,7 +47,7 @@ class _Head(Record):
     samples: int = pydantic.Field(ge=0)
     data: str = pydantic.Field(pattern="^[0-9a-f]{64}$")
     data_samples: int = pydantic.Field(ge=0)
-    least: tuple[int, ...] = ()
+    least: tuple[Annotated[int, pydantic.Field(ge=0, lt=1 << 64)], ...] = ()
     whole: str = pydantic.Field("", pattern="^([0-9a-f]{64})?$")
     complete: bool = True
     inputs: tuple[_Input, ...]

@@ -1,0 +1,125 @@
+"""What happens to a Ray cluster, or is found in its place: one line, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import conv_relu, feed_for
+
+import onnxfq
+from onnxfq.errors import RuntimeLibraryError
+from onnxfq.stages import ray_process
+from onnxfq.stages.ray_cluster import Cluster
+
+pytest.importorskip("ray", reason="extra ray is not installed")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
+
+
+def add(opened: int, more: int) -> int:
+    """A task."""
+    return opened + more
+
+
+def divide(opened: int, by: int) -> float:
+    """A task that may fail."""
+    return opened / by
+
+
+def four() -> int:
+    """What a worker opens."""
+    return 4
+
+
+@pytest.fixture
+def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers import the functions of this file."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def test_results_faults_and_handlers(reachable: None) -> None:
+    """Results come in order, a fault of a task is raised here, and no handler of a signal is replaced."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    with Cluster("local", 2) as cluster:
+        opened = cluster.put_opening(four)
+        assert list(cluster.map(add, opened, ((more,) for more in range(9)))) == list(range(4, 13))
+        with pytest.raises(ZeroDivisionError):
+            list(cluster.map(divide, opened, [(2,), (0,)]))
+        with Cluster("local", 2) as same:
+            assert same.workers() == 2
+        assert [signal.getsignal(number) for number in numbers] == before
+        own = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        process = next(one for one in own if b"ray_broker" in Path(f"/proc/{one}/cmdline").read_bytes())
+        os.kill(int(process), signal.SIGKILL)
+        with pytest.raises(RuntimeLibraryError, match="Ray cluster at 'local' failed: .*leave --ray out"):
+            cluster.workers()
+
+
+def test_another_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What accepts connections and says nothing is no cluster; Ray alone waits for minutes."""
+    monkeypatch.setattr(ray_process, "_CONNECTING", 4.0)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(5)
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        begun = time.monotonic()
+        with pytest.raises(RuntimeLibraryError, match=f"no Ray cluster at '{address}': .*within 4 s"):
+            Cluster(address, 1).__enter__()
+        assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_nothing_is_left(ended: bool, tmp_path: Path) -> None:
+    """A path too long for Ray's sockets is none too long for TMPDIR, which is empty after all."""
+    place = tmp_path / ("x" * 60)
+    place.mkdir()
+    onnx.save(conv_relu(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **feed_for(conv_relu()))
+    words = "moments m.onnx --data d.npz --rounding gptq --ray local -o out.npz".split()
+    run = subprocess.Popen(
+        [sys.executable, "-m", "onnxfq", *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(onnxfq.__file__).parents[1]), "TMPDIR": str(place)},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    while ended and run.poll() is None and not _named(str(run.pid), b"raylet/raylet"):
+        time.sleep(0.05)
+    if ended:
+        os.killpg(run.pid, signal.SIGTERM)
+    lines = [line for line in run.communicate(timeout=120)[1].splitlines() if "note:" not in line]
+    assert (run.returncode, lines) == ((130, ["onnxfq: error: interrupted"]) if ended else (0, []))
+    assert not list(place.glob("onnxfq-*")) and not _named(str(place), b"")
+
+
+def _named(word: str, name: bytes) -> bool:
+    """Whether a process has `word` in its arguments or as an ancestor, and `name` in its arguments."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            line, status = (process / "cmdline").read_bytes(), (process / "stat").read_text()
+        except OSError:  # it ended
+            continue
+        if name in line and (word.encode() in line or (word.isdigit() and _descends(status, word))):
+            return True
+    return False
+
+
+def _descends(status: str, ancestor: str) -> bool:
+    parent = status.rpartition(")")[2].split()[1]
+    if parent in ("0", "1"):
+        return False
+    try:
+        return parent == ancestor or _descends(Path(f"/proc/{parent}/stat").read_text(), ancestor)
+    except OSError:
+        return False
