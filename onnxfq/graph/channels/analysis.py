@@ -77,7 +77,10 @@ def analyze_channels(model: Model, outside: frozenset[str] = frozenset()) -> Ana
     fixed = np.zeros(context.ties.count, bool)
     fixed[list(reasons)] = True
     free = np.where(fixed[classes], FIXED, classes)
-    folds = tuple(_with_classes(fold, free) for fold in context.folds)
+    folds = tuple(
+        replace(fold, plus=free[fold.plus], minus=free[fold.minus], inputs=free[fold.inputs])
+        for fold in context.folds
+    )
     blocked = {
         fold.summed: _explain(fold, index, classes, reasons)
         for fold in context.folds
@@ -93,10 +96,6 @@ def _explain(fold: Fold, index: GraphIndex, classes: Ids, reasons: dict[int, str
         maker = index.makers.get(fold.summed)
         return "it is an input" if maker is None else f"{maker.op_type} {maker.name!r} gives it the factor 1"
     return next(reasons[c] for c in classes[fold.inputs].tolist() if c in reasons)
-
-
-def _with_classes(fold: Fold, classes: Ids) -> Fold:
-    return replace(fold, plus=classes[fold.plus], minus=classes[fold.minus], inputs=classes[fold.inputs])
 
 
 def _tie_shared(context: Context) -> None:
