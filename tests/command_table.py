@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from onnxfq.cli.guard import OUTPUTS
 from onnxfq.cli.main import COMMANDS, build_app
 
-LEFT_OUT = ("context", "write_job")
+LEFT_OUT = ("context",)
 """Parameters that no user gives."""
 
 NAMED_PATHS = ("data", "example", "recipe", "a", "b", "name", "fallback")
@@ -77,7 +77,7 @@ def list_parameters(command: str) -> list[Parameter]:
     return found
 
 
-TABLE = {command: list_parameters(command) for command in COMMANDS if command != "run"}
+TABLE = {command: list_parameters(command) for command in COMMANDS}
 """Parameters of every command."""
 
 SOUND: dict[str, str] = {

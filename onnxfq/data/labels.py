@@ -23,7 +23,7 @@ Labels = str | Path | ArrayLike
 def read_labels(labels: Labels) -> NDArray[Any]:
     """Return labels as int64 or texts of shape [rows]; floats in memory, for a metric, as they are.
 
-        A file is an .npy, an .npz with one array or `labels`, or text with one label a line. Raises DataError for
+    A file is an .npy, an .npz with one array or `labels`, or text with one label a line. Raises DataError for
     a missing or unreadable file, for values in it that are neither whole numbers nor texts, and for labels in
     memory that are neither numbers nor texts.
     """
