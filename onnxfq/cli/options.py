@@ -158,7 +158,7 @@ class Accuracy:
         str | None,
         _promise(
             metavar="MODULE:FUNCTION",
-            help="Call this with the outputs of each feed, and labels or feeds; higher is better.",
+            help="Call this with the outputs of each sample, and labels or samples; higher is better.",
         ),
     ] = None
     weight_bits: Annotated[
