@@ -125,7 +125,7 @@ def _has_same_order(x: Tensor, y: Tensor) -> bool:
 
 def _is_aligned(x: Tensor) -> bool:
     """Tell whether elements lie at multiples of their size; memory of another library may begin anywhere."""
-    return x.data_ptr() % x.element_size() == 0
+    return bool(x.data_ptr() % x.element_size() == 0)
 
 
 def _readable(x: Tensor) -> Tensor:

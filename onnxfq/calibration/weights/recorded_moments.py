@@ -256,7 +256,9 @@ class Moments:
             for number, one in enumerate(head.inputs):
                 found = sum(name.startswith(f"sums/{number}/") for name in held)
                 if one.blocks != found or one.blocks > 0 and one.rows is None:
-                    raise ValueError(f"its head tells of {one.blocks} blocks of {one.tensor!r}, not {found}")
+                    raise ValueError(
+                        f"its head counts {one.blocks} blocks of {one.tensor!r}, and it has {found}"
+                    )
             names = [f"ends/{number}" for number in range(len(head.inputs))]
             arrays = load_npz(path, names)
             ranges = {
@@ -350,7 +352,7 @@ class _Stored(Mapping[Key, MomentSums]):
         view, channels = key[1], self.ranges[key].shape[1]
         window = prod(view.kernel) if view.op_type == "Conv" else 1
         if len(shape) < 2 or view.group < 1 or prod(shape[:2]) != channels * window:
-            raise ValueError(f"its sums of shape {list(shape)} are not those of {channels} channels")
+            raise ValueError(f"sums of shape {list(shape)} do not fit {channels} channels")
         return view.spread(Grid.of(self.ranges[key]).steps)
 
 
