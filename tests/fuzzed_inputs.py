@@ -155,6 +155,7 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
     feed = feed_for(proto, count=4)
     np.savez(folder / "d.npz", **feed)
     np.savez(folder / "e.npz", **feed_for(proto, count=1))
+    np.savez(folder / "d3.npz", **feed_for(proto, seed=7, count=4))
     values = rng.normal(size=(4, 4)).astype(np.float32)
     np.save(folder / "d.npy", values)
     np.save(folder / "d1.npy", values[:2])
@@ -188,6 +189,7 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
         "quantize m.onnx --data d.npz --recipe onnxruntime-int8 -o o.onnx -q",
         "plan m.onnx -o p.json -q --data d.npz",
         "observe m.onnx --plan p.json --data d.npz -o s.npz -q",
+        "observe m.onnx --plan p.json --data d3.npz -o t.npz -q",
         "calibrate m.onnx --plan p.json --statistics s.npz -o k.json -q",
         "moments g.onnx --data d.npy --rounding gptq -o a.npz -q",
         "moments g.onnx --data d1.npy --rounding gptq --ranges-from a.npz -o b.npz -q",
@@ -206,7 +208,6 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
         assert ended.code == 0, (name, line, ended.err)
         (folder / file).write_text(ended.out)
     (folder / "maker.py").write_text(MAKER)
-    shutil.copy(folder / "s.npz", folder / "t.npz")
     kit = [path for path in (folder / "kit").rglob("*.json") if "output" in path.name]
     content = kit[0].read_text() if kit else '{"lst": [["x", []]], "polygraphy_class": "RunResults"}'
     (folder / "saved.json").write_text(content)

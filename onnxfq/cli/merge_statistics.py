@@ -26,16 +26,14 @@ def merge_statistics(
     from onnxfq.calibration.weights.recorded_moments import Moments, is_moments
 
     if is_moments(parts[0]):
-        joined = reduce(Moments.merge, (Moments.load(part) for part in parts))
-        joined.save(output)
-        inputs, samples = len(joined.ranges), joined.data.samples
-        record = {"parts": parts, "inputs": inputs, "samples": samples, "files": [output]}
-        printer.report(record, f"merged     {len(parts)} files: {inputs} inputs over {samples} samples")
-        printer.wrote(output)
-        return
-    merged = reduce(Statistics.merge, (Statistics.load(part) for part in parts))
-    merged.save(output)
-    tensors, feeds = len(merged.tensors), merged.feeds
-    record = {"parts": parts, "tensors": tensors, "feeds": feeds, "files": [output]}
-    printer.report(record, f"merged     {len(parts)} files: {tensors} tensors over {feeds} feeds")
+        moments = reduce(Moments.merge, map(Moments.load, parts))
+        moments.save(output)
+        found = {"inputs": len(moments.ranges), "samples": moments.data.samples}
+    else:
+        statistics = reduce(Statistics.merge, map(Statistics.load, parts))
+        statistics.save(output)
+        found = {"tensors": len(statistics.tensors), "feeds": statistics.feeds}
+    (what, count), (of, number) = found.items()
+    record = {"parts": parts, **found, "files": [output]}
+    printer.report(record, f"merged     {len(parts)} files: {count} {what} over {number} {of}")
     printer.wrote(output)

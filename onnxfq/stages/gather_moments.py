@@ -31,6 +31,7 @@ from onnxfq.stages.moments import (
 )
 from onnxfq.stages.moments_ray import RayMoments
 from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.ray_cluster import Cluster
 from onnxfq.support.interrupts import note_interrupts
 from onnxfq.targets.target import prepare_model
 
@@ -93,18 +94,9 @@ def gather_moments(
     left = [layer for layer in layers if not done.keys() >= set(layer_keys([layer]))]
     with ExitStack() as opened:
         if left and ray is not None:
-            spread = opened.enter_context(
-                RayMoments(
-                    model,
-                    left,
-                    feeds,
-                    samples,
-                    ray,
-                    threads=options.threads,
-                    memory=memory,
-                    ranges=known,
-                    progress=progress,
-                )
+            cluster = opened.enter_context(Cluster(ray, options.threads))
+            spread = RayMoments(
+                cluster, model, left, feeds, samples, memory=memory, ranges=known, progress=progress
             )
         stopped = opened.enter_context(note_interrupts())
         source = _Stoppable(feeds, stopped)

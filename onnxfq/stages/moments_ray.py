@@ -7,7 +7,6 @@ stateless: if a worker dies, Ray runs its task again elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import chain
@@ -46,59 +45,38 @@ class RayMoments:
 
     def __init__(
         self,
+        cluster: Cluster,
         model: Model,
         layers: Sequence[Layer],
         feeds: Iterable[Feed],
         samples: int,
-        address: str,
         *,
-        threads: int = 0,
         memory: int = MOMENTS_MEMORY,
         ranges: Ranges | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Prepare the connection.
+        """Send model and feeds, and find the ranges if none are given.
 
         Args:
+            cluster: connected as long as this is used.
             model: the float model; its workers need onnxfq and the same kind of processor.
             layers: of `find_layers`.
             feeds: the data, read once; the cluster keeps it.
             samples: number of samples over which the rows are spread.
-            address: of the cluster, or "local" for the cores of this machine.
-            threads: cores of this machine, 0 for all.
             memory: bytes that the runs of a worker, and its temporary file, may each take.
             ranges: the grids; those of the data if None.
             progress: called with the number of feeds whose ranges are known.
 
-        Raises RuntimeLibraryError if ray is missing.
-        """
-        self.layers = layers
-        self.ranges: dict[Key, NDArray[np.float64]] = {} if ranges is None else dict(ranges)
-        self._model, self._samples, self._memory = replace(model), samples, memory
-        self._feeds, self._progress = feeds, progress
-        self._keys = layer_keys(layers)
-        self._cluster = Cluster(address, threads)
-        self._sums: list[list[Sent]] = []
-
-    def __enter__(self) -> RayMoments:
-        """Connect, send model and feeds, and find the ranges if none are given.
-
         Raises RuntimeLibraryError if the cluster fails, StatisticsError for NaN and infinities.
         """
-        with ExitStack() as connected:
-            cluster = connected.enter_context(self._cluster)
-            opening = partial(FloatRuns, self._model, read_tensors(self.layers), 1, self._memory)
-            self._opened = cluster.put_opening(opening)
-            self._shards = [
-                (first, cluster.put(shard)) for first, shard in split_shards(copy_feeds(self._feeds))
-            ]
-            if not self.ranges:
-                self._find_ranges(cluster)
-            connected.pop_all()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._cluster.__exit__(*exception)
+        self.layers = layers
+        self._cluster, self._keys = cluster, layer_keys(layers)
+        self._how = layers, samples, memory
+        self._sums: list[list[Sent]] = []
+        opening = partial(FloatRuns, replace(model), read_tensors(layers), 1, memory)
+        self._opened = cluster.put_opening(opening)
+        self._shards = [(first, cluster.put(shard)) for first, shard in split_shards(copy_feeds(feeds))]
+        self.ranges = self._find_ranges(progress) if ranges is None else dict(ranges)
 
     def sum(self, key: Key) -> MomentSums:
         """Return the moments of an input over all feeds. Raises StatisticsError as `sample_inputs`."""
@@ -107,27 +85,29 @@ class RayMoments:
         parts: Iterator[MomentSums] = (self._cluster.fetch(part[number], keep=True) for part in self._sums)
         return reduce(MomentSums.merge, parts)
 
-    def _find_ranges(self, cluster: Cluster) -> None:
+    def _find_ranges(self, progress: Progress | None) -> dict[Key, NDArray[np.float64]]:
         started = [
-            cluster.start(_shard_ranges, self._opened, self._keys, first, held=[shard])[0]
+            self._cluster.start(_shard_ranges, self._opened, self._keys, first, held=[shard])[0]
             for first, shard in self._shards
         ]
+        found: dict[Key, NDArray[np.float64]] = {}
         for number, sent in enumerate(started):
-            if number and self._progress is not None:
-                self._progress(self._shards[number][0])
-            for key, ends in cluster.fetch(sent).items():
-                self.ranges[key] = np.maximum(self.ranges[key], ends) if key in self.ranges else ends
+            if number and progress is not None:
+                progress(self._shards[number][0])
+            for key, ends in self._cluster.fetch(sent).items():
+                found[key] = np.maximum(found[key], ends) if key in found else ends
+        return found
 
     def _start_sums(self) -> list[list[Sent]]:
         """Return the sums of each key, for each part of the feeds."""
         size = max(1, -(-len(self._shards) // max(1, self._cluster.workers())))
         parts = [self._shards[first : first + size] for first in range(0, len(self._shards), size)]
-        how = self.layers, self._samples, self._memory, self.ranges
         return [
             self._cluster.start(
                 _part_sums,
                 self._opened,
-                *how,
+                *self._how,
+                self.ranges,
                 part[0][0],
                 held=[shard for _, shard in part],
                 results=len(self._keys),
@@ -140,7 +120,8 @@ def collect_moments_on_ray(
     model: Model, layers: Sequence[Layer], feeds: Iterable[Feed], address: str, threads: int = 0
 ) -> Iterator[tuple[Layer, InputMoments]]:
     """Yield what `collect_moments` yields, from the workers of the cluster at `address`."""
-    with RayMoments(model, layers, feeds, count_samples(model, feeds), address, threads=threads) as found:
+    with Cluster(address, threads) as cluster:
+        found = RayMoments(cluster, model, layers, feeds, count_samples(model, feeds))
         yield from sums_of_layers([found])
 
 

@@ -1,7 +1,7 @@
 """`Broker`: everything that onnxfq asks of Ray (extra `ray`), in bytes. The only importer of ray.
 
-`serve` runs it in a process of its own. Ray prints, replaces signal handlers, waits for ever and ends its
-process, all of which stays there. Workers import this module.
+`serve` runs it in a separate process, because Ray prints, replaces signal handlers, waits without limit and
+ends its process. Workers import this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STORE_BYTES = 256 << 20
 _RETRIES = 3
 """Times that a task is tried again whose worker died; a library that crashes on the data dies each time."""
 _ASK_SECONDS = 2.0
-"""Time between questions whether a node of the cluster is alive; Ray waits for a lost one for ever."""
+"""Time between questions whether a node of the cluster is alive; Ray waits for a lost one without limit."""
 
 
 class Broker:

@@ -1,7 +1,7 @@
 """`BrokerProcess`: a process that speaks to Ray; whatever happens to it is one line.
 
-It has a session of its own: signals to this process and its group do not reach it, and at the end all that
-Ray started is found by that session and ended. What it prints goes nowhere.
+It has a separate session: signals to this process and its group do not reach it, and at the end all that
+Ray started is found by that session and ended. Its prints are discarded.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class BrokerProcess:
 
 
 class _Refused(Exception):
-    """What Ray raised, in words."""
+    """An exception of Ray, in words."""
 
 
 def failed(address: str, why: str) -> RuntimeLibraryError:

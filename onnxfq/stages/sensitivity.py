@@ -29,16 +29,13 @@ from onnxfq.stages.options import RunOptions
 from onnxfq.stages.promise import Aim, Promise, open_aim
 from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs
 from onnxfq.stages.round_weights import Rounding, round_given
-from onnxfq.stages.spread_noise import SpreadNoise
+from onnxfq.stages.spread_noise import NoiseOf, spread_noise
 from onnxfq.stages.switchboard import Switchboard, first_feeds
 from onnxfq.stages.switched_segments import State
 from onnxfq.stages.task_metric import Metric, TaskMetric, check_metric_name
 
 MEASURED = 5
 """Groups, the worst, whose absence is measured too."""
-
-NoiseOf = Callable[[Sequence[Feed], Sequence[State], Progress | None], list[float]]
-"""`Switchboard.noise`, or what measures the same elsewhere."""
 
 
 def sensitivity(
@@ -95,7 +92,7 @@ def sensitivity(
     if ray is None:
         ranked = rank_groups(board, feeds, chosen, progress, task)
     else:
-        with SpreadNoise(board, ray, options.threads) as noise:
+        with spread_noise(board, ray, options.threads) as noise:
             ranked = rank_groups(board, feeds, chosen, progress, task, noise)
     if promise is None:
         return ranked

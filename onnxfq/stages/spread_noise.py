@@ -1,11 +1,12 @@
-"""`SpreadNoise`: the noise of many states of a switchboard, measured by a Ray cluster.
+"""`spread_noise`: the noise of many states of a switchboard, measured by a Ray cluster.
 
 A state depends on no other one, and a feed runs on one thread. The results are therefore equal to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from onnxfq.data import Feed
@@ -14,48 +15,40 @@ from onnxfq.stages.ray_cluster import Cluster, Sent
 from onnxfq.stages.switchboard import Switchboard
 from onnxfq.stages.switched_segments import State
 
+NoiseOf = Callable[[Sequence[Feed], Sequence[State], Progress | None], list[float]]
+"""`Switchboard.noise`, or what measures the same elsewhere."""
 
-class SpreadNoise:
-    """`Switchboard.noise` on a cluster: every worker opens the model once."""
 
-    def __init__(self, board: Switchboard, address: str, threads: int) -> None:
-        """Prepare the connection.
+@contextmanager
+def spread_noise(board: Switchboard, address: str, threads: int) -> Iterator[NoiseOf]:
+    """Yield a function that returns what `Switchboard.noise` does; every worker opens the model once.
 
-        Args:
-            board: the model; its workers need onnxfq and the same kind of processor.
-            address: of the cluster, or "local" for the cores of this machine.
-            threads: cores of this machine, 0 for all.
+    Args:
+        board: the model; its workers need onnxfq and the same kind of processor.
+        address: of the cluster, or "local" for the cores of this machine.
+        threads: cores of this machine, 0 for all.
 
-        Raises RuntimeLibraryError if ray is missing.
-        """
-        self._board, self._cluster = board, Cluster(address, threads)
-        self._opened: tuple[Sequence[Feed], Sent] | None = None
-
-    def __enter__(self) -> SpreadNoise:
-        """Connect. Raises RuntimeLibraryError if the cluster does not answer."""
-        self._cluster.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._cluster.__exit__(*exception)
-
-    def __call__(
-        self, feeds: Sequence[Feed], states: Sequence[State], progress: Progress | None = None
-    ) -> list[float]:
-        """Return what `Switchboard.noise` returns. Raises RuntimeLibraryError if the cluster fails."""
-        if self._opened is None or self._opened[0] is not feeds:
-            board = self._board
-            opening = partial(Switchboard, board.proto, board.plan, board.logits, board.results, threads=1)
-            self._opened = feeds, self._cluster.put_opening(partial(_Measuring, opening, list(feeds)))
+    Raises RuntimeLibraryError if ray is missing or the cluster fails.
+    """
+    opening = partial(Switchboard, board.proto, board.plan, board.logits, board.results, threads=1)
+    with Cluster(address, threads) as cluster:
         # Neighbours share the tensors before them; two tasks for each worker even out their times.
-        size = max(1, -(-len(states) // (2 * max(1, self._cluster.workers()))))
-        shards = ((list(states[first : first + size]),) for first in range(0, len(states), size))
-        found: list[float] = []
-        for made in self._cluster.map(_Measuring.noise, self._opened[1], shards):
-            found += made
-            if progress is not None:
-                progress(len(found) * len(feeds))
-        return found
+        tasks = 2 * max(1, cluster.workers())
+        sent: dict[int, Sent] = {}  # by feeds, which the caller holds
+
+        def noise(feeds: Sequence[Feed], states: Sequence[State], progress: Progress | None) -> list[float]:
+            if id(feeds) not in sent:
+                sent[id(feeds)] = cluster.put_opening(partial(_Measuring, opening, list(feeds)))
+            size = max(1, -(-len(states) // tasks))
+            shards = ((list(states[first : first + size]),) for first in range(0, len(states), size))
+            found: list[float] = []
+            for made in cluster.map(_Measuring.noise, sent[id(feeds)], shards):
+                found += made
+                if progress is not None:
+                    progress(len(found) * len(feeds))
+            return found
+
+        yield noise
 
 
 class _Measuring:

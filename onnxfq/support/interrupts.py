@@ -1,7 +1,7 @@
 """Signals that end a command: an exception, once, or a question that long work asks.
 
 A signal to a whole process group, as of systemd and `timeout`, comes twice: the process that watches over the
-command passes it on. What comes within `_TOGETHER` is one signal.
+command passes it on. Those within `_TOGETHER` are one signal.
 """
 
 from __future__ import annotations

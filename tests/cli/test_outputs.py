@@ -44,8 +44,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     monkeypatch.chdir(tmp_path)
     onnx.save(conv_relu(), "m.onnx")
     x = np.concatenate([feed_for(conv_relu(), seed)["x"] for seed in range(3)])
-    for name in ("d.npz", "e.npz"):
-        np.savez(name, x=x)
+    np.savez("d.npz", x=x)
+    np.savez("e.npz", x=x / 2)
     Path("folder").mkdir()
     np.savez("folder/0.npz", x=x)
     Path("r.yaml").write_text(RECIPE)
@@ -53,7 +53,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     for line in (
         "plan m.onnx -o p.json",
         "observe m.onnx --plan p.json --data d.npz -o m.stats.npz",
-        "observe m.onnx --plan p.json --data d.npz -o other.stats.npz",
+        "observe m.onnx --plan p.json --data e.npz -o other.stats.npz",
         "calibrate m.onnx --plan p.json --statistics m.stats.npz -o c.json",
     ):
         assert main([*line.split(), "-q"]) == 0, capfd.readouterr().err

@@ -222,7 +222,7 @@ def _unpack(columns: Columns) -> dict[str, GroupStatistics]:
         group, key = mine.stop, held.stop
         top = int(keys[held].max(initial=-1))
         if min(shape, default=1) < 0 or mine.stop > len(ranges) or top >= count * BIN_COUNT:
-            raise ValueError(f"the groups of tensor {str(name)!r} are not those of shape {list(shape)}")
+            raise ValueError(f"tensor {str(name)!r} has other groups than shape {list(shape)}")
         one = GroupStatistics(
             Granularity.of(**words),
             shape,
@@ -236,6 +236,8 @@ def _unpack(columns: Columns) -> dict[str, GroupStatistics]:
         if not np.array_equal(counted, one.finite):
             raise ValueError(f"the counts of the groups of tensor {str(name)!r} do not add up")
         groups[str(name)] = one
+    if {group} != {len(ranges), len(totals)} or {key} != {keys.size, counts.size}:
+        raise ValueError("the columns of groups are not as long as their shapes and sizes say")
     return groups
 
 

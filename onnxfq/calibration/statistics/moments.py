@@ -129,9 +129,9 @@ class MomentSums:
         for block in self.blocks:
             top = block[:, : block.shape[2]]
             if (np.einsum("gii->gi", top) < 0).any():
-                raise ValueError("its sums are no moments: the sum of the squares of an input is negative")
+                raise ValueError("it holds no moments: a sum of squares is negative")
             if not np.array_equal(top, top.swapaxes(1, 2)):
-                raise ValueError("its sums are no moments: they are not symmetric")
+                raise ValueError("it holds no moments: the sums are not symmetric")
 
     def matrix(self) -> NDArray[np.float64]:
         """Return the sum of u v^T as real numbers, [groups, inputs, inputs]."""

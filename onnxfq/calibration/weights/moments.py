@@ -51,7 +51,7 @@ class InputMoments:
     def check(self, compute: Callable[[], Made]) -> Made:
         """Return what `compute` makes of the moments.
 
-        Raises StatisticsError for sums that are no moments: not finite, or not positive definite.
+        Raises StatisticsError for sums that are not finite, or not positive definite, as moments are.
         """
         why = "not finite"
         try:
@@ -60,8 +60,8 @@ class InputMoments:
         except np.linalg.LinAlgError:
             why = "not positive definite"
         raise StatisticsError(
-            f"the sums of tensor {self.name} are no moments: they are {why}; gather them again with `onnxfq "
-            "moments`, and look for huge values in the data"
+            f"the moments of tensor {self.name} are {why}; look for huge values in the data, and gather them "
+            "again with `onnxfq moments`"
         )
 
     def check_size(self, groups: int, inputs: int) -> None:

@@ -256,7 +256,9 @@ class Moments:
             for number, one in enumerate(head.inputs):
                 found = sum(name.startswith(f"sums/{number}/") for name in held)
                 if one.blocks != found or one.blocks > 0 and one.rows is None:
-                    raise ValueError(f"its head tells of {one.blocks} blocks of {one.tensor!r}, not {found}")
+                    raise ValueError(
+                        f"its head counts {one.blocks} blocks of {one.tensor!r}, and it has {found}"
+                    )
             names = [f"ends/{number}" for number in range(len(head.inputs))]
             arrays = load_npz(path, names)
             ranges = {
