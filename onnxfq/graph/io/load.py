@@ -48,6 +48,7 @@ _STEPS = (
     normalize.fold_moves,
     fold_computed_weights,
     normalize.name_nodes,
+    normalize.separate_depthwise_weights,
     normalize.note_batch_statistics,
     lower_labels,
 )
