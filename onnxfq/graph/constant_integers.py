@@ -36,7 +36,7 @@ def evaluate_integers(tensor: gs.Tensor) -> Numbers | None:
 
 
 def _operands(tensor: gs.Tensor) -> list[gs.Tensor]:
-    """Return the tensors from whose elements those of `tensor` are calculated."""
+    """Return the operands that the elements of `tensor` are calculated from."""
     node = tensor.inputs[0] if tensor.inputs and not isinstance(tensor, gs.Constant) else None
     return list(node.inputs) if node is not None and node.op in ("Div", *_ARITHMETIC, *_RULES) else []
 

@@ -28,7 +28,7 @@ _NOTE = ", equalized: its channels have scales that are powers of two apart"
 def equalize_depthwise(placements: Sequence[Placement], graph: gs.Graph, recipe: Recipe) -> list[Placement]:
     """Return `placements`, equalized if the recipe asks for it and the activation allows it.
 
-    The activation must be float32, in the main graph, with one static scale and a known number of channels.
+    The activation must be float32, in the main graph, with one static scale.
     All its quantized readers must be depthwise convolutions, each with its own weight, scaled per channel.
     """
     nodes = {node.name: node for node in graph.nodes}

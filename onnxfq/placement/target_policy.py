@@ -87,6 +87,8 @@ class TargetPolicy:
 
     Attributes:
         per_tensor_weights: op type -> why its weights get one scale only.
+        one_scale_stacks: why a MatMul's weight of more than two axes gets one scale only, beside an input of
+            8 bits.
         conv_transpose: why ConvTranspose stays in float, unless the recipe quantizes it; empty if the target
             quantizes it in any case.
         residual: whether the skip branch of a residual Add gets a pair.
@@ -109,6 +111,7 @@ class TargetPolicy:
     """
 
     per_tensor_weights: Mapping[str, str] = field(default_factory=dict)
+    one_scale_stacks: str = ""
     conv_transpose: str = ""
     residual: bool = False
     channel_blocks: bool = False

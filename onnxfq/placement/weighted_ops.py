@@ -240,6 +240,8 @@ def place_input(
     granularity, why = choose_granularity(
         node.op, shape, scheme, policy, summed, channel_axis(node, slot, rank)
     )
+    if policy.one_scale_stacks and _is_fused_stack(node, slot, shape, scheme, recipe):
+        granularity, why = PER_TENSOR, policy.one_scale_stacks
     spec = QuantSpec(**list_numbers(scheme), granularity=granularity.permute(source.permutation))
     return Placement(
         tensor=tensor,
@@ -251,6 +253,15 @@ def place_input(
         calibrator=scheme.calibrator,
         rounding=NEAREST if scheme.rounding == AUTO else scheme.rounding,
     )
+
+
+def _is_fused_stack(
+    node: gs.Node, slot: int, shape: Sequence[int], scheme: WeightScheme, recipe: Recipe
+) -> bool:
+    """Tell whether a weight of 8 bits with more than two axes is multiplied with an input of 8 bits."""
+    given = recipe.activation_for(node.name, node.op, node.inputs[0].name)
+    both = (scheme, given) if given is not None else ()
+    return node.op == "MatMul" and slot == 1 < len(shape) - 1 and [s.qtype.bits for s in both] == [8, 8]
 
 
 def choose_granularity(

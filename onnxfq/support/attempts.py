@@ -1,4 +1,4 @@
-"""Attempts at changes that a model can do without: if one fails by a mistake of its own, a note says so."""
+"""Attempts at changes that a model does not need: if one fails, a note says so and the rest goes on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def attempt(what: str, change: Callable[[], Result], otherwise: Callable[[], Result]) -> Result:
-    """Return the result of `change`, or with a note that of `otherwise` if it fails.
+    """Return the result of `change`; if it fails, log a note and return the result of `otherwise`.
 
     Errors that say what is wrong with an input, and a lack of memory, are raised as they are.
 

@@ -8,6 +8,7 @@ from builders import build, planned, weights
 
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import RecipeError, SpecError
+from onnxfq.graph.io.load import load
 from onnxfq.numerics.spec import QuantSpec
 
 DEPTHWISE = "d = Conv <group = 4, pads = [1,1,1,1]> (h, w1)"
@@ -42,12 +43,6 @@ def test_input_of_a_depthwise_convolution(recipe: str) -> None:
     "proto",
     [
         network("[last] e = Conv (h, w2)\n y = Concat <axis = 1> (d, e)"),
-        network("[more] e = Conv <group = 4, pads = [1,1,1,1]> (d, w1)\n [last] y = Conv (e, w2)"),
-        build(
-            """g (float[N,C,6,6] h) => (float[a,b,c,d] y) {
-            y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }""",
-            {"w1": weights(4, 1, 3, 3)},
-        ),
         build(
             """g (float[N,4,6,6] h) => (float[a,b,c,d] y) { y = Conv <group = 2> (h, w1) }""",
             {"w1": weights(4, 2, 3, 3)},
@@ -57,11 +52,27 @@ def test_input_of_a_depthwise_convolution(recipe: str) -> None:
             y = Conv <group = 4> (h, w1) }"""
         ),
     ],
-    ids=["another reader", "a shared weight", "open channels", "two channels a group", "computed weight"],
+    ids=["another reader", "two channels a group", "computed weight"],
 )
 def test_one_scale(proto: onnx.ModelProto) -> None:
     """Where a reader adds channels, or the weight cannot take up the factors, there is one scale as ever."""
     assert not spec_of(proto).equalized and spec_of(proto).granularity.axis is None
+
+
+def test_a_shared_weight() -> None:
+    """Each depthwise convolution has its copy of a weight, so that its input may have factors."""
+    proto = network("[more] e = Conv <group = 4, pads = [1,1,1,1]> (d, w1)\n [last] y = Conv (e, w2)")
+    assert spec_of(proto).equalized
+    model = load(proto)
+    read = [node.input[1] for node in model.proto.graph.node if node.op_type == "Conv"]
+    assert len(set(read)) == len(read)
+    assert any("copied 1 time" in note for note in model.notes)
+
+
+def test_open_channels() -> None:
+    """The weight tells the number of channels where the input does not."""
+    text = "g (float[N,C,6,6] h) => (float[a,b,c,d] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"
+    assert spec_of(build(text, {"w1": weights(4, 1, 3, 3)})).equalized
 
 
 def test_several_outputs_a_channel() -> None:

@@ -54,6 +54,7 @@ _FOLDS = (
     normalize.fold_moves,
     fold_computed_weights,
     normalize.name_nodes,
+    normalize.separate_depthwise_weights,
     normalize.note_batch_statistics,
     lower_labels,
 )

@@ -67,6 +67,34 @@ def note_batch_statistics(proto: onnx.ModelProto) -> str:
     )
 
 
+def separate_depthwise_weights(proto: onnx.ModelProto) -> str:
+    """Copy each weight that several depthwise convolutions read: each may scale its channels differently."""
+    graph = proto.graph
+    index = GraphIndex.of_model(proto)
+    copied = dict[str, int]()
+    for name, readers in index.readers.items():
+        tensor = index.constants.get(name)
+        if len(readers) < 2 or tensor is None or len(tensor.dims) < 3 or tensor.dims[1] != 1:
+            continue
+        found = [node for node in readers if _is_grouped(node) and node.input[1] == name]
+        others = len(found) < len(readers) or name in index.outputs
+        for node in found if others else found[1:]:
+            graph.initializer.add().CopyFrom(tensor)
+            graph.initializer[-1].name = node.input[1] = index.names.claim(name)
+            copied[name] = copied.get(name, 0) + 1
+    if not copied:
+        return ""
+    return (
+        f"{len(copied)} weight(s) that several depthwise convolutions read, first {next(iter(copied))!r}, "
+        f"copied {sum(copied.values())} time(s), because each reader may scale its channels"
+    )
+
+
+def _is_grouped(node: onnx.NodeProto) -> bool:
+    groups = any(a.name == "group" and a.i > 1 for a in node.attribute)
+    return node.op_type == "Conv" and node.domain in STANDARD_DOMAINS and groups
+
+
 def name_negative_dims(proto: onnx.ModelProto) -> str:
     """Name dimensions written as -1, which ONNX does not allow but Paddle2ONNX writes."""
     named = 0

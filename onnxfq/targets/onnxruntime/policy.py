@@ -65,6 +65,9 @@ ONNXRUNTIME = Target(
     TargetPolicy(
         bias="bias: added in float, so that no rounding of int32 biases is needed",
         refuses=_refuses,
+        one_scale_stacks=(
+            "per tensor: ONNX Runtime's kernels of MatMul take one scale of a weight with more than two axes"
+        ),
         keeps_float=_keeps_float,
     ),
 )
