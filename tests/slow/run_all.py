@@ -35,7 +35,7 @@ CHECKS = {
     "kills": ("folders that commands write, after a kill", "python tests/slow/kill_commands.py"),
     "bits": (
         "the same bits however data are fed",
-        "python -m pytest -q -n 0 tests/test_same_bits.py --all-feedings",
+        "python -m pytest -q -n 0 tests/test_same_bits.py --all-ways",
     ),
     "graphs": ("random graphs", "python -m pytest -q -n 0 tests/test_random_graphs.py --random-graphs 5000"),
     "files": ("damaged files", "python -m pytest -q -n 0 tests/test_damaged_files.py --damaged-files 2000"),
