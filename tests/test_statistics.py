@@ -284,7 +284,7 @@ def rewrite(path, **changes):
         pytest.param({"totals": np.ones((1, 4), np.int64)}, "do not add up", id="fewer totals"),
         pytest.param({"totals": np.zeros((2, 3), np.int64)}, "wanted is iu", id="totals of three"),
         pytest.param({"range": np.zeros(2)}, "wanted is f", id="range without pairs"),
-        pytest.param({"sizes": np.asarray([1, 5])}, "counts of tensor 'b' do not add up", id="sizes"),
+        pytest.param({"sizes": np.asarray([1, 5])}, "not as long as 'sizes' say", id="sizes"),
         pytest.param({"counts": np.asarray([1, 9])}, "counts of tensor 'b' do not add up", id="counts"),
         pytest.param({"sizes": np.asarray(["x", "y"])}, "", id="sizes of text"),
         pytest.param({"feeds": np.asarray([1, 2])}, "", id="feeds of two"),
