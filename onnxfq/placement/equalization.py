@@ -29,7 +29,8 @@ def equalize_depthwise(placements: Sequence[Placement], graph: gs.Graph, recipe:
     """Return `placements`, equalized if the recipe asks for it and the activation allows it.
 
     The activation must be float32, in the main graph, with one static scale.
-    All its quantized readers must be depthwise convolutions, each with its own weight, scaled per channel.
+    All its quantized readers must be depthwise convolutions, each with its own weight, scaled per channel;
+    loading a model copies a weight that several read.
     """
     nodes = {node.name: node for node in graph.nodes}
     weights = {use: p for p in placements if p.role == "weight" for use in p.uses}
