@@ -352,7 +352,7 @@ class _Stored(Mapping[Key, MomentSums]):
         view, channels = key[1], self.ranges[key].shape[1]
         window = prod(view.kernel) if view.op_type == "Conv" else 1
         if len(shape) < 2 or view.group < 1 or prod(shape[:2]) != channels * window:
-            raise ValueError(f"its sums of shape {list(shape)} are not those of {channels} channels")
+            raise ValueError(f"sums of shape {list(shape)} do not fit {channels} channels")
         return view.spread(ByteGrid.of(self.ranges[key]).steps)
 
 
