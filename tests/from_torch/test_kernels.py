@@ -214,3 +214,19 @@ def test_derivative_outside_a_float_grid():
         scale = torch.tensor(1.0, requires_grad=True)
         fake_quantize(torch.tensor([99.0]), scale, qtype="float6e2m3", rounding=rounding).backward()
         np.testing.assert_array_equal(scale.grad, 7.5)
+
+
+def test_memory_that_begins_anywhere():
+    """Tensors over memory of another library, at odd addresses: the bits of plain ones."""
+
+    def misaligned(x: torch.Tensor) -> torch.Tensor:
+        memory = bytearray(1) + bytearray(x.numpy().tobytes())
+        made = torch.frombuffer(memory, dtype=x.dtype, offset=1).reshape(x.shape)
+        assert made.data_ptr() % x.element_size()
+        return made
+
+    x, scale, zero_point = values(6, 8), torch.linspace(0.1, 0.6, 6), torch.arange(6.0)
+    how = {"qtype": "int8", "axis": 0}
+    plain = fake_quantize(x, scale, zero_point, **how)
+    for given in ((misaligned(x), scale, zero_point), (x, misaligned(scale), misaligned(zero_point))):
+        assert torch.equal(fake_quantize(*given, **how).view(torch.int32), plain.view(torch.int32))
