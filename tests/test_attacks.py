@@ -557,8 +557,8 @@ def test_an_end_during_a_run(number: signal.Signals, to: str, tmp_path: Path) ->
         text=True,
         start_new_session=True,
     )
-    assert run.stdout is not None
-    child = int(run.stdout.readline())
+    assert run.stderr is not None  # prints of a user's code go there
+    child = int(run.stderr.readline())
     if to == "group":
         os.killpg(run.pid, number)
     else:
@@ -583,7 +583,7 @@ def test_a_signal_that_is_ignored(tmp_path: Path) -> None:
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )
-    assert run.stdout is not None and run.stdout.readline() == "1\n"
+    assert run.stderr is not None and run.stderr.readline() == "1\n"
     os.killpg(run.pid, signal.SIGHUP)
     error = run.communicate(timeout=60)[1]
     assert run.returncode == 1 and "interrupted" not in error and "input 'x'" in error, error

@@ -322,12 +322,16 @@ def test_forms_of_labels(tmp_path: Path) -> None:
         read_labels([0.5, 1.0])
 
 
+ROUGH = ["--calibrator", "range:-0.3,0.3", "--protect", "none", "--rounding", "nearest"]
+"""Options that make noise."""
+
+
 def test_reports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The page, the JSON and the table of a result hold the shares."""
     files = [str(tmp_path / name) for name in ("m.onnx", "d.npz", "q.onnx", "r.html")]
     onnx.save(network("best"), files[0])
     np.savez(files[1], x=X)
-    assert main(["quantize", files[0], "--data", files[1], "-o", files[2], "--report", files[3]]) == 0
+    assert main(["quantize", files[0], "--data", files[1], "-o", files[2], "--report", files[3], *ROUGH]) == 0
     text = capfd.readouterr().out
     line = next(line for line in text.splitlines() if line.startswith("same "))
     assert " % equal" in line and "'i'" in line
@@ -335,7 +339,7 @@ def test_reports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert share in (tmp_path / "r.html").read_text()
     assert main(["evaluate", files[0], files[2], "--data", files[1], "--json"]) == 0
     (candidate,) = json.loads(capfd.readouterr().out)["candidates"]
-    assert 0.5 < candidate["shares"][0]["equal"] < 1 and [one["moved"] for one in candidate["outputs"]] == [
+    assert 0.1 < candidate["shares"][0]["equal"] < 1 and [one["moved"] for one in candidate["outputs"]] == [
         True,
         False,
     ]

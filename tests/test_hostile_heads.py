@@ -239,8 +239,10 @@ def test_data_that_overlaps(scale: int) -> None:
     joined = two + one
     assert joined == whole and joined.least == whole.least and len(whole.least) <= LEAST
     assert not one.overlaps(two) and not DataDigest().overlaps(DataDigest())
-    for other in (one, whole, digest(range(25 * scale, 60 * scale))):
+    for other in (one, whole, digest(range(10 * scale, 60 * scale))):
         assert one.overlaps(other) and other.overlaps(one)
+    few = digest(range(25 * scale, 60 * scale))
+    assert not one.overlaps(few) and one.count_shared(few) > 0 == one.count_shared(two)
     assert (DataDigest(5, 3) + one).least == ()  # unknown parts stay unknown
     assert DataDigest(5, 3).overlaps(DataDigest(5, 3)) and not DataDigest(5, 3).overlaps(DataDigest(6, 3))
 

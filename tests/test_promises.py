@@ -152,9 +152,9 @@ def test_labels_in_any_form(form) -> None:
     assert onnxfq.sensitivity(proto, data, labels=labels).metric is not None
 
 
-@pytest.mark.parametrize("labels", [["cat", "dog"], 3, [[1], [1, 2]], [None]])
+@pytest.mark.parametrize("labels", [3, [[1], [1, 2]], [None], [0.5] * 5])
 def test_what_is_no_labels(labels: object) -> None:
     """One line tells what labels are."""
     proto, data = draw(3)
-    with pytest.raises(DataError, match="labels (must be numbers, one per row|are not an array)"):
+    with pytest.raises(DataError, match="the given labels(: labels must be whole numbers, one per row| are no labels)"):
         onnxfq.quantize(proto, data, promise=onnxfq.Promise(max_drop=1, labels=labels))

@@ -278,7 +278,7 @@ def test_sensitivity_and_promises_repeat(name: str, tmp_path: Path) -> None:
         quantize(
             proto,
             FEED,
-            promise=Promise(min_sqnr=before.sqnr_db + 0.5),
+            promise=Promise(min_sqnr=before.sqnr_db - 0.5),
             options=RunOptions(batch=4, threads=n),
         )
         for n in (1, 2)

@@ -67,16 +67,20 @@ class DataDigest:
         return self + DataDigest(digest, 1, (digest >> 192,))
 
     def overlaps(self, other: DataDigest) -> bool:
-        """Tell whether both hold the same samples, as far as `least` shows.
+        """Tell whether both are of the same data, as far as `least` shows.
 
-        One sample suffices. If samples also repeat within one set, half of the smaller set does.
+        Equal samples occur in any data: more than half of the smaller set has to be in both.
         """
         if not (self.least and other.least):
             return self == other and self.samples > 0
-        sets = set(self.least), set(other.least)
-        repeat = len(sets[0]) < len(self.least) or len(sets[1]) < len(other.least)
-        least = min(map(len, sets)) // 2 if repeat else 0
-        return len(sets[0] & sets[1]) > least
+        # Below this both have all of their digests.
+        known = min((one.least[-1] for one in (self, other) if len(one.least) >= LEAST), default=1 << 64)
+        sets = [{digest for digest in one.least if digest <= known} for one in (self, other)]
+        return len(sets[0] & sets[1]) > min(map(len, sets)) // 2
+
+    def count_shared(self, other: DataDigest) -> int:
+        """Return how many of the samples in `least` are in both."""
+        return len(set(self.least) & set(other.least))
 
     @property
     def hex(self) -> str:

@@ -44,10 +44,11 @@ def copy_feed(feed: Feed) -> Feed:
 
 
 def read_only(feed: Feed) -> Feed:
-    """Return `feed` with arrays for code that must not write into them, as views."""
-    found = {name: array.view() for name, array in feed.items()}
-    for array in found.values():
-        array.flags.writeable = False
+    """Return `feed`, or outputs of a run, with arrays for code that must not write into them, as views."""
+    found = {name: value.view() if isinstance(value, np.ndarray) else value for name, value in feed.items()}
+    for value in found.values():
+        if isinstance(value, np.ndarray):  # outputs may also be maps and sequences
+            value.flags.writeable = False
     return found
 
 

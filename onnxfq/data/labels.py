@@ -20,12 +20,16 @@ Labels = str | Path | ArrayLike
 """Classes of all rows in order, or a file of them: whole numbers, or names as the model returns them."""
 
 
-def read_labels(labels: Labels) -> NDArray[Any]:
-    """Return labels as int64 or texts of shape [rows]; floats in memory, for a metric, as they are.
+def read_labels(labels: Labels, whole: bool = True) -> NDArray[Any]:
+    """Return labels as int64 or texts of shape [rows].
 
-    A file is an .npy, an .npz with one array or `labels`, or text with one label a line. Raises DataError for
-    a missing or unreadable file, for values in it that are neither whole numbers nor texts, and for labels in
-    memory that are neither numbers nor texts.
+    A file is an .npy, an .npz with one array or `labels`, or text with one label a line.
+
+    Args:
+        labels: in memory, or a file of them.
+        whole: False also takes other numbers in memory, as they are: a metric knows what they are.
+
+    Raises DataError for a missing or unreadable file, and for what is no whole number and no text.
     """
     in_memory = not isinstance(labels, (str, Path))
     source = "the given labels" if in_memory else str(labels)
@@ -33,16 +37,18 @@ def read_labels(labels: Labels) -> NDArray[Any]:
         values = as_array(labels) if in_memory else _read(Path(str(labels)))
         if values.size and (values.dtype.kind == "U" or all(isinstance(one, str) for one in values.ravel())):
             return values.ravel().astype(str)
-        if in_memory and values.dtype.kind == "f" and values.ndim:
+        if in_memory and values.ndim and values.dtype.kind in "fiub" and not whole:
             return values
         with np.errstate(invalid="ignore"):  # whatever does not survive the cast is refused
-            if values.size == 0 or not np.array_equal(values.astype(np.int64), values):
-                raise DataError(f"{source}: labels must be whole numbers, one per row; got {values.dtype}")
+            exact = values.size and values.ndim and np.array_equal(values.astype(np.int64), values)
+        if not exact:
+            raise DataError(f"{source}: labels must be whole numbers, one per row; got {values.dtype}")
     except FileNotFoundError:
         raise DataError(f"no such file: {source}; check the path of the labels") from None
     except (*UNREADABLE, *UNCONVERTIBLE) as fault:
-        text = join_lines(fault)
-        raise DataError(f"{source} does not hold labels ({text}); give .npy, .npz or text") from None
+        what = "are no labels" if in_memory else "does not hold labels"
+        remedy = "one whole number or text per row" if in_memory else ".npy, .npz or text"
+        raise DataError(f"{source} {what} ({join_lines(fault)}); give {remedy}") from None
     return values.ravel().astype(np.int64)
 
 

@@ -68,7 +68,7 @@ class TaskMetric:
         self._metric: Metric = _top1
         if metric is not None:
             self._metric = import_function(metric, "--metric") if isinstance(metric, str) else metric
-        self._labels = None if labels is None else read_labels(labels)
+        self._labels = None if labels is None else read_labels(labels, whole=self.is_top1)
         self._feeds, self._board, self._limited = inputs.feeds.source, board, limited
         self._float: dict[int, float] = {}
 

@@ -88,12 +88,12 @@ def _plain(x: Tensor) -> bool:
         and type(x) in (Tensor, nn.Parameter)
         and x.device.type == "cpu"
         and x.numel() > 0
-        and _is_aligned(x)
         and not torch.jit.is_tracing()
         # Recorded for second derivatives, as in a backward pass with create_graph.
         and not (torch.is_grad_enabled() and x.requires_grad)
         and torch._C._len_torch_dispatch_stack() == 0
         and not is_transforming()
+        and _is_aligned(x)
         and library_loads()
     )
 

@@ -375,7 +375,8 @@ def test_evaluate_of_several_candidates(
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     together = json.loads(run(f"evaluate model.onnx {' '.join(names)} --data data.npz --json"))
-    assert len(opened) == 1 + len(names)
+    # One more tells whether axis 0 counts samples.
+    assert len(opened) == 2 + len(names)
     assert [one["candidate"] for one in together["candidates"]] == names
     assert [one["outputs"] for one in together["candidates"]] == [
         one["candidates"][0]["outputs"] for one in alone

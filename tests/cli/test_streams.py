@@ -63,10 +63,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(conv_relu(), folder / "m.onnx")
     x = np.concatenate([feed_for(conv_relu(), seed)["x"] for seed in range(3)])
     np.savez(folder / "d.npz", x=x)
+    np.savez(folder / "d3.npz", x=x / 2)
     lines = (
         "plan m.onnx -o p.json",
         "observe m.onnx --plan p.json --data d.npz -o s.npz",
-        "observe m.onnx --plan p.json --data d.npz --limit 2 -o s3.npz",
+        "observe m.onnx --plan p.json --data d3.npz -o s3.npz",
         "calibrate m.onnx --plan p.json --statistics s.npz -o k.json",
         "quantize m.onnx --data d.npz -o q.onnx --json > r.json",
         "quantize m.onnx --data d.npz --recipe onnxruntime-int8 -o o.onnx",

@@ -68,7 +68,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a model was run")
 
     monkeypatch.setattr("onnxfq.stages.gather.collect_statistics", ran)
-    monkeypatch.setattr("onnxfq.stages.write.Session", ran)
+    monkeypatch.setattr("onnxfq.runtime.session.Session.run", ran)
 
 
 @pytest.mark.parametrize("header", HEADERS)

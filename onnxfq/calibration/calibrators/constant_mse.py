@@ -122,12 +122,13 @@ def _search(
         ) -> None:
             rounded = fake_quantize(part, scales(factor, at), qtype=qtype, granularity=Granularity(axis=0))
             rounded -= part
-            np.square(rounded, out=rounded)
-            if weigh is not None:
-                rounded *= weigh
+            with np.errstate(over="ignore", invalid="ignore"):  # an error beyond float32 is not the least
+                np.square(rounded, out=rounded)
+                if weigh is not None:
+                    rounded *= weigh
             error = np.add.reduce(rounded, axis=1, dtype=np.float64)
             np.copyto(found, factor, where=error < least)
-            np.minimum(least, error, out=least)
+            np.fmin(least, error, out=least)
 
         for share in (1.0, *tried):
             try_factor(np.full(len(part), share))

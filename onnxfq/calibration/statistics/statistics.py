@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,6 +24,8 @@ from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.support.arrays import load_npz
 from onnxfq.support.files import replace_file
 from onnxfq.support.records import join_lines
+
+log = logging.getLogger(__name__)
 
 FORMAT = "onnxfq.stats/1"
 _MOST = 1 << 53
@@ -220,12 +223,15 @@ class Gathered(Protocol):
 
 
 def check_apart(one: Gathered, other: Gathered) -> None:
-    """Raise StatisticsError if both are of the same samples, or of parts of the data that overlap."""
+    """Raise StatisticsError if both are of the same samples; a note tells of some that both have."""
     if one.data.overlaps(other.data):
         raise StatisticsError(
             f"{one.source} ({one.data.samples} samples) and {other.source} ({other.data.samples}) hold the "
             "same samples, which would count twice; merge each part of the data once"
         )
+    shared = one.data.count_shared(other.data)
+    if shared:
+        log.warning("%s and %s both hold %d equal sample(s), which count twice", one.source, other.source, shared)
 
 
 def _check_columns(columns: Columns) -> Columns:
