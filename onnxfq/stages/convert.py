@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -34,7 +35,12 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
-from onnxfq.stages.saturation import drop_repeated_clips, drop_unreached_clips
+from onnxfq.stages.saturation import (
+    drop_clips,
+    drop_repeated_clips,
+    drop_unreached_clips,
+    find_covered_clips,
+)
 from onnxfq.stages.stored_weights import compare_stored
 from onnxfq.stages.write import write_model
 from onnxfq.support.reasons import rule_of
@@ -107,8 +113,17 @@ def convert(
     form = Unfolding(proto, source, HANDLERS).run()
     if data is not None:
         drop_unreached_clips(form, open_feeds(given, data, options.batch, options.data), options.threads)
+    recipe, folder = _recipe(form, recipes[target]), None if output is None else Path(output).parent
+    if form.clips:
+        # A Clip hides what a target fuses: where a pair of the same range takes its place, none is needed.
+        bare = deepcopy(form)
+        drop_clips(bare, list(bare.clips))
+        with weights_in(scratch_for(bare.proto, folder)):
+            unclipped = prepare_model(replace(load(bare.proto), sha256=sha256, source=source), target)
+            decided, _ = _with_known_parts(unclipped, bare, recipe, data)
+        drop_clips(form, find_covered_clips(bare, form.clips, decided))
     # As floats the weights may be more than one message can hold.
-    scratch = scratch_for(form.proto, None if output is None else Path(output).parent)
+    scratch = scratch_for(form.proto, folder)
     with weights_in(scratch):
         floats = replace(load(form.proto), sha256=sha256, source=source)
         stored = {
@@ -118,7 +133,7 @@ def convert(
         }
         loaded = prepare_model(replace(floats, stored=stored), target)
     form.changes.update({note: 1 for note in notes if rule_of(note) == "unnamed"})
-    plan, statistics = _make_plan(loaded, form, _recipe(form, recipes[target]), data, options)
+    plan, statistics = _make_plan(loaded, form, recipe, data, options)
     encodings = _encode_plan(loaded, plan, statistics, form)
     qdq = insert_qdq(loaded, plan, encodings)
     clips = drop_repeated_clips(qdq, form.clips)

@@ -11,6 +11,7 @@ import onnx
 from onnx import helper
 
 from onnxfq.data import Feed
+from onnxfq.documents.plan import Plan
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import DATA_MOVEMENT
@@ -35,9 +36,30 @@ def drop_unreached_clips(form: FloatForm, feeds: Iterable[Feed], threads: int = 
         for name, loss in zip(names, session.run(feed), strict=True):
             losses[name].append(float(loss))
     idle = {name for name in names if np.mean(losses[name]) <= _UNNOTICED * form.clips[name].step ** 2}
-    _leave_out(form.proto.graph, {name: form.clips[name].tensor for name in idle})
-    for name in idle:
-        form.ranges.setdefault(form.clips.pop(name).tensor, form.ranges[name])
+    drop_clips(form, idle)
+
+
+def drop_clips(form: FloatForm, names: Iterable[str]) -> None:
+    """Leave out, in place, the Clips that make these tensors; what they limit takes over their ranges."""
+    dropped = {name: form.clips.pop(name) for name in names}
+    _leave_out(form.proto.graph, {name: one.tensor for name, one in dropped.items()})
+    for name, one in dropped.items():
+        form.ranges.setdefault(one.tensor, form.ranges[name])
+
+
+def find_covered_clips(bare: FloatForm, clips: Mapping[str, Saturation], plan: Plan) -> set[str]:
+    """Return the Clips in whose place `plan`, of the form without Clips, has a pair of the same range."""
+    index, placed = GraphIndex(bare.proto.graph), {one.tensor: one for one in plan.activations}
+    found = set()
+    for name, clip in clips.items():
+        pair, limits = placed.get(clip.tensor), bare.ranges.get(clip.tensor)
+        if pair is None or limits is None or clip.tensor in index.outputs | index.captured:
+            continue
+        step = max(map(abs, limits)) / 127
+        whole = len(pair.uses) == len(index.readers.get(clip.tensor, []))
+        if whole and pair.spec.qtype.name == "int8" and _fits(clip, step):
+            found.add(name)
+    return found
 
 
 def _with_losses(form: FloatForm) -> onnx.ModelProto:
@@ -85,6 +107,11 @@ def _limits_alike(node: onnx.NodeProto, clip: Saturation, index: GraphIndex) -> 
     if scale.size != 1:
         return False
     step = float(scale.item())
+    return _fits(clip, step)
+
+
+def _fits(clip: Saturation, step: float) -> bool:
+    """Tell whether int8 with this step limits values as the Clip does, within half a step."""
     return clip.low <= -127.5 * step and clip.high >= 126.5 * step
 
 

@@ -231,7 +231,9 @@ def check_apart(one: Gathered, other: Gathered) -> None:
         )
     shared = one.data.count_shared(other.data)
     if shared:
-        log.warning("%s and %s both hold %d equal sample(s), which count twice", one.source, other.source, shared)
+        log.warning(
+            "%s and %s both hold %d equal sample(s), which count twice", one.source, other.source, shared
+        )
 
 
 def _check_columns(columns: Columns) -> Columns:
