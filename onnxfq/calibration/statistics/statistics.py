@@ -223,7 +223,7 @@ class Gathered(Protocol):
 
 
 def check_apart(one: Gathered, other: Gathered) -> None:
-    """Raise StatisticsError if both are of the same samples; a note tells of some that both have."""
+    """Raise StatisticsError if both are of the same samples; a few equal ones are only noted."""
     if one.data.overlaps(other.data):
         raise StatisticsError(
             f"{one.source} ({one.data.samples} samples) and {other.source} ({other.data.samples}) hold the "
