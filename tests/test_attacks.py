@@ -556,6 +556,8 @@ def test_an_end_during_a_run(number: signal.Signals, to: str, tmp_path: Path) ->
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Under nohup the tests themselves ignore SIGHUP, and a command inherits that.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     assert run.stderr is not None  # prints of a user's code go there
     child = int(run.stderr.readline())
