@@ -34,8 +34,8 @@ from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.replace_constants import replace_weights, separate_float_readers, weight_tensor
-from onnxfq.stages.layer_inputs import Layer, find_layers
-from onnxfq.stages.moments import collect_moments
+from onnxfq.remedies.moments import collect_moments
+from onnxfq.remedies.weighted_layers import Layer, find_layers
 
 ALPHAS = np.linspace(0, 1, 11)
 SHARES = np.linspace(1, 0.4, 25)

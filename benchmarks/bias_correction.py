@@ -17,12 +17,12 @@ from real_cases import CASES, Case, Folder
 from real_page import numbers
 
 import onnxfq
-from onnxfq.stages.correct_biases import correct_biases
-from onnxfq.stages.encoding_sources import plan_encodings
-from onnxfq.stages.equalize_inputs import equalize_inputs
-from onnxfq.stages.gather import gather_statistics
-from onnxfq.stages.quantize_inputs import open_inputs
-from onnxfq.stages.round_weights import round_given
+from onnxfq.remedies.correct_biases import correct_biases
+from onnxfq.remedies.equalize_search import equalize_inputs
+from onnxfq.remedies.round_weights import round_given
+from onnxfq.stages.inputs import open_inputs
+from onnxfq.stages.planned_encodings import plan_encodings
+from onnxfq.stages.statistics_source import gather_statistics
 
 
 def weights_alone(qtype: str, rounding: str = "nearest") -> onnxfq.Recipe:

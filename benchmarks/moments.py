@@ -21,8 +21,8 @@ from shapes import NETWORKS
 from timing import machine, markdown_table, median_ratio, paired_costs, report
 
 import onnxfq
-from onnxfq.stages.layer_inputs import find_layers
-from onnxfq.stages.moments import collect_moments
+from onnxfq.remedies.moments import collect_moments
+from onnxfq.remedies.weighted_layers import find_layers
 
 
 def measure(model: onnx.ModelProto, samples: int, threads: int, rounds: int) -> list[str]:

@@ -33,7 +33,7 @@ from timing import peak_bytes
 
 import onnxfq
 from onnxfq.calibration.calibrators.auto import METHODS as AUTOS
-from onnxfq.stages.round_weights import round_weights
+from onnxfq.remedies.round_weights import round_weights
 from onnxfq.support.files import write_text
 
 COMPARED_FEEDS = 8

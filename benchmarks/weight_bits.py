@@ -18,7 +18,7 @@ import onnx
 from real_cases import CASES, Case, Feed, Folder, open_model, raised_to_float32
 
 import onnxfq
-from onnxfq.stages.promise import Promise
+from onnxfq.remedies.accuracy_target import Promise
 
 SENTENCES = range(75, 225)
 """Sentences that score the encoder; calibration takes those before them."""

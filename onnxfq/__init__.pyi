@@ -29,6 +29,8 @@ from .numerics.qparams import adjust_min_max as adjust_min_max
 from .numerics.qparams import choose_qparams as choose_qparams
 from .pipeline import QuantizeResult as QuantizeResult
 from .pipeline import quantize as quantize
+from .remedies.accuracy_target import Promise as Promise
+from .remedies.sensitivity import sensitivity as sensitivity
 from .report.html import write_report as write_report
 from .report.plot import plot_quantization_errors as plot_quantization_errors
 from .runtime.custom_ops import custom_ops_path as custom_ops_path
@@ -36,22 +38,9 @@ from .runtime.custom_ops import register_custom_ops as register_custom_ops
 from .runtime.custom_ops import use_custom_ops as use_custom_ops
 from .runtime.kernels import fake_quantize as fake_quantize
 from .stages.calibrate import calibrate as calibrate
-from .stages.check import check as check
-from .stages.compare import Comparison as Comparison
-from .stages.compare import compare as compare
-from .stages.convert import Conversion as Conversion
-from .stages.convert import convert as convert
-from .stages.diff import diff_models as diff_models
-from .stages.encoding_sources import PlannedEncodings as PlannedEncodings
-from .stages.encoding_sources import match_encodings as match_encodings
-from .stages.encoding_sources import plan_encodings as plan_encodings
 from .stages.evaluate import evaluate as evaluate
-from .stages.gather_moments import gather_moments as gather_moments
-from .stages.handoff import Handoff as Handoff
-from .stages.handoff import handoff as handoff
 from .stages.insert import insert_fake_quantize as insert_fake_quantize
 from .stages.insert import insert_qdq as insert_qdq
-from .stages.inspect import inspect_model as inspect_model
 from .stages.observe import collect_statistics as collect_statistics
 from .stages.observe_ray import collect_on_ray as collect_on_ray
 from .stages.observers import ObserveOptions as ObserveOptions
@@ -59,11 +48,22 @@ from .stages.options import RunOptions as RunOptions
 from .stages.options import open_feeds as open_feeds
 from .stages.plan import make_plan as make_plan
 from .stages.plan import observation_plan as observation_plan
-from .stages.promise import Promise as Promise
-from .stages.sensitivity import sensitivity as sensitivity
+from .stages.planned_encodings import PlannedEncodings as PlannedEncodings
+from .stages.planned_encodings import match_encodings as match_encodings
+from .stages.planned_encodings import plan_encodings as plan_encodings
 from .targets.findings import CheckResult as CheckResult
 from .targets.findings import Finding as Finding
 from .targets.target import BuildOptions as BuildOptions
+from .tools.check import check as check
+from .tools.compare import Comparison as Comparison
+from .tools.compare import compare as compare
+from .tools.convert import Conversion as Conversion
+from .tools.convert import convert as convert
+from .tools.diff import diff_models as diff_models
+from .tools.handoff import Handoff as Handoff
+from .tools.handoff import handoff as handoff
+from .tools.inspect import inspect_model as inspect_model
+from .tools.record_moments import gather_moments as gather_moments
 from .torch import export_torch as export_torch
 
 __version__: str

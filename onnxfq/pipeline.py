@@ -25,6 +25,7 @@ from onnxfq.documents.rounding import explain_mode
 from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import DataError, RecipeError
+from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.graph.external.scratch_file import Scratch
 from onnxfq.graph.external.sizes import limit_in_memory, weight_bytes
 from onnxfq.graph.io.data_paths import check_model_output
@@ -32,7 +33,20 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.node_notes import NodeNotes, note_nodes
 from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted
-from onnxfq.stages.auto_rounding import (
+from onnxfq.remedies.accuracy_target import Promise
+from onnxfq.remedies.calibrator_search import Recalibration, recalibrate
+from onnxfq.remedies.correct_biases import BiasCorrection, correct_biases
+from onnxfq.remedies.equalize_search import equalize_inputs
+from onnxfq.remedies.mixed_precision import (
+    PROTECT_DB,
+    Protected,
+    is_low,
+    keep_promise,
+    lowest_sqnr,
+    protect_outputs,
+)
+from onnxfq.remedies.round_weights import Rounding, is_shared, round_given
+from onnxfq.remedies.rounding_search import (
     NONE_ROUNDED,
     AutoRounding,
     confirm_rounding,
@@ -42,24 +56,17 @@ from onnxfq.stages.auto_rounding import (
 )
 from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.cast import cast_rest
-from onnxfq.stages.correct_biases import BiasCorrection, correct_biases
-from onnxfq.stages.encoding_sources import Missing, plan_encodings
-from onnxfq.stages.equalize_inputs import equalize_inputs
 from onnxfq.stages.evaluate import compare_forms
-from onnxfq.stages.gather import gather_statistics
-from onnxfq.stages.half_scales import with_half_scales
+from onnxfq.stages.fp16_scales import with_half_scales
+from onnxfq.stages.inputs import QuantizeInputs, open_inputs, take_in
 from onnxfq.stages.insert import insert_forms
 from onnxfq.stages.limits import describe_unreached
-from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.stages.options import RunOptions
-from onnxfq.stages.promise import Promise
-from onnxfq.stages.protect import PROTECT_DB, Protected, is_low, keep_promise, lowest_sqnr, protect_outputs
-from onnxfq.stages.quantize_inputs import QuantizeInputs, open_inputs, take_in
-from onnxfq.stages.recalibrate import Recalibration, recalibrate
-from onnxfq.stages.reference_runs import ReferenceRuns
-from onnxfq.stages.round_weights import Rounding, is_shared, round_given
+from onnxfq.stages.planned_encodings import Missing, plan_encodings
+from onnxfq.stages.statistics_source import gather_statistics
 from onnxfq.stages.stored_weights import compare_stored
 from onnxfq.stages.write import write_model
+from onnxfq.stages.zeroed_values import find_lost_values, tell_lost_values
 from onnxfq.targets.onnxruntime.releases import Release, release_of
 from onnxfq.targets.target import target_by_name
 

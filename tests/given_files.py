@@ -18,7 +18,7 @@ from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.interchange import GivenFile
 from onnxfq.interchange.apply import Fitted
-from onnxfq.stages.encoding_sources import plan_encodings
+from onnxfq.stages.planned_encodings import plan_encodings
 
 VECTORS = Path(__file__).parent / "interchange" / "aimet_vectors.json"
 

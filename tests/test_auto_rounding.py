@@ -14,8 +14,8 @@ from onnxfq.data import Feed, sample_digest
 from onnxfq.data.options import DataOptions
 from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switch_activations
+from onnxfq.remedies import rounding_search as auto_rounding
 from onnxfq.runtime.session import Session
-from onnxfq.stages import auto_rounding
 from onnxfq.stages.options import RunOptions
 
 

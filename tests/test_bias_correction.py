@@ -18,14 +18,14 @@ from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
 from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
+from onnxfq.remedies.correct_biases import BiasCorrection, InputMeans, correct_biases, find_targets
 from onnxfq.report.text import quantize_summary
-from onnxfq.stages.correct_biases import BiasCorrection, InputMeans, correct_biases, find_targets
-from onnxfq.stages.encoding_sources import plan_encodings
-from onnxfq.stages.gather import gather_statistics
+from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import make_plan
-from onnxfq.stages.quantize_inputs import open_inputs
+from onnxfq.stages.planned_encodings import plan_encodings
+from onnxfq.stages.statistics_source import gather_statistics
 from onnxfq.targets.target import prepare_model
 
 RNG = np.random.default_rng(5)

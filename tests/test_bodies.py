@@ -19,8 +19,8 @@ from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate, select_calibrated_part
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
-from onnxfq.stages.inspect import inspect_model
 from onnxfq.stages.observe import collect_statistics
+from onnxfq.tools.inspect import inspect_model
 
 W = {"w": weights(4, 4), "w2": weights(4, 4, seed=1)}
 GO = "go = Constant <value = bool {1}> ()"

@@ -25,8 +25,8 @@ from onnxfq.graph.io.load import load
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.equalize import fold_factors
+from onnxfq.remedies.equalize_search import HARMFUL
 from onnxfq.runtime.session import Session
-from onnxfq.stages.equalize_inputs import HARMFUL
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))  # not an installed package
 

@@ -19,11 +19,11 @@ from onnxfq.documents.scores import EqualShare
 from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.graph.signature import boundaries
 from onnxfq.interchange.polygraphy_json import outputs_json
-from onnxfq.stages.compare import Comparison, compare
-from onnxfq.stages.handoff import handoff
 from onnxfq.stages.options import RunOptions
-from onnxfq.stages.runners import runner
 from onnxfq.targets.tensorrt.tools.kit import TENSORS_FILE
+from onnxfq.tools.compare import Comparison, compare
+from onnxfq.tools.handoff import handoff
+from onnxfq.tools.runtimes import runner
 
 WHOLE = RunOptions(batch=0)
 """Feeds as they come."""

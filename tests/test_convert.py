@@ -32,11 +32,11 @@ from onnxfq.graph.stored_grid import grid_of
 from onnxfq.interchange.quantized_models.dequantize import Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
 from onnxfq.runtime.session import Session
-from onnxfq.stages.check import check
-from onnxfq.stages.convert import Conversion, convert
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.tools.check import check
+from onnxfq.tools.convert import Conversion, convert
 
 MODELS = ["conv_relu", "two_branch", "downsample", "shared_weight", "gemm", "attention", "left_constant"]
 FOLDER = os.environ.get("ONNXFQ_MODELS", "")

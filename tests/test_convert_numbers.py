@@ -17,7 +17,7 @@ from ort_quantizer import by_ort
 
 from onnxfq.cli.main import main
 from onnxfq.graph.ops import QUANTIZED_OPS
-from onnxfq.stages.convert import Conversion, convert
+from onnxfq.tools.convert import Conversion, convert
 
 RNG = np.random.default_rng(0)
 

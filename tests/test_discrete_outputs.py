@@ -21,12 +21,12 @@ from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.patterns.logits import judge_outputs
 from onnxfq.pipeline import quantize
+from onnxfq.remedies.accuracy_target import Promise
+from onnxfq.remedies.sensitivity import sensitivity
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.options import RunOptions
-from onnxfq.stages.promise import Promise
 from onnxfq.stages.score import score_models
-from onnxfq.stages.sensitivity import sensitivity
 
 CONSTANTS = {
     "w": weights(16, 16) * np.float32(0.3),

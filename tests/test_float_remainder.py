@@ -27,11 +27,11 @@ from onnxfq.report.html import render_report
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
-from onnxfq.stages.check import check
 from onnxfq.stages.insert import insert_qdq
 from onnxfq.stages.write import write_model
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.tools.check import check
 
 FP16, BF16 = FloatOptions("fp16"), FloatOptions("bf16")
 HALF = HALF_TYPES["fp16"]

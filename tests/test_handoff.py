@@ -21,10 +21,10 @@ from onnxfq.cli.main import main
 from onnxfq.errors import OutputError
 from onnxfq.interchange.polygraphy_json import inputs_json, outputs_json
 from onnxfq.runtime.session import Session
-from onnxfq.stages.handoff import SAMPLES, handoff
 from onnxfq.stages.options import RunOptions
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.tensorrt.tools import kit
+from onnxfq.tools.handoff import SAMPLES, handoff
 
 PROFILE = {"x": ((1, 3, 6, 6), (4, 3, 6, 6), (8, 3, 6, 6))}
 
@@ -177,7 +177,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(*given: object) -> None:
         raise OutputError("no space left")
 
-    monkeypatch.setattr(importlib.import_module("onnxfq.stages.handoff"), "write_npz", refuse)
+    monkeypatch.setattr(importlib.import_module("onnxfq.tools.handoff"), "write_npz", refuse)
     (tmp_path / "empty").mkdir()
     for name in ("new", "empty"):
         with pytest.raises(OutputError, match="no space left"):
@@ -268,7 +268,7 @@ def named_inputs(names: Sequence[str]) -> onnx.ModelProto:
 
 def test_two_at_once_and_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The folder appears whole or not at all: of two at a time one is refused, and leftovers are removed."""
-    module = importlib.import_module("onnxfq.stages.handoff")
+    module = importlib.import_module("onnxfq.tools.handoff")
     proto, usual = qdq_of(stage(gemm())), module.write_npz
 
     def race(path: Path, arrays: Any) -> None:

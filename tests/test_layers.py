@@ -32,7 +32,10 @@ ROOMS = (
     "passes",
     "targets",
     "torch",
+    "execution",
     "stages",
+    "remedies",
+    "tools",
     "pipeline",
     "report",
     "plot",
@@ -45,9 +48,9 @@ HOMES = {
     "onnxruntime": {"runtime"},
     "PIL": {"data"},
     "torch": {"torch"},
-    "ray": {"stages"},
+    "ray": {"execution"},
     "tensorrt_rtx": {"targets"},
-    "onnx_graphsurgeon": {"graph", "passes", "placement", "targets", "stages"},
+    "onnx_graphsurgeon": {"graph", "passes", "placement", "targets", "stages", "remedies", "tools"},
 }
 
 
@@ -130,7 +133,7 @@ def test_modules_have_no_cycle() -> None:
         ("from onnxfq import quantize, evaluate, check", "torch matplotlib jinja2 rich ray"),
         ("from onnxfq.cli.main import main; main(['--help'])", "numpy onnx onnxruntime pydantic"),
         ("from onnxfq.cli.main import main; main(['--wrong'])", "numpy onnx onnxruntime pydantic"),
-        ("from onnxfq.stages import inspect, diff", "onnxruntime rich matplotlib"),
+        ("from onnxfq.tools import inspect, diff", "onnxruntime rich matplotlib"),
         ("from onnxfq import pipeline", "matplotlib jinja2"),
         ("import onnxfq; onnxfq.plot.histogram; onnxfq.write_report", "matplotlib"),
     ],

@@ -10,7 +10,7 @@ from builders import conv_relu, feed_for, whole_recipe
 
 import onnxfq
 from onnxfq.report.html import render_report
-from onnxfq.stages.lost_values import find_lost_values
+from onnxfq.stages.zeroed_values import find_lost_values
 
 
 def feeds(largest: float) -> list[dict[str, np.ndarray]]:

@@ -527,6 +527,6 @@ def test_an_interrupt_that_typer_sees(
     def stop(path: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("onnxfq.stages.inspect.inspect_model", stop)
+    monkeypatch.setattr("onnxfq.tools.inspect.inspect_model", stop)
     assert main(["inspect", "model.onnx"]) == 130
     assert capfd.readouterr().err == "onnxfq: error: interrupted\n"

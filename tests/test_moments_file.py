@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 import onnxfq
 from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import Moments
-from onnxfq.calibration.weights.recorded_moments import Key
+from onnxfq.calibration.weights.moments_file import Key
 from onnxfq.cli.main import build_app
-from onnxfq.stages.moments import SampledInputs
+from onnxfq.remedies.moments import SampledInputs
 
 X = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
 

@@ -23,13 +23,14 @@ from onnxfq.errors import (
     SpecError,
     StatisticsError,
 )
+from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.pipeline import quantize
 from onnxfq.report.html import render_report
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.options import RunOptions
-from onnxfq.stages.score import LEAST_FEEDS, score_models
+from onnxfq.stages.score import score_models
 
 FEEDS = [feed_for(conv_relu(), seed, count=2) for seed in range(3)]
 
@@ -289,7 +290,7 @@ def test_models_of_the_result_are_read_when_asked_for(
     proto = linear(64, 64)
     feeds = [feed_for(proto, seed) for seed in range(4)]
     whole = quantize(proto, feeds)
-    monkeypatch.setattr("onnxfq.stages.quantize_inputs.STAGED", 0)
+    monkeypatch.setattr("onnxfq.stages.inputs.STAGED", 0)
     onnx.save(proto, tmp_path / "m.onnx")
     staged = quantize(tmp_path / "m.onnx", feeds)
     assert any(map(is_external, staged.staged.proto.graph.initializer))

@@ -11,8 +11,8 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.data import Feed, sample_digest
 from onnxfq.errors import DataError, RecipeError
+from onnxfq.remedies.accuracy_target import CHOICES, PROOFS
 from onnxfq.runtime.session import Session
-from onnxfq.stages.promise import CHOICES, PROOFS
 
 DRAWN = 25
 

@@ -18,6 +18,8 @@ from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.pipeline import quantize
+from onnxfq.remedies.accuracy_target import Promise
+from onnxfq.remedies.sensitivity import sensitivity
 from onnxfq.runtime import segmented_session
 from onnxfq.runtime.random_numbers import SEED_INPUT, fix_draws, seed_of
 from onnxfq.runtime.segmented_session import open_in_segments
@@ -27,8 +29,6 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
-from onnxfq.stages.promise import Promise
-from onnxfq.stages.sensitivity import sensitivity
 
 WEIGHTS = {"w": weights(16, 16) * np.float32(0.2), "v": weights(16, 16, seed=1) * np.float32(0.2)}
 FEED = {"x": np.random.default_rng(0).normal(size=(32, 16)).astype(np.float32)}

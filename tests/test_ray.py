@@ -17,8 +17,8 @@ from builders import conv_relu, feed_for
 
 import onnxfq
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.stages import ray_process
-from onnxfq.stages.ray_cluster import Cluster
+from onnxfq.execution import ray_process
+from onnxfq.execution.cluster import Cluster
 
 pytest.importorskip("ray", reason="extra ray is not installed")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")

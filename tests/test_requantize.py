@@ -24,7 +24,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import QuantizeResult, quantize
-from onnxfq.stages.convert import convert
+from onnxfq.tools.convert import convert
 
 TURBO = pytest.mark.filterwarnings("ignore")  # of onnxruntime's quantizer, which is not under test
 

@@ -19,12 +19,12 @@ from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder, multipl
 from onnxfq.calibration.weights.inputs import InputView, spread_positions
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import OutputError, RecipeError, StatisticsError
+from onnxfq.execution.activation_store import ArrayStore
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
+from onnxfq.remedies.moments import channel_ends, collect_moments
+from onnxfq.remedies.weighted_layers import find_layers
 from onnxfq.runtime.integer_products import find_byte_products
-from onnxfq.stages.array_store import ArrayStore
-from onnxfq.stages.layer_inputs import find_layers
-from onnxfq.stages.moments import channel_ends, collect_moments
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
 
@@ -238,10 +238,10 @@ def test_outputs_gain(method, recipe):
 
 def quantize_simulation(recipe):
     """Return the rounding of `network` by a recipe for simulation, with the plan in `plan`."""
-    from onnxfq.stages.encoding_sources import plan_encodings
-    from onnxfq.stages.gather import gather_statistics
-    from onnxfq.stages.quantize_inputs import open_inputs
-    from onnxfq.stages.round_weights import round_given
+    from onnxfq.remedies.round_weights import round_given
+    from onnxfq.stages.inputs import open_inputs
+    from onnxfq.stages.planned_encodings import plan_encodings
+    from onnxfq.stages.statistics_source import gather_statistics
 
     options = RunOptions(threads=1)
     inputs = open_inputs(network(), DATA, recipe, options)

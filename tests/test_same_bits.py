@@ -26,17 +26,17 @@ from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import RecipeError
 from onnxfq.graph.io.load import load
+from onnxfq.remedies.moments import collect_moments
+from onnxfq.remedies.weighted_layers import find_layers
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
-from onnxfq.stages.gather_moments import gather_moments
 from onnxfq.stages.insert import insert_qdq
-from onnxfq.stages.layer_inputs import find_layers
-from onnxfq.stages.moments import collect_moments
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import MergingObserver, ObserveOptions
 from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import make_plan
 from onnxfq.support.resources import package_file
+from onnxfq.tools.record_moments import gather_moments
 
 MODELS = Path(os.environ.get("ONNXFQ_MODELS", "missing"))
 """A folder of trained networks, each in a folder of its own."""

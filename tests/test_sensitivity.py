@@ -19,15 +19,15 @@ from onnxfq.cli.main import main
 from onnxfq.data import sample_digest
 from onnxfq.documents.sensitivity import MetricValues, Sensitivity
 from onnxfq.errors import DataError, RecipeError
+from onnxfq.execution.toggled_segments import SwitchedSegments
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.patterns.logits import judge_outputs
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switch_weights, switched_tensors
+from onnxfq.remedies.round_weights import round_weights
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_fake_quantize
-from onnxfq.stages.round_weights import round_weights
 from onnxfq.stages.score import score_models
-from onnxfq.stages.switched_segments import SwitchedSegments
 
 
 @pytest.mark.parametrize("name", sorted(BUILDERS))

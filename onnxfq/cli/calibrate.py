@@ -62,8 +62,8 @@ def calibrate(
         calibrator_table,
         rounding_rows,
     )
-    from onnxfq.stages.encoding_sources import match_encodings
-    from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
+    from onnxfq.stages.planned_encodings import match_encodings
+    from onnxfq.stages.zeroed_values import find_lost_values, tell_lost_values
 
     if statistics is None and (encodings is None or table or table_csv is not None):
         raise typer.BadParameter("calibrate needs --statistics, or --encodings that hold every activation")

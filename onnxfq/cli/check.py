@@ -21,7 +21,7 @@ def check(
     printer: PrintingAll,
 ) -> None:
     """Check a Q/DQ MODEL by the rules of its target; exit with 1 if it breaks one."""
-    from onnxfq.stages.check import check as check_model
+    from onnxfq.tools.check import check as check_model
 
     if building.shape and not building.build:
         raise typer.BadParameter("--shape needs --build; add it")

@@ -34,7 +34,7 @@ def compare(
     printer: Printing,
 ) -> None:
     """Run a Q/DQ MODEL in two runtimes and name the first tensor that differs; exit with 3 if one does."""
-    from onnxfq.stages.compare import compare as compare_runtimes
+    from onnxfq.tools.compare import compare as compare_runtimes
 
     with running.progress(printer) as options:
         result = compare_runtimes(model, data, a=a, b=b, tolerance_db=tolerance, feeds=feeds, options=options)

@@ -30,7 +30,7 @@ def convert(
     whatever the rules of the target find in it.
     """
     from onnxfq.report.conversion import conversion_summary
-    from onnxfq.stages.convert import convert as convert_model
+    from onnxfq.tools.convert import convert as convert_model
 
     with running.progress(printer) as options:
         result = convert_model(model, output, target=target, data=data, options=options)

@@ -21,7 +21,7 @@ def diff(
     printer: PrintingAll,
 ) -> None:
     """Print differences in opset, placement, types, scales, zero points; exit with 3 if there are any."""
-    from onnxfq.stages.diff import diff_models
+    from onnxfq.tools.diff import diff_models
 
     found = diff_models(first, second, tolerance)
     printer.show(found)

@@ -37,7 +37,7 @@ def handoff(
 
     The first feeds of --data are the samples, and all of them make the shapes; without it both are guessed.
     """
-    from onnxfq.stages.handoff import handoff as write_folder
+    from onnxfq.tools.handoff import handoff as write_folder
 
     ends = {"min": read_shapes(min_shapes), "opt": read_shapes(opt_shapes), "max": read_shapes(max_shapes)}
     with running.progress(printer) as options:

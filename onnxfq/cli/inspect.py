@@ -8,6 +8,6 @@ from onnxfq.cli.console import PrintingAll
 
 def inspect(model: ModelArgument, *, printer: PrintingAll) -> None:
     """Print inputs, outputs, operators, and every quantizer with its format and scales."""
-    from onnxfq.stages.inspect import inspect_model
+    from onnxfq.tools.inspect import inspect_model
 
     printer.show(inspect_model(model))

@@ -22,8 +22,8 @@ def fill_text(text: str) -> str:
     from onnxfq.calibration.calibrators import spellings
     from onnxfq.documents.rounding import RECIPE_ROUNDINGS
     from onnxfq.interchange import WRITERS
-    from onnxfq.stages.runners import runners
     from onnxfq.targets.target import collect_parts
+    from onnxfq.tools.runtimes import runners
 
     names: dict[str, Iterable[str]] = {
         "calibrators": spellings(),

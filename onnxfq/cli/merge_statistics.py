@@ -23,7 +23,7 @@ def merge_statistics(
 ) -> None:
     """Merge the statistics of several data sets; the order of FILEs does not matter."""
     from onnxfq.calibration.statistics import Statistics
-    from onnxfq.calibration.weights.recorded_moments import Moments, is_moments
+    from onnxfq.calibration.weights.moments_file import Moments, is_moments
 
     if is_moments(parts[0]):
         moments = reduce(Moments.merge, map(Moments.load, parts))

@@ -49,9 +49,9 @@ def moments(
     """
     from onnxfq.calibration.weights import Moments
     from onnxfq.graph.io.load import load
-    from onnxfq.stages.gather_moments import MomentsInterrupted, gather_moments
     from onnxfq.stages.plan import make_plan
     from onnxfq.targets.target import prepare_model
+    from onnxfq.tools.record_moments import MomentsInterrupted, gather_moments
 
     if ranges and ranges_from is not None:
         raise typer.BadParameter("--ranges writes the ranges that --ranges-from reads; give one of them")

@@ -17,7 +17,7 @@ from onnxfq.cli.option_groups import Group
 
 if TYPE_CHECKING:
     from onnxfq.documents.recipe import Recipe
-    from onnxfq.stages.promise import Promise
+    from onnxfq.remedies.accuracy_target import Promise
     from onnxfq.targets.target import BuildOptions
 
 ACCURACY_PANEL = "Accuracy"
@@ -179,7 +179,7 @@ class Accuracy:
     @property
     def promise(self) -> Promise | None:
         """The promise; None without one. Raises DataError for options that do not go together."""
-        from onnxfq.stages.promise import Promise
+        from onnxfq.remedies.accuracy_target import Promise
 
         options = (self.min_sqnr, self.max_drop, self.labels, self.metric, self.weight_bits)
         if all(one is None for one in options):

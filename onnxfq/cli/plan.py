@@ -29,8 +29,8 @@ def plan(
     from onnxfq.graph.io.load import load
     from onnxfq.report.text import plan_summary
     from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
-    from onnxfq.stages.encoding_sources import plan_encodings
     from onnxfq.stages.options import open_feeds
+    from onnxfq.stages.planned_encodings import plan_encodings
     from onnxfq.targets.target import prepare_model
 
     chosen = recipe.load()

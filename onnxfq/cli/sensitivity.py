@@ -61,8 +61,8 @@ def sensitivity(
     the groups that they separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """
     from onnxfq.documents.recipe import RECIPES, load_recipe
-    from onnxfq.stages.promise import Promise
-    from onnxfq.stages.sensitivity import sensitivity as measure
+    from onnxfq.remedies.accuracy_target import Promise
+    from onnxfq.remedies.sensitivity import sensitivity as measure
 
     if recipe_out is not None and load_recipe(recipe) not in RECIPES.values():
         raise RecipeError(

@@ -13,6 +13,9 @@ from onnxfq.documents.plan import Role
 from onnxfq.support.records import Amount, Count, Record, Share, write_document
 from onnxfq.support.tables import table_lines
 
+FORMAT_KEY = "onnxfq.format/"
+"""Metadata prefix of a tensor whose storage type is wider than its number format."""
+
 
 class OutputScore(Record):
     """One output of one candidate against the reference.

@@ -19,10 +19,10 @@ from onnxfq.documents.rounding import NEAREST
 from onnxfq.errors import StatisticsError
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.remedies.moments import layer_keys
+from onnxfq.remedies.round_weights import round_weights
+from onnxfq.remedies.weighted_layers import find_layers
 from onnxfq.stages.calibrate import replace_calibrator
-from onnxfq.stages.layer_inputs import find_layers
-from onnxfq.stages.moments import layer_keys
-from onnxfq.stages.round_weights import round_weights
 from onnxfq.support.tables import table_lines
 from onnxfq.targets.target import prepare_model
 

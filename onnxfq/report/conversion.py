@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxfq.report.text import plan_summary
-from onnxfq.stages.convert import Conversion
+from onnxfq.tools.convert import Conversion
 
 
 def conversion_summary(result: Conversion) -> str:

@@ -17,9 +17,9 @@ from onnxfq.graph.model import list_graphs
 from onnxfq.graph.node_notes import module_paths
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import QuantizeResult
+from onnxfq.remedies.layer_costs import Costs, measure_costs
+from onnxfq.remedies.noise_profile import measure_noise
 from onnxfq.report.tensor_rows import quantized_tensors
-from onnxfq.stages.group_costs import Costs, measure_costs
-from onnxfq.stages.layer_noise import measure_noise
 from onnxfq.support.files import write_text
 
 _NEIGHBOURS = 6

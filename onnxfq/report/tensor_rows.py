@@ -20,7 +20,7 @@ from onnxfq.numerics.metrics import ErrorSums, ratio_db
 from onnxfq.passes.equalize import channel_factors
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.report.calibrator_table import CalibratorRow, tensor_rows
-from onnxfq.stages.lost_values import middle_sqnr_db
+from onnxfq.stages.zeroed_values import middle_sqnr_db
 
 
 @dataclass(frozen=True)

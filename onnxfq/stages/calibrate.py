@@ -28,8 +28,8 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic
 from onnxfq.stages.limits import describe_unreached, find_unreached
-from onnxfq.stages.lost_values import find_lost_values, tell_lost_values
 from onnxfq.stages.stored_weights import compare_stored, encode_on_grid
+from onnxfq.stages.zeroed_values import find_lost_values, tell_lost_values
 from onnxfq.support.reasons import Reason
 from onnxfq.targets.target import prepare_model
 

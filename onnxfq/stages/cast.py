@@ -19,11 +19,11 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.placement.float_casts import plan_floats
 from onnxfq.runtime.type_inference import with_all_types
+from onnxfq.stages.inputs import QuantizeInputs
 from onnxfq.stages.insert import TARGET_KEY, with_float_type
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions
-from onnxfq.stages.quantize_inputs import QuantizeInputs
 from onnxfq.targets.target import target_by_name
 
 

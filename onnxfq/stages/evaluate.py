@@ -13,15 +13,15 @@ from onnxfq.data import Data
 from onnxfq.data.labels import Labels, read_labels
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
+from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.runtime.unsupported_ops import explain_unsupported
+from onnxfq.stages.inputs import QuantizeInputs, with_unique_names
 from onnxfq.stages.options import RunOptions, open_feeds
-from onnxfq.stages.quantize_inputs import QuantizeInputs, with_unique_names
-from onnxfq.stages.reference_runs import ReferenceRuns
 from onnxfq.stages.score import score_models
 
 

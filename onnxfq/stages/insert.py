@@ -9,6 +9,7 @@ import onnx
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
+from onnxfq.documents.scores import FORMAT_KEY
 from onnxfq.graph.external.scratch_file import weights_in
 from onnxfq.graph.io.load import MIN_OPSET
 from onnxfq.graph.limits import remove_ends
@@ -17,8 +18,7 @@ from onnxfq.numerics.float_types import FloatName, find_storage_qtype
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize, Switches, switched_tensors
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.stages.calibrate import select_calibrated_part
-from onnxfq.stages.inspect import FORMAT_KEY
-from onnxfq.stages.quantize_inputs import QuantizeInputs
+from onnxfq.stages.inputs import QuantizeInputs
 from onnxfq.targets.target import prepare_model, target_by_name
 from onnxfq.version import VERSION
 

@@ -14,12 +14,12 @@ from onnxfq.calibration.statistics import Statistics
 from onnxfq.data import Feed, copy_feeds
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import RuntimeLibraryError
+from onnxfq.execution.cluster import Cluster, split_shards
 from onnxfq.graph.model import Model
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.devices import Device
 from onnxfq.stages.observe import ObservationInterrupted, skip_resumed
 from onnxfq.stages.observers import ObserveOptions, Observer, observer_on
-from onnxfq.stages.ray_cluster import Cluster, split_shards
 from onnxfq.targets.target import prepare_model
 
 

@@ -23,10 +23,10 @@ from onnxfq.graph.queries import (
     read_in_float,
 )
 from onnxfq.numerics.granularity import PER_TENSOR
-from onnxfq.placement.bridges import place_bridges
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.left_out import OPERATORS, leave_out_depthwise, leave_out_log_spectra, leave_out_small
 from onnxfq.placement.operators import decide_operators, place_biases
+from onnxfq.placement.pass_through_ops import place_bridges
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy

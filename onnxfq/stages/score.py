@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -16,45 +14,34 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.choices import DeviceChoice
-from onnxfq.data import Feed, copy_feeds
+from onnxfq.data import Feed
 from onnxfq.data.labels import count_right, predict_classes, refuse_label_count
 from onnxfq.data.outputs import EqualCounts, FlatOutput
 from onnxfq.documents.scores import CandidateScore, EqualShare, Evaluation, OutputScore
-from onnxfq.errors import DataError, DeviceMemoryError, ModelError
-from onnxfq.graph.external.sizes import ONE_PIECE, limit_in_memory, weight_bytes
+from onnxfq.errors import ModelError
+from onnxfq.execution.sides import LEAST_FEEDS, Outputs, Side, run_sides
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
-from onnxfq.graph.segments import most_alive
-from onnxfq.graph.signature import output_names, with_outputs
+from onnxfq.graph.signature import output_names
 from onnxfq.numerics.metrics import ErrorSums, standard_error_db
 from onnxfq.passes.equalize import with_restored_channels
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
-from onnxfq.runtime.device_choice import choose_device, fall_back
-from onnxfq.runtime.devices import Device
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
-from onnxfq.runtime.parallel_runs import ParallelRuns
-from onnxfq.runtime.segmented_session import SegmentedSession, open_in_segments
-from onnxfq.runtime.session import PlacedFeed, Progress, Session
-from onnxfq.stages.observers import DEFAULT_MEMORY
+from onnxfq.runtime.session import Progress
 
 log = logging.getLogger(__name__)
 
 STABLE_DB = 1.0
 """Standard error of an SQNR over a few samples below which more samples are not worth their time."""
 
-LEAST_FEEDS = 8
-"""Feeds from which a standard error means something."""
 
 SURE_FEEDS = 16
 """Feeds from which STABLE_DB itself is enough; half as many must agree twice as well.
 
 Fewer feeds easily miss rare large errors, which the standard error then does not show either.
 """
-
-WEIGHT_FEEDS = 2
-"""Feeds on which the noise of weights alone is measured: enough to tell whether it is half of the whole."""
 
 
 def score_models(
@@ -160,116 +147,6 @@ def score_models(
             *(note for run in runs for note in run.notes(done)),
         ),
     )
-
-
-@dataclass(frozen=True)
-class Side:
-    """A model and the tensors to fetch from its runs.
-
-    Attributes:
-        proto: the model.
-        fetches: names of the tensors.
-        exact: whether it runs in an exact session.
-        again: inputs to change for one more run on each of the first WEIGHT_FEEDS feeds, if any; the tensors
-            of that run follow those of the first.
-    """
-
-    proto: onnx.ModelProto
-    fetches: Sequence[str]
-    exact: bool
-    again: Feed | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of its weights."""
-        return weight_bytes(self.proto)
-
-    def session(self, threads: int, device: Device) -> Session | SegmentedSession:
-        """Return a session that can give the tensors."""
-        # Packed, the weights would be in memory twice.
-        packed = self.bytes <= limit_in_memory(None)
-        proto = with_outputs(self.proto, self.fetches)
-        open_session = partial(Session, threads=threads, exact=self.exact, device=device, packed=packed)
-        if device != "cpu":
-            return open_session(proto)
-        return open_in_segments(proto, open_session, self.fetches, given=self.again or ())
-
-
-Outputs = list[Any]
-"""Outputs of a model on one feed: arrays, maps, sequences."""
-
-Results = list[Outputs]
-"""Outputs on one feed by side."""
-
-
-def run_sides(
-    sides: Sequence[Side],
-    feeds: Iterable[Feed],
-    threads: int,
-    wanted: DeviceChoice,
-    part: int | None = None,
-) -> Generator[Results, None, None]:
-    """Yield the results of all sides for every feed; the first feed decides whether they run on a GPU.
-
-    With `part`, no feed is run ahead of the part of so many feeds that it belongs to.
-    """
-    device = choose_device(wanted)
-    source: Iterator[tuple[int, Feed]] = enumerate(copy_feeds(feeds))
-
-    def open_sessions(chosen: Sequence[Side], count: int) -> Callable[[tuple[int, Feed]], Results]:
-        sessions = [side.session(count, device) for side in chosen]
-
-        def place(feed: Feed) -> Feed | PlacedFeed:
-            return feed if device == "cpu" else PlacedFeed.from_feed(feed, device)
-
-        def run(numbered: tuple[int, Feed]) -> Results:
-            number, feed = numbered
-            given = place(feed)  # copied to a GPU once, not once per model
-            found = [one.run(given, side.fetches) for one, side in zip(sessions, chosen, strict=True)]
-            for outputs, one, side in zip(found, sessions, chosen, strict=True):
-                if side.again and number < WEIGHT_FEEDS:
-                    outputs += one.run(place({**feed, **side.again}), side.fetches)
-            return found
-
-        return run
-
-    if device != "cpu":
-        first = next(source, None)
-        if first is None:
-            return
-        try:
-            run = open_sessions(sides, threads)
-            results = run(first)
-        except (DataError, DeviceMemoryError, ModelError) as error:
-            device = fall_back(wanted, device, error)
-            source = chain([first], source)
-        else:
-            yield results
-            yield from map(run, source)
-            return
-    graph = sides[0].proto.graph
-
-    def needed(numbered: tuple[int, Feed]) -> int | None:
-        feed = numbered[1]
-        alive = most_alive(graph, {name: array.shape for name, array in feed.items()})
-        return None if alive is None else alive * len(sides)
-
-    def open_runs(chosen: Sequence[Side]) -> closing[ParallelRuns[tuple[int, Feed], Results]]:
-        return closing(ParallelRuns(partial(open_sessions, chosen), threads, DEFAULT_MEMORY // 2, needed))
-
-    parts = iter(lambda: list(islice(source, part)), []) if part else [source]
-    if part and any(side.bytes > ONE_PIECE for side in sides):
-        # One model at a time, opened again for every part: the weights of two may not fit in memory.
-        for numbered in parts:
-            found: list[list[Results]] = []
-            for side in sides:
-                with open_runs([side]) as runs:
-                    found.append(list(runs.run(numbered)))
-            yield from (list(chain.from_iterable(results)) for results in zip(*found, strict=True))
-        return
-    with open_runs(sides) as runs:
-        for numbered in parts:
-            yield from runs.run(numbered)
 
 
 @dataclass

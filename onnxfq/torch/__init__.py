@@ -24,7 +24,8 @@ from onnxfq.torch.encodings import (
     set_encodings,
 )
 from onnxfq.torch.export import export_torch
-from onnxfq.torch.functions import (
+from onnxfq.torch.observers import OBSERVERS, Observer
+from onnxfq.torch.qat_gradients import (
     fake_quantize,
     fake_quantize_lsq,
     fake_quantize_pact,
@@ -33,7 +34,6 @@ from onnxfq.torch.functions import (
     range_to_params,
     scale_gradient,
 )
-from onnxfq.torch.observers import OBSERVERS, Observer
 from onnxfq.torch.quantize import freeze_batchnorm, quantize_module, remove_fake_quantize
 from onnxfq.torch.quantizer import FakeQuantize, learn_grids, quantizers
 

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from onnxfq.errors import SpecError
 from onnxfq.numerics.qtypes import qtype_of_integers
-from onnxfq.torch.functions import fake_quantize
 from onnxfq.torch.onnx_node import is_exporting
+from onnxfq.torch.qat_gradients import fake_quantize
 
 _ZERO_TYPES = (torch.int32, torch.float32, torch.float16)
 

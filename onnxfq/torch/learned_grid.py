@@ -13,7 +13,8 @@ from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.numerics.qparams import ParamRules
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import RoundingGrid
-from onnxfq.torch.functions import (
+from onnxfq.torch.observers import OwnTypes, copy_lasting
+from onnxfq.torch.qat_gradients import (
     grid_ends_to_scale,
     group_scales,
     lsq_factor,
@@ -22,7 +23,6 @@ from onnxfq.torch.functions import (
     round_straight_through,
     scale_gradient,
 )
-from onnxfq.torch.observers import OwnTypes, copy_lasting
 
 Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
 LEARNED = ("nothing", "scale", "scale_zero_point", "range")

@@ -32,9 +32,9 @@ from onnxfq.placement.weighted_ops import (
 )
 from onnxfq.targets.target import target_by_name
 from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
-from onnxfq.torch.functional import OnnxNode, Site, explain_unquantized, is_depthwise
+from onnxfq.torch.fx_ops import OnnxNode, Site, explain_unquantized, is_depthwise
+from onnxfq.torch.fx_trace import Traces, calls, has_own_code
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
-from onnxfq.torch.traced import Traces, calls, has_own_code
 
 
 class _Tensor(NamedTuple):

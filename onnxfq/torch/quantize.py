@@ -23,13 +23,13 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import ModelError
 from onnxfq.torch.attention import SwappedAttention, switch_fused
-from onnxfq.torch.functional import Site
+from onnxfq.torch.fx_ops import Site
+from onnxfq.torch.fx_trace import Traces, rewrite, successions
 from onnxfq.torch.layers import Swapped, restore, swap
 from onnxfq.torch.observers import Fixed
 from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.placement import find_sites, plan_module
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
-from onnxfq.torch.traced import Traces, rewrite, successions
 from onnxfq.torch.traced_patterns import attentions, producers
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -18,17 +18,17 @@ from onnxfq.numerics.float_types import HALF_TYPES, FloatType
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
-from onnxfq.torch.foreign_observer import ForeignObserver, open_observer
-from onnxfq.torch.functions import (
+from onnxfq.torch.external_observer import ForeignObserver, open_observer
+from onnxfq.torch.learned_grid import Learned, LearnedGrid
+from onnxfq.torch.observers import group_limits
+from onnxfq.torch.onnx_node import is_exporting
+from onnxfq.torch.qat_gradients import (
     check_values,
     ends_by_rule,
     quantize_integers,
     quantize_to,
     range_to_params,
 )
-from onnxfq.torch.learned_grid import Learned, LearnedGrid
-from onnxfq.torch.observers import group_limits
-from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.quantizer_attributes import QuantizerAttributes
 
 ScaleRule = Literal["ends", "amax", "width"]
@@ -40,7 +40,7 @@ _SWITCHES = ("observer_enabled", "fake_quant_enabled")
 
 
 class FakeQuantize(QuantizerAttributes, LearnedGrid):
-    """Rounding of the input to the grid of a `QuantSpec`, with the gradients of `onnxfq.torch.functions`.
+    """Rounding of the input to the grid of a `QuantSpec`, with the gradients of `onnxfq.torch.qat_gradients`.
 
     An "up to date" observer sets scale and zero point at every input; the histogram sets them in `calibrate`,
     which `compute_encodings` calls. With both switches off, the input passes unchanged; so does an empty one.

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from onnxfq.graph.patterns.attention import Form, match_attention
 from onnxfq.torch.attention import clear_empty_rows, with_mask
-from onnxfq.torch.functional import is_product
-from onnxfq.torch.traced import Traces, has_own_code
+from onnxfq.torch.fx_ops import is_product
+from onnxfq.torch.fx_trace import Traces, has_own_code
 
 _LAYERS = (nn.Softmax, nn.Dropout, nn.Identity)
 _SOFTMAX: tuple[Any, ...] = (torch.softmax, F.softmax, "softmax", nn.Softmax)

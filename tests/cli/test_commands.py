@@ -31,8 +31,8 @@ from onnxfq.documents.recipe import RECIPES, load_recipe
 from onnxfq.documents.recipe_schema import recipe_schema
 from onnxfq.documents.scores import OutputScore
 from onnxfq.runtime.device_choice import gpu_problem
-from onnxfq.stages.inspect import inspect_model
 from onnxfq.support.records import to_json
+from onnxfq.tools.inspect import inspect_model
 from onnxfq.version import VERSION
 
 Run = Callable[..., str]

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import onnxfq
 from onnxfq.documents.recipe import Recipe
-from onnxfq.stages.check import check
+from onnxfq.tools.check import check
 from onnxfq.torch import compute_encodings, export_torch, quantize_module, quantizers
 from onnxfq.torch.attention import expand
 from onnxfq.torch.export import export_nodes

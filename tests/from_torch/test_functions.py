@@ -1,4 +1,4 @@
-"""onnxfq.torch.functions: values and gradients are those of torch, of the papers and of numerics."""
+"""onnxfq.torch.qat_gradients: values and gradients are those of torch, of the papers and of numerics."""
 
 from __future__ import annotations
 

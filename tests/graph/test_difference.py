@@ -14,8 +14,8 @@ from onnx import numpy_helper
 
 from onnxfq.cli.main import main
 from onnxfq.documents.recipe import Recipe
-from onnxfq.stages.diff import diff_models
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.tools.diff import diff_models
 
 
 def qdq(recipe: str | Recipe = "tensorrt-int8") -> onnx.ModelProto:

@@ -10,7 +10,7 @@ from onnx import numpy_helper
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
-from onnxfq.stages.inspect import inspect_model
+from onnxfq.tools.inspect import inspect_model
 
 
 def test_float_model() -> None:

@@ -22,8 +22,8 @@ from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
-from onnxfq.stages.check import check
 from onnxfq.targets.target import BuildOptions
+from onnxfq.tools.check import check
 
 
 def two_layers(folder: Path, external: bool = True, opset: int = 17, width: int = 256) -> Path:

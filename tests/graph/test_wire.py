@@ -26,10 +26,10 @@ from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
 from onnxfq.pipeline import quantize
 from onnxfq.stages.calibrate import encode_weights
-from onnxfq.stages.check import check
-from onnxfq.stages.handoff import handoff
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.plan import make_plan
+from onnxfq.tools.check import check
+from onnxfq.tools.handoff import handoff
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
-from onnxfq.stages.check import check
 from onnxfq.stages.insert import insert_qdq
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.rewrites.block_formats import block_writer
+from onnxfq.tools.check import check
 
 _HEADS = "".join(f"{n}2 = Reshape ({n}1, heads) " for n in "qkv")
 _TOKENS = "d = Shape (f) d2 = Gather <axis = 0> (d, last) "

@@ -16,9 +16,9 @@ from onnxfq.documents.plan import Plan
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.runtime.session import Session
-from onnxfq.stages.check import check
-from onnxfq.stages.convert import convert
 from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.tools.check import check
+from onnxfq.tools.convert import convert
 
 # From `f` to three parts of [N, heads, tokens, size], as exporters write it.
 _FOUR = "2 = Reshape ({0}1, four) {0}3 = Transpose <perm = [0,2,1,3]> ({0}2) "

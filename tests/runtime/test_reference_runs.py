@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from builders import conv_relu, feed_for
 
+from onnxfq.execution import reference_runs
+from onnxfq.execution.reference_runs import ReferenceRuns
+from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN
 from onnxfq.runtime.session import Session
-from onnxfq.stages import reference_runs
-from onnxfq.stages.reference_runs import ReferenceRuns
-from onnxfq.stages.score import LEAST_FEEDS
 
 FEEDS = [feed_for(conv_relu(), seed) for seed in range(LEAST_FEEDS + 3)]
 

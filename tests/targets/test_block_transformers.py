@@ -18,11 +18,11 @@ from onnxfq.graph.names import Use
 from onnxfq.numerics.float_types import FloatName
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.runtime.session import Session
-from onnxfq.stages.check import check
 from onnxfq.stages.insert import qdq_pass
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.rules.context import read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
+from onnxfq.tools.check import check
 
 pytestmark = pytest.mark.slow
 BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")

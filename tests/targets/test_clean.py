@@ -11,11 +11,11 @@ from builders import BUILDERS, build, linear, qdq_of, stage, weights
 from engines import build_all, unmeasured, verdicts
 
 import onnxfq
-from onnxfq.stages.check import check
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import Report, builder_installed
 from onnxfq.targets.tensorrt.rules.context import read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
+from onnxfq.tools.check import check
 
 RECIPES = ("tensorrt-int8", "tensorrt-fp8", "tensorrt-int4")
 NAMES = [f"{name} {recipe}" for recipe in RECIPES[:2] for name in (*BUILDERS, "digits")]

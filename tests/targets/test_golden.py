@@ -18,8 +18,8 @@ from engines import build_all, counts, unmeasured
 
 import onnxfq
 from onnxfq.numerics.float_types import FloatName
-from onnxfq.stages.check import check
 from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.tools.check import check
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,12 +10,12 @@ import pytest
 from planted import CASES, Planted
 
 from onnxfq import targets
-from onnxfq.stages.check import check
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.tensorrt.builder.build import Job, Report, builder_installed, capabilities, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
 from onnxfq.targets.tensorrt.rules.context import read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA, STANDARD, UNSUPPORTED
+from onnxfq.tools.check import check
 
 SOURCES = sorted(Path(targets.__file__).parent.rglob("*.py"))
 GUIDE = Path(__file__).parents[2] / "docs" / "tensorrt.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnxfq.calibration.weights.inputs import InputView
 from onnxfq.calibration.weights.methods import METHODS, RoundedWeight, RoundingJob, round_weight
 from onnxfq.calibration.weights.moments import InputMoments
-from onnxfq.calibration.weights.recorded_moments import Moments
+from onnxfq.calibration.weights.moments_file import Moments
 from onnxfq.calibration.weights.view import MatrixView
 
 __all__ = [

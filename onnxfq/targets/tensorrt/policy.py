@@ -18,7 +18,7 @@ from onnxfq.graph.queries import weight_source
 from onnxfq.numerics.float_types import BLOCK_FORMATS, block_format_name, find_storage_qtype
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
-from onnxfq.placement.bridges import ONE_SCALE
+from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.targets.tensorrt.attention import decide_attentions, join_pairs
 from onnxfq.targets.tensorrt.rewrites.block_formats import DYNAMIC_RANKS, multiplies_rows

@@ -18,8 +18,8 @@ from onnxfq.torch.compat.aimet_quantizer import (
     SqnrEncodingAnalyzer,
 )
 from onnxfq.torch.compat.aimet_tensor import AffineEncoding, DequantizedTensor, QuantizedTensor, plain
-from onnxfq.torch.functions import fake_quantize
 from onnxfq.torch.onnx_node import is_exporting
+from onnxfq.torch.qat_gradients import fake_quantize
 
 __all__ = [
     "AffineEncoding",

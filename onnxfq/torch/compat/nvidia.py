@@ -14,9 +14,9 @@ from onnxfq.errors import ModelError, SpecError, nearest
 from onnxfq.numerics.qtypes import QType, qtype_of_integers
 from onnxfq.torch.compat.nvidia_calibrators import HistogramCalibrator, MaxCalibrator, largest_magnitude
 from onnxfq.torch.compat.wrapper import Wrapper
-from onnxfq.torch.functions import fake_quantize
 from onnxfq.torch.layers import swap
 from onnxfq.torch.onnx_node import is_exporting
+from onnxfq.torch.qat_gradients import fake_quantize
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.attention import MOVES_BEHIND, ONE_QUERY, exceed_limit, is_one_query
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
+from onnxfq.targets.tensorrt.rules.graph_view import Site
 from onnxfq.targets.tensorrt.rules.operands import Operand, operand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import QUANTIZE_OPS
-from onnxfq.targets.tensorrt.rules.scopes import Site
 
 _HALVES = tuple(half.onnx_type for half in HALF_TYPES.values())
 # Pairs instead of guards: TensorRT for RTX 1.7.1 does not fuse with a guard between the products.

@@ -11,9 +11,9 @@ import onnx
 from onnxfq.graph.model import default_opset, list_nodes
 from onnxfq.graph.names import pick_name
 from onnxfq.targets.findings import Finding, Severity
+from onnxfq.targets.tensorrt.rules.graph_view import Scope, Site, infer_types
 from onnxfq.targets.tensorrt.rules.operands import Promise, concat_pairs, promise
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer, quantizer
-from onnxfq.targets.tensorrt.rules.scopes import Scope, Site, infer_types
 
 # Characters with a meaning in the log of TensorRT's builder.
 _UNQUOTABLE = re.compile(r"[\]\[|\n]")

@@ -12,8 +12,8 @@ from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
+from onnxfq.targets.tensorrt.rules.graph_view import Scope, Site
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, quantizer, type_name
-from onnxfq.targets.tensorrt.rules.scopes import Scope, Site
 
 _CODES = dict(TensorProto.DataType.items())
 # By name: an installed onnx may be older than a type.

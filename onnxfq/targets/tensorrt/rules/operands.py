@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
+from onnxfq.targets.tensorrt.rules.graph_view import Scope, Site
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
-from onnxfq.targets.tensorrt.rules.scopes import Scope, Site
 
 COMMUTING = DATA_MOVEMENT | {"Dropout", "GlobalMaxPool", "Neg", "Pad", "ReduceMax"}
 """Operators that TensorRT moves a DQ through: measured one by one on TensorRT for RTX 1.7.1."""

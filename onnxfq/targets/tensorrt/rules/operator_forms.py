@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.scopes import Site
+from onnxfq.targets.tensorrt.rules.graph_view import Site
 
 MOST_TOP = 3840
 """Largest K of TopK (ITopKLayer)."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.graph.ops import MOVES
-from onnxfq.targets.tensorrt.rules.scopes import Scope, Shape, Site
+from onnxfq.targets.tensorrt.rules.graph_view import Scope, Shape, Site
 
 QUANTIZE_OPS = {
     "QuantizeLinear": 0,

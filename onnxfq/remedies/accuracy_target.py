@@ -1,0 +1,199 @@
+"""`Promise`: the accuracy that a quantized model must keep, and the measurement that proves it.
+
+Half of the data chooses what stays in float, the other half proves the result. Measured on the data that
+chose, a promise could be kept by chance.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from onnxfq.data import Feed
+from onnxfq.data.labels import Labels
+from onnxfq.documents.recipe import RECIPES
+from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
+from onnxfq.errors import DataError
+from onnxfq.execution.toggled_segments import State
+from onnxfq.numerics.metrics import ratio_db
+from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.remedies.quantizer_toggles import Switchboard, first_feeds
+from onnxfq.remedies.task_metric import Metric, TaskMetric, check_metric_name
+from onnxfq.stages.inputs import QuantizeInputs
+
+CHOICES = 8
+"""Most samples on which an SQNR is chosen; at most half of those that are kept."""
+
+PROOFS = 16
+"""Most samples that prove an SQNR; others than those that chose, if there are any."""
+
+_ROUNDING = 1e-9
+"""Relative difference of two sums of equal terms; a drop of exactly the limit is kept."""
+
+_FEWEST = 4
+"""Rows of one half that a promised drop of top-1 should be; with fewer, chance decides."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Accuracy or size that a quantized model must keep; one of `min_sqnr`, `max_drop` and `weight_bits`.
+
+    Attributes:
+        min_sqnr: SQNR of the outputs in dB, of the logits where a final sigmoid or softmax hides the noise.
+        max_drop: most that the metric may lose against the float model: percentage points of top-1 accuracy
+            with `labels` alone, else in the unit of `metric`.
+        weight_bits: most bits of a quantized weight on average, without scales; the layers that gain most for
+            their size get the format of `fallback`, as many as fit.
+        labels: class numbers of all samples of the data in order, an array or a list, or a file of them.
+        metric: a function, or its name as `package.module:function`; it is called with an iterator over the
+            outputs of each sample as {name: array}, and the labels of their rows or, without labels, an
+            iterable of the samples. Nobody can write into these arrays. It returns a number, higher is
+            better.
+        fallback: "float"; "weights" for quantized weights with float activations; or what these layers get
+            instead: a number format, such as int16 for ONNX Runtime or float8e4m3fn for TensorRT, or the
+            formats of a built-in recipe by its name. The target must take it.
+
+    Raises DataError for options that do not go together, SpecError for an unknown format.
+    """
+
+    min_sqnr: float | None = None
+    max_drop: float | None = None
+    labels: Labels | None = None
+    metric: str | Metric | None = None
+    fallback: str = FLOAT
+    weight_bits: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse options that do not go together."""
+        measured = self.labels is not None or self.metric is not None
+        if sum(one is not None for one in (self.min_sqnr, self.max_drop, self.weight_bits)) != 1:
+            raise DataError("a promise is min_sqnr, max_drop or weight_bits; give one of them")
+        if self.max_drop is not None and not measured:
+            raise DataError(
+                "max_drop needs labels or a metric to measure the drop; give one, or use min_sqnr"
+            )
+        if self.max_drop is None and measured:
+            raise DataError("labels and a metric are for max_drop; leave them out, or give it")
+        if self.max_drop is not None and not (math.isfinite(self.max_drop) and self.max_drop >= 0):
+            raise DataError(f"max_drop is {self.max_drop:g}; give a number of at least 0")
+        check_metric_name(self.metric)
+        if self.fallback not in (FLOAT, WEIGHTS, *RECIPES):
+            qtype_by_name(self.fallback)
+        if self.weight_bits is not None and self.fallback in (FLOAT, WEIGHTS):
+            raise DataError(
+                "weight_bits needs the wider format of some layers; give fallback: a number format, or a "
+                "recipe such as tensorrt-int8-weights"
+            )
+
+
+class Aim(Protocol):
+    """A promise, measured: how far a state of the switches is above what was promised."""
+
+    measure: str
+    """Name of what is measured, with its unit."""
+
+    wanted: float
+    """The least value that keeps the promise."""
+
+    noise_limit: float | None
+    """Noise-to-signal ratio that just keeps it; None if noise does not tell."""
+
+    def choose(self, board: Switchboard, state: State) -> float:
+        """Return the value on the part of the data that chooses."""
+
+    def prove(self, board: Switchboard, state: State) -> float:
+        """Return the value on the other part."""
+
+    @staticmethod
+    def join(chosen: float, proven: float) -> float:
+        """Return the value on all data, given both parts, for a model that no part has chosen."""
+
+
+class SqnrAim:
+    """SQNR of the outputs in dB on a few of the kept samples, in the order of their digests."""
+
+    measure = "dB"
+
+    def __init__(self, wanted: float, kept: Sequence[Feed]) -> None:
+        """Divide the kept samples. Raises DataError without any."""
+        self.wanted = wanted
+        self.noise_limit: float | None = 10 ** (-wanted / 10)
+        self.choosing = first_feeds(kept, max(1, min(CHOICES, len(kept) // 2)))
+        self.proving = first_feeds(kept[len(self.choosing) :] or kept, PROOFS)
+
+    def choose(self, board: Switchboard, state: State) -> float:
+        """Return the SQNR on the samples that choose."""
+        return ratio_db(1.0, board.noise(self.choosing, [state])[0])
+
+    def prove(self, board: Switchboard, state: State) -> float:
+        """Return the SQNR on the samples that prove."""
+        return ratio_db(1.0, board.noise(self.proving, [state])[0])
+
+    @staticmethod
+    def join(chosen: float, proven: float) -> float:
+        """Return the worse part."""
+        return min(chosen, proven)
+
+
+class MetricAim:
+    """Metric of a task over all data, less than the float model's by at most the promised drop.
+
+    Values are differences from the float model on the same half: 0 means no drop.
+    """
+
+    noise_limit: float | None = None
+
+    def __init__(self, wanted: float, task: TaskMetric) -> None:
+        """Name what is measured; nothing is measured yet.
+
+        Args:
+            wanted: the least difference from the float model, at most 0.
+            task: the metric.
+        """
+        self.wanted, self._task = wanted, task
+        self.measure = f"{task.name} against float"
+
+    @cached_property
+    def _float(self) -> tuple[float, float]:
+        task = self._task
+        if task.is_top1 and 100 / task.rows * 2 > -self.wanted / _FEWEST:
+            log.warning(
+                "%d labelled rows, half of which prove %g points: one row is %.2g points, so that chance may "
+                "decide; give more labelled data",
+                task.rows,
+                -self.wanted,
+                200 / task.rows,
+            )
+        return task.measure_float(0), task.measure_float(1)
+
+    def choose(self, board: Switchboard, state: State) -> float:
+        """Return the metric on the half that chooses, less the float model's."""
+        return self._rise(board, state, 0)
+
+    def prove(self, board: Switchboard, state: State) -> float:
+        """Return the metric on the half that proves, less the float model's."""
+        return self._rise(board, state, 1)
+
+    @staticmethod
+    def join(chosen: float, proven: float) -> float:
+        """Return the mean: the halves have the same size, and together they tell more."""
+        return (chosen + proven) / 2
+
+    def _rise(self, board: Switchboard, state: State, half: int) -> float:
+        before = self._float[half]
+        rise = self._task.measure(board, state, half) - before
+        return rise if abs(rise - self.wanted) > _ROUNDING * abs(before) else self.wanted
+
+
+def open_aim(promise: Promise, inputs: QuantizeInputs, task: TaskMetric | None) -> Aim:
+    """Return how to measure `promise`, an SQNR or a drop of `task`. Raises DataError without data."""
+    if promise.max_drop is None or task is None:
+        assert promise.min_sqnr is not None
+        return SqnrAim(promise.min_sqnr, inputs.kept)
+    return MetricAim(-promise.max_drop, task)

@@ -1,0 +1,99 @@
+"""Costs of leaving a group of quantizers in float: shares of multiply-adds and of weight bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import onnx
+
+from onnxfq.data import Feed
+from onnxfq.documents.plan import Plan
+from onnxfq.graph.external.sizes import tensor_bytes
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import list_graphs, list_nodes
+from onnxfq.graph.node_notes import module_paths
+from onnxfq.graph.signature import with_outputs
+from onnxfq.remedies.quantizer_toggles import Group
+from onnxfq.runtime.session import Session
+
+
+def _run_shapes(given: onnx.ModelProto, feed: Feed, tensors: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of computed `tensors` of the main graph on `feed`, without their values."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(given)
+    taken = GraphIndex(proto.graph).names
+    names = {tensor: taken.claim(f"{tensor}/shape") for tensor in tensors}
+    proto.graph.node.extend(onnx.helper.make_node("Shape", [t], [n], n) for t, n in names.items())
+    asked = list(names.values())
+    found = Session(with_outputs(proto, asked), 1).run(feed, asked) if asked else []
+    return {tensor: tuple(shape.tolist()) for tensor, shape in zip(tensors, found, strict=True)}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Multiply-adds by node of the main graph, and bytes by weight.
+
+    Attributes:
+        types: operator by node, in bodies too.
+        modules: path of the torch module by node, where it is known.
+        products: multiply-adds by node of the main graph.
+        sizes: bytes by quantized weight.
+    """
+
+    types: dict[str, str]
+    modules: dict[str, str]
+    products: dict[str, int]
+    sizes: dict[str, int]
+
+    def op_types(self, group: Group) -> tuple[str, ...]:
+        """Return the operators that read the group, each once."""
+        return tuple(dict.fromkeys(self.types[node] for node in group.nodes if node in self.types))
+
+    def modules_of(self, group: Group) -> tuple[str, ...]:
+        """Return the paths of the torch modules that read the group, each once."""
+        return tuple(dict.fromkeys(self.modules[node] for node in group.nodes if node in self.modules))
+
+    def multiplies(self, group: Group) -> float | None:
+        """Return the share of the multiply-adds; None with products in a body, whose shapes are unknown."""
+        total = sum(self.products.values())
+        unknown = any(self.types.get(n) in _PRODUCTS and n not in self.products for n in group.nodes)
+        return None if unknown or not total else sum(self.products.get(n, 0) for n in group.nodes) / total
+
+    def weight_bytes(self, group: Group) -> float:
+        """Return the share of the bytes of quantized weights."""
+        total = sum(self.sizes.values())
+        return sum(self.sizes.get(tensor, 0) for tensor in group.tensors) / total if total else 0.0
+
+
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+def measure_costs(proto: onnx.ModelProto, plan: Plan, feed: Feed) -> Costs:
+    """Return the costs of the weights of `plan`, and of the nodes of `proto`, with the shapes of a run."""
+    graph = proto.graph
+    index = GraphIndex(graph)
+    products = [node for node in graph.node if node.op_type in _PRODUCTS]
+    tensors = list(dict.fromkeys(name for node in products for name in (*node.input[:2], node.output[0])))
+    known = {name: index.shape(name) for name in tensors}
+    shapes = {name: tuple(filter(None, dims)) for name, dims in known.items() if dims and all(dims)}
+    shapes |= {name: array.shape for name, array in feed.items()}
+    shapes |= _run_shapes(
+        proto, feed, [name for name in tensors if name not in shapes and name in index.makers]
+    )
+    sizes = {tensor.name: tensor_bytes(tensor) for one in list_graphs(graph) for tensor in one.initializer}
+    counts = {}
+    for node in products:
+        left, right = (shapes.get(name, ()) for name in node.input[:2])
+        made = prod(shapes.get(node.output[0], ()))
+        if node.op_type == "Conv":
+            counts[node.name] = made * prod(right[1:])
+        elif node.op_type == "ConvTranspose":
+            counts[node.name] = prod(left) * prod(right[1:])
+        else:
+            transposed = any(attr.name == "transA" and attr.i for attr in node.attribute)
+            counts[node.name] = made * (left[-2 if transposed else -1] if left else 1)
+    weights = {p.tensor: sizes[p.tensor] for p in plan.weights if p.tensor in sizes}
+    types = {node.name: node.op_type for node in list_nodes(graph)}
+    return Costs(types, module_paths(graph), counts, weights)

@@ -1,0 +1,226 @@
+"""`Switchboard`: a model that is loaded once, whose quantizers are switched on and off one by one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.data import Feed
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Plan
+from onnxfq.errors import DataError, ModelError
+from onnxfq.execution.toggled_segments import State, SwitchedSegments
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.ops import TRANSPOSES
+from onnxfq.graph.signature import output_names
+from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.passes.insert_fake_quantize import switch_weights, switched_tensors
+from onnxfq.runtime.parallel_runs import count_cores
+from onnxfq.runtime.session import Progress
+from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.stages.insert import insert_fake_quantize
+from onnxfq.stages.options import RunOptions
+
+
+def first_feeds(kept: Sequence[Feed], count: int) -> list[Feed]:
+    """Return the first `count` of the kept feeds, or all if they are fewer. Raises DataError without."""
+    if not kept:
+        raise DataError("measuring the noise of layers needs data; give data")
+    return list(kept[:count])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Quantized tensors that the same nodes read, by their switches."""
+
+    tensors: tuple[str, ...]
+    nodes: tuple[str, ...]
+    switches: tuple[int, ...]
+
+
+class Switchboard:
+    """A model whose quantizers are switched one by one."""
+
+    def __init__(
+        self, proto: onnx.ModelProto, plan: Plan, logits: Sequence[str], results: Sequence[str], threads: int
+    ) -> None:
+        """Create the sessions.
+
+        Args:
+            proto: with a switch for each tensor of `plan`.
+            plan: the quantized tensors.
+            logits: tensors whose noise is measured.
+            results: outputs of the model, for a metric.
+            threads: feeds at a time, 0 for one per core; each runs on one thread.
+        """
+        self.plan, self.logits, self.results = plan, list(logits), list(results)
+        self.proto, self._threads = proto, threads or count_cores()
+        self._model = SwitchedSegments(proto, [*self.logits, *self.results])
+        self._switches = {tensor: number for number, tensor in enumerate(switched_tensors(plan))}
+        self._float: dict[int, tuple[Feed, list[NDArray[Any]]]] = {}
+
+    @staticmethod
+    def open(
+        inputs: QuantizeInputs,
+        plan: Plan,
+        encodings: Encodings,
+        options: RunOptions,
+        rounded: Mapping[str, onnx.TensorProto] | None = None,
+    ) -> Switchboard:
+        """Return the switchboard of a plan; the weights in `rounded` have these values if switched on.
+
+        Raises ModelError for a model without floats that outputs come from.
+        """
+        logits = inputs.judged.logits
+        if not logits:
+            raise ModelError(
+                f"no output of the model ({', '.join(output_names(inputs.model.proto))}) holds floats or "
+                "comes from floats that quantization changes; there is no noise to measure"
+            )
+        proto = insert_fake_quantize(inputs.model, plan, encodings, switches="each")
+        if rounded:
+            proto = switch_weights(proto, rounded, switched_tensors(plan))
+        return Switchboard(proto, plan, logits, output_names(inputs.model.proto), options.threads)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Groups of tensors in the order of the plan: tensors that a node reads belong together.
+
+        A Concat or pooling between quantized tensors joins no groups: it follows its neighbours.
+        """
+        bridges = {bridge.node for bridge in self.plan.bridges}
+        uses = {
+            p.tensor: [use.node for use in p.uses if use.node and use.node not in bridges]
+            or [use.node for use in p.uses if use.node]
+            for p in self.plan.placements
+        }
+        index = GraphIndex.of_model(self.proto)
+        moves = {
+            node.name: [reader.name for reader in index.readers.get(node.output[0], ())]
+            for node in index.nodes
+            if node.op_type in TRANSPOSES
+        }
+        uses |= {p.tensor: _multiplying_nodes(moves, uses[p.tensor]) for p in self.plan.weights}
+        owner: dict[str, str] = {}
+
+        def find(tensor: str) -> str:
+            while owner.setdefault(tensor, tensor) != tensor:
+                tensor = owner[tensor]
+            return tensor
+
+        first: dict[str, str] = {}
+        for tensor in self._switches:
+            for node in uses[tensor]:
+                owner[find(tensor)] = find(first.setdefault(node, tensor))
+        members: dict[str, list[str]] = {}
+        for tensor in self._switches:
+            members.setdefault(find(tensor), []).append(tensor)
+        return [
+            Group(
+                tuple(tensors),
+                tuple(dict.fromkeys(node for tensor in tensors for node in uses[tensor])),
+                tuple(self._switches[tensor] for tensor in tensors),
+            )
+            for tensors in members.values()
+        ]
+
+    def enable(self, groups: Iterable[Group], on: bool = True) -> State:
+        """Return switches with only `groups` on, or with only these off."""
+        switches = np.full(len(self._switches), not on)
+        for group in groups:
+            switches[list(group.switches)] = on
+        return switches
+
+    @property
+    def everything(self) -> State:
+        """The state with everything quantized."""
+        return self.enable([], on=False)
+
+    @property
+    def nothing(self) -> State:
+        """The state with everything in float."""
+        return self.enable([])
+
+    def run(self, feeds: Iterable[Feed], state: State) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield the outputs of the model by name for each feed, with few feeds at a time in memory."""
+        with ThreadPoolExecutor(self._threads) as pool:
+            flying: deque[Future[Feed]] = deque()
+            for feed in feeds:
+                flying.append(pool.submit(self._model.run, feed, state))
+                if len(flying) > self._threads:
+                    yield self._results(flying.popleft())
+            while flying:
+                yield self._results(flying.popleft())
+
+    def _results(self, run: Future[Feed]) -> dict[str, NDArray[Any]]:
+        made = run.result()
+        return {name: made[name] for name in self.results}
+
+    def noise(
+        self, feeds: Sequence[Feed], states: Sequence[State], progress: Progress | None = None
+    ) -> list[float]:
+        """Return the noise-to-signal ratio for each state of the switches, averaged over the logits.
+
+        A ratio is the squared error over the squared float value, each summed over all feeds; inf if the
+        model overflows. The results in float are kept for the next call with the same feeds.
+        """
+        starts = [self._model.first(state) for state in states]
+        traced = sum(start > 0 for start in starts) > 1
+        found: list[list[list[ErrorSums]]] = [[] for _ in states]
+        with ThreadPoolExecutor(self._threads) as pool:
+            flying = []
+            for feed in feeds:
+                # Only the runs of a feed hold its trace, which is freed after them. They can wait for it:
+                # it was submitted before them, and thus has a thread.
+                trace = pool.submit(self._trace, feed) if traced or id(feed) not in self._float else None
+                flying += [
+                    (into, pool.submit(self._compare, feed, state, trace, start))
+                    for into, state, start in zip(found, states, starts, strict=True)
+                ]
+            for number, (into, run) in enumerate(flying, 1):
+                into.append(run.result())
+                if progress is not None:
+                    progress(number)
+        return [_pool_ratio(sums) for sums in found]
+
+    def _trace(self, feed: Feed) -> list[Feed]:
+        """Return the tensors of the float model before each segment; keep its logits."""
+        trace = self._model.trace(feed, self.nothing)
+        self._float[id(feed)] = feed, [trace[-1][name] for name in self.logits]
+        return trace
+
+    def _compare(
+        self, feed: Feed, state: State, trace: Future[list[Feed]] | None, start: int
+    ) -> list[ErrorSums]:
+        """Return the error of each of the logits on one feed, from segment `start` on with a trace."""
+        made = (
+            self._model.run(feed, state)
+            if trace is None
+            else self._model.run(trace.result()[start], state, start)
+        )
+        # The boxes of a detector may differ in number, and are then left out.
+        return [
+            ErrorSums.from_arrays(want, made[name]) if want.shape == made[name].shape else ErrorSums()
+            for name, want in zip(self.logits, self._float[id(feed)][1], strict=True)
+        ]
+
+
+def _multiplying_nodes(moves: Mapping[str, Sequence[str]], readers: Iterable[str]) -> list[str]:
+    """Return `readers`, in the place of a Transpose the operators behind it, which overrides match."""
+    nested = (_multiplying_nodes(moves, moves[name]) if name in moves else [name] for name in readers)
+    return [name for names in nested for name in names]
+
+
+def _pool_ratio(found: Sequence[Sequence[ErrorSums]]) -> float:
+    """Return the noise-to-signal ratio, pooled over feeds and averaged over outputs."""
+    pooled = [sum(sums, ErrorSums()) for sums in zip(*found, strict=True)]
+    mean = float(np.mean([one.noise / one.signal if one.signal else 0.0 for one in pooled]))
+    return mean if np.isfinite(mean) else float("inf")

@@ -1,0 +1,287 @@
+"""`sensitivity`: which quantizers cost the accuracy, measured in a model that is loaded once.
+
+Every group of quantizers is switched on alone. One layer left in float finds nothing when two are fatal; one
+layer quantized alone finds both. Squared errors and signals are summed over samples before they are divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import onnx
+
+from onnxfq.calibration.statistics import Statistics
+from onnxfq.choices import RANKING_FEEDS
+from onnxfq.data import Data, Feed
+from onnxfq.data.labels import Labels
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from onnxfq.documents.sensitivity import GroupNoise, MetricValues, Remedy, Sensitivity
+from onnxfq.errors import DataError
+from onnxfq.execution.toggled_segments import State
+from onnxfq.remedies.accuracy_target import Aim, Promise, open_aim
+from onnxfq.remedies.equalize_search import equalize_inputs
+from onnxfq.remedies.layer_costs import measure_costs
+from onnxfq.remedies.quantizer_toggles import Switchboard, first_feeds
+from onnxfq.remedies.round_weights import Rounding, round_given
+from onnxfq.remedies.spread_noise import NoiseOf, spread_noise
+from onnxfq.remedies.task_metric import Metric, TaskMetric, check_metric_name
+from onnxfq.runtime.session import Progress
+from onnxfq.stages.inputs import QuantizeInputs, open_inputs
+from onnxfq.stages.options import RunOptions
+from onnxfq.stages.planned_encodings import plan_encodings
+from onnxfq.stages.statistics_source import gather_statistics
+
+MEASURED = 5
+"""Groups, the worst, whose absence is measured too."""
+
+
+def sensitivity(
+    model: str | Path | onnx.ModelProto,
+    data: Data,
+    *,
+    recipe: str | Path | Recipe = DEFAULT_RECIPE,
+    statistics: str | Path | Statistics | None = None,
+    samples: int = RANKING_FEEDS,
+    promise: Promise | None = None,
+    metric: str | Metric | None = None,
+    labels: Labels | None = None,
+    ray: str | None = None,
+    options: RunOptions | None = None,
+) -> Sensitivity:
+    """Return the noise that each group of quantizers of `recipe` adds to the outputs of `model`.
+
+    Args:
+        model: a float model: a path or a ModelProto.
+        data: as for `quantize`; it calibrates, and some samples of it are measured.
+        recipe: what is quantized and how.
+        statistics: of the data, recorded earlier, so that nothing is observed.
+        samples: number of samples that rank the groups.
+        promise: find the cheapest groups in float that keep it, see `Sensitivity.remedy`; measured with
+            these groups in float even if the promise has another fallback.
+        metric: of the task, as in `Promise`; ranks the groups that it separates. It is measured on half of
+            the data, once for each group: the other half is for the proof of a promise. A promised drop has
+            its own metric.
+        labels: of the data, as in `Promise`; alone they are for top-1 accuracy.
+        ray: address of a Ray cluster whose workers measure the noise of the groups, or "local"; the result is
+            the same to the byte. The metric of a task and a promise are measured on this machine.
+        options: batch, threads and how data is read.
+
+    Raises DataError for fewer than one sample, RuntimeLibraryError without ray or its cluster, and the errors
+    of `quantize`.
+    """
+    options, chosen = options or RunOptions(), load_recipe(recipe)
+    if promise is not None and promise.weight_bits is not None:
+        raise DataError("weight_bits is a promise of quantize; sensitivity takes min_sqnr or max_drop")
+    if promise is not None and promise.max_drop is not None:
+        if metric is not None or labels is not None:
+            raise DataError("the promise has a metric already; leave metric and labels out")
+        metric, labels = promise.metric, promise.labels
+    check_metric_name(metric)
+    if samples < 1:
+        raise DataError(f"samples is {samples}; give at least 1")
+    inputs, plan, rounding = _encode(model, data, chosen, statistics, options, ray)
+    board = Switchboard.open(inputs, plan, rounding.encodings, options, rounding.tensors)
+    task = None
+    if metric is not None or labels is not None:
+        task = TaskMetric(metric, labels, board, inputs, options.data.limit is not None)
+    progress = options.stage("sensitivity")
+    feeds = first_feeds(inputs.kept, samples)
+    if ray is None:
+        ranked = rank_groups(board, feeds, chosen, progress, task)
+    else:
+        with spread_noise(board, ray, options.threads) as noise:
+            ranked = rank_groups(board, feeds, chosen, progress, task, noise)
+    if promise is None:
+        return ranked
+    return find_remedy(board, ranked, open_aim(promise, inputs, task), fallback=promise.fallback)
+
+
+def _encode(
+    model: str | Path | onnx.ModelProto,
+    data: Data,
+    recipe: Recipe,
+    statistics: str | Path | Statistics | None,
+    options: RunOptions,
+    ray: str | None,
+) -> tuple[QuantizeInputs, Plan, Rounding]:
+    """Return the inputs, and the encoded part of the plan with its weights; statistics are freed."""
+    inputs = open_inputs(model, data, recipe, options, observed=statistics is not None)
+    inputs, _ = equalize_inputs(inputs, recipe, options, None, statistics is not None)
+    planned = plan_encodings(inputs.ranked, recipe)
+    found = gather_statistics(inputs, planned.unknown, statistics, options, ray)
+    plan, encodings = planned.encode(inputs.model, found)
+    return inputs, plan, round_given(inputs, plan, encodings, options, ray=ray)
+
+
+def rank_groups(
+    board: Switchboard,
+    feeds: Sequence[Feed],
+    recipe: Recipe,
+    progress: Progress | None = None,
+    task: TaskMetric | None = None,
+    noise: NoiseOf | None = None,
+) -> Sensitivity:
+    """Return the groups by their harm alone; for the worst also what the model is without them.
+
+    Args:
+        board: a session of the model.
+        feeds: for the noise.
+        recipe: of the plan.
+        progress: called after each state of the switches.
+        task: metric that ranks the groups that it separates.
+        noise: measures the states in place of `board.noise`.
+    """
+    groups, noise = board.groups, noise or board.noise
+    states = [board.everything, *(board.enable([group]) for group in groups)]
+    whole, *alone = noise(feeds, states, progress)
+    metric, metrics = _measure_metric(board, states, task, progress)
+    drops = [0.0 if metric is None else metric.clear_drop(value) for value in metrics]
+    order = sorted(range(len(groups)), key=lambda at: (drops[at], alone[at]), reverse=True)
+    worst = order[:MEASURED]
+    without = [board.enable([groups[at]], on=False) for at in worst]
+    rest = dict(zip(worst, noise(feeds, without, None), strict=True))
+    costs = measure_costs(board.proto, board.plan, feeds[0])
+    task_rest = (
+        {} if task is None else {at: task.measure(board, s, 0) for at, s in zip(worst, without, strict=True)}
+    )
+    made = tuple(
+        GroupNoise(
+            tensors=groups[at].tensors,
+            nodes=groups[at].nodes,
+            op_types=costs.op_types(groups[at]),
+            modules=costs.modules_of(groups[at]),
+            noise=alone[at],
+            rest=rest.get(at),
+            metric=metrics[at],
+            metric_rest=task_rest.get(at),
+            multiplies=costs.multiplies(groups[at]),
+            weight_bytes=costs.weight_bytes(groups[at]),
+        )
+        for at in order
+    )
+    return Sensitivity(
+        model_sha256=board.plan.model_sha256,
+        recipe=recipe.name,
+        outputs=tuple(board.logits),
+        samples=len(feeds),
+        noise=whole,
+        metric=metric,
+        groups=made,
+    )
+
+
+def _measure_metric(
+    board: Switchboard, states: Sequence[State], task: TaskMetric | None, progress: Progress | None
+) -> tuple[MetricValues | None, list[float | None]]:
+    """Return the metric of the whole, the first of `states`, and its value for each of the others."""
+    if task is None:
+        return None, [None] * (len(states) - 1)
+    reference = task.measure_float(0)
+    found: list[float] = []
+    for state in states:
+        found.append(task.measure(board, state, 0))
+        if progress is not None:
+            progress(len(states) + len(found))
+    whole, *alone = found
+    chance = max([0.0, *(value - reference for value in alone)])
+    return MetricValues(name=task.name, reference=reference, quantized=whole, chance=chance), [*alone]
+
+
+def find_remedy(
+    board: Switchboard,
+    ranked: Sensitivity,
+    aim: Aim,
+    *,
+    least: int = 0,
+    among: Sequence[int] | None = None,
+    known: dict[int, float] | None = None,
+    fallback: str,
+) -> Sensitivity:
+    """Return `ranked` with the cheapest of its groups in float that reach what `aim` wants.
+
+    Groups are taken by their noise for their cost. For an SQNR the sum of the noises predicts the number;
+    measurements of twice as many, then by halves, find it. A metric is measured for one number after another.
+    Gains are not monotone: a smaller number that was not measured may do as well.
+
+    Args:
+        board: the session.
+        ranked: the groups and their noise.
+        aim: what is measured, on the part of the data that chooses.
+        least: number of groups that are not quantized in any case.
+        among: groups that may be left in float, in this order; None for all.
+        known: values by number of groups, for calls with the same groups and data; it is filled.
+        fallback: see `Promise`; noted in the remedy.
+    """
+    by_tensors = {group.tensors: group for group in board.groups}
+    order = ranked.by_gain(by_metric=aim.noise_limit is None) if among is None else list(among)
+    groups = [by_tensors[ranked.groups[at].tensors] for at in order]
+    known = {} if known is None else known
+
+    def measure(count: int) -> float:
+        if count not in known:
+            known[count] = aim.choose(board, board.enable(groups[:count], on=False))
+        return known[count]
+
+    count = least
+    if measure(count) < aim.wanted:
+        if aim.noise_limit is None:
+            count = _scan(measure, aim.wanted, least, len(groups))
+        else:
+            guess = max(least + 1, _first_guess(ranked, order, aim.noise_limit))
+            count = _search(measure, aim.wanted, least, guess, len(groups))
+    kept = tuple(order[:count])
+    remedy = Remedy(
+        measure=aim.measure,
+        wanted=aim.wanted,
+        reached=measure(count),
+        before=measure(0),
+        kept=kept,
+        multiplies=ranked.multiplies(kept),
+        fallback=fallback,
+    )
+    return ranked.model_copy(update={"remedy": remedy})
+
+
+def next_count(count: int, most: int) -> int:
+    """Return the next number of groups to try: one more, or a quarter more of many."""
+    return min(most, count + max(1, count // 4))
+
+
+def _scan(measure: Callable[[int], float], wanted: float, low: int, most: int) -> int:
+    """Return the first number above `low` that reaches `wanted`, or `most`.
+
+    The metric of a task moves up and down with single samples, and halving would miss small numbers.
+    """
+    count = next_count(low, most)
+    while count < most and measure(count) < wanted:
+        count = next_count(count, most)
+    return count
+
+
+def _first_guess(ranked: Sensitivity, order: Sequence[int], limit: float) -> int:
+    """Return the number of groups after which the sum of the noises of the rest predicts at most `limit`."""
+    total = sum(group.noise for group in ranked.groups)
+    if not total:
+        return 1
+    taken = accumulate(ranked.groups[at].noise for at in order)
+    enough = (number for number, noise in enumerate(taken, 1) if ranked.noise * (1 - noise / total) <= limit)
+    return next(enough, len(order))
+
+
+def _search(measure: Callable[[int], float], wanted: float, low: int, count: int, most: int) -> int:
+    """Return a number above `low`, up to `most`, for which `measure` reaches `wanted`.
+
+    It begins at `count`, doubles and then halves. `most` is returned if nothing reaches it.
+    """
+    count = min(count, most)
+    while count < most and measure(count) < wanted:
+        low, count = count, min(most, max(count + 1, 2 * count))
+    if count == most and measure(count) < wanted:
+        return count
+    while count - low > 1:
+        middle = (low + count) // 2
+        low, count = (middle, count) if measure(middle) < wanted else (low, middle)
+    return count

@@ -1,0 +1,192 @@
+"""`TaskMetric`: metric of a task for states of the switches, on either half of the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.data import Feed, Feeds
+from onnxfq.data.digest import sample_digests
+from onnxfq.data.inputs import read_only, samples
+from onnxfq.data.labels import Labels, count_right, predict_classes, read_labels, refuse_label_count
+from onnxfq.errors import DataError
+from onnxfq.execution.toggled_segments import State
+from onnxfq.remedies.quantizer_toggles import Switchboard
+from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.support.user_code import FUNCTION_NAME, faults_of, import_function
+
+Outputs = Mapping[str, NDArray[Any]]
+Metric = Callable[[Iterator[Outputs], Any], float]
+"""Takes the outputs of each sample in order, and the labels of their rows or, without labels, the samples."""
+
+
+def check_metric_name(metric: str | Metric | None) -> None:
+    """Raise DataError for a name other than `package.module:function`."""
+    if isinstance(metric, str) and not FUNCTION_NAME.fullmatch(metric):
+        raise DataError(f"metric {metric!r} must be package.module:function")
+
+
+class TaskMetric:
+    """Metric on the outputs of a model; higher is better.
+
+    Attributes:
+        name: of the metric, with its unit.
+        is_top1: whether labels alone are given, so that it is the percentage of right classes.
+    """
+
+    def __init__(
+        self,
+        metric: str | Metric | None,
+        labels: Labels | None,
+        board: Switchboard,
+        inputs: QuantizeInputs,
+        limited: bool,
+    ) -> None:
+        """Name the metric; nothing is measured yet.
+
+        Args:
+            metric: as in `Promise`; None is top-1 accuracy.
+            labels: as in `Promise`.
+            board: a session of the model.
+            inputs: with all data, which is read once for each measurement.
+            limited: whether the data is the first of more, and so are its labels.
+
+        Raises DataError without data, or for labels or a metric that cannot be read.
+        """
+        if inputs.feeds is None:
+            raise DataError("a promise is measured on data; give data")
+        given = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
+        self.is_top1 = metric is None
+        self.name = "points of top-1" if self.is_top1 else f"metric {given}"
+        self._metric: Metric = _top1
+        if metric is not None:
+            self._metric = import_function(metric, "--metric") if isinstance(metric, str) else metric
+        self._labels = None if labels is None else read_labels(labels, whole=self.is_top1)
+        self._feeds, self._board, self._limited = inputs.feeds.source, board, limited
+        self._float: dict[int, float] = {}
+
+    @property
+    def rows(self) -> int:
+        """Number of labelled rows of all data. Raises DataError if there are more rows than labels."""
+        return sum(place.stop - place.start for place in self._parts.places)
+
+    @cached_property
+    def _parts(self) -> _Parts:
+        """Halves of the samples, equal to one: every second one in the order of their digests and labels.
+
+        Neither the order of the data nor its batches move a sample to the other half.
+        """
+        digests: list[int] = []
+        board, labels, inputs = self._board, self._labels, self._feeds.inputs
+
+        def read() -> Iterator[Feed]:
+            for feed in self._feeds:
+                digests.extend(sample_digests(feed, inputs))
+                yield from samples(feed, inputs)
+
+        places: list[slice] = []
+        if labels is None:
+            for _ in read():
+                pass
+            order = sorted(range(len(digests)), key=digests.__getitem__)
+        else:
+            first = board.results[0]
+            rows = [predict_classes(made[first], first).size for made in board.run(read(), board.nothing)]
+            ends = np.cumsum([0, *rows]).tolist()
+            if ends[-1] > labels.size or (ends[-1] < labels.size and not self._limited):
+                raise refuse_label_count(labels, str(ends[-1]), first)
+            places = [slice(low, high) for low, high in pairwise(ends)]
+            order = sorted(range(len(digests)), key=lambda at: (digests[at], labels[places[at]].tobytes()))
+        halves = [0] * len(order)
+        for place, number in enumerate(order):
+            halves[number] = place % 2
+        return _Parts(halves, places)
+
+    def measure_float(self, half: int) -> float:
+        """Return the value of the float model on one half of the data, 0 or 1, which is measured once."""
+        if half not in self._float:
+            self._float[half] = self.measure(self._board, self._board.nothing, half)
+        return self._float[half]
+
+    def measure(self, board: Switchboard, state: State, half: int) -> float:
+        """Return the value of a state of `board` on one half of the data, 0 or 1.
+
+        Raises DataError if the metric fails or returns no finite number.
+        """
+        parts = self._parts
+        part = Half(self._feeds, parts.halves, half)
+        truth: Any = part
+        if self._labels is not None:
+            mine = [place for place, other in zip(parts.places, parts.halves, strict=True) if other == half]
+            truth = np.concatenate([self._labels[place] for place in mine] or [self._labels[:0]])
+        with faults_of(self.name):
+            value = self._metric(map(read_only, board.run(part, state)), truth)
+            number = _to_number(value)
+        if not math.isfinite(number):
+            raise DataError(f"{self.name} returned {_describe(value)}; return a finite number")
+        return number
+
+
+class _Parts(NamedTuple):
+    """Half of each sample, 0 or 1, and the places of its labels; none without labels."""
+
+    halves: list[int]
+    places: list[slice]
+
+
+@dataclass(frozen=True)
+class Half:
+    """The samples of one half of `feeds`, one a feed; every iteration reads all of them.
+
+    Attributes:
+        feeds: the data.
+        halves: of each sample, 0 or 1.
+        half: the one to read.
+    """
+
+    feeds: Feeds
+    halves: Sequence[int]
+    half: int
+
+    def __iter__(self) -> Iterator[Feed]:
+        """Yield the samples of this half in order, for a user who must not write into them."""
+        inputs = self.feeds.inputs
+        every = (sample for feed in self.feeds for sample in samples(feed, inputs))
+        return (read_only(one) for one, half in zip(every, self.halves, strict=True) if half == self.half)
+
+
+def _to_number(value: Any) -> float:
+    """Return what a metric returned as a float; NaN for anything but a number."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return math.nan
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return math.nan
+
+
+def _describe(value: Any) -> str:
+    """Return the beginning of a value as text; its type where it has none, as an integer of 5,000 digits."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # the class is the user's
+        return f"a {type(value).__name__}"
+
+
+def _top1(outputs: Iterator[Outputs], labels: NDArray[Any]) -> float:
+    """Return the percentage of rows of the first output with the largest element at the label."""
+    row = right = 0
+    for made in outputs:
+        name, first = next(iter(made.items()))
+        classes = predict_classes(first, name)
+        end = row + classes.size
+        right += count_right(classes, labels[row:end], name)
+        row = end
+    return 100.0 * right / row if row else 0.0

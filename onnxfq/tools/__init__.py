@@ -1,0 +1,1 @@
+"""What only commands enter: check, compare, convert, inspect and hand over models."""

@@ -1,0 +1,280 @@
+"""`convert`: a model quantized for ONNX Runtime converted for another target, with its loss."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from onnxfq.calibration.calibrators import MINMAX
+from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistics
+from onnxfq.data import Data
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.plan import Placement, Plan
+from onnxfq.documents.recipe import Override, Recipe, load_recipe
+from onnxfq.documents.scores import Evaluation
+from onnxfq.errors import DataError, ModelError, RecipeError, nearest
+from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_in
+from onnxfq.graph.io.data_paths import check_model_output
+from onnxfq.graph.io.load import load, read_model, standard_form
+from onnxfq.graph.model import Model, list_nodes
+from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS
+from onnxfq.graph.stored_grid import StoredWeight
+from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
+from onnxfq.interchange.quantized_models.operators import HANDLERS
+from onnxfq.stages.calibrate import choose_encodings
+from onnxfq.stages.evaluate import evaluate
+from onnxfq.stages.insert import insert_qdq
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.plan import make_plan
+from onnxfq.stages.saturation import (
+    drop_clips,
+    drop_repeated_clips,
+    drop_unreached_clips,
+    find_covered_clips,
+)
+from onnxfq.stages.stored_weights import compare_stored
+from onnxfq.stages.write import write_model
+from onnxfq.stages.zeroed_values import find_lost_values, tell_lost_values
+from onnxfq.support.reasons import rule_of
+from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.target import DEFAULT_TARGET, collect_parts, prepare_model
+from onnxfq.tools.check import check
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Result of `convert`.
+
+    Attributes:
+        plan: of the float form of the source.
+        changes: counts by description.
+        check: findings in the result by the rules of its target; None if it has none.
+        evaluation: against the source; None without data.
+        scratch: the file of large weights of `qdq`, which exists as long as this object; None if they are in
+            memory.
+    """
+
+    source: str
+    qdq: onnx.ModelProto
+    plan: Plan
+    changes: dict[str, int]
+    check: CheckResult | None = None
+    evaluation: Evaluation | None = None
+    notes: tuple[str, ...] = field(default=())
+    scratch: Scratch | None = field(default=None, repr=False, compare=False)
+
+
+def convert(
+    model: str | Path | onnx.ModelProto,
+    output: str | Path | None = None,
+    *,
+    target: str = DEFAULT_TARGET,
+    data: Data | None = None,
+    options: RunOptions | None = None,
+) -> Conversion:
+    """Convert a quantized model for `target`, and write it to `output`.
+
+    Every node that multiplies quantized numbers in the source also does in the result: in symmetric int8 over
+    the range that the source covers, with the stored weights of the source if int8 can hold their grid. The
+    file is written once ONNX Runtime has loaded it, and run it on the first feed of `data`. Findings of
+    the rules of the target do not keep it from being written.
+
+    Args:
+        model: a quantized model: a path or a ModelProto.
+        output: where to write the result; None writes nothing.
+        target: a target with a conversion.
+        data: real inputs to compare the result with the source on, to turn dynamic scales into constants, and
+            to leave out limits of ranges that no value reaches; without data nodes with dynamic scales stay
+            in float.
+        options: batch, threads and device.
+
+    Raises ModelError for a model that is not quantized or has an operator without a float form, RecipeError
+    for an unknown target.
+    """
+    options = options or RunOptions()
+    recipes = collect_parts(lambda one: one.conversion)
+    if target not in recipes:
+        raise RecipeError(f"there is no conversion for target {target!r}{nearest(target, recipes)}")
+    if output is not None:
+        check_model_output(output, model, data)
+    proto, sha256, source = read_model(model)
+    if not {node.op_type for node in list_nodes(proto.graph)} & QUANTIZED_OPS:
+        raise ModelError(f"{source} {_describe_unquantized(proto)}")
+    given = onnx.ModelProto()
+    given.CopyFrom(proto)
+    notes = standard_form(proto)
+    form = Unfolding(proto, source, HANDLERS).run()
+    if data is not None:
+        drop_unreached_clips(form, open_feeds(given, data, options.batch, options.data), options.threads)
+    recipe, folder = _recipe(form, recipes[target]), None if output is None else Path(output).parent
+    if form.clips:
+        # A Clip hides what a target fuses: where a pair of the same range takes its place, none is needed.
+        bare = deepcopy(form)
+        drop_clips(bare, list(bare.clips))
+        with weights_in(scratch_for(bare.proto, folder)):
+            unclipped = prepare_model(replace(load(bare.proto), sha256=sha256, source=source), target)
+            decided, _ = _with_known_parts(unclipped, bare, recipe, data)
+        drop_clips(form, find_covered_clips(bare, form.clips, decided))
+    # As floats the weights may be more than one message can hold.
+    scratch = scratch_for(form.proto, folder)
+    with weights_in(scratch):
+        floats = replace(load(form.proto), sha256=sha256, source=source)
+        stored = {
+            name: StoredWeight(floats.constants[name], grid.stored_scale)
+            for name, grid in form.grids.items()
+            if name in floats.constants
+        }
+        loaded = prepare_model(replace(floats, stored=stored), target)
+    form.changes.update({note: 1 for note in notes if rule_of(note) == "unnamed"})
+    plan, statistics = _make_plan(loaded, form, recipe, data, options)
+    encodings = _encode_plan(loaded, plan, statistics, form)
+    qdq = insert_qdq(loaded, plan, encodings)
+    clips = drop_repeated_clips(qdq, form.clips)
+    if clips:
+        form.changes[_CLIPPED if data is None else _CLIPPED_BY_DATA] += clips
+    found = check(qdq, target) if target in collect_parts(lambda one: one.check) else None
+    evaluation, feeds = None, []
+    if data is not None:
+        evaluation = evaluate(given, {"converted": qdq}, data, options=options)
+        feeds = list(islice(open_feeds(given, data, options.batch, options.data), 1))
+    write_model(qdq, output, feeds, options.threads)
+    return Conversion(source, qdq, plan, dict(form.changes), found, evaluation, loaded.notes, scratch)
+
+
+_CLIPPED = "Clip put where the range of a pair may limit values; data shows where it does"
+_CLIPPED_BY_DATA = "Clip put where the range of a pair limits the values of the data"
+
+
+def _recipe(form: FloatForm, name: str) -> Recipe:
+    """Return recipe `name` for the source; weight-only and blocked nodes become overrides."""
+    base = load_recipe(name)
+    overrides = []
+    readers = {node.name: node for node in form.proto.graph.node}
+    for name, slots in form.inputs.items():
+        node = readers[name]
+        if not slots:
+            overrides.append(Override(nodes=(name,), keep_float=True))
+        elif slots != {0, 1}:
+            grid = next((form.grids[node.input[s]] for s in slots if node.input[s] in form.grids), None)
+            weights = {}
+            if grid is not None and grid.granularity.block_size is not None:
+                weights = {
+                    "qtype": "int4",
+                    "granularity": "blocked",
+                    "block_size": grid.granularity.block_size,
+                    "calibrator": "mse",
+                }
+            overrides.append(
+                Override.model_validate({"nodes": (name,), "activations": None, "weights": weights})
+            )
+    if base.activations is not None:
+        # The source has one grid for all channels.
+        base = base.model_copy(
+            update={"activations": base.activations.model_copy(update={"equalize": "none"})}
+        )
+    return base.model_copy(update={"name": "converted", "overrides": tuple(overrides)})
+
+
+def _make_plan(
+    model: Model, form: FloatForm, recipe: Recipe, data: Data | None, options: RunOptions
+) -> tuple[Plan, Statistics]:
+    """Return the plan and the ranges of its activations, taken from the source or observed."""
+    plan, recipe = _with_known_parts(model, form, recipe, data)
+    unknown = [p for p in plan.activations if p.tensor not in form.ranges]
+    residual = tuple(use.node for p in unknown for use in p.uses if use.node not in form.inputs)
+    lost = [p for p in unknown if any(use.node in form.inputs for use in p.uses)]
+    nodes = set(residual) | (set() if data is not None else {u.node for p in lost for u in p.uses})
+    if data is None and len(lost) == len(plan.activations) and lost:
+        raise DataError(
+            f"{model.source}: all scales of activations are dynamic, and the target wants constant ones; "
+            "give data to calibrate them"
+        )
+    if nodes:
+        kept = tuple(Override(nodes=(name,), keep_float=True) for name in sorted(nodes))
+        plan = make_plan(model, recipe.model_copy(update={"overrides": (*recipe.overrides, *kept)}))
+        if data is None and lost:
+            form.changes["node left in float: its scales are dynamic; give data"] += len(
+                nodes - set(residual)
+            )
+    tensors = {name: _two_values(*limits) for name, limits in form.ranges.items()}
+    missing = [p for p in plan.activations if p.tensor not in tensors]
+    if missing and data is not None:
+        feeds = open_feeds(model.proto, data, options.batch, options.data)
+        part = plan.model_copy(update={"placements": tuple(missing)})
+        observing = ObserveOptions(threads=options.threads, device=options.device)
+        tensors |= collect_statistics(model, part, feeds, observing).tensors
+        form.changes["activation observed in the data, and made static"] += len(missing)
+    placements = tuple(_minmax(p) if p.tensor in form.ranges else p for p in plan.placements)
+    statistics = Statistics(model.sha256, 0, HISTOGRAM.to_keys(tensors))
+    return plan.model_copy(update={"placements": placements}), statistics
+
+
+def _with_known_parts(
+    model: Model, form: FloatForm, recipe: Recipe, data: Data | None
+) -> tuple[Plan, Recipe]:
+    """Return the plan and its recipe; parts with ranges from the source keep their pairs."""
+    plan = make_plan(model, recipe)
+    moving = {node.name for node in form.proto.graph.node if node.op_type in MOVES | SPLITS}
+    wholes = [
+        p.tensor
+        for p in plan.activations
+        if p.tensor not in form.ranges and all(use.node in moving for use in p.uses)
+    ]
+    if not wholes:
+        return plan, recipe
+    kept = Override(tensors=tuple(wholes), keep_float=True)
+    apart = recipe.model_copy(update={"overrides": (*recipe.overrides, kept)})
+    parts = make_plan(model, apart)
+    unknown = [sum(p.tensor not in form.ranges for p in one.activations) for one in (plan, parts)]
+    return (parts, apart) if data is None or unknown[1] < unknown[0] else (plan, recipe)
+
+
+def _minmax(placement: Placement) -> Placement:
+    """Return the placement with calibrator minmax, which keeps the range of the source."""
+    return placement.model_copy(update={"calibrator": MINMAX})
+
+
+def _two_values(low: float, high: float) -> TensorStatistics:
+    """Return statistics with the range [low, high]."""
+    return TensorStatistics.from_array(np.asarray([low, high], np.float32))
+
+
+def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) -> Encodings:
+    """Return the encodings; weights stay on the grid of the source if the target has it."""
+    encodings = choose_encodings(model, plan, statistics)
+    tell_lost_values(find_lost_values(plan, statistics, encodings))
+    found = compare_stored(model, plan, encodings)
+    others = len(plan.weights) - found.kept - len(found.clipped)
+    counts = {
+        "weight kept on the grid of the source": found.kept,
+        "weight kept on the grid of the source but for clipped numbers": len(found.clipped),
+        "number of such a weight clipped": sum(count for count, _ in found.clipped.values()),
+        "weight rounded again": others,
+    }
+    form.changes.update({text: count for text, count in counts.items() if count})
+    return encodings
+
+
+_QONNX = ("Quant", "BipolarQuant", "Trunc", "IntQuant", "FloatQuant")
+_QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
+
+
+def _describe_unquantized(proto: onnx.ModelProto) -> str:
+    """Return what a model without ONNX's quantized operators is, and what to do with it."""
+    found = next(
+        (n for n in list_nodes(proto.graph) if n.op_type in _QONNX and n.domain in _QONNX_DOMAINS), None
+    )
+    if found is None:
+        return "is not quantized; quantize it with `onnxfq quantize`"
+    return (
+        f"is in QONNX, the format of Brevitas and FINN ({found.op_type} {found.name!r} of domain "
+        f"{found.domain}), which ONNX Runtime and TensorRT do not have; export Q/DQ instead, with Brevitas' "
+        "export_onnx_qcdq or qonnx' QuantToQCDQ, or quantize the float model with `onnxfq quantize`"
+    )

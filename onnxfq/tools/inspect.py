@@ -1,0 +1,214 @@
+"""`inspect_model`: summary of a model file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.data.model_inputs import input_specs
+from onnxfq.documents.scores import FORMAT_KEY
+from onnxfq.graph.external.sizes import tensor_bytes
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.io.load import read_model
+from onnxfq.graph.model import default_opset, list_nodes
+from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
+from onnxfq.graph.signature import output_names
+from onnxfq.support.records import Record
+from onnxfq.support.tables import table_lines
+
+
+class QuantizedTensor(Record):
+    """One quantizer: tensor, format and scales; None for scales that the model computes."""
+
+    tensor: str
+    op_type: str
+    qtype: str
+    granularity: str
+    scale_min: float | None
+    scale_max: float | None
+    zero_points: str
+
+
+class Inspection(Record):
+    """Summary of a model file."""
+
+    source: str
+    opset: int
+    ir_version: int
+    producer: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    operators: dict[str, int]
+    weighted: dict[str, int]
+    weight_bytes: int
+    quantized: tuple[QuantizedTensor, ...]
+    metadata: dict[str, str]
+
+    def table(self) -> str:
+        """Return the summary as plain text."""
+        operators = ", ".join(f"{op} {count}" for op, count in self.operators.items())
+        weighted = ", ".join(f"{op} {count}" for op, count in self.weighted.items()) or "none"
+        lines = [
+            f"model      {self.source}",
+            f"opset      {self.opset} (IR {self.ir_version}), producer {self.producer or 'unknown'}",
+            *(f"input      {line}" for line in self.inputs),
+            f"outputs    {', '.join(self.outputs)}",
+            f"operators  {operators}",
+            f"weighted   {weighted}",
+            f"constants  {self.weight_bytes / 1e6:.2f} MB",
+            *(
+                f"metadata   {key} = {value}"
+                for key, value in self.metadata.items()
+                if not key.startswith(FORMAT_KEY)
+            ),
+        ]
+        if not self.quantized:
+            found = sorted(set(self.operators) & QUANTIZED_OPS)
+            lines.append(f"quantized  by {', '.join(found)}" if found else "quantized  no")
+            return "\n".join(lines)
+        rows = [("tensor", "operator", "type", "granularity", "scale", "zero point")]
+        for q in self.quantized:
+            rows.append((q.tensor, q.op_type, q.qtype, q.granularity, _scales(q), q.zero_points))
+        return "\n".join([*lines, "", *table_lines(rows, names=(0,))])
+
+
+def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
+    """Return a summary of a model. Raises ModelError in one line."""
+    proto, _, source = read_model(model)
+    nodes = list_nodes(proto.graph)
+    counts = Counter(node.op_type for node in nodes)
+    index = GraphIndex.of_model(proto)
+    constants, makers = index.constants, index.makers
+    dtypes = {tensor.name: tensor.data_type for tensor in constants.values()}
+    for node in nodes:
+        if node.op_type == "QuantizeLinear":
+            dtypes[node.output[0]] = _output_type(node, dtypes)
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    found = [_quantizer(node, constants, dtypes, makers) for node in nodes]
+    return Inspection(
+        source=source,
+        opset=default_opset(proto),
+        ir_version=proto.ir_version,
+        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
+        inputs=tuple(str(spec) for spec in input_specs(proto)),
+        outputs=output_names(proto),
+        operators=dict(counts.most_common()),
+        weighted={op: counts[op] for op in WEIGHTED_INPUTS if counts[op]},
+        weight_bytes=sum(tensor_bytes(t) for t in constants.values()),
+        quantized=tuple(_as_asked(q, metadata) for q in found if q is not None),
+        metadata=metadata,
+    )
+
+
+def _scales(quantized: QuantizedTensor) -> str:
+    low, high = quantized.scale_min, quantized.scale_max
+    if low is None or high is None:
+        return "dynamic"
+    return f"{low:.6g}" if low == high else f"{low:.4g} … {high:.4g}"
+
+
+def _as_asked(quantized: QuantizedTensor, metadata: dict[str, str]) -> QuantizedTensor:
+    """Return `quantized` with the number format that the metadata name for its storage type, if any."""
+    name = quantized.tensor.removesuffix("/clip").removesuffix("/q")
+    return quantized.model_copy(update={"qtype": metadata.get(FORMAT_KEY + name, quantized.qtype)})
+
+
+def _quantizer(
+    node: onnx.NodeProto,
+    constants: dict[str, onnx.TensorProto],
+    dtypes: dict[str, int],
+    makers: dict[str, onnx.NodeProto],
+) -> QuantizedTensor | None:
+    """Return the summary of a quantizing node; DequantizeLinear counts if it reads a stored constant."""
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    reads_constant = node.op_type in _DEQUANTIZES and node.input[0] in constants
+    if node.op_type in _DYNAMIC:
+        scale, rank = None, 1 if "axis" in attributes else 0
+    elif node.op_type in ("QuantizeLinear", "FakeQuantize") or reads_constant:
+        scale = _constant_scale(node.input[1], constants, makers)
+        if scale is None or not scale.size:
+            return None
+        rank = scale.ndim
+    else:
+        return None
+    if "qtype" in attributes:
+        qtype = attributes["qtype"].decode()
+    elif node.op_type in _DYNAMIC:
+        qtype = _DYNAMIC[node.op_type]
+    else:
+        code = dtypes[node.input[0]] if reads_constant else dtypes[node.output[0]]
+        qtype = onnx.TensorProto.DataType.Name(code).lower()
+    return QuantizedTensor(
+        tensor=node.input[0],
+        op_type=node.op_type,
+        qtype=qtype,
+        granularity=_granularity(rank, attributes),
+        scale_min=None if scale is None else float(scale.min()),
+        scale_max=None if scale is None else float(scale.max()),
+        zero_points="dynamic" if _asymmetric(node, attributes) else _zero_points(node, constants),
+    )
+
+
+# Quantizers with dynamic scales, and their number format.
+_DYNAMIC = {
+    "DynamicQuantizeLinear": "uint8",
+    "DynamicFakeQuantize": "",
+    "TRT_FP4DynamicQuantize": "float4e2m1",
+    "TRT_MXFP8DynamicQuantize": "float8e4m3fn",
+}
+_DEQUANTIZES = ("DequantizeLinear", "TRT_MXFP8DequantizeLinear")
+
+
+def _asymmetric(node: onnx.NodeProto, attributes: dict[str, Any]) -> bool:
+    return node.op_type == "DynamicQuantizeLinear" or attributes.get("symmetric") == 0
+
+
+def _constant_scale(
+    name: str, constants: dict[str, onnx.TensorProto], makers: dict[str, onnx.NodeProto]
+) -> NDArray[np.float64] | None:
+    """Return a scale that is a constant, or a product of two constants as for NVFP4; otherwise None."""
+    if name in constants:
+        values = tensor_array(constants[name])
+        # MXFP8 in uint8 holds exponents, biased by 127.
+        exponents = values.dtype == np.uint8
+        return np.asarray(np.exp2(values.astype(np.float64) - 127) if exponents else values, np.float64)
+    node = makers.get(name)
+    if node is None or node.op_type != "DequantizeLinear":
+        return None
+    factors = [constants[part] for part in node.input[:2] if part in constants]
+    if len(factors) != 2:
+        return None
+    first, second = (tensor_array(factor).astype(np.float64) for factor in factors)
+    return np.asarray(first * second)
+
+
+def _output_type(node: onnx.NodeProto, dtypes: dict[str, int]) -> int:
+    if len(node.input) > 2 and node.input[2] in dtypes:
+        return dtypes[node.input[2]]
+    given = next((a.i for a in node.attribute if a.name == "output_dtype"), 0)
+    return int(given or onnx.TensorProto.UINT8)  # ONNX's default
+
+
+def _granularity(rank: int, attributes: dict[str, Any]) -> str:
+    if attributes.get("block_shape"):
+        return f"blocks of {attributes['block_shape']}"
+    if rank == 0:
+        return "per-tensor"
+    axis, block = attributes.get("axis", 1), attributes.get("block_size", 0)
+    return f"blocks of {block} on axis {axis}" if block else f"per-axis {axis}"
+
+
+def _zero_points(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> str:
+    if len(node.input) < 3 or node.input[2] not in constants:
+        return "0"
+    values = tensor_array(constants[node.input[2]]).astype(np.float64)
+    if not values.size:
+        return "none"
+    low, high = values.min(), values.max()
+    return f"{low:g}" if low == high else f"{low:g} … {high:g}"
