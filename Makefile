@@ -4,11 +4,11 @@ BUILD := build/custom_ops
 
 # CMAKE_ARGS, also read by pip: -DONNXFQ_CUDA=OFF, or -DONNXFQ_CUDA_ARCHITECTURES=90 for one GPU instead of all.
 
-QUICK := tests/test_layers.py tests/test_english.py tests/test_public_api.py tests/test_granularity.py tests/test_spec.py \
-  tests/test_statistics.py tests/test_recipe.py tests/test_plan.py tests/test_encoding.py tests/test_pipeline.py \
-  tests/graph/test_normalize.py tests/graph/test_round_trip.py tests/passes/test_insert_qdq.py tests/policies \
-  tests/feeds/test_batches.py tests/test_planning.py tests/test_qparams.py tests/test_node_vectors.py \
-  tests/targets/test_toy_target.py tests/calibrators/test_own_calibrator.py
+QUICK := tests/test_layers.py tests/test_english.py tests/test_public_api.py tests/numerics/test_granularity.py tests/numerics/test_spec.py \
+  tests/calibration/test_statistics.py tests/documents/test_recipe.py tests/documents/test_plan.py tests/documents/test_encoding.py tests/test_pipeline.py \
+  tests/graph/test_normalize.py tests/graph/test_round_trip.py tests/passes/test_insert_qdq.py tests/placement \
+  tests/data/test_batches.py tests/stages/test_planning.py tests/numerics/test_qparams.py tests/test_node_vectors.py \
+  tests/targets/test_toy_target.py tests/calibration/test_own_calibrator.py
 
 .PHONY: install lib lint types quick slow test warnings sanitize runtimes demo site gpu clean
 

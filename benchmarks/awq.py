@@ -35,7 +35,7 @@ from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.replace_constants import replace_weights, separate_float_readers, weight_tensor
 from onnxfq.remedies.moments import collect_moments
-from onnxfq.remedies.weighted_layers import Layer, find_layers
+from onnxfq.remedies.weighted_layers import WeightedLayer, find_layers
 
 ALPHAS = np.linspace(0, 1, 11)
 SHARES = np.linspace(1, 0.4, 25)
@@ -48,7 +48,7 @@ Array = NDArray[np.float64]
 class Searched(NamedTuple):
     """A weight [groups, outputs, inputs] and what its scales are chosen from."""
 
-    layer: Layer
+    layer: WeightedLayer
     moments: InputMoments
     weights: NDArray[np.float32]
 

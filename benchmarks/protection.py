@@ -89,7 +89,7 @@ def measure(folder: Folder, case: Case, model: Path, work: Path) -> list[str]:
         row.append(f"{numbers(folder.measure(case, {case.file: written}))}{_changes(result)}")
     labelled = labelled_data(folder, case)
     if labelled is not None:
-        promise = onnxfq.Promise(max_drop=0.5, labels=labelled[1])
+        promise = onnxfq.AccuracyTarget(max_drop=0.5, labels=labelled[1])
         try:
             result = onnxfq.quantize(model, labelled[0], written, promise=promise)
             row.append(f"{numbers(folder.measure(case, {case.file: written}))}{_changes(result)}")

@@ -18,7 +18,7 @@ import onnx
 from real_cases import CASES, Case, Feed, Folder, open_model, raised_to_float32
 
 import onnxfq
-from onnxfq.remedies.accuracy_target import Promise
+from onnxfq.remedies.accuracy_target import AccuracyTarget
 
 SENTENCES = range(75, 225)
 """Sentences that score the encoder; calibration takes those before them."""
@@ -58,7 +58,7 @@ def measure(path: Path, case: Case, bits: list[float], work: Path) -> list[tuple
     rows = [("float", model.stat().st_size, score(folder, case, model, model))]
     mixed = [(f"mixed, {most:g} bits", "int4 gptq", most) for most in bits]
     for title, name, most in [*((name, name, None) for name in RECIPES), *mixed]:
-        promise = Promise(weight_bits=most, fallback="tensorrt-int8-weights") if most else None
+        promise = AccuracyTarget(weight_bits=most, fallback="tensorrt-int8-weights") if most else None
         made = onnxfq.quantize(
             model,
             folder.feeds(case),

@@ -31,9 +31,9 @@ from onnxfq.graph.external.sizes import limit_in_memory, weight_bytes
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.model import Model
 from onnxfq.graph.node_notes import NodeNotes, note_nodes
-from onnxfq.interchange import GivenFile
-from onnxfq.interchange.apply import Fitted
-from onnxfq.remedies.accuracy_target import Promise
+from onnxfq.interchange import ExternalEncodingsFile
+from onnxfq.interchange.apply import MatchedEncodings
+from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.calibrator_search import Recalibration, recalibrate
 from onnxfq.remedies.correct_biases import BiasCorrection, correct_biases
 from onnxfq.remedies.equalize_search import equalize_inputs
@@ -58,7 +58,7 @@ from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.evaluate import compare_forms
 from onnxfq.stages.fp16_scales import with_half_scales
-from onnxfq.stages.inputs import QuantizeInputs, open_inputs, take_in
+from onnxfq.stages.inputs import QuantizeSession, embed_weights, open_inputs
 from onnxfq.stages.insert import insert_forms
 from onnxfq.stages.limits import describe_unreached
 from onnxfq.stages.options import RunOptions
@@ -66,7 +66,7 @@ from onnxfq.stages.planned_encodings import Missing, plan_encodings
 from onnxfq.stages.statistics_source import gather_statistics
 from onnxfq.stages.stored_weights import compare_stored
 from onnxfq.stages.write import write_model
-from onnxfq.stages.zeroed_values import find_lost_values, tell_lost_values
+from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
 from onnxfq.targets.onnxruntime.releases import Release, release_of
 from onnxfq.targets.target import target_by_name
 
@@ -105,7 +105,7 @@ class QuantizeResult:
     staged_simulation: onnx.ModelProto
     evaluation: Evaluation
     floats: FloatPlan | None = None
-    fitted: Fitted | None = None
+    fitted: MatchedEncodings | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     scratch: Scratch | None = field(default=None, repr=False, compare=False)
     sensitivity: Sensitivity | None = None
@@ -119,12 +119,16 @@ class QuantizeResult:
     def model(self) -> Model:
         """The normalised float model, as `load` returns it. Raises ModelError if its file has changed."""
         stays = weight_bytes(self.staged.proto) > limit_in_memory(None)
-        return self.staged if stays else replace(self.staged, proto=take_in(self.staged, self.staged.proto))
+        return (
+            self.staged
+            if stays
+            else replace(self.staged, proto=embed_weights(self.staged, self.staged.proto))
+        )
 
     @cached_property
     def simulation(self) -> onnx.ModelProto:
         """The model with FakeQuantize nodes. Raises ModelError if the file of the float model has changed."""
-        return take_in(self.staged, self.staged_simulation)
+        return embed_weights(self.staged, self.staged_simulation)
 
     def _facts(self) -> dict[str, str]:
         """Return the verdict in a few words by name."""
@@ -158,10 +162,10 @@ def quantize(
     rounding: str | None = None,
     statistics: str | Path | Statistics | None = None,
     moments: str | Path | Moments | None = None,
-    encodings: GivenFile | None = None,
+    encodings: ExternalEncodingsFile | None = None,
     missing: Missing = "stop",
     floats: FloatOptions = ALL_FLOAT32,
-    promise: Promise | None = None,
+    promise: AccuracyTarget | None = None,
     protect: float | ProtectAuto | None = PROTECT_AUTO,
     runtime: str | None = None,
     ray: str | None = None,
@@ -224,7 +228,7 @@ def quantize(
                 made, built = job.repair(inputs, made, built, least)
             made, built = job.round_auto(made, built)
     kept = made.kept
-    tell_lost_values(find_lost_values(kept.plan, kept.statistics, built.encodings))
+    warn_zeroed_values(find_zeroed_values(kept.plan, kept.statistics, built.encodings))
     if notes is not None:
         note_nodes(built.qdq, notes(job.result(made, built)))
     write_model(built.qdq, output, made.inputs.kept, options.threads)
@@ -245,7 +249,7 @@ class _Built(NamedTuple):
 class _Made(NamedTuple):
     """A plan with encodings, for a model whose channels may be equalized."""
 
-    inputs: QuantizeInputs
+    inputs: QuantizeSession
     equalized: Equalization | None
     kept: Protected
     recalibration: Recalibration | None = None
@@ -256,26 +260,28 @@ class _Made(NamedTuple):
 class _Job:
     """Arguments of a call of `quantize` that all its attempts share."""
 
-    encodings: GivenFile | None
+    encodings: ExternalEncodingsFile | None
     missing: Missing
     statistics: str | Path | Statistics | None
     moments: Moments | None
     floats: FloatOptions
     release: Release
-    promise: Promise | None
+    promise: AccuracyTarget | None
     ray: str | None
     options: RunOptions
     clock: _Clock
     runs: ReferenceRuns
 
-    def equalize(self, inputs: QuantizeInputs, recipe: Recipe) -> tuple[QuantizeInputs, Equalization | None]:
+    def equalize(
+        self, inputs: QuantizeSession, recipe: Recipe
+    ) -> tuple[QuantizeSession, Equalization | None]:
         """Return `inputs` with the model that the recipe wants equalized, and what was done."""
         found = equalize_inputs(inputs, recipe, self.options, self.encodings, self.statistics is not None)
         if found[1] is not None:
             self.clock.lap("equalize")
         return found
 
-    def prepare(self, equalized: tuple[QuantizeInputs, Equalization | None], recipe: Recipe) -> _Made:
+    def prepare(self, equalized: tuple[QuantizeSession, Equalization | None], recipe: Recipe) -> _Made:
         """Return the plan, its statistics and encodings, and rounded weights."""
         inputs, clock = equalized[0], self.clock
         planned = plan_encodings(inputs.ranked, recipe, self.encodings)
@@ -318,7 +324,7 @@ class _Job:
             plan=kept.plan.model_copy(update={"equalization": equalized}),
             statistics=kept.statistics,
             encodings=built.encodings,
-            qdq=take_in(inputs.model, built.qdq),
+            qdq=embed_weights(inputs.model, built.qdq),
             staged_simulation=built.simulation,
             evaluation=built.evaluation,
             floats=built.floats,
@@ -369,7 +375,7 @@ class _Job:
         return _Built(encoded, simulation, qdq, cast.floats, evaluation, corrected)
 
     def _correct(
-        self, inputs: QuantizeInputs, model: Model, kept: Protected, encodings: Encodings
+        self, inputs: QuantizeSession, model: Model, kept: Protected, encodings: Encodings
     ) -> BiasCorrection | None:
         """Return what corrected biases gain; None if the recipe does not ask for it."""
         if kept.recipe.bias_correction == "none":
@@ -398,7 +404,7 @@ class _Job:
         return (made._replace(kept=kept), other) if found.is_kept else (made, built)
 
     def repair(
-        self, inputs: QuantizeInputs, made: _Made, built: _Built, least: float
+        self, inputs: QuantizeSession, made: _Made, built: _Built, least: float
     ) -> tuple[_Made, _Built]:
         """Return what helps most of the remedies for outputs below `least` dB.
 
@@ -431,7 +437,7 @@ class _Job:
         self.clock.lap("recalibrate")
         return made._replace(kept=kept, recalibration=found)
 
-    def _smooth(self, inputs: QuantizeInputs, made: _Made) -> _Made:
+    def _smooth(self, inputs: QuantizeSession, made: _Made) -> _Made:
         """Return the plan of the smoothed model, or `made` with the record that smoothing changes nothing."""
         recipe, feeds = made.kept.recipe, inputs.feeds
         asked = recipe.smooth != "none" or recipe.activations is None

@@ -24,7 +24,7 @@ from onnxfq.targets.profiles import profiles
 from onnxfq.targets.target import prepare_model, target_by_name
 from onnxfq.targets.tensorrt.builder.build import Job, Report, capabilities, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
-from onnxfq.targets.tensorrt.rules.context import Reading, read
+from onnxfq.targets.tensorrt.rules.context import CheckContext, read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
 SECONDS = 120
@@ -47,7 +47,7 @@ def build_all(folder: Path, models: dict[str, onnx.ModelProto]) -> dict[str, dic
     return reports
 
 
-def verdicts(reading: Reading, report: Report) -> dict[str, str]:
+def verdicts(reading: CheckContext, report: Report) -> dict[str, str]:
     """Return the precision of each promised node, as `Conv low as low`: operator, verdict, promise."""
     layers = parse_layers(report.layers)
     return {

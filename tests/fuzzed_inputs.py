@@ -18,7 +18,8 @@ from builders import BUILDERS, feed_for
 from command_server import CommandServer, Ended
 from command_table import SOUND, TABLE, add_value, values_of
 from onnx import TensorProto, helper, numpy_helper
-from test_damaged_files import BYTES, _mangled_field
+
+from tests.support.test_damaged_files import BYTES, _mangled_field
 
 Rng = np.random.Generator
 

@@ -16,8 +16,8 @@ from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.graph.io.load import load
-from onnxfq.interchange import GivenFile
-from onnxfq.interchange.apply import Fitted
+from onnxfq.interchange import ExternalEncodingsFile
+from onnxfq.interchange.apply import MatchedEncodings
 from onnxfq.stages.planned_encodings import plan_encodings
 
 VECTORS = Path(__file__).parent / "interchange" / "aimet_vectors.json"
@@ -42,15 +42,15 @@ def small() -> onnx.ModelProto:
 
 
 def fitted(
-    proto: onnx.ModelProto, given: GivenFile, recipe: str | Recipe = "tensorrt-int8"
-) -> tuple[Plan, Fitted]:
+    proto: onnx.ModelProto, given: ExternalEncodingsFile, recipe: str | Recipe = "tensorrt-int8"
+) -> tuple[Plan, MatchedEncodings]:
     """Return the plan of `proto` with a file, and what the file has for it."""
     planned = plan_encodings(load(proto), load_recipe(recipe), given)
     assert planned.matched is not None
     return planned.plan, planned.matched
 
 
-def by_tensor(found: Fitted) -> dict[str, Encoding]:
+def by_tensor(found: MatchedEncodings) -> dict[str, Encoding]:
     """Return the encodings by tensor."""
     return {encoding.tensor: encoding for encoding in found.encodings}
 

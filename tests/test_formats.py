@@ -22,7 +22,6 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 from keyword_numerics import fake_quantize
-from test_agreement import twins
 
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.recipe import Recipe
@@ -36,6 +35,7 @@ from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.insert import qdq_pass
+from tests.test_agreement import twins
 
 # The lowest opset that can carry each: 8 bits 13, float8 19, 4 and 16 bits 21, 2 bits 25.
 OPSETS = (

@@ -9,6 +9,7 @@ import pytest
 import onnxfq
 
 NAMES = [
+    "AccuracyTarget",
     "BuildOptions",
     "CheckResult",
     "Comparison",
@@ -28,8 +29,7 @@ NAMES = [
     "ParamRules",
     "Plan",
     "PlannedEncodings",
-    "Promise",
-    "QuantizationError",
+    "QuantizationNoise",
     "QuantizeResult",
     "QuantizedArray",
     "Recipe",
@@ -66,7 +66,7 @@ NAMES = [
     "plan_encodings",
     "plot",
     "plot_quantization_errors",
-    "quantization_error",
+    "quantization_noise",
     "quantize",
     "quantize_array",
     "read_preprocessor",

@@ -325,7 +325,7 @@ def promised(path: Path, data: Feed) -> float:
     for more in (6, 4, 2, 1):
         wanted = round(min(one.sqnr_db for one in plain)) + more
         try:
-            made = onnxfq.quantize(path, data, promise=onnxfq.Promise(min_sqnr=wanted))
+            made = onnxfq.quantize(path, data, promise=onnxfq.AccuracyTarget(min_sqnr=wanted))
         except RecipeError:
             continue
         assert made.sensitivity is not None and made.sensitivity.remedy is not None
@@ -349,7 +349,9 @@ def test_a_promised_drop_in_any_order(tmp_path: Path) -> None:
                 {name: images[order]},
                 tmp_path / "q.onnx",
                 recipe=tmp_path / "w4a8.yaml",
-                promise=onnxfq.Promise(max_drop=0.002, labels=labels[order].tolist(), metric=confidence),
+                promise=onnxfq.AccuracyTarget(
+                    max_drop=0.002, labels=labels[order].tolist(), metric=confidence
+                ),
                 options=onnxfq.RunOptions(batch=batch),
             )
             assert made.sensitivity is not None and made.sensitivity.remedy is not None

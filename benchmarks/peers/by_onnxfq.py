@@ -49,7 +49,7 @@ def analyze(folder: Path, metric: str = "sqnr", samples: int = 2) -> dict[str, A
 
 def control(folder: Path, max_drop: float, out: str = "onnxfq.onnx") -> dict[str, Any]:
     """Write a Q/DQ model that loses at most `max_drop` of top-1 on half of the job's data."""
-    promise = onnxfq.Promise(max_drop=100 * max_drop, labels=np.load(folder / "labels.npy"))
+    promise = onnxfq.AccuracyTarget(max_drop=100 * max_drop, labels=np.load(folder / "labels.npy"))
     onnxfq.quantize(
         folder / "model.onnx", read_feeds(folder), folder / out, promise=promise, options=ONE_THREAD
     )

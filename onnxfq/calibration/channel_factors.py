@@ -29,7 +29,7 @@ The second are those that take as long to read as a call takes to start."""
 
 
 @dataclass(frozen=True)
-class Format:
+class FactorFormat:
     """How a tensor is quantized, as far as the expected error depends on it.
 
     Attributes:
@@ -67,7 +67,7 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Product:
+class FactorProduct:
     """A product that sums over channels of a group.
 
     Attributes:
@@ -90,8 +90,8 @@ class Product:
     weight: NDArray[np.float64]
     layout: NDArray[np.int64]
     made: NDArray[np.int64]
-    activation: Format
-    constant: Format
+    activation: FactorFormat
+    constant: FactorFormat
     passes: bool = False
 
     def columns(self, values: NDArray[np.float64], function: np.ufunc) -> NDArray[np.float64]:
@@ -159,7 +159,7 @@ class Choice:
     after_db: float
 
 
-class Trial(NamedTuple):
+class FactorStart(NamedTuple):
     """Factors that were tried, and the noise that they are expected to leave."""
 
     noise: float
@@ -169,8 +169,8 @@ class Trial(NamedTuple):
 
 def choose_factors(
     classes: NDArray[np.int64],
-    products: Sequence[Product],
-    writers: Sequence[Product],
+    products: Sequence[FactorProduct],
+    writers: Sequence[FactorProduct],
     made_by: NDArray[np.float64],
     most: int,
     alphas: Sequence[float] = ALPHAS,
@@ -217,10 +217,10 @@ def choose_factors(
         return sum(product.noise(exponents) for product in products) + made + passed
 
     before = expect(np.zeros(len(classes), np.int64))
-    found = [Trial(before, np.zeros(len(classes), np.int64), None)]
+    found = [FactorStart(before, np.zeros(len(classes), np.int64), None)]
     for tops, alpha in product_of((top_x, made_by) if made_by.any() else (top_x,), alphas):
         candidate = _exponents(tops, top_w, alpha, most)
-        found.append(Trial(expect(candidate), candidate, alpha))
+        found.append(FactorStart(expect(candidate), candidate, alpha))
     found.sort(key=lambda trial: trial.noise)  # stable: none comes first, then small alphas
     best = found[0]
     if best.alpha is not None and steps:
@@ -231,8 +231,8 @@ def choose_factors(
 
 
 def _step_channels(
-    starts: Sequence[Trial], expect: Callable[[Exponents], float], most: int, tries: int
-) -> Trial:
+    starts: Sequence[FactorStart], expect: Callable[[Exponents], float], most: int, tries: int
+) -> FactorStart:
     """Return the trial of least noise that steps of single channels reach from `starts`, the best one first.
 
     The channels furthest from the middle come first, since they make the scales.
@@ -249,7 +249,7 @@ def _step_channels(
                 moves[channel] += step
                 noise = expect(moves) if abs(moves[channel]) <= most else np.inf
                 if noise < found.noise:
-                    found, moved = Trial(noise, moves, found.alpha), True
+                    found, moved = FactorStart(noise, moves, found.alpha), True
         best = min(best, found, key=lambda trial: trial.noise)
     return best
 

@@ -63,7 +63,7 @@ def calibrate(
         rounding_rows,
     )
     from onnxfq.stages.planned_encodings import match_encodings
-    from onnxfq.stages.zeroed_values import find_lost_values, tell_lost_values
+    from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
 
     if statistics is None and (encodings is None or table or table_csv is not None):
         raise typer.BadParameter("calibrate needs --statistics, or --encodings that hold every activation")
@@ -79,7 +79,7 @@ def calibrate(
         matched.refuse_missing("give statistics from `onnxfq observe` with this plan")
     found = Statistics(loaded.sha256, 0, {}) if observed is None else observed
     encoded, made = matched.encode(loaded, found, calibrator)
-    tell_lost_values(find_lost_values(encoded, found, made))
+    warn_zeroed_values(find_zeroed_values(encoded, found, made))
     files = made.save(output)
     compared = observed is not None and (table or table_csv is not None)
     rows = calibrator_rows(matched.unknown, observed, calibrator) if observed and compared else []

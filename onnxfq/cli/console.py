@@ -10,7 +10,7 @@ from typing import Annotated, Protocol
 import typer
 
 from onnxfq.cli.notes import show_notes
-from onnxfq.cli.option_groups import Group
+from onnxfq.cli.option_groups import OptionGroup
 from onnxfq.cli.streams import show
 
 
@@ -79,6 +79,6 @@ class Printer:
             show(result.table())
 
 
-Printing = Annotated[Printer, Group(Printer)]
-PrintingAll = Annotated[Printer, Group(Printer, quiet=False)]
+Printing = Annotated[Printer, OptionGroup(Printer)]
+PrintingAll = Annotated[Printer, OptionGroup(Printer, quiet=False)]
 """Printers of commands that write files, and of commands that only print."""

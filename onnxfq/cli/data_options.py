@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnxfq.choices import RESAMPLES, Nonfinite
-from onnxfq.cli.option_groups import Group
+from onnxfq.cli.option_groups import OptionGroup
 
 if TYPE_CHECKING:
     from onnxfq.data import DataOptions
@@ -90,7 +90,7 @@ def _describe(
     return replace(base, **given, **rest)  # type: ignore[arg-type]
 
 
-Described = Annotated["DataOptions", Group(_describe)]
+Described = Annotated["DataOptions", OptionGroup(_describe)]
 
 
 def _number(text: str, option: str) -> float:

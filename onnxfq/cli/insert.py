@@ -12,7 +12,7 @@ from onnxfq.cli.console import Printing
 from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption
 
 
-class Form(str, Enum):
+class InsertedForm(str, Enum):
     """Form of the inserted quantizers."""
 
     qdq = "qdq"
@@ -32,9 +32,9 @@ def insert(
     ],
     output: OutputOption,
     form: Annotated[
-        Form,
+        InsertedForm,
         typer.Option("--as", help="Insert Q/DQ to hand over, or FakeQuantize nodes to evaluate."),
-    ] = Form.qdq,
+    ] = InsertedForm.qdq,
     switchable: Annotated[
         bool,
         typer.Option(
@@ -46,19 +46,19 @@ def insert(
 ) -> None:
     """Insert the planned quantizers into MODEL and write it."""
     from onnxfq.documents.plan import Plan
-    from onnxfq.graph.external.scratch_file import scratch_for, weights_in
+    from onnxfq.graph.external.scratch_file import scratch_for, weights_stored_in
     from onnxfq.graph.io.load import load
     from onnxfq.graph.io.save import save
     from onnxfq.interchange import load_encodings
     from onnxfq.report.text import coverage_line
     from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 
-    if switchable and form is Form.qdq:
+    if switchable and form is InsertedForm.qdq:
         raise typer.BadParameter("--switchable needs --as fakequant; standard Q/DQ nodes cannot be switched")
     planned, encoded = Plan.load(plan), load_encodings(encodings)
     loaded = load(model, planned.existing)
-    with weights_in(scratch_for(loaded.proto, output.parent)):
-        if form is Form.qdq:
+    with weights_stored_in(scratch_for(loaded.proto, output.parent)):
+        if form is InsertedForm.qdq:
             made = insert_qdq(loaded, planned, encoded)
         else:
             made = insert_fake_quantize(loaded, planned, encoded, switchable=switchable)

@@ -66,7 +66,7 @@ def build_app(names: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Quantize ONNX models with QuantizeLinear/DequantizeLinear, evaluate them, hand them over.",
     )
-    app.callback(cls=_Group)(_root)
+    app.callback(cls=_CommandGroup)(_root)
     for name in names:
         function = name.replace("-", "_")
         command = expand_groups(getattr(import_module(f"onnxfq.cli.{function}"), function))
@@ -79,7 +79,7 @@ def build_app(names: Sequence[str]) -> typer.Typer:
     return app
 
 
-class _Group(typer.core.TyperGroup):
+class _CommandGroup(typer.core.TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _hide_types_of_flags(super().get_params(ctx))
 

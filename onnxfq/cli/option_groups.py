@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 
-class Group:
+class OptionGroup:
     """Mark of a parameter, in `Annotated[T, Group(make)]`, whose options are the parameters of `make`.
 
     Args:
@@ -40,7 +40,7 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 def _parameters(
     make: Callable[..., Any], fixed: Collection[str]
-) -> Iterator[tuple[inspect.Parameter, Group | None]]:
+) -> Iterator[tuple[inspect.Parameter, OptionGroup | None]]:
     """Yield the parameters that are not `fixed` with evaluated annotations, and the groups they stand for."""
     names = vars(sys.modules[make.__module__])
     for parameter in inspect.signature(make).parameters.values():
@@ -49,7 +49,7 @@ def _parameters(
         # One level only: types of groups, quoted within `Annotated`, may be of modules not imported yet.
         hint = eval(parameter.annotation, names)
         marks = getattr(hint, "__metadata__", ())
-        groups = [mark for mark in marks if isinstance(mark, Group)]
+        groups = [mark for mark in marks if isinstance(mark, OptionGroup)]
         # Keyword-only, because a default could not precede a parameter without one.
         yield parameter.replace(annotation=hint, kind=parameter.KEYWORD_ONLY), next(iter(groups), None)
 

@@ -13,11 +13,11 @@ import typer
 from onnxfq.choices import DEFAULT_RECIPE, FLOAT, BiasCorrectionChoice, Equalize
 from onnxfq.cli.basic_options import DIFFERENT as DIFFERENT
 from onnxfq.cli.basic_options import ModelArgument as ModelArgument
-from onnxfq.cli.option_groups import Group
+from onnxfq.cli.option_groups import OptionGroup
 
 if TYPE_CHECKING:
     from onnxfq.documents.recipe import Recipe
-    from onnxfq.remedies.accuracy_target import Promise
+    from onnxfq.remedies.accuracy_target import AccuracyTarget
     from onnxfq.targets.target import BuildOptions
 
 ACCURACY_PANEL = "Accuracy"
@@ -123,12 +123,12 @@ class RecipeChoice:
         return chosen.model_copy(update={"existing": asked, "bias_correction": bias_correction})
 
 
-ChosenRecipe = Annotated[RecipeChoice, Group(RecipeChoice)]
+ChosenRecipe = Annotated[RecipeChoice, OptionGroup(RecipeChoice)]
 PlannedRecipe = Annotated[
-    RecipeChoice, Group(RecipeChoice, calibrator=None, rounding=None, smooth=None, bias_correction=None)
+    RecipeChoice, OptionGroup(RecipeChoice, calibrator=None, rounding=None, smooth=None, bias_correction=None)
 ]
 RoundedRecipe = Annotated[
-    RecipeChoice, Group(RecipeChoice, calibrator=None, equalize=None, smooth=None, bias_correction=None)
+    RecipeChoice, OptionGroup(RecipeChoice, calibrator=None, equalize=None, smooth=None, bias_correction=None)
 ]
 
 
@@ -177,9 +177,9 @@ class Accuracy:
     ] = FLOAT
 
     @property
-    def promise(self) -> Promise | None:
+    def promise(self) -> AccuracyTarget | None:
         """The promise; None without one. Raises DataError for options that do not go together."""
-        from onnxfq.remedies.accuracy_target import Promise
+        from onnxfq.remedies.accuracy_target import AccuracyTarget
 
         options = (self.min_sqnr, self.max_drop, self.labels, self.metric, self.weight_bits)
         if all(one is None for one in options):
@@ -189,17 +189,17 @@ class Accuracy:
                     "--weight-bits too"
                 )
             return None
-        return Promise(
+        return AccuracyTarget(
             self.min_sqnr, self.max_drop, self.labels, self.metric, self.fallback, self.weight_bits
         )
 
 
-def _read_promise(accuracy: Annotated[Accuracy, Group(Accuracy)]) -> Promise | None:
+def _read_promise(accuracy: Annotated[Accuracy, OptionGroup(Accuracy)]) -> AccuracyTarget | None:
     return accuracy.promise
 
 
-PromiseOptions = Annotated["Promise | None", Group(_read_promise)]
-AccuracyOptions = Annotated[Accuracy, Group(Accuracy, weight_bits=None)]
+PromiseOptions = Annotated["AccuracyTarget | None", OptionGroup(_read_promise)]
+AccuracyOptions = Annotated[Accuracy, OptionGroup(Accuracy, weight_bits=None)]
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Build:
         return BuildOptions(read_shapes(self.shape)) if self.build else None
 
 
-BuildChoice = Annotated[Build, Group(Build)]
+BuildChoice = Annotated[Build, OptionGroup(Build)]
 
 
 def use_libraries(libraries: list[Path] | None) -> list[Path] | None:

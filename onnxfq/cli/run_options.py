@@ -12,7 +12,7 @@ import typer
 from onnxfq.choices import DEFAULT_BATCH, MOST_THREADS, DeviceChoice
 from onnxfq.cli.console import Printer
 from onnxfq.cli.data_options import Described
-from onnxfq.cli.option_groups import Group
+from onnxfq.cli.option_groups import OptionGroup
 
 if TYPE_CHECKING:
     from onnxfq.stages.options import RunOptions
@@ -76,7 +76,7 @@ class Run:
             yield options(Lines(lambda line: typer.echo(f"onnxfq: {line}", err=True)))
 
 
-Running = Annotated[Run, Group(Run)]
-RunningFast = Annotated[Run, Group(Run, exact=False)]
-RunningOnCpu = Annotated[Run, Group(Run, device="cpu", exact=False)]
+Running = Annotated[Run, OptionGroup(Run)]
+RunningFast = Annotated[Run, OptionGroup(Run, exact=False)]
+RunningOnCpu = Annotated[Run, OptionGroup(Run, device="cpu", exact=False)]
 """Run options of commands that compare without graph optimisation on request, never do, and need no GPU."""

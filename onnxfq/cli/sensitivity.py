@@ -61,7 +61,7 @@ def sensitivity(
     the groups that they separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """
     from onnxfq.documents.recipe import RECIPES, load_recipe
-    from onnxfq.remedies.accuracy_target import Promise
+    from onnxfq.remedies.accuracy_target import AccuracyTarget
     from onnxfq.remedies.sensitivity import sensitivity as measure
 
     if recipe_out is not None and load_recipe(recipe) not in RECIPES.values():
@@ -78,7 +78,7 @@ def sensitivity(
             recipe=recipe,
             statistics=statistics,
             samples=samples,
-            promise=promised.promise or Promise(min_sqnr=LOW_SQNR_DB),
+            promise=promised.promise or AccuracyTarget(min_sqnr=LOW_SQNR_DB),
             metric=ranking.metric,
             labels=ranking.labels,
             ray=ray,

@@ -32,7 +32,7 @@ from onnxfq.data.notes import Notes
 from onnxfq.data.options import DataOptions
 from onnxfq.data.preprocess import prepare
 from onnxfq.data.range_check import ValueRange
-from onnxfq.data.sources import Data, Reading, Source, open_source, tells_total
+from onnxfq.data.sources import Data, Source, SourceContext, open_source, tells_total
 from onnxfq.data.validation import cast, check_finite, fit_shape, to_array
 from onnxfq.errors import DataError
 
@@ -152,7 +152,9 @@ class Feeds:
             survey.tell(self._notes)
 
     def _open(self, begun: bool) -> Source:
-        source = open_source(self.data, Reading(self.inputs, self.batch, self.options, self._whole), begun)
+        source = open_source(
+            self.data, SourceContext(self.inputs, self.batch, self.options, self._whole), begun
+        )
         for option in ("resize", "crop", "resample", "color"):
             if getattr(self.options, option) is not None and not source.images:
                 raise DataError(
@@ -222,7 +224,7 @@ class Feeds:
         if self.options.example is None:
             return None
         plain = DataOptions(layout=self.options.layout, color=self.options.color)
-        source = open_source(self.options.example, Reading(self.inputs, self.batch, plain))
+        source = open_source(self.options.example, SourceContext(self.inputs, self.batch, plain))
         for piece in source.pieces:
             given = {
                 spec.name: to_array(piece.values[spec.name], spec, "of the example") for spec in self.inputs

@@ -42,7 +42,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Reading:
+class SourceContext:
     """Reading context of a source: the model's inputs, samples per run if open, and the options.
 
     If `whole`, arrays are not cut along an open axis 0.
@@ -75,7 +75,7 @@ class Source:
     cut: bool = False
 
 
-def open_source(data: Data, reading: Reading, again: bool = False) -> Source:
+def open_source(data: Data, reading: SourceContext, again: bool = False) -> Source:
     """Open `data` for one pass.
 
     Args:
@@ -98,7 +98,7 @@ def open_source(data: Data, reading: Reading, again: bool = False) -> Source:
     return replace(source, pieces=_watch_pieces(source.pieces, name))
 
 
-def _open(data: Data, name: str, reading: Reading, again: bool) -> Source:
+def _open(data: Data, name: str, reading: SourceContext, again: bool) -> Source:
     if _is_maker(data):
         return _call_source(data, name, reading)
     if isinstance(data, (str, Path)):
@@ -146,7 +146,7 @@ def _is_maker(data: Data) -> bool:
 # Paths
 
 
-def _open_path(path: Path, reading: Reading) -> Source:
+def _open_path(path: Path, reading: SourceContext) -> Source:
     if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         return _open_folder(path, reading)
     if path.suffix.lower() in SUFFIXES:
@@ -154,7 +154,7 @@ def _open_path(path: Path, reading: Reading) -> Source:
     return _open_arrays(read_arrays(path, reading.inputs), reading, str(path))
 
 
-def _open_folder(folder: Path, reading: Reading) -> Source:
+def _open_folder(folder: Path, reading: SourceContext) -> Source:
     kinds = {".npz": (".npz",), ".npy": (".npy",), "image": SUFFIXES}
     found: dict[str, list[Path]] = {}
     # Class folders of an image set are searched; their files are not mixed with files next to them.
@@ -185,7 +185,7 @@ def _open_folder(folder: Path, reading: Reading) -> Source:
     return Source(str(folder), pieces(), None if samples_open(reading.inputs) else len(paths))
 
 
-def _open_images(paths: Sequence[Path], name: str, reading: Reading) -> Source:
+def _open_images(paths: Sequence[Path], name: str, reading: SourceContext) -> Source:
     spec = image_input(reading.inputs, reading.options)
     # Each run of a fixed batch takes this many images.
     step = (spec.shape[0] if spec.shape else None) or 1
@@ -208,7 +208,7 @@ def _open_images(paths: Sequence[Path], name: str, reading: Reading) -> Source:
 # Arrays in memory
 
 
-def _open_arrays(arrays: Mapping[str, Any], reading: Reading, name: str, note: str = "") -> Source:
+def _open_arrays(arrays: Mapping[str, Any], reading: SourceContext, name: str, note: str = "") -> Source:
     inputs = reading.inputs
     given = {
         spec.name: value
@@ -224,7 +224,7 @@ def _open_arrays(arrays: Mapping[str, Any], reading: Reading, name: str, note: s
 # Data from Python code
 
 
-def _open_iterable(data: Iterable[Any], reading: Reading, again: bool) -> Source:
+def _open_iterable(data: Iterable[Any], reading: SourceContext, again: bool) -> Source:
     if isinstance(data, Iterator) and again:
         raise DataError(
             f"the data given is a {type(data).__name__}, which can be read only once; give a list, or the "
@@ -238,7 +238,7 @@ def _open_iterable(data: Iterable[Any], reading: Reading, again: bool) -> Source
     return Source("the data given", pieces(), _iterable_total(data, reading), isinstance(data, (list, tuple)))
 
 
-def _open_reader(reader: Any, reading: Reading, again: bool) -> Source:
+def _open_reader(reader: Any, reading: SourceContext, again: bool) -> Source:
     if again:
         if not callable(getattr(reader, "rewind", None)):
             raise DataError(
@@ -256,7 +256,7 @@ def _open_reader(reader: Any, reading: Reading, again: bool) -> Source:
     return Source("the data given", pieces(), lasting=False)
 
 
-def _call_source(make: Any, name: str, reading: Reading) -> Source:
+def _call_source(make: Any, name: str, reading: SourceContext) -> Source:
     try:
         inspect.signature(make).bind()
     except TypeError as fault:
@@ -291,7 +291,7 @@ def _piece(element: Any, number: int, inputs: Inputs) -> Piece:
     )
 
 
-def _iterable_total(data: Iterable[Any], reading: Reading) -> int | None:
+def _iterable_total(data: Iterable[Any], reading: SourceContext) -> int | None:
     """Return the number of samples in an iterable; None if only reading would show it."""
     inputs = reading.inputs
     sampler, batch = getattr(data, "sampler", None), getattr(data, "batch_size", None)

@@ -57,7 +57,7 @@ class EqualizedGroup(Record):
         return f"{self.method} {self.tensor!r}: {by}, alpha {self.alpha:g}{new}; {gain}"
 
 
-class Trial(Record):
+class FactorTrial(Record):
     """The SQNR of the outputs, in dB, on some samples with these methods.
 
     Attributes:
@@ -86,7 +86,7 @@ class Equalization(Record):
     """
 
     groups: tuple[EqualizedGroup, ...] = ()
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[FactorTrial, ...] = ()
     why: str = ""
 
     @property

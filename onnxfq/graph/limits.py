@@ -9,7 +9,7 @@ import onnx
 from onnx import helper
 
 from onnxfq.graph.model import Model, list_nodes
-from onnxfq.graph.saturation import Ends, Limit
+from onnxfq.graph.saturation import Ends, ValueLimit
 
 
 def remove_ends(model: Model, unreached: Mapping[str, Ends]) -> Model:
@@ -30,7 +30,7 @@ def remove_ends(model: Model, unreached: Mapping[str, Ends]) -> Model:
     return replace(model, proto=proto)
 
 
-def _make_rest(node: onnx.NodeProto, ends: Ends, limit: Limit) -> onnx.NodeProto:
+def _make_rest(node: onnx.NodeProto, ends: Ends, limit: ValueLimit) -> onnx.NodeProto:
     """Return the node that has the other end."""
     tensor, output, name = node.input[0], list(node.output), node.name
     low = None if ends in ("low", "both") else limit.low

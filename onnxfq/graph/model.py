@@ -12,7 +12,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from onnxfq.graph.saturation import Limit
+from onnxfq.graph.saturation import ValueLimit
 from onnxfq.graph.stored_grid import StoredWeight
 
 # graphsurgeon logs to the console on its own; onnxfq reports everything that a user must know.
@@ -48,7 +48,7 @@ class Model:
     source: str
     notes: tuple[str, ...] = ()
     stored: Mapping[str, StoredWeight] = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    limits: Mapping[str, Limit] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    limits: Mapping[str, ValueLimit] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     prepared: dict[str, Model | None] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )

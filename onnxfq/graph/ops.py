@@ -166,7 +166,7 @@ def explain_opaque(node: gs.Node) -> str:
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """An Einsum of two operands that sums products.
 
     Attributes:
@@ -180,7 +180,7 @@ class Product:
     kept: str
 
 
-def einsum_product(equation: str) -> Product | None:
+def einsum_product(equation: str) -> MatrixProduct | None:
     """Return `equation` as a product of two tensors like MatMul; None if it is not one.
 
     Excluded: any number of operands other than two, a diagonal, no summed label that both operands have, and
@@ -198,10 +198,12 @@ def einsum_product(equation: str) -> Product | None:
         return None
     if any(label not in operands[1] for label in summed) or "." in summed:
         return None
-    return Product((operands[0], operands[1]), summed, kept)
+    return MatrixProduct((operands[0], operands[1]), summed, kept)
 
 
-def _einsum_axis(node: gs.Node, slot: int, rank: int, wanted: Callable[[Product, str], bool]) -> int | None:
+def _einsum_axis(
+    node: gs.Node, slot: int, rank: int, wanted: Callable[[MatrixProduct, str], bool]
+) -> int | None:
     """Return the axis of the only label of an operand that is `wanted`; None for none or several."""
     product = einsum_product(str(node.attrs.get("equation", "")))
     if product is None:

@@ -58,7 +58,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Limit:
+class ValueLimit:
     """A Clip or Relu in place of a quantizer with one range for a tensor.
 
     Attributes:
@@ -80,14 +80,14 @@ class Limit:
         return "both" if low and high else "low" if low else "high" if high else None
 
 
-def limit_of(node: onnx.NodeProto, limits: Range) -> Limit | None:
+def limit_of(node: onnx.NodeProto, limits: Range) -> ValueLimit | None:
     """Return the ends that `node`, the last one of `saturate`, has; None if they differ along an axis."""
     if node.op_type not in ("Clip", "Relu"):
         return None
     given = {a.name for a in node.attribute}
     given |= {key for key, name in zip(("min", "max"), node.input[1:], strict=False) if name}
     low = float(limits.low) if "min" in given or node.op_type == "Relu" else None
-    return Limit(node.input[0], low, float(limits.high) if "max" in given else None, float(limits.step))
+    return ValueLimit(node.input[0], low, float(limits.high) if "max" in given else None, float(limits.step))
 
 
 def saturate(

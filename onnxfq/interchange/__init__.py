@@ -1,4 +1,4 @@
-"""External encodings: files of other tools, read as `Given` and written.
+"""External encodings: files of other tools, read as `ExternalEncodings` and written.
 
 The content determines the format, never the name of the file.
 """
@@ -14,32 +14,32 @@ from onnxfq.documents.plan import Plan
 from onnxfq.errors import PlanError, nearest
 from onnxfq.interchange.aimet.read import is_aimet, read_aimet
 from onnxfq.interchange.aimet.write import write_0_6_1, write_1_0_0, write_2_0_0
-from onnxfq.interchange.external import Given, Written
+from onnxfq.interchange.external import ExternalEncodings, WrittenEncodings
 from onnxfq.interchange.onnxruntime import is_overrides, is_ranges, read_overrides, read_ranges
 from onnxfq.interchange.tensorrt_cache import is_cache, read_cache, write_cache
 from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import join_lines, read_json
 
-GivenFile = str | Path | Mapping[str, Any]
+ExternalEncodingsFile = str | Path | Mapping[str, Any]
 """A path, or a dictionary like onnxruntime's TensorQuantOverrides."""
 
 
-class Format(NamedTuple):
+class FileFormat(NamedTuple):
     """Detection and reader of one kind of JSON document."""
 
     is_one: Callable[[Any], bool]
-    read: Callable[[Any, str], Given]
+    read: Callable[[Any, str], ExternalEncodings]
 
 
-FORMATS: dict[str, Format] = {
-    "AIMET encodings": Format(is_aimet, read_aimet),
-    "onnxruntime calibration": Format(is_ranges, read_ranges),
-    "onnxruntime TensorQuantOverrides": Format(is_overrides, read_overrides),
+FORMATS: dict[str, FileFormat] = {
+    "AIMET encodings": FileFormat(is_aimet, read_aimet),
+    "onnxruntime calibration": FileFormat(is_ranges, read_ranges),
+    "onnxruntime TensorQuantOverrides": FileFormat(is_overrides, read_overrides),
 }
 """JSON formats; TensorRT's cache is text."""
 
 
-WRITERS: dict[str, Callable[[Encodings, Plan], Written]] = {
+WRITERS: dict[str, Callable[[Encodings, Plan], WrittenEncodings]] = {
     "tensorrt-cache": write_cache,
     "aimet-0.6.1": write_0_6_1,
     "aimet-1.0.0": write_1_0_0,
@@ -51,7 +51,7 @@ WRITERS: dict[str, Callable[[Encodings, Plan], Written]] = {
 _JSON_OF_THREE = "; of onnxruntime's three files give calibration.json: the others hold one end of a range"
 
 
-def export_encodings(encodings: Encodings, plan: Plan, to: str) -> Written:
+def export_encodings(encodings: Encodings, plan: Plan, to: str) -> WrittenEncodings:
     """Return `encodings` in another tool's format, with the encodings that do not fit it.
 
     Args:
@@ -70,7 +70,7 @@ def export_encodings(encodings: Encodings, plan: Plan, to: str) -> Written:
     return written
 
 
-def read_given(file: GivenFile) -> Given:
+def read_given(file: ExternalEncodingsFile) -> ExternalEncodings:
     """Return the encodings in `file`. Raises PlanError in one line for an unknown format."""
     if isinstance(file, Mapping):
         return _read(file, "the given dictionary")
@@ -109,7 +109,7 @@ def load_encodings(path: str | Path) -> Encodings:
         ) from None
 
 
-def _read(content: Any, source: str) -> Given:
+def _read(content: Any, source: str) -> ExternalEncodings:
     if isinstance(content, Mapping) and str(content.get("format", "")).startswith("onnxfq.encodings/"):
         raise PlanError(
             f"{source} is in onnxfq's own format, for a plan; give it to `onnxfq insert --plan PLAN "

@@ -13,7 +13,7 @@ from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, SpecError, nearest
 from onnxfq.graph.model import Model
-from onnxfq.interchange.external import Given, GivenTensor
+from onnxfq.interchange.external import ExternalEncodings, ExternalTensor
 from onnxfq.interchange.recipe_overrides import find_inherited_tensors, tensor_names
 from onnxfq.numerics.float_types import holds
 from onnxfq.numerics.granularity import PER_TENSOR, normalize_axis
@@ -22,7 +22,7 @@ from onnxfq.numerics.qparams import choose_qparams
 
 
 @dataclass(frozen=True)
-class Fitted:
+class MatchedEncodings:
     """Match between the tensors of a plan and the entries of a file.
 
     Attributes:
@@ -35,7 +35,7 @@ class Fitted:
         unused: names that the plan does not quantize.
     """
 
-    given: Given
+    given: ExternalEncodings
     encodings: tuple[Encoding, ...]
     moved: dict[str, str]
     missing: dict[str, str]
@@ -73,7 +73,7 @@ class Fitted:
             )
 
 
-def fit(given: Given, plan: Plan, model: Model) -> Fitted:
+def fit(given: ExternalEncodings, plan: Plan, model: Model) -> MatchedEncodings:
     """Return the encodings that `given` has for the tensors of `plan`, and the unmatched entries.
 
     Raises PlanError when a scale does not fit its tensor: a different number of channels, axis or format than
@@ -103,7 +103,7 @@ def fit(given: Given, plan: Plan, model: Model) -> Fitted:
             f"{given.source} names no tensor of the plan, its first is {said[0]!r}; give the file "
             f"of this model, or a recipe that quantizes what it names{nearest(said[0], names)}"
         )
-    return Fitted(
+    return MatchedEncodings(
         given,
         tuple(encodings),
         moved,
@@ -123,7 +123,7 @@ def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _format_hint(name: str, given: Given) -> str:
+def _format_hint(name: str, given: ExternalEncodings) -> str:
     if name in given.unusable:
         return f" ({given.unusable[name]})"
     hint = nearest(name, given.tensors)
@@ -131,7 +131,7 @@ def _format_hint(name: str, given: Given) -> str:
 
 
 def _encode_tensor(
-    given: Given, tensor: GivenTensor, placement: Placement, shape: tuple[int, ...]
+    given: ExternalEncodings, tensor: ExternalTensor, placement: Placement, shape: tuple[int, ...]
 ) -> Encoding:
     """Return the encoding of a placed tensor. Raises PlanError when the given values do not fit it."""
     spec = placement.spec
@@ -169,14 +169,14 @@ def _encode_tensor(
         raise fault(f"has scales that do not fit: {wrong}") from None
 
 
-def _describe_tensor(tensor: GivenTensor) -> str:
+def _describe_tensor(tensor: ExternalTensor) -> str:
     zero = tensor.zero_point
     kind = "" if zero is None or not zero.any() else f" with zero point {zero[zero != 0].flat[0]:g}"
     return f"{tensor.qtype or 'numbers'}{kind}"
 
 
 def _lay_out_values(
-    values: NDArray[Any], tensor: GivenTensor, placement: Placement, shape: tuple[int, ...], fault: Any
+    values: NDArray[Any], tensor: ExternalTensor, placement: Placement, shape: tuple[int, ...], fault: Any
 ) -> NDArray[Any]:
     """Return `values` in the scale shape of the placement. Raises the error that `fault` makes."""
     granularity = placement.spec.granularity

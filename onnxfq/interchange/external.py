@@ -1,4 +1,4 @@
-"""External encodings, independent of the file format: `Given` is read, `Written` is exported."""
+"""Encodings of other tools, independent of the file format: those read and those to write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxfq.numerics.qtypes import QType
 
 
 @dataclass(frozen=True)
-class GivenTensor:
+class ExternalTensor:
     """The scales of one tensor, or its range.
 
     `limits` replaces scale and zero point; a tensor with neither gives only the format.
@@ -80,7 +80,7 @@ class GivenTensor:
 
 
 @dataclass(frozen=True)
-class Given:
+class ExternalEncodings:
     """All entries of one file.
 
     Attributes:
@@ -93,18 +93,18 @@ class Given:
 
     source: str
     kind: str
-    tensors: dict[str, GivenTensor]
+    tensors: dict[str, ExternalTensor]
     in_float: tuple[str, ...] = ()
     unusable: dict[str, str] = field(default_factory=dict)
 
 
-class Reading:
+class EncodingsReader:
     """Collector of the tensors of a file; every fault is one PlanError that names file and place."""
 
     def __init__(self, source: str) -> None:
         """Start a file; `source` is its path, for messages."""
         self.source = source
-        self.tensors: dict[str, GivenTensor] = {}
+        self.tensors: dict[str, ExternalTensor] = {}
         self.in_float: list[str] = []
         self.unusable: dict[str, str] = {}
 
@@ -134,7 +134,7 @@ class Reading:
             where, f"must be a number or lists of numbers of one shape, got {values!r:.40}; write it again"
         )
 
-    def add(self, tensor: GivenTensor) -> None:
+    def add(self, tensor: ExternalTensor) -> None:
         """Add one tensor. Raises PlanError for zero points outside the type and for conflicting entries."""
         qtype, zero = tensor.qtype, tensor.zero_point
         if qtype is not None and zero is not None:
@@ -153,11 +153,11 @@ class Reading:
             )
         self.tensors[tensor.tensor] = tensor
 
-    def get_given(self, kind: str) -> Given:
+    def get_given(self, kind: str) -> ExternalEncodings:
         """Return the collected tensors. Raises PlanError if there are none."""
         if not (self.tensors or self.unusable):
             raise PlanError(f"{self.source}: {kind} without a tensor; write the file again")
-        return Given(self.source, kind, self.tensors, tuple(self.in_float), self.unusable)
+        return ExternalEncodings(self.source, kind, self.tensors, tuple(self.in_float), self.unusable)
 
 
 _DEEPEST = 16
@@ -170,8 +170,8 @@ def _numeric(values: object, depth: int = 0) -> bool:
     return isinstance(values, (int, float)) and not isinstance(values, bool)
 
 
-def _compare_tensors(one: GivenTensor, other: GivenTensor) -> bool:
-    names = [name for name in GivenTensor.__dataclass_fields__ if name != "where"]
+def _compare_tensors(one: ExternalTensor, other: ExternalTensor) -> bool:
+    names = [name for name in ExternalTensor.__dataclass_fields__ if name != "where"]
     return all(_equal(getattr(one, name), getattr(other, name)) for name in names)
 
 
@@ -184,7 +184,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenEncodings:
     """The text of a file.
 
     Attributes:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import SpecError, nearest
-from onnxfq.interchange.external import Given, GivenTensor, Reading
+from onnxfq.interchange.external import EncodingsReader, ExternalEncodings, ExternalTensor
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 
 _COMMON = ("quant_type", "symmetric", "reduce_range", "axis")
@@ -48,16 +48,16 @@ def is_ranges(content: object) -> bool:
     return whole or all(isinstance(e, Mapping) and e.get("CLS") == "TensorData" for e in content.values())
 
 
-def read_overrides(content: Mapping[str, Any], source: str) -> Given:
+def read_overrides(content: Mapping[str, Any], source: str) -> ExternalEncodings:
     """Return the tensors in a dictionary of overrides. Raises PlanError that names tensor and field."""
-    reading = Reading(source)
+    reading = EncodingsReader(source)
     for name, entries in content.items():
         if any(entries):
             _add(reading, str(name), [dict(entry) for entry in entries])
     return reading.get_given("onnxruntime TensorQuantOverrides")
 
 
-def _add(reading: Reading, name: str, entries: list[dict[str, Any]]) -> None:
+def _add(reading: EncodingsReader, name: str, entries: list[dict[str, Any]]) -> None:
     first = entries[0]
     for number, entry in enumerate(entries):
         for field in entry:
@@ -93,14 +93,14 @@ def _add(reading: Reading, name: str, entries: list[dict[str, Any]]) -> None:
     elif "rmin" in columns:
         limits = columns["rmin"], columns["rmax"]
     reading.add(
-        GivenTensor(
+        ExternalTensor(
             name, name, qtype, scale, zero, axis=axis, limits=limits, mirrored=True, symmetric=symmetric
         )
     )
 
 
 def _column(
-    reading: Reading, name: str, field: str, entries: list[dict[str, Any]], channels: bool
+    reading: EncodingsReader, name: str, field: str, entries: list[dict[str, Any]], channels: bool
 ) -> NDArray[np.float64]:
     """Return a field of all channels, [C], or of the tensor, []."""
     if any(field not in entry for entry in entries):
@@ -113,7 +113,7 @@ def _column(
     return found[:, 0] if channels else found[0, 0].reshape(())
 
 
-def _qtype(reading: Reading, name: str, entry: dict[str, Any]) -> QType | None:
+def _qtype(reading: EncodingsReader, name: str, entry: dict[str, Any]) -> QType | None:
     """Return the number format of quant_type: a QuantType of onnxruntime, or its name."""
     said = entry.get("quant_type")
     if said is None:
@@ -128,9 +128,9 @@ def _qtype(reading: Reading, name: str, entry: dict[str, Any]) -> QType | None:
         raise reading.fault(f"{name}.quant_type", f"{fault}; give one as QInt8") from None
 
 
-def read_ranges(content: Mapping[str, Any], source: str) -> Given:
+def read_ranges(content: Mapping[str, Any], source: str) -> ExternalEncodings:
     """Return the ranges in a calibrator's file. Raises PlanError that names the tensor at fault."""
-    reading = Reading(source)
+    reading = EncodingsReader(source)
     data = content.get("data") if content.get("CLS") == "TensorsData" else content
     if not isinstance(data, Mapping):
         raise reading.fault("data", f"must map tensors to ranges, got {data!r:.40}; calibrate again")
@@ -149,13 +149,13 @@ def read_ranges(content: Mapping[str, Any], source: str) -> Given:
         if not (np.isfinite([low, high]).all() and low <= high):
             reading.unusable[str(name)] = f"{where} has the invalid range [{low:g}, {high:g}]"
             continue
-        reading.add(GivenTensor(str(name), where, limits=(low, high)))
+        reading.add(ExternalTensor(str(name), where, limits=(low, high)))
     method = content.get("calibration_method")
     told = method.get("value", "") if isinstance(method, Mapping) else ""
     kind = f" ({str(told).rpartition('.')[2]})" if told else ""
     return reading.get_given(f"onnxruntime calibration{kind}")
 
 
-def _array(reading: Reading, where: str, value: object) -> NDArray[np.float64]:
+def _array(reading: EncodingsReader, where: str, value: object) -> NDArray[np.float64]:
     inner = value.get("data") if isinstance(value, Mapping) else value
     return reading.numbers(where, inner)

@@ -10,11 +10,11 @@ from onnxfq.documents.recipe import ActivationScheme, Override, Recipe, Scheme
 from onnxfq.errors import RecipeError
 from onnxfq.graph.model import Model, list_graphs
 from onnxfq.graph.ops import DATA_MOVEMENT, STANDARD_DOMAINS
-from onnxfq.interchange.external import Given, GivenTensor
+from onnxfq.interchange.external import ExternalEncodings, ExternalTensor
 from onnxfq.numerics.qtypes import QTYPES, QType
 
 
-def recipe_with(given: Given, recipe: Recipe, model: Model) -> Recipe:
+def recipe_with(given: ExternalEncodings, recipe: Recipe, model: Model) -> Recipe:
     """Return `recipe` with the formats of `given` where its own formats differ.
 
     Tensors in float in the file stay in float. No input is equalized, because the file gives one scale per
@@ -73,7 +73,7 @@ def _exactly(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name if glob.escape(name) == name else glob.escape(name) for name in names)
 
 
-def _changes(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...], inputs: int) -> dict[str, Any]:
+def _changes(tensor: ExternalTensor, scheme: Scheme, shape: tuple[int, ...], inputs: int) -> dict[str, Any]:
     """Return the fields of `scheme` that must change to express `tensor`; none if it already can.
 
     Args:
@@ -89,7 +89,7 @@ def _changes(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...], inputs
     return {name: value for name, value in wanted.items() if as_it_is[name] != value}
 
 
-def _numbers(tensor: GivenTensor, scheme: Scheme) -> dict[str, Any]:
+def _numbers(tensor: ExternalTensor, scheme: Scheme) -> dict[str, Any]:
     """Return the fields of the number format: the scheme's own if it has the same grid."""
     if tensor.qtype is None:
         return {} if tensor.scale is None else {"power_of_two": False}
@@ -108,7 +108,7 @@ def _numbers(tensor: GivenTensor, scheme: Scheme) -> dict[str, Any]:
     return fields | {"qtype": own.name, "symmetric": symmetric}
 
 
-def own_format(tensor: GivenTensor) -> tuple[QType, bool]:
+def own_format(tensor: ExternalTensor) -> tuple[QType, bool]:
     """Return the number format of the scale and zero point of `tensor`, and whether it is symmetric.
 
     Unsigned integers with their zero point in the middle are the symmetric grid of the signed ones.
@@ -122,7 +122,9 @@ def own_format(tensor: GivenTensor) -> tuple[QType, bool]:
     return qtype, qtype.qmin < 0 and not tensor.zero_point.any()
 
 
-def _granularity(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...], inputs: int) -> dict[str, Any]:
+def _granularity(
+    tensor: ExternalTensor, scheme: Scheme, shape: tuple[int, ...], inputs: int
+) -> dict[str, Any]:
     """Return the fields that set the number of scales."""
     if tensor.per_tensor:
         return {"granularity": "per_tensor", "block_size": None, "block_shape": None}
@@ -137,7 +139,7 @@ def _granularity(tensor: GivenTensor, scheme: Scheme, shape: tuple[int, ...], in
     }
 
 
-def _block_shape(tensor: GivenTensor, shape: tuple[int, ...], inputs: int) -> tuple[int, ...]:
+def _block_shape(tensor: ExternalTensor, shape: tuple[int, ...], inputs: int) -> tuple[int, ...]:
     """Return the block of a kernel: along the input channels, and the whole window if it has one scale."""
     size = tensor.block_size or 1
     assert tensor.scale is not None
@@ -151,7 +153,7 @@ def _block_shape(tensor: GivenTensor, shape: tuple[int, ...], inputs: int) -> tu
     )
 
 
-def find_inherited_tensors(given: Given, model: Model) -> dict[str, str]:
+def find_inherited_tensors(given: ExternalEncodings, model: Model) -> dict[str, str]:
     """Return tensor -> the tensor named in the file whose numbers it holds.
 
     AIMET writes no entry for the output of a Reshape. The source has one scale, because data movement moves

@@ -19,7 +19,13 @@ import numpy as np
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import PlanError
-from onnxfq.interchange.external import Given, GivenTensor, Reading, Written, select_calibrated
+from onnxfq.interchange.external import (
+    EncodingsReader,
+    ExternalEncodings,
+    ExternalTensor,
+    WrittenEncodings,
+    select_calibrated,
+)
 from onnxfq.numerics.qtypes import QTYPES
 
 HEADER = re.compile(r"TRT-\w+-\w+")
@@ -35,7 +41,7 @@ def is_cache(text: str) -> bool:
     return text.startswith("TRT-")
 
 
-def read_cache(text: str, source: str) -> Given:
+def read_cache(text: str, source: str) -> ExternalEncodings:
     """Return the scales of a calibration cache, all of them int8, symmetric and per tensor.
 
     Raises PlanError that names the invalid line.
@@ -47,7 +53,7 @@ def read_cache(text: str, source: str) -> Given:
             f"{source}: line 1: is {header!r:.60}, but the header of a calibration cache is like "
             f"{DEFAULT_HEADER}; let TensorRT write it again"
         )
-    reading = Reading(source)
+    reading = EncodingsReader(source)
     for number, line in enumerate(lines, 2):
         if not line.strip():
             continue
@@ -62,11 +68,11 @@ def read_cache(text: str, source: str) -> Given:
         (exact,) = struct.unpack(">f", bytes.fromhex(value.strip().zfill(8)))
         scale = reading.scales(where, name, exact)
         if scale is not None:
-            reading.add(GivenTensor(name, where, QTYPES["int8"], scale, np.zeros(())))
+            reading.add(ExternalTensor(name, where, QTYPES["int8"], scale, np.zeros(())))
     return reading.get_given(f"TensorRT calibration cache ({header.strip()})")
 
 
-def write_cache(encodings: Encodings, plan: Plan) -> Written:
+def write_cache(encodings: Encodings, plan: Plan) -> WrittenEncodings:
     """Return the text of a cache, and the reason for each tensor that does not fit.
 
     A cache holds one int8 scale for each activation: TensorRT makes the scales of weights itself, one for
@@ -83,7 +89,7 @@ def write_cache(encodings: Encodings, plan: Plan) -> Written:
             raise PlanError(f"tensor {encoding.tensor!r}: a cache cannot hold a line break; rename it")
         else:
             lines.append(f"{encoding.tensor}: {struct.pack('>f', encoding.scale.item()).hex()}")
-    return Written("\n".join(lines) + "\n", len(lines) - 1, lost)
+    return WrittenEncodings("\n".join(lines) + "\n", len(lines) - 1, lost)
 
 
 def _explain_lost(encoding: Encoding) -> str:

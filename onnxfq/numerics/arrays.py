@@ -36,7 +36,7 @@ class QuantizedArray(NamedTuple):
     zero_point: Any
 
 
-class QuantizationError(NamedTuple):
+class QuantizationNoise(NamedTuple):
     """Error of an array.
 
     Attributes:
@@ -117,7 +117,7 @@ def dequantize_array(values: Any, scale: Any, zero_point: Any = 0) -> Any:
     return _like(values, differences.astype(np.float32) * scales)
 
 
-def quantization_error(original: Any, dequantized: Any) -> QuantizationError:
+def quantization_noise(original: Any, dequantized: Any) -> QuantizationNoise:
     """Return the mean squared error and the SQNR of two arrays of one shape, computed in float64.
 
     Raises SpecError for different shapes.
@@ -128,7 +128,7 @@ def quantization_error(original: Any, dequantized: Any) -> QuantizationError:
             f"two arrays of one shape are compared, got {list(reference.shape)} and {list(candidate.shape)}"
         )
     sums = ErrorSums.from_arrays(reference, candidate)
-    return QuantizationError(sums.noise / max(sums.elements, 1), sums.sqnr_db)
+    return QuantizationNoise(sums.noise / max(sums.elements, 1), sums.sqnr_db)
 
 
 def _is_torch(x: Any) -> bool:

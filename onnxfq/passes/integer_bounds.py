@@ -24,7 +24,7 @@ _UPPER, _LOWER = 8, 15
 
 
 @dataclass(frozen=True)
-class Operand:
+class IntegerOperand:
     """An int8 tensor behind a DQ, and its scale.
 
     Attributes:
@@ -43,7 +43,7 @@ class Operand:
     shape: tuple[int | None, ...]
     order: tuple[int, ...] | None = None
 
-    def transpose(self, order: Sequence[int]) -> Operand:
+    def transpose(self, order: Sequence[int]) -> IntegerOperand:
         """Return the operand behind a Transpose."""
         return replace(
             self,
@@ -54,7 +54,9 @@ class Operand:
         )
 
 
-def longest(node: onnx.NodeProto, operands: list[Operand], split: int | None = None, part: int = 0) -> float:
+def longest(
+    node: onnx.NodeProto, operands: list[IntegerOperand], split: int | None = None, part: int = 0
+) -> float:
     """Return an upper bound of the sums of products; infinity when it is unknown.
 
     Args:

@@ -22,7 +22,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import replace_nodes
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, WEIGHTED_INPUTS
-from onnxfq.passes.integer_bounds import EXACT, Operand, attribute, longest, outer_axis
+from onnxfq.passes.integer_bounds import EXACT, IntegerOperand, attribute, longest, outer_axis
 
 Array = NDArray[Any]
 
@@ -52,12 +52,12 @@ def integer_products(proto: onnx.ModelProto) -> IntegerProducts:
     unchanged. Tensors keep their names.
     """
     made = with_shapes(proto)
-    rewriter = _Rewriter(made)
+    rewriter = _MatMulRewriter(made)
     rewriter.run()
     return IntegerProducts(made, tuple(rewriter.products), rewriter.left)
 
 
-class _Rewriter:
+class _MatMulRewriter:
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.graph = proto.graph
         self.index = GraphIndex(self.graph)
@@ -80,7 +80,7 @@ class _Rewriter:
                 self.nodes.append(node)
         replace_nodes(self.graph, self.nodes)
 
-    def _operands(self, node: onnx.NodeProto) -> tuple[list[Operand], str]:
+    def _operands(self, node: onnx.NodeProto) -> tuple[list[IntegerOperand], str]:
         """Return (both operands of an int8 product, ""), or (none, reason if one is quantized)."""
         slots = WEIGHTED_INPUTS.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ()
         pairs = [self._pair(node.input[slot]) for slot in slots]
@@ -115,7 +115,7 @@ class _Rewriter:
             maker = self.makers.get(maker.input[0])
         return (maker, order) if maker is not None and maker.op_type == "DequantizeLinear" else (None, None)
 
-    def _operand(self, pair: onnx.NodeProto) -> tuple[Operand | None, str]:
+    def _operand(self, pair: onnx.NodeProto) -> tuple[IntegerOperand | None, str]:
         """Return (the operand that `pair` computes, ""), or (None, reason) if it is not plain int8."""
         if self.types.get(pair.input[0]) != TensorProto.INT8:
             return None, "its numbers are not int8"
@@ -134,14 +134,14 @@ class _Rewriter:
             return None, f"the shape of {pair.input[0]!r} is not known"
         numbers = tensor_array(scale).astype(np.float32)
         axis = attribute(pair, "axis", 1) % max(len(shape), 1) if numbers.ndim else None
-        return Operand(pair.input[0], numbers, axis, values, tuple(shape)), ""
+        return IntegerOperand(pair.input[0], numbers, axis, values, tuple(shape)), ""
 
     def _add(self, op: str, inputs: list[str], output: str, name: str = "", **attributes: Any) -> str:
         """Add a node that makes `output`, and has its name by default; return it."""
         self.nodes.append(helper.make_node(op, inputs, [output], name=name or output, **attributes))
         return output
 
-    def _rewrite(self, node: onnx.NodeProto, operands: list[Operand]) -> None:
+    def _rewrite(self, node: onnx.NodeProto, operands: list[IntegerOperand]) -> None:
         """Replace `node` by the integer product, its scale, its bias and a Cast to the output type."""
         slots, output = WEIGHTED_INPUTS[node.op_type], node.output[0]
         found = {a.name: a.f for a in node.attribute if a.name in _FACTORS}
@@ -162,7 +162,7 @@ class _Rewriter:
         if half:
             self._add("Cast", [last], output, node.name, to=self.types[output])
 
-    def _sums(self, node: onnx.NodeProto, operands: list[Operand]) -> str:
+    def _sums(self, node: onnx.NodeProto, operands: list[IntegerOperand]) -> str:
         """Add the product of the integers, without rounding; return its name."""
         output, slots = node.output[0], WEIGHTED_INPUTS[node.op_type]
         inputs = {slot: self._number(o) for slot, o in zip(slots, operands, strict=True)}
@@ -205,7 +205,7 @@ class _Rewriter:
             self.cast[key], self.cast[f"{integers}/lower"] = names[1], names[3]
         return self.cast[key], self.cast[f"{integers}/lower"]
 
-    def _factor(self, node: onnx.NodeProto, operands: list[Operand], places: int) -> Array:
+    def _factor(self, node: onnx.NodeProto, operands: list[IntegerOperand], places: int) -> Array:
         """Return the product of both scales in float32, in a shape that broadcasts to the output."""
         factor = np.ones((), np.float32)
         for slot, operand in zip(WEIGHTED_INPUTS[node.op_type], operands, strict=True):
@@ -231,7 +231,7 @@ class _Rewriter:
         name, factor = self.claim(f"{bias}/beta"), self._constant(f"{bias}/factor", np.float32(beta))
         return self._add("Mul", [wide, factor], name)
 
-    def _number(self, operand: Operand) -> str:
+    def _number(self, operand: IntegerOperand) -> str:
         """Return the name of the integers as float32, behind the Transpose if there is one."""
         given = self._float(operand.integers)
         if operand.order is None:

@@ -1,4 +1,4 @@
-"""`Promise`: the accuracy that a quantized model must keep, and the measurement that proves it.
+"""`AccuracyTarget`: the accuracy that a quantized model must keep, and the measurement that proves it.
 
 Half of the data chooses what stays in float, the other half proves the result. Measured on the data that
 chose, a promise could be kept by chance.
@@ -21,9 +21,9 @@ from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.remedies.quantizer_toggles import Switchboard, first_feeds
+from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.remedies.task_metric import Metric, TaskMetric, check_metric_name
-from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.stages.inputs import QuantizeSession
 
 CHOICES = 8
 """Most samples on which an SQNR is chosen; at most half of those that are kept."""
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Promise:
+class AccuracyTarget:
     """Accuracy or size that a quantized model must keep; one of `min_sqnr`, `max_drop` and `weight_bits`.
 
     Attributes:
@@ -104,10 +104,10 @@ class Aim(Protocol):
     noise_limit: float | None
     """Noise-to-signal ratio that just keeps it; None if noise does not tell."""
 
-    def choose(self, board: Switchboard, state: State) -> float:
+    def choose(self, board: QuantizerToggles, state: State) -> float:
         """Return the value on the part of the data that chooses."""
 
-    def prove(self, board: Switchboard, state: State) -> float:
+    def prove(self, board: QuantizerToggles, state: State) -> float:
         """Return the value on the other part."""
 
     @staticmethod
@@ -127,11 +127,11 @@ class SqnrAim:
         self.choosing = first_feeds(kept, max(1, min(CHOICES, len(kept) // 2)))
         self.proving = first_feeds(kept[len(self.choosing) :] or kept, PROOFS)
 
-    def choose(self, board: Switchboard, state: State) -> float:
+    def choose(self, board: QuantizerToggles, state: State) -> float:
         """Return the SQNR on the samples that choose."""
         return ratio_db(1.0, board.noise(self.choosing, [state])[0])
 
-    def prove(self, board: Switchboard, state: State) -> float:
+    def prove(self, board: QuantizerToggles, state: State) -> float:
         """Return the SQNR on the samples that prove."""
         return ratio_db(1.0, board.noise(self.proving, [state])[0])
 
@@ -172,11 +172,11 @@ class MetricAim:
             )
         return task.measure_float(0), task.measure_float(1)
 
-    def choose(self, board: Switchboard, state: State) -> float:
+    def choose(self, board: QuantizerToggles, state: State) -> float:
         """Return the metric on the half that chooses, less the float model's."""
         return self._rise(board, state, 0)
 
-    def prove(self, board: Switchboard, state: State) -> float:
+    def prove(self, board: QuantizerToggles, state: State) -> float:
         """Return the metric on the half that proves, less the float model's."""
         return self._rise(board, state, 1)
 
@@ -185,13 +185,13 @@ class MetricAim:
         """Return the mean: the halves have the same size, and together they tell more."""
         return (chosen + proven) / 2
 
-    def _rise(self, board: Switchboard, state: State, half: int) -> float:
+    def _rise(self, board: QuantizerToggles, state: State, half: int) -> float:
         before = self._float[half]
         rise = self._task.measure(board, state, half) - before
         return rise if abs(rise - self.wanted) > _ROUNDING * abs(before) else self.wanted
 
 
-def open_aim(promise: Promise, inputs: QuantizeInputs, task: TaskMetric | None) -> Aim:
+def open_aim(promise: AccuracyTarget, inputs: QuantizeSession, task: TaskMetric | None) -> Aim:
     """Return how to measure `promise`, an SQNR or a drop of `task`. Raises DataError without data."""
     if promise.max_drop is None or task is None:
         assert promise.min_sqnr is not None

@@ -11,7 +11,7 @@ from onnxfq.calibration.calibrators.auto import METHODS
 from onnxfq.documents.recipe import Recipe
 from onnxfq.remedies.accuracy_target import SqnrAim
 from onnxfq.remedies.mixed_precision import LEAST_GAIN_DB, Protected
-from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.planned_encodings import plan_encodings
 
@@ -41,7 +41,7 @@ class Recalibration:
 
 
 def recalibrate(
-    inputs: QuantizeInputs, start: Protected, least: float, options: RunOptions
+    inputs: QuantizeSession, start: Protected, least: float, options: RunOptions
 ) -> tuple[Protected, Recalibration | None]:
     """Return `start` with the candidate of `auto` that gives the best outputs, for all activations.
 
@@ -83,7 +83,7 @@ def _is_open(recipe: Recipe) -> bool:
     return scheme is not None and not scheme.dynamic and scheme.calibrator.name == "auto"
 
 
-def _calibrated_by(name: str, inputs: QuantizeInputs, start: Protected) -> Protected:
+def _calibrated_by(name: str, inputs: QuantizeSession, start: Protected) -> Protected:
     """Return the plan of `start` with another calibrator; rounded weights stay."""
     recipe = start.recipe.with_calibrator(name)
     planned = plan_encodings(inputs.ranked, recipe)

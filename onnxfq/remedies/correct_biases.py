@@ -24,7 +24,7 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.execution.float_runs import FloatRuns
 from onnxfq.graph.constants import weight_array
-from onnxfq.graph.external.scratch_file import weights_in
+from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
 from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ratio_db
@@ -32,7 +32,7 @@ from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
 from onnxfq.remedies.moments import input_ends
 from onnxfq.remedies.weighted_layers import find_layers
 from onnxfq.stages.calibrate import select_calibrated_part
-from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.score import score_models
@@ -102,7 +102,7 @@ class _Target(NamedTuple):
 
 
 def correct_biases(
-    inputs: QuantizeInputs, rounded: Model, plan: Plan, encodings: Encodings, options: RunOptions
+    inputs: QuantizeSession, rounded: Model, plan: Plan, encodings: Encodings, options: RunOptions
 ) -> BiasCorrection:
     """Add (W - Wq) E[x] to the biases of `rounded` if that raises the SQNR of the outputs by LEAST_GAIN_DB.
 
@@ -123,7 +123,7 @@ def correct_biases(
         return BiasCorrection(rounded, why="no data was given")
     if not inputs.judged.logits:
         return BiasCorrection(rounded, why="no output comes from floats that are quantized")
-    with weights_in(inputs.scratch):
+    with weights_stored_in(inputs.scratch):
         plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
         targets, left = find_targets(inputs.model, rounded, plan)
         if not targets:
@@ -244,7 +244,7 @@ def _shift(
 
 
 def _measure(
-    inputs: QuantizeInputs,
+    inputs: QuantizeSession,
     sides: dict[str, onnx.ModelProto],
     feeds: Sequence[Feed],
     options: RunOptions,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.calibration.calibrators.groups import MOST_OCTAVES
-from onnxfq.calibration.channel_factors import ALPHAS, Choice, Format, Product, choose_factors
+from onnxfq.calibration.channel_factors import ALPHAS, Choice, FactorFormat, FactorProduct, choose_factors
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import EqualizedGroup, Method
 from onnxfq.documents.plan import Plan
@@ -212,7 +212,7 @@ class _Chooser:
         classes: NDArray[np.int64],
         made_by: NDArray[np.float64],
         most: int | None = None,
-    ) -> Product:
+    ) -> FactorProduct:
         """Return the product of `fold`, with some of its outputs if its weight has over `most` elements.
 
         Without feeds the ranges `made_by` stand for its input.
@@ -229,13 +229,13 @@ class _Chooser:
             square, live = np.square(amax / 3.0), np.ones(len(amax))
         activation = _activation_format(self._slots.get(Use(fold.node, 0)), fold.axis)
         passes = fold.summed in self._summed
-        return Product(
+        return FactorProduct(
             fold.inputs, amax, square, live, weight, fold.layout, made, activation, constant, passes
         )
 
 
 def _sample_outputs(
-    values: NDArray[Any], fold: Fold, constant: Format, most: int | None
+    values: NDArray[Any], fold: Fold, constant: FactorFormat, most: int | None
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the weight of `fold`, and the variables of its outputs; some outputs if it is over `most`."""
     blocks = constant.granularity.block_shape or (1,) * values.ndim
@@ -274,22 +274,24 @@ def _ranges_of_writers(group: ChannelGroup, model: Model) -> NDArray[np.float64]
     return found
 
 
-def _format(spec: QuantSpec | None) -> Format:
-    return Format(None) if spec is None else Format(spec.qtype, spec.granularity)
+def _format(spec: QuantSpec | None) -> FactorFormat:
+    return FactorFormat(None) if spec is None else FactorFormat(spec.qtype, spec.granularity)
 
 
-def _activation_format(spec: QuantSpec | None, axis: int) -> Format:
+def _activation_format(spec: QuantSpec | None, axis: int) -> FactorFormat:
     """Return the format of the channels alone, [C]: rows and samples have the largest of them."""
     if spec is None:
-        return Format(None)
+        return FactorFormat(None)
     granularity, qtype = spec.granularity, spec.qtype
     if granularity.block_shape is not None:
-        return Format(
+        return FactorFormat(
             qtype,
             Granularity(0, granularity.block_shape[axis])
             if axis < len(granularity.block_shape)
             else PER_TENSOR,
         )
     if granularity.axis is None or granularity.axis not in (axis, axis - 4, -1):
-        return Format(qtype)
-    return Format(qtype, Granularity(0, granularity.block_size), MOST_OCTAVES if spec.equalized else None)
+        return FactorFormat(qtype)
+    return FactorFormat(
+        qtype, Granularity(0, granularity.block_size), MOST_OCTAVES if spec.equalized else None
+    )

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from onnxfq.data import Feed
-from onnxfq.documents.equalization import METHODS, Equalization, Method, Trial
+from onnxfq.documents.equalization import METHODS, Equalization, FactorTrial, Method
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import ChannelMethods, Recipe
 from onnxfq.errors import DataError
-from onnxfq.graph.external.scratch_file import weights_in
+from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
-from onnxfq.interchange import GivenFile
+from onnxfq.interchange import ExternalEncodingsFile
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.remedies.equalize import Equalized, equalize
-from onnxfq.remedies.quantizer_toggles import Switchboard
+from onnxfq.remedies.quantizer_toggles import QuantizerToggles
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
-from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.planned_encodings import plan_encodings
@@ -35,12 +35,12 @@ HARMFUL = "the outputs on some samples are better without it"
 
 
 def equalize_inputs(
-    inputs: QuantizeInputs,
+    inputs: QuantizeSession,
     recipe: Recipe,
     options: RunOptions,
-    encodings: GivenFile | None = None,
+    encodings: ExternalEncodingsFile | None = None,
     observed: bool = False,
-) -> tuple[QuantizeInputs, Equalization | None]:
+) -> tuple[QuantizeSession, Equalization | None]:
     """Return `inputs` with the model that `recipe` wants equalized, and what was done.
 
     Without data, or with statistics or encodings of the model as it is, nothing is changed, and the result
@@ -74,7 +74,7 @@ def equalize_inputs(
     followed = with_run_ranks(inputs.ranked, feeds[0], everywhere=True) if feeds else inputs.ranked
     plan = plan_encodings(inputs.ranked, recipe).plan
     tried = _Trials(inputs, recipe, plan, options, choosing, confirming, followed)
-    with weights_in(inputs.scratch):
+    with weights_stored_in(inputs.scratch):
         found = tried.confirm(tried.equalize(methods, choosing), methods)
         if tried.trials and found.changed:
             # The groups are confirmed; all feeds know the ranges better than those that chose.
@@ -92,7 +92,7 @@ def _names(methods: ChannelMethods) -> tuple[Method, ...]:
 class _Trials:
     """Equalized models, compared by the outputs of their quantized forms on kept samples."""
 
-    inputs: QuantizeInputs
+    inputs: QuantizeSession
     recipe: Recipe
     plan: Plan
     options: RunOptions
@@ -100,7 +100,7 @@ class _Trials:
     confirming: Sequence[Feed]
     followed: Model
     reached: float = -np.inf
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[FactorTrial] = field(default_factory=list)
 
     def equalize(self, methods: ChannelMethods, feeds: Sequence[Feed]) -> Equalized:
         """Return factors by `feeds`."""
@@ -145,15 +145,15 @@ class _Trials:
         observing = replace(options.observing, nonfinite=options.data.nonfinite)
         statistics = collect_statistics(inputs.ranked, planned.unknown, self.choosing, observing)
         plan, encodings = planned.encode(inputs.model, statistics)
-        board = Switchboard.open(inputs, plan, encodings, options)
+        board = QuantizerToggles.open(inputs, plan, encodings, options)
         sqnr = ratio_db(1.0, board.noise(self.confirming, [board.everything])[0])
         left = tuple(group.tensor for group in found.groups if group.why == HARMFUL)
         used = {group.method for group in found.groups if not group.why}
         methods = tuple(name for name in METHODS if name in used)
-        self.trials.append(Trial(methods=methods, left=left, sqnr_db=sqnr))
+        self.trials.append(FactorTrial(methods=methods, left=left, sqnr_db=sqnr))
         return sqnr
 
-    def with_model(self, found: Equalized) -> QuantizeInputs:
+    def with_model(self, found: Equalized) -> QuantizeSession:
         """Return the inputs with the equalized model."""
         model, feeds = found.model, self.choosing
         if not found.changed:

@@ -15,7 +15,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.node_notes import module_paths
 from onnxfq.graph.signature import with_outputs
-from onnxfq.remedies.quantizer_toggles import Group
+from onnxfq.remedies.quantizer_toggles import LayerGroup
 from onnxfq.runtime.session import Session
 
 
@@ -47,21 +47,21 @@ class Costs:
     products: dict[str, int]
     sizes: dict[str, int]
 
-    def op_types(self, group: Group) -> tuple[str, ...]:
+    def op_types(self, group: LayerGroup) -> tuple[str, ...]:
         """Return the operators that read the group, each once."""
         return tuple(dict.fromkeys(self.types[node] for node in group.nodes if node in self.types))
 
-    def modules_of(self, group: Group) -> tuple[str, ...]:
+    def modules_of(self, group: LayerGroup) -> tuple[str, ...]:
         """Return the paths of the torch modules that read the group, each once."""
         return tuple(dict.fromkeys(self.modules[node] for node in group.nodes if node in self.modules))
 
-    def multiplies(self, group: Group) -> float | None:
+    def multiplies(self, group: LayerGroup) -> float | None:
         """Return the share of the multiply-adds; None with products in a body, whose shapes are unknown."""
         total = sum(self.products.values())
         unknown = any(self.types.get(n) in _PRODUCTS and n not in self.products for n in group.nodes)
         return None if unknown or not total else sum(self.products.get(n, 0) for n in group.nodes) / total
 
-    def weight_bytes(self, group: Group) -> float:
+    def weight_bytes(self, group: LayerGroup) -> float:
         """Return the share of the bytes of quantized weights."""
         total = sum(self.sizes.values())
         return sum(self.sizes.get(tensor, 0) for tensor in group.tensors) / total if total else 0.0

@@ -17,14 +17,14 @@ from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import FLOAT, Remedy, Sensitivity
 from onnxfq.errors import RecipeError
 from onnxfq.graph.model import Model, list_graphs
-from onnxfq.interchange import GivenFile
+from onnxfq.interchange import ExternalEncodingsFile
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.remedies.accuracy_target import Aim, Promise, SqnrAim, open_aim
-from onnxfq.remedies.quantizer_toggles import Switchboard, first_feeds
+from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, SqnrAim, open_aim
+from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.remedies.round_weights import Rounding
 from onnxfq.remedies.sensitivity import find_remedy, next_count, rank_groups
 from onnxfq.remedies.task_metric import TaskMetric
-from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.planned_encodings import PlannedEncodings, plan_encodings
@@ -81,22 +81,22 @@ class Protected(NamedTuple):
             return self
         return self.rounded(start.rounding.for_plan(model, self.plan, self.encodings))
 
-    def open_board(self, inputs: QuantizeInputs, options: RunOptions) -> Switchboard:
+    def open_board(self, inputs: QuantizeSession, options: RunOptions) -> QuantizerToggles:
         """Return the switchboard of this plan. Raises ModelError without an output of numbers."""
         tensors = None if self.rounding is None else self.rounding.tensors
-        return Switchboard.open(inputs, self.plan, self.encodings, options, tensors)
+        return QuantizerToggles.open(inputs, self.plan, self.encodings, options, tensors)
 
-    def prove(self, aim: Aim, inputs: QuantizeInputs, options: RunOptions) -> float:
+    def prove(self, aim: Aim, inputs: QuantizeSession, options: RunOptions) -> float:
         """Return the value of this plan on the part of the data that proves."""
         board = self.open_board(inputs, options)
         return aim.prove(board, board.everything)
 
 
 def keep_promise(
-    inputs: QuantizeInputs,
+    inputs: QuantizeSession,
     start: Protected,
-    encodings: GivenFile | None,
-    promise: Promise,
+    encodings: ExternalEncodingsFile | None,
+    promise: AccuracyTarget,
     options: RunOptions,
 ) -> Protected:
     """Return `start` itself if it keeps `promise`, else with the cheapest groups not quantized that do.
@@ -150,11 +150,11 @@ def keep_promise(
 
 
 def _widen_weights(
-    inputs: QuantizeInputs,
+    inputs: QuantizeSession,
     start: Protected,
-    board: Switchboard,
-    encodings: GivenFile | None,
-    promise: Promise,
+    board: QuantizerToggles,
+    encodings: ExternalEncodingsFile | None,
+    promise: AccuracyTarget,
     options: RunOptions,
 ) -> Protected:
     """Return `start` with wider formats for the groups that gain most for their bits, as many as fit.
@@ -216,7 +216,9 @@ def is_low(evaluation: Evaluation, least: float) -> bool:
     return lowest_sqnr(evaluation) < least
 
 
-def protect_outputs(inputs: QuantizeInputs, start: Protected, least: float, options: RunOptions) -> Protected:
+def protect_outputs(
+    inputs: QuantizeSession, start: Protected, least: float, options: RunOptions
+) -> Protected:
     """Return `start` with the few groups in float that cost its outputs most.
 
     The cheapest groups that restore `least` dB, up to MULTIPLIES_PER_DB for each missing dB; if that is not
@@ -267,11 +269,11 @@ def _affordable(ranked: Sensitivity, most: float) -> list[int]:
 
 
 def _leave_out(
-    inputs: QuantizeInputs,
+    inputs: QuantizeSession,
     start: Protected,
     found: Sensitivity,
     remedy: Remedy,
-    encodings: GivenFile | None,
+    encodings: ExternalEncodingsFile | None,
     options: RunOptions,
 ) -> Protected:
     """Return the plan without the groups of the remedy, and all statistics that it needs."""

@@ -25,7 +25,7 @@ from onnxfq.errors import StatisticsError
 from onnxfq.execution.activation_store import ArrayStore, free_room
 from onnxfq.execution.float_runs import FloatRuns
 from onnxfq.graph.model import Model
-from onnxfq.remedies.weighted_layers import Layer
+from onnxfq.remedies.weighted_layers import WeightedLayer
 from onnxfq.runtime.integer_products import find_byte_products
 
 ROWS = 1 << 12
@@ -52,8 +52,12 @@ def count_samples(model: Model, feeds: Iterable[Feed]) -> int:
 
 
 def collect_moments(
-    model: Model, layers: Sequence[Layer], feeds: Iterable[Feed], threads: int = 0, room: int | None = None
-) -> Iterator[tuple[Layer, InputMoments]]:
+    model: Model,
+    layers: Sequence[WeightedLayer],
+    feeds: Iterable[Feed],
+    threads: int = 0,
+    room: int | None = None,
+) -> Iterator[tuple[WeightedLayer, InputMoments]]:
     """Yield each layer with the moments of its inputs.
 
     The model runs once over the data, and sampled inputs of the layers wait in a temporary file. It runs
@@ -75,7 +79,7 @@ def collect_moments(
 
 def sample_inputs(
     runs: FloatRuns,
-    layers: Sequence[Layer],
+    layers: Sequence[WeightedLayer],
     feeds: Iterable[Feed],
     samples: int,
     room: int | None = None,
@@ -103,12 +107,12 @@ def sample_inputs(
             left = left[len(found.layers) :]
 
 
-def read_tensors(layers: Sequence[Layer]) -> set[str]:
+def read_tensors(layers: Sequence[WeightedLayer]) -> set[str]:
     """Return the tensors that layers read."""
     return {one.tensor for layer in layers for one in layer.inputs}
 
 
-def layer_keys(layers: Sequence[Layer]) -> list[Key]:
+def layer_keys(layers: Sequence[WeightedLayer]) -> list[Key]:
     """Return the inputs of layers, each once."""
     return list(dict.fromkeys((one.tensor, one.view) for layer in layers for one in layer.inputs))
 
@@ -125,7 +129,9 @@ class SampledInputs:
         ranges: magnitudes of the largest and of the least value of each channel, by input.
     """
 
-    def __init__(self, layers: Sequence[Layer], samples: int, room: int, ranges: Ranges | None) -> None:
+    def __init__(
+        self, layers: Sequence[WeightedLayer], samples: int, room: int, ranges: Ranges | None
+    ) -> None:
         """Start without inputs; see `sample_inputs`."""
         self.layers = layers
         self.ranges = {} if ranges is None else dict(ranges)
@@ -184,7 +190,7 @@ class SampledInputs:
                 "of all parts of the data with --ranges, and merge them"
             )
 
-    def _limit(self, arrays: dict[str, NDArray[np.float32]], count: int) -> Sequence[Layer]:
+    def _limit(self, arrays: dict[str, NDArray[np.float32]], count: int) -> Sequence[WeightedLayer]:
         seen: set[Key] = set()
         used = 0
         for number, layer in enumerate(self.layers):
@@ -200,7 +206,7 @@ class SampledInputs:
 class InputSums(Protocol):
     """Ranges and sums of the inputs of layers: `SampledInputs`, or those that a cluster gathers."""
 
-    layers: Sequence[Layer]
+    layers: Sequence[WeightedLayer]
     ranges: dict[Key, NDArray[np.float64]]
 
     def sum(self, key: Key) -> MomentSums:
@@ -217,7 +223,7 @@ def sums_of_inputs(parts: Iterable[InputSums]) -> Iterator[tuple[Key, NDArray[np
                 yield key, part.ranges[key], part.sum(key)
 
 
-def sums_of_layers(parts: Iterable[InputSums]) -> Iterator[tuple[Layer, InputMoments]]:
+def sums_of_layers(parts: Iterable[InputSums]) -> Iterator[tuple[WeightedLayer, InputMoments]]:
     """Yield each layer with the moments of its inputs; neighbours that read the same inputs share them."""
     for part in parts:
         for keys, same in groupby(part.layers, lambda layer: layer_keys([layer])):

@@ -31,7 +31,7 @@ from onnxfq.remedies.moments import (
     sums_of_inputs,
     sums_of_layers,
 )
-from onnxfq.remedies.weighted_layers import Layer
+from onnxfq.remedies.weighted_layers import WeightedLayer
 from onnxfq.runtime.session import Progress
 
 
@@ -47,7 +47,7 @@ class RayMoments:
         self,
         cluster: Cluster,
         model: Model,
-        layers: Sequence[Layer],
+        layers: Sequence[WeightedLayer],
         feeds: Iterable[Feed],
         samples: int,
         *,
@@ -117,8 +117,8 @@ class RayMoments:
 
 
 def collect_moments_on_ray(
-    model: Model, layers: Sequence[Layer], feeds: Iterable[Feed], address: str, threads: int = 0
-) -> Iterator[tuple[Layer, InputMoments]]:
+    model: Model, layers: Sequence[WeightedLayer], feeds: Iterable[Feed], address: str, threads: int = 0
+) -> Iterator[tuple[WeightedLayer, InputMoments]]:
     """Yield what `collect_moments` yields, from the workers of the cluster at `address`."""
     with Cluster(address, threads) as cluster:
         found = RayMoments(cluster, model, layers, feeds, count_samples(model, feeds))
@@ -133,7 +133,7 @@ def _shard_ranges(
 
 def _part_sums(
     runs: FloatRuns,
-    layers: Sequence[Layer],
+    layers: Sequence[WeightedLayer],
     samples: int,
     memory: int,
     ranges: Ranges,

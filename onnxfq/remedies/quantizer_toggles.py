@@ -1,4 +1,4 @@
-"""`Switchboard`: a model that is loaded once, whose quantizers are switched on and off one by one."""
+"""`QuantizerToggles`: a model that is loaded once, whose quantizers are switched on and off one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.passes.insert_fake_quantize import switch_weights, switched_tensors
 from onnxfq.runtime.parallel_runs import count_cores
 from onnxfq.runtime.session import Progress
-from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.options import RunOptions
 
@@ -38,7 +38,7 @@ def first_feeds(kept: Sequence[Feed], count: int) -> list[Feed]:
 
 
 @dataclass(frozen=True)
-class Group:
+class LayerGroup:
     """Quantized tensors that the same nodes read, by their switches."""
 
     tensors: tuple[str, ...]
@@ -46,7 +46,7 @@ class Group:
     switches: tuple[int, ...]
 
 
-class Switchboard:
+class QuantizerToggles:
     """A model whose quantizers are switched one by one."""
 
     def __init__(
@@ -69,12 +69,12 @@ class Switchboard:
 
     @staticmethod
     def open(
-        inputs: QuantizeInputs,
+        inputs: QuantizeSession,
         plan: Plan,
         encodings: Encodings,
         options: RunOptions,
         rounded: Mapping[str, onnx.TensorProto] | None = None,
-    ) -> Switchboard:
+    ) -> QuantizerToggles:
         """Return the switchboard of a plan; the weights in `rounded` have these values if switched on.
 
         Raises ModelError for a model without floats that outputs come from.
@@ -88,10 +88,10 @@ class Switchboard:
         proto = insert_fake_quantize(inputs.model, plan, encodings, switches="each")
         if rounded:
             proto = switch_weights(proto, rounded, switched_tensors(plan))
-        return Switchboard(proto, plan, logits, output_names(inputs.model.proto), options.threads)
+        return QuantizerToggles(proto, plan, logits, output_names(inputs.model.proto), options.threads)
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[LayerGroup]:
         """Groups of tensors in the order of the plan: tensors that a node reads belong together.
 
         A Concat or pooling between quantized tensors joins no groups: it follows its neighbours.
@@ -124,7 +124,7 @@ class Switchboard:
         for tensor in self._switches:
             members.setdefault(find(tensor), []).append(tensor)
         return [
-            Group(
+            LayerGroup(
                 tuple(tensors),
                 tuple(dict.fromkeys(node for tensor in tensors for node in uses[tensor])),
                 tuple(self._switches[tensor] for tensor in tensors),
@@ -132,7 +132,7 @@ class Switchboard:
             for tensors in members.values()
         ]
 
-    def enable(self, groups: Iterable[Group], on: bool = True) -> State:
+    def enable(self, groups: Iterable[LayerGroup], on: bool = True) -> State:
         """Return switches with only `groups` on, or with only these off."""
         switches = np.full(len(self._switches), not on)
         for group in groups:

@@ -8,12 +8,12 @@ from itertools import groupby
 
 from onnxfq.calibration.weights import RoundedWeight, RoundingJob, round_weight
 from onnxfq.execution.cluster import Cluster
-from onnxfq.remedies.weighted_layers import Layer
+from onnxfq.remedies.weighted_layers import WeightedLayer
 
 
 def round_on_ray(
-    jobs: Iterable[tuple[Layer, RoundingJob]], address: str, threads: int
-) -> Iterator[tuple[Layer, RoundedWeight]]:
+    jobs: Iterable[tuple[WeightedLayer, RoundingJob]], address: str, threads: int
+) -> Iterator[tuple[WeightedLayer, RoundedWeight]]:
     """Yield each layer with its rounded weight, in the order of `jobs`.
 
     Args:
@@ -24,7 +24,7 @@ def round_on_ray(
 
     Raises RuntimeLibraryError if ray is missing or the cluster fails.
     """
-    waiting: deque[list[Layer]] = deque()
+    waiting: deque[list[WeightedLayer]] = deque()
 
     def arguments() -> Iterator[tuple[Sequence[RoundingJob]]]:
         for _, same in groupby(jobs, lambda job: id(job[1].moments)):

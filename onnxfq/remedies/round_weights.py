@@ -24,7 +24,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.documents.rounding import NEAREST
 from onnxfq.errors import StatisticsError
 from onnxfq.graph.constants import weight_array
-from onnxfq.graph.external.scratch_file import weights_in
+from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
 from onnxfq.numerics.block_scales import Scales
 from onnxfq.numerics.metrics import ratio_db
@@ -33,9 +33,9 @@ from onnxfq.remedies.moments import collect_moments, layer_keys
 from onnxfq.remedies.moments_ray import collect_moments_on_ray
 from onnxfq.remedies.round_ray import round_on_ray
 from onnxfq.remedies.sequential_moments import SequentialModels
-from onnxfq.remedies.weighted_layers import Layer, find_layers
+from onnxfq.remedies.weighted_layers import WeightedLayer, find_layers
 from onnxfq.stages.derived_scales import encode_biases
-from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.options import RunOptions
 from onnxfq.targets.target import prepare_model
 
@@ -122,7 +122,7 @@ def is_shared(plan: Plan) -> bool:
 
 
 def round_given(
-    inputs: QuantizeInputs,
+    inputs: QuantizeSession,
     plan: Plan,
     encodings: Encodings,
     options: RunOptions,
@@ -141,7 +141,7 @@ def round_given(
     if inputs.feeds is not None:
         feeds = inputs.feeds.again_without(held_out) if held_out else inputs.feeds.again()
     progress = options.stage("round", len(asked))
-    with weights_in(inputs.scratch):
+    with weights_stored_in(inputs.scratch):
         return round_weights(
             inputs.model,
             plan,
@@ -235,7 +235,7 @@ def _check_moments(moments: Moments, model: Model, plan: Plan) -> None:
     moments.check_whole()
 
 
-def _read(moments: Moments, layers: Sequence[Layer]) -> Iterator[tuple[Layer, InputMoments]]:
+def _read(moments: Moments, layers: Sequence[WeightedLayer]) -> Iterator[tuple[WeightedLayer, InputMoments]]:
     """Yield each layer with its moments; neighbours that read the same inputs share them."""
     for keys, same in groupby(layers, lambda layer: layer_keys([layer])):
         found = moments.of_layer(keys)
@@ -259,7 +259,7 @@ class _Work:
         self.tensors: dict[str, onnx.TensorProto] = {}
         self.layers: list[RoundedLayer] = []
 
-    def job(self, layer: Layer, moments: InputMoments) -> RoundingJob:
+    def job(self, layer: WeightedLayer, moments: InputMoments) -> RoundingJob:
         """Return what rounding the weight of `layer` takes."""
         placement, name = layer.placement, layer.placement.tensor
         old = self.encodings[name]
@@ -273,7 +273,7 @@ class _Work:
             placement.float_type,
         )
 
-    def take(self, layer: Layer, made: RoundedWeight) -> onnx.TensorProto:
+    def take(self, layer: WeightedLayer, made: RoundedWeight) -> onnx.TensorProto:
         """Take over the rounded weight of `layer`, and return it."""
         placement, name = layer.placement, layer.placement.tensor
         self.encodings[name] = _with_scales(self.encodings[name], made.scales)

@@ -21,7 +21,7 @@ from onnxfq.graph.model import Model, list_graphs
 from onnxfq.remedies.equalize import LEAST_GAIN_DB
 from onnxfq.remedies.mixed_precision import Protected
 from onnxfq.remedies.round_weights import round_given
-from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.planned_encodings import plan_encodings
 from onnxfq.stages.score import SURE_FEEDS, score_models
@@ -114,7 +114,7 @@ def _multiplies(shape: Sequence[int], weight: Placement) -> int:
 
 
 def round_auto(
-    inputs: QuantizeInputs, start: Protected, options: RunOptions, ray: str | None = None
+    inputs: QuantizeSession, start: Protected, options: RunOptions, ray: str | None = None
 ) -> Protected:
     """Return the plan of `start` with METHOD in place of `auto`, and its weights rounded.
 
@@ -130,7 +130,7 @@ def round_auto(
 
 
 def confirm_rounding(
-    inputs: QuantizeInputs,
+    inputs: QuantizeSession,
     shares: Mapping[str, float],
     nearest: onnx.ModelProto,
     rounded: onnx.ModelProto,
@@ -150,6 +150,6 @@ def confirm_rounding(
     return AutoRounding(shares, before, reached)
 
 
-def _confirming(inputs: QuantizeInputs) -> list[Feed]:
+def _confirming(inputs: QuantizeSession) -> list[Feed]:
     """Return the first of the samples that are compared, at most half of all that are kept."""
     return inputs.kept[: min(HELD_OUT, len(inputs.kept) // 2)]

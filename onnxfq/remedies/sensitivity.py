@@ -21,15 +21,15 @@ from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
 from onnxfq.documents.sensitivity import GroupNoise, MetricValues, Remedy, Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
-from onnxfq.remedies.accuracy_target import Aim, Promise, open_aim
+from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, open_aim
 from onnxfq.remedies.equalize_search import equalize_inputs
 from onnxfq.remedies.layer_costs import measure_costs
-from onnxfq.remedies.quantizer_toggles import Switchboard, first_feeds
+from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.remedies.round_weights import Rounding, round_given
 from onnxfq.remedies.spread_noise import NoiseOf, spread_noise
 from onnxfq.remedies.task_metric import Metric, TaskMetric, check_metric_name
 from onnxfq.runtime.session import Progress
-from onnxfq.stages.inputs import QuantizeInputs, open_inputs
+from onnxfq.stages.inputs import QuantizeSession, open_inputs
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.planned_encodings import plan_encodings
 from onnxfq.stages.statistics_source import gather_statistics
@@ -45,7 +45,7 @@ def sensitivity(
     recipe: str | Path | Recipe = DEFAULT_RECIPE,
     statistics: str | Path | Statistics | None = None,
     samples: int = RANKING_FEEDS,
-    promise: Promise | None = None,
+    promise: AccuracyTarget | None = None,
     metric: str | Metric | None = None,
     labels: Labels | None = None,
     ray: str | None = None,
@@ -61,10 +61,10 @@ def sensitivity(
         samples: number of samples that rank the groups.
         promise: find the cheapest groups in float that keep it, see `Sensitivity.remedy`; measured with
             these groups in float even if the promise has another fallback.
-        metric: of the task, as in `Promise`; ranks the groups that it separates. It is measured on half of
-            the data, once for each group: the other half is for the proof of a promise. A promised drop has
+        metric: of the task, as in `AccuracyTarget`; ranks the groups that it separates. It is measured on
+            half of the data, once for each group: the other half proves a promise. A promised drop has
             its own metric.
-        labels: of the data, as in `Promise`; alone they are for top-1 accuracy.
+        labels: of the data, as in `AccuracyTarget`; alone they are for top-1 accuracy.
         ray: address of a Ray cluster whose workers measure the noise of the groups, or "local"; the result is
             the same to the byte. The metric of a task and a promise are measured on this machine.
         options: batch, threads and how data is read.
@@ -83,7 +83,7 @@ def sensitivity(
     if samples < 1:
         raise DataError(f"samples is {samples}; give at least 1")
     inputs, plan, rounding = _encode(model, data, chosen, statistics, options, ray)
-    board = Switchboard.open(inputs, plan, rounding.encodings, options, rounding.tensors)
+    board = QuantizerToggles.open(inputs, plan, rounding.encodings, options, rounding.tensors)
     task = None
     if metric is not None or labels is not None:
         task = TaskMetric(metric, labels, board, inputs, options.data.limit is not None)
@@ -106,7 +106,7 @@ def _encode(
     statistics: str | Path | Statistics | None,
     options: RunOptions,
     ray: str | None,
-) -> tuple[QuantizeInputs, Plan, Rounding]:
+) -> tuple[QuantizeSession, Plan, Rounding]:
     """Return the inputs, and the encoded part of the plan with its weights; statistics are freed."""
     inputs = open_inputs(model, data, recipe, options, observed=statistics is not None)
     inputs, _ = equalize_inputs(inputs, recipe, options, None, statistics is not None)
@@ -117,7 +117,7 @@ def _encode(
 
 
 def rank_groups(
-    board: Switchboard,
+    board: QuantizerToggles,
     feeds: Sequence[Feed],
     recipe: Recipe,
     progress: Progress | None = None,
@@ -174,7 +174,7 @@ def rank_groups(
 
 
 def _measure_metric(
-    board: Switchboard, states: Sequence[State], task: TaskMetric | None, progress: Progress | None
+    board: QuantizerToggles, states: Sequence[State], task: TaskMetric | None, progress: Progress | None
 ) -> tuple[MetricValues | None, list[float | None]]:
     """Return the metric of the whole, the first of `states`, and its value for each of the others."""
     if task is None:
@@ -191,7 +191,7 @@ def _measure_metric(
 
 
 def find_remedy(
-    board: Switchboard,
+    board: QuantizerToggles,
     ranked: Sensitivity,
     aim: Aim,
     *,
@@ -213,7 +213,7 @@ def find_remedy(
         least: number of groups that are not quantized in any case.
         among: groups that may be left in float, in this order; None for all.
         known: values by number of groups, for calls with the same groups and data; it is filled.
-        fallback: see `Promise`; noted in the remedy.
+        fallback: see `AccuracyTarget`; noted in the remedy.
     """
     by_tensors = {group.tensors: group for group in board.groups}
     order = ranked.by_gain(by_metric=aim.noise_limit is None) if among is None else list(among)

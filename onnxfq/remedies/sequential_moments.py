@@ -29,7 +29,7 @@ from onnxfq.graph.segments import SegmentedGraph, most_alive, segment_model
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.replace_constants import separate_float_readers, weight_tensor
 from onnxfq.remedies.moments import channel_ends, rows_per_sample
-from onnxfq.remedies.weighted_layers import Layer
+from onnxfq.remedies.weighted_layers import WeightedLayer
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.random_numbers import SEED_INPUT, with_seed
 from onnxfq.runtime.session import Session
@@ -89,7 +89,7 @@ class SequentialModels:
                 stored = weight_array(self._model, name)
                 self.set_weight(weight_tensor(name, encodings[name].fake_quantize(stored), stored))
 
-    def order(self, layers: Sequence[Layer]) -> list[Layer]:
+    def order(self, layers: Sequence[WeightedLayer]) -> list[WeightedLayer]:
         """Return `layers` in the order of computation; a shared weight at its first reader."""
         return sorted(layers, key=lambda layer: self._at[layer.inputs[0].node])
 
@@ -97,7 +97,7 @@ class SequentialModels:
         """Set a final weight of the quantized model."""
         self._quantized.constants[tensor.name] = tensor
 
-    def moments(self, layer: Layer) -> InputMoments:
+    def moments(self, layer: WeightedLayer) -> InputMoments:
         """Return the moments of the inputs of `layer` in both models, after all earlier layers are final.
 
         Readers of a shared weight after the first one count only if they do not depend on its result.

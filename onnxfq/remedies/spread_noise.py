@@ -12,16 +12,16 @@ from functools import partial
 from onnxfq.data import Feed
 from onnxfq.execution.cluster import Cluster, Sent
 from onnxfq.execution.toggled_segments import State
-from onnxfq.remedies.quantizer_toggles import Switchboard
+from onnxfq.remedies.quantizer_toggles import QuantizerToggles
 from onnxfq.runtime.session import Progress
 
 NoiseOf = Callable[[Sequence[Feed], Sequence[State], Progress | None], list[float]]
-"""`Switchboard.noise`, or what measures the same elsewhere."""
+"""`QuantizerToggles.noise`, or what measures the same elsewhere."""
 
 
 @contextmanager
-def spread_noise(board: Switchboard, address: str, threads: int) -> Iterator[NoiseOf]:
-    """Yield a function that returns what `Switchboard.noise` does; every worker opens the model once.
+def spread_noise(board: QuantizerToggles, address: str, threads: int) -> Iterator[NoiseOf]:
+    """Yield a function that returns what `QuantizerToggles.noise` does; every worker opens the model once.
 
     Args:
         board: the model; its workers need onnxfq and the same kind of processor.
@@ -30,7 +30,7 @@ def spread_noise(board: Switchboard, address: str, threads: int) -> Iterator[Noi
 
     Raises RuntimeLibraryError if ray is missing or the cluster fails.
     """
-    opening = partial(Switchboard, board.proto, board.plan, board.logits, board.results, threads=1)
+    opening = partial(QuantizerToggles, board.proto, board.plan, board.logits, board.results, threads=1)
     with Cluster(address, threads) as cluster:
         # Neighbours share the tensors before them; two tasks for each worker even out their times.
         tasks = 2 * max(1, cluster.workers())
@@ -54,7 +54,7 @@ def spread_noise(board: Switchboard, address: str, threads: int) -> Iterator[Noi
 class _Measuring:
     """A model in a worker with the feeds that it is measured on: it keeps their float results."""
 
-    def __init__(self, opening: Callable[[], Switchboard], feeds: list[Feed]) -> None:
+    def __init__(self, opening: Callable[[], QuantizerToggles], feeds: list[Feed]) -> None:
         self._board, self._feeds = opening(), feeds
 
     def noise(self, states: list[State]) -> list[float]:

@@ -18,8 +18,8 @@ from onnxfq.data.inputs import read_only, samples
 from onnxfq.data.labels import Labels, count_right, predict_classes, read_labels, refuse_label_count
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
-from onnxfq.remedies.quantizer_toggles import Switchboard
-from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.remedies.quantizer_toggles import QuantizerToggles
+from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.support.user_code import FUNCTION_NAME, faults_of, import_function
 
 Outputs = Mapping[str, NDArray[Any]]
@@ -45,8 +45,8 @@ class TaskMetric:
         self,
         metric: str | Metric | None,
         labels: Labels | None,
-        board: Switchboard,
-        inputs: QuantizeInputs,
+        board: QuantizerToggles,
+        inputs: QuantizeSession,
         limited: bool,
     ) -> None:
         """Name the metric; nothing is measured yet.
@@ -115,7 +115,7 @@ class TaskMetric:
             self._float[half] = self.measure(self._board, self._board.nothing, half)
         return self._float[half]
 
-    def measure(self, board: Switchboard, state: State, half: int) -> float:
+    def measure(self, board: QuantizerToggles, state: State, half: int) -> float:
         """Return the value of a state of `board` on one half of the data, 0 or 1.
 
         Raises DataError if the metric fails or returns no finite number.

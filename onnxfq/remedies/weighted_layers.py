@@ -32,7 +32,7 @@ class LayerInput:
 
 
 @dataclass(frozen=True)
-class Layer:
+class WeightedLayer:
     """A weight and all nodes that multiply it.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Found:
     uses: set[Use] = field(default_factory=set)
 
 
-def find_layers(model: Model, plan: Plan) -> tuple[list[Layer], dict[str, str]]:
+def find_layers(model: Model, plan: Plan) -> tuple[list[WeightedLayer], dict[str, str]]:
     """Return the layers of the weights of `plan`, and the reason for each weight that has none.
 
     A weight has none if a body, or another operator than Conv, ConvTranspose, Gemm and MatMul, reads it
@@ -94,7 +94,7 @@ def find_layers(model: Model, plan: Plan) -> tuple[list[Layer], dict[str, str]]:
         elif len(set(entry.views)) > 1:
             refused[name] = "its readers multiply it along different axes"
         else:
-            layers.append(Layer(wanted[name], entry.views[0], tuple(entry.inputs)))
+            layers.append(WeightedLayer(wanted[name], entry.views[0], tuple(entry.inputs)))
     return layers, refused
 
 

@@ -153,7 +153,7 @@ def fix_draws(proto: onnx.ModelProto) -> onnx.ModelProto:
     inline_functions(made)
     name_tensors(made)
     made, _ = raise_opset(made, _OPSET, "the model")
-    _Rewriter(made).rewrite(made.graph, [])
+    _RandomRewriter(made).rewrite(made.graph, [])
     made.graph.input.append(helper.make_tensor_value_info(SEED_INPUT, TensorProto.INT64, []))
     made.graph.initializer.append(numpy_helper.from_array(_quantiles(), _QUANTILES))
     made.ir_version = max(made.ir_version, _FUNCTIONS_IR, lowest_ir(default_opset(made)))
@@ -162,7 +162,7 @@ def fix_draws(proto: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-class _Rewriter:
+class _RandomRewriter:
     """Replacement of the random nodes of one model, in place."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:

@@ -29,7 +29,7 @@ from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic
 from onnxfq.stages.limits import describe_unreached, find_unreached
 from onnxfq.stages.stored_weights import compare_stored, encode_on_grid
-from onnxfq.stages.zeroed_values import find_lost_values, tell_lost_values
+from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
 from onnxfq.support.reasons import Reason
 from onnxfq.targets.target import prepare_model
 
@@ -61,7 +61,7 @@ def calibrate(
     Raises PlanError or StatisticsError if plan, statistics and model do not belong together.
     """
     made = choose_encodings(model, plan, statistics, calibrator, weights)
-    tell_lost_values(find_lost_values(plan, statistics, made))
+    warn_zeroed_values(find_zeroed_values(plan, statistics, made))
     kept_part = select_calibrated_part(plan, made.without_values, made.unshared)
     for line in filter(None, (compare_stored(model, kept_part, made).line, describe_unreached(made))):
         log.warning("%s", line)

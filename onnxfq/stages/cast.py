@@ -12,14 +12,14 @@ from onnxfq.data import Feed
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import DataError
-from onnxfq.graph.external.scratch_file import weights_in
+from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.placement.float_casts import plan_floats
 from onnxfq.runtime.type_inference import with_all_types
-from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.insert import TARGET_KEY, with_float_type
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
@@ -43,7 +43,7 @@ class CastModel:
 
 
 def cast_rest(
-    inputs: QuantizeInputs, qdq: onnx.ModelProto, floats: FloatOptions, options: RunOptions
+    inputs: QuantizeSession, qdq: onnx.ModelProto, floats: FloatOptions, options: RunOptions
 ) -> CastModel:
     """Cast the float part of `qdq` to the type of `floats`, where its values fit in it.
 
@@ -58,7 +58,7 @@ def cast_rest(
     """
     if floats.name not in HALF_TYPES:
         return CastModel(qdq, qdq)
-    with weights_in(inputs.scratch):
+    with weights_stored_in(inputs.scratch):
         qdq = with_all_types(qdq)
         kept = decide_floats(inputs.model, qdq, inputs.kept, floats, options.observing)
         comparable = cast_floats(qdq, kept.model_copy(update={"io": False}))

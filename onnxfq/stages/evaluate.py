@@ -20,7 +20,7 @@ from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.runtime.unsupported_ops import explain_unsupported
-from onnxfq.stages.inputs import QuantizeInputs, with_unique_names
+from onnxfq.stages.inputs import QuantizeSession, with_unique_names
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.score import score_models
 
@@ -80,7 +80,7 @@ def evaluate(
 
 
 def compare_forms(
-    inputs: QuantizeInputs,
+    inputs: QuantizeSession,
     simulation: onnx.ModelProto,
     qdq: onnx.ModelProto,
     options: RunOptions,

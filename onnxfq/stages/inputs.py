@@ -11,7 +11,7 @@ import onnx
 from onnxfq.data import Data, Feed
 from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.recipe import Recipe
-from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_in
+from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_stored_in
 from onnxfq.graph.external.sizes import STAGED, is_large
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.external.weightless import with_weights
@@ -27,7 +27,7 @@ from onnxfq.targets.target import prepare_model
 
 
 @dataclass(frozen=True)
-class QuantizeInputs:
+class QuantizeSession:
     """A model and its data.
 
     Attributes:
@@ -67,7 +67,7 @@ def open_inputs(
     *,
     output: str | Path | None = None,
     observed: bool = False,
-) -> QuantizeInputs:
+) -> QuantizeSession:
     """Read and normalise `model`, and open `data`.
 
     Args:
@@ -87,7 +87,7 @@ def open_inputs(
     folder = None if output is None else Path(output).parent
     # The caller holds a given model; its weights are not copied in memory.
     scratch = scratch_for(model, folder, STAGED) if isinstance(model, onnx.ModelProto) else None
-    with weights_in(scratch):
+    with weights_stored_in(scratch):
         proto, sha256, source = read_model(model, in_memory=STAGED)
     reference = with_unique_names(proto)
     loaded = ranked = prepare_model(normalize_model(proto, sha256, source, recipe.existing), recipe.target)
@@ -96,12 +96,12 @@ def open_inputs(
     if feeds is not None and not observed and lacks_ranks(loaded):
         ranked = with_run_ranks(loaded, feeds.read_first())
     runs = None if opened is None else opened.runs
-    return QuantizeInputs(
+    return QuantizeSession(
         reference, loaded, ranked, feeds, runs, scratch or scratch_for(loaded.proto, folder, STAGED)
     )
 
 
-def take_in(model: Model, proto: onnx.ModelProto) -> onnx.ModelProto:
+def embed_weights(model: Model, proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return `proto`, a form of `model`, with its weights in memory; large models keep them in the file."""
     as_it_is = is_large(model.proto) or not any(map(is_external, proto.graph.initializer))
     return proto if as_it_is else with_weights(proto)

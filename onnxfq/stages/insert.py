@@ -10,7 +10,7 @@ from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.scores import FORMAT_KEY
-from onnxfq.graph.external.scratch_file import weights_in
+from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.io.load import MIN_OPSET
 from onnxfq.graph.limits import remove_ends
 from onnxfq.graph.model import Model
@@ -18,7 +18,7 @@ from onnxfq.numerics.float_types import FloatName, find_storage_qtype
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize, Switches, switched_tensors
 from onnxfq.passes.insert_qdq import InsertQdq
 from onnxfq.stages.calibrate import select_calibrated_part
-from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.targets.target import prepare_model, target_by_name
 from onnxfq.version import VERSION
 
@@ -86,10 +86,10 @@ def _without_unreached(model: Model, plan: Plan, encodings: Encodings) -> Model:
 
 
 def insert_forms(
-    inputs: QuantizeInputs, plan: Plan, encodings: Encodings, floats: FloatOptions
+    inputs: QuantizeSession, plan: Plan, encodings: Encodings, floats: FloatOptions
 ) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     """Return the model with FakeQuantize nodes, and with Q/DQ pairs at an opset that supports `floats`."""
-    with weights_in(inputs.scratch):
+    with weights_stored_in(inputs.scratch):
         simulation = insert_fake_quantize(inputs.model, plan, encodings)
         return simulation, insert_qdq(inputs.model, plan, encodings, lowest_opset=floats.min_opset)
 

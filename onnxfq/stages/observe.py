@@ -26,7 +26,7 @@ from onnxfq.runtime.devices import Device, gpus
 from onnxfq.stages.observers import (
     MergingObserver,
     ObserveOptions,
-    Observer,
+    StatisticsObserver,
     observed_tensors,
     observer_on,
 )
@@ -172,7 +172,7 @@ def _with_placements(plan: Plan, placements: Iterable[Placement]) -> Plan:
 @contextmanager
 def _open_observer(
     device: Device, model: Model, plan: Plan, options: ObserveOptions, feeds: Iterator[Feed]
-) -> Iterator[tuple[Observer, Iterator[Feed]]]:
+) -> Iterator[tuple[StatisticsObserver, Iterator[Feed]]]:
     """Yield an observer and the feeds; with "auto" on the CPU if the first feed fails on `device`."""
     with observer_on(device, model, plan, options) as observer:
         fault = None

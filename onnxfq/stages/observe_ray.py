@@ -19,7 +19,7 @@ from onnxfq.graph.model import Model
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.devices import Device
 from onnxfq.stages.observe import ObservationInterrupted, skip_resumed
-from onnxfq.stages.observers import ObserveOptions, Observer, observer_on
+from onnxfq.stages.observers import ObserveOptions, StatisticsObserver, observer_on
 from onnxfq.targets.target import prepare_model
 
 
@@ -72,9 +72,9 @@ def collect_on_ray(
     return total or Statistics(model.sha256, 0, {})
 
 
-def _open(model: Model, plan: Plan, options: ObserveOptions) -> Observer:
+def _open(model: Model, plan: Plan, options: ObserveOptions) -> StatisticsObserver:
     return observer_on(choose_device(options.device), model, plan, options)
 
 
-def _observe_shard(observer: Observer, first: int, shard: list[Feed]) -> Statistics:
+def _observe_shard(observer: StatisticsObserver, first: int, shard: list[Feed]) -> Statistics:
     return observer.run(shard, first)

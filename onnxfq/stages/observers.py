@@ -112,14 +112,16 @@ def observed_tensors(model: Model, plan: Plan, options: ObserveOptions) -> list[
     return found
 
 
-def observer_on(device: Device, model: Model, plan: Plan, options: ObserveOptions) -> Observer:
+def observer_on(device: Device, model: Model, plan: Plan, options: ObserveOptions) -> StatisticsObserver:
     """Return an observer that runs on `device`, which `choose_device` has tested."""
     return (
-        Observer(model, plan, options) if device == "cpu" else MergingObserver(model, plan, options, device)
+        StatisticsObserver(model, plan, options)
+        if device == "cpu"
+        else MergingObserver(model, plan, options, device)
     )
 
 
-class Observer:
+class StatisticsObserver:
     """The observed model of one plan, ready to run over any number of feeds."""
 
     def __init__(self, model: Model, plan: Plan, options: ObserveOptions) -> None:
@@ -149,7 +151,7 @@ class Observer:
     def _make_pass(self, plan: Plan) -> Pass:
         return InsertObservers(plan)
 
-    def __enter__(self) -> Observer:
+    def __enter__(self) -> StatisticsObserver:
         """Return the observer."""
         return self
 
@@ -245,7 +247,7 @@ class Observer:
         return open_in_segments(self._observed, open_part, self._outputs)
 
 
-class MergingObserver(Observer):
+class MergingObserver(StatisticsObserver):
     """An observer whose model merges the statistics itself, in the memory of `device`.
 
     For GPUs; on a CPU it gives the same statistics, slower, because its tensors lose their layout.

@@ -13,9 +13,9 @@ from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import PlanError, RecipeError
 from onnxfq.graph.model import Model
-from onnxfq.interchange import GivenFile, read_given
-from onnxfq.interchange.apply import Fitted, fit
-from onnxfq.interchange.external import Given
+from onnxfq.interchange import ExternalEncodingsFile, read_given
+from onnxfq.interchange.apply import MatchedEncodings, fit
+from onnxfq.interchange.external import ExternalEncodings
 from onnxfq.interchange.recipe_overrides import recipe_with
 from onnxfq.stages.calibrate import choose_encodings, select_calibrated_part
 from onnxfq.stages.derived_scales import encode_biases
@@ -33,7 +33,7 @@ class PlannedEncodings:
     """
 
     plan: Plan
-    matched: Fitted | None = None
+    matched: MatchedEncodings | None = None
 
     @property
     def own(self) -> dict[str, Encoding]:
@@ -110,7 +110,9 @@ class PlannedEncodings:
         return plan, made.model_copy(update=changes)
 
 
-def plan_encodings(model: Model, recipe: Recipe, file: GivenFile | Given | None = None) -> PlannedEncodings:
+def plan_encodings(
+    model: Model, recipe: Recipe, file: ExternalEncodingsFile | ExternalEncodings | None = None
+) -> PlannedEncodings:
     """Plan `model` in the formats of `file`, the rest by `recipe`.
 
     Args:
@@ -124,7 +126,7 @@ def plan_encodings(model: Model, recipe: Recipe, file: GivenFile | Given | None 
     """
     if file is None:
         return PlannedEncodings(make_plan(model, recipe))
-    given = file if isinstance(file, Given) else read_given(file)
+    given = file if isinstance(file, ExternalEncodings) else read_given(file)
     model = prepare_model(model, recipe.target)
     chosen = recipe_with(given, recipe, model)
     try:
@@ -138,7 +140,7 @@ def plan_encodings(model: Model, recipe: Recipe, file: GivenFile | Given | None 
     return PlannedEncodings(plan, fit(given, plan, model))
 
 
-def match_encodings(model: Model, plan: Plan, file: GivenFile | None) -> PlannedEncodings:
+def match_encodings(model: Model, plan: Plan, file: ExternalEncodingsFile | None) -> PlannedEncodings:
     """Return `plan` with the encodings of `file` for it. Raises PlanError as `plan_encodings`."""
     if file is None:
         return PlannedEncodings(plan)
@@ -147,7 +149,7 @@ def match_encodings(model: Model, plan: Plan, file: GivenFile | None) -> Planned
     return PlannedEncodings(plan, fit(given, plan, prepare_model(model, plan.target)))
 
 
-def _with_given_bridges(plan: Plan, given: Given) -> Plan:
+def _with_given_bridges(plan: Plan, given: ExternalEncodings) -> Plan:
     """Return `plan` without the bridges that `given` has no scales for: its scales are used as they are."""
     apart = [
         bridge.node for bridge in plan.bridges if not all(name in given.tensors for name in bridge.tensors)

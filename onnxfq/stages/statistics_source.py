@@ -10,7 +10,7 @@ from onnxfq.data import DataDigest, digest_feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError
-from onnxfq.stages.inputs import QuantizeInputs
+from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.limits import with_limits
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observe_ray import collect_on_ray
@@ -18,7 +18,7 @@ from onnxfq.stages.options import RunOptions
 
 
 def gather_statistics(
-    inputs: QuantizeInputs,
+    inputs: QuantizeSession,
     plan: Plan,
     given: str | Path | Statistics | None,
     options: RunOptions,
@@ -55,7 +55,7 @@ def gather_statistics(
     return collect_statistics(model, plan, feeds, observing)
 
 
-def _digest(inputs: QuantizeInputs) -> DataDigest:
+def _digest(inputs: QuantizeSession) -> DataDigest:
     """Return the digest of all samples; the pass also keeps feeds for the comparison."""
     specs = input_specs(inputs.model.proto)
     return sum((digest_feed(feed, specs) for feed in inputs.feeds or ()), DataDigest())

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _LISTED = 8
 
 
-def find_lost_values(plan: Plan, statistics: Statistics, encodings: Encodings) -> dict[str, float]:
+def find_zeroed_values(plan: Plan, statistics: Statistics, encodings: Encodings) -> dict[str, float]:
     """Return the expected SQNR in dB of the middle half of activations, by tensor, where it is below KEPT_DB.
 
     The middle half is the one of `auto`. Only activations with one calibrated range are looked at: not those
@@ -46,8 +46,8 @@ def _is_calibrated(placement: Placement) -> bool:
     return not (placement.spec.dynamic or placement.spec.equalized or placement.calibrator.is_fixed)
 
 
-def tell_lost_values(lost: dict[str, float]) -> None:
-    """Log the tensors that `find_lost_values` found, in one line."""
+def warn_zeroed_values(lost: dict[str, float]) -> None:
+    """Log the tensors that `find_zeroed_values` found, in one line."""
     if not lost:
         return
     named = ", ".join(f"{name!r} {sqnr_db:.1f} dB" for name, sqnr_db in [*lost.items()][:_LISTED])

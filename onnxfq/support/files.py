@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnxfq.errors import OutputError
 from onnxfq.support import temporary as temporary_files
-from onnxfq.support.outputs import Written, check_apart, check_not_read, finish_or_wait, writing
+from onnxfq.support.outputs import WrittenFile, check_apart, check_not_read, finish_or_wait, writing
 
 
 def check_writable(path: Path) -> None:
@@ -66,7 +66,7 @@ def replace_file(path: str | Path) -> Iterator[Path]:
         if handle is None:
             temporary_files.remove_stale(path)
             handle, named = temporary_files.open_temporary(path)
-    written, waits = Written(handle, named, path), False
+    written, waits = WrittenFile(handle, named, path), False
     try:
         with writing(path):
             temporary = named or Path(f"{temporary_files.OPEN_FILES}/{handle}")
@@ -92,7 +92,7 @@ def replace_folder(path: str | Path) -> Iterator[Path]:
     with writing(path):
         temporary_files.remove_stale(path)
         handle, folder = temporary_files.open_temporary_folder(path)
-    written, waits = Written(handle, folder, path, is_folder=True), False
+    written, waits = WrittenFile(handle, folder, path, is_folder=True), False
     try:
         with writing(path):
             yield folder

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Written:
+class WrittenFile:
     """A complete file or folder that has no name yet, or a temporary one.
 
     Attributes:
@@ -104,7 +104,7 @@ def _remove(path: Path, is_folder: bool) -> None:
 
 
 @dataclass
-class _Group:
+class _OutputGroup:
     """Files and folders of one command that wait for each other.
 
     Attributes:
@@ -114,7 +114,7 @@ class _Group:
 
     folders: frozenset[Path]
     inputs: frozenset[Path]
-    files: list[Written] = field(default_factory=list)
+    files: list[WrittenFile] = field(default_factory=list)
     after: list[Callable[[], None]] = field(default_factory=list)
 
     def take_names(self) -> None:
@@ -132,7 +132,7 @@ class _Group:
             raise
 
 
-_group: ContextVar[_Group | None] = ContextVar("_group", default=None)
+_group: ContextVar[_OutputGroup | None] = ContextVar("_group", default=None)
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def write_together(outputs: Iterable[Path], inputs: Iterable[Path] = ()) -> Iter
     if outer is not None and all(path.parent in outer.folders for path in real):
         yield
         return
-    group = _Group(
+    group = _OutputGroup(
         frozenset({path.parent for path in real} | set(real)),
         frozenset(Path(os.path.realpath(path)) for path in inputs) | (outer.inputs if outer else frozenset()),
     )
@@ -180,7 +180,7 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
 
 
-def finish_or_wait(written: Written) -> bool:
+def finish_or_wait(written: WrittenFile) -> bool:
     """Put `written` at its path, or leave that to the end of the command; return whether it waits.
 
     Raises OSError.
@@ -208,7 +208,7 @@ def act_after_writing(path: Path, act: Callable[[], None]) -> None:
         group.after.append(act)
 
 
-def _group_of(path: Path) -> _Group | None:
+def _group_of(path: Path) -> _OutputGroup | None:
     """Return the running command's group if the file at `path` belongs to it."""
     group = _group.get()
     return group if group is not None and Path(os.path.realpath(path.parent)) in group.folders else None

@@ -40,7 +40,7 @@ class Finding(Record):
     message: str
 
 
-class Coverage(Record):
+class CheckCoverage(Record):
     """Number of nodes of one operator that keep their expected precision.
 
     Attributes:
@@ -86,7 +86,7 @@ class CheckResult(Record):
     source: str
     target: str
     findings: tuple[Finding, ...]
-    coverage: tuple[Coverage, ...]
+    coverage: tuple[CheckCoverage, ...]
     builder: str = ""
     engine: tuple[EngineNode, ...] = ()
 

@@ -18,7 +18,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Override, Recipe, load_recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, RecipeError, nearest
-from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_in
+from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_stored_in
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.model import Model, list_nodes
@@ -41,7 +41,7 @@ from onnxfq.stages.saturation import (
 )
 from onnxfq.stages.stored_weights import compare_stored
 from onnxfq.stages.write import write_model
-from onnxfq.stages.zeroed_values import find_lost_values, tell_lost_values
+from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
 from onnxfq.support.reasons import rule_of
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.target import DEFAULT_TARGET, collect_parts, prepare_model
@@ -118,13 +118,13 @@ def convert(
         # A Clip hides what a target fuses: where a pair of the same range takes its place, none is needed.
         bare = deepcopy(form)
         drop_clips(bare, list(bare.clips))
-        with weights_in(scratch_for(bare.proto, folder)):
+        with weights_stored_in(scratch_for(bare.proto, folder)):
             unclipped = prepare_model(replace(load(bare.proto), sha256=sha256, source=source), target)
             decided, _ = _with_known_parts(unclipped, bare, recipe, data)
         drop_clips(form, find_covered_clips(bare, form.clips, decided))
     # As floats the weights may be more than one message can hold.
     scratch = scratch_for(form.proto, folder)
-    with weights_in(scratch):
+    with weights_stored_in(scratch):
         floats = replace(load(form.proto), sha256=sha256, source=source)
         stored = {
             name: StoredWeight(floats.constants[name], grid.stored_scale)
@@ -249,7 +249,7 @@ def _two_values(low: float, high: float) -> TensorStatistics:
 def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) -> Encodings:
     """Return the encodings; weights stay on the grid of the source if the target has it."""
     encodings = choose_encodings(model, plan, statistics)
-    tell_lost_values(find_lost_values(plan, statistics, encodings))
+    warn_zeroed_values(find_zeroed_values(plan, statistics, encodings))
     found = compare_stored(model, plan, encodings)
     others = len(plan.weights) - found.kept - len(found.clipped)
     counts = {

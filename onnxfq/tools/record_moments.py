@@ -24,7 +24,7 @@ from onnxfq.execution.float_runs import FloatRuns
 from onnxfq.graph.model import Model
 from onnxfq.remedies.moments import input_ends, layer_keys, read_tensors, sample_inputs, sums_of_inputs
 from onnxfq.remedies.moments_ray import RayMoments
-from onnxfq.remedies.weighted_layers import Layer, find_layers
+from onnxfq.remedies.weighted_layers import WeightedLayer, find_layers
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.support.interrupts import note_interrupts
 from onnxfq.targets.target import prepare_model
@@ -179,7 +179,7 @@ def _ranges(ranges: Ranges) -> Iterator[_Gathered]:
     return ((key, one, None) for key, one in ranges.items())
 
 
-def _layers(model: Model, plan: Plan) -> list[Layer]:
+def _layers(model: Model, plan: Plan) -> list[WeightedLayer]:
     """Return the layers of the plan that moments of the float model round."""
     asked = {p.tensor: p.rounding for p in plan.weights if p.rounding != NEAREST}
     found = [layer for layer in find_layers(model, plan)[0] if layer.placement.tensor in asked]

@@ -69,7 +69,7 @@ class OnnxNode(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Site:
+class FxSite:
     """Layer or operation that multiplies, before the recipe is applied.
 
     Attributes:
@@ -117,10 +117,10 @@ def make_site(
     why_float: str = "",
     kind: LayerKind | None = None,
     groups: int = 1,
-) -> Site:
-    """Return the site of an operation in the outermost module; arguments are as in `Site`."""
+) -> FxSite:
+    """Return the site of an operation in the outermost module; arguments are as in `FxSite`."""
     weights = {name: weight for name, _, weight in operands if weight is not None}
-    return Site(
+    return FxSite(
         name=node.name,
         owner="",
         type_name=type_name,
@@ -158,7 +158,7 @@ def functional_layer(node: fx.Node) -> type[nn.Module] | None:
     return _LAYERS.get(node.target) if node.op == "call_function" else None
 
 
-def multiplications(module: nn.Module, graph: fx.Graph) -> Iterator[Site]:
+def multiplications(module: nn.Module, graph: fx.Graph) -> Iterator[FxSite]:
     """Yield every multiplying operation of a traced forward, with the reason if it stays in float."""
     for node in graph.nodes:
         layer = functional_layer(node)
@@ -172,7 +172,7 @@ def multiplications(module: nn.Module, graph: fx.Graph) -> Iterator[Site]:
             yield make_site(node, name, (name,), why_float=why)
 
 
-def _product(module: nn.Module, node: fx.Node) -> Iterator[Site]:
+def _product(module: nn.Module, node: fx.Node) -> Iterator[FxSite]:
     op_type, positions = _PRODUCTS[node.target]
     equation = node.args[0] if op_type == "Einsum" and node.args else ""
     if op_type == "Einsum" and (not isinstance(equation, str) or einsum_product(equation) is None):
@@ -205,7 +205,7 @@ def _product(module: nn.Module, node: fx.Node) -> Iterator[Site]:
     yield make_site(node, op_type, (op_type,), operands, kind=kind)
 
 
-def _layer(module: nn.Module, node: fx.Node, layer: type[nn.Module]) -> Site:
+def _layer(module: nn.Module, node: fx.Node, layer: type[nn.Module]) -> FxSite:
     kind = LAYERS[layer]
     name = str(node.target.__name__)
     weight = weight_of(module, node.args[1]) if len(node.args) > 1 else None

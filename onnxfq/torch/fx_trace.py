@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from onnxfq.torch.attention import expand, restore_calls
 from onnxfq.torch.fx_ops import (
-    Site,
+    FxSite,
     functional_layer,
     is_product,
     make_site,
@@ -135,7 +135,7 @@ def find_weighted_type(module: nn.Module) -> type[nn.Module] | None:
     return next(base for base in LAYERS if isinstance(module, base))
 
 
-def calls(code: Code) -> Iterator[Site]:
+def calls(code: Code) -> Iterator[FxSite]:
     """Yield the products, the functional layers and the residual sums of a forward.
 
     The skip branch of a sum is chosen as in `placement.residual_adds`: if one branch ends in a layer with

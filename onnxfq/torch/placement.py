@@ -32,7 +32,7 @@ from onnxfq.placement.weighted_ops import (
 )
 from onnxfq.targets.target import target_by_name
 from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
-from onnxfq.torch.fx_ops import OnnxNode, Site, explain_unquantized, is_depthwise
+from onnxfq.torch.fx_ops import FxSite, OnnxNode, explain_unquantized, is_depthwise
 from onnxfq.torch.fx_trace import Traces, calls, has_own_code
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
 
@@ -44,10 +44,10 @@ class _Tensor(NamedTuple):
     shape: None = None
 
 
-def find_sites(model: nn.Module, recipe: Recipe, traces: Traces) -> list[Site]:
+def find_sites(model: nn.Module, recipe: Recipe, traces: Traces) -> list[FxSite]:
     """Return every layer and operation that may be quantized, in the order of the modules."""
     residual = target_by_name(recipe.target).policy.residual
-    sites: list[Site] = []
+    sites: list[FxSite] = []
     for path, module in model.named_modules():
         kind = layer_kind(module)
         if kind is not None:
@@ -55,7 +55,7 @@ def find_sites(model: nn.Module, recipe: Recipe, traces: Traces) -> list[Site]:
         elif has_own_code(module):
             code, name = traces.get_code(module), type(module).__name__
             if code.why_not:
-                sites.append(Site(path or name, path, name, ("forward",), (), why_float=code.why_not))
+                sites.append(FxSite(path or name, path, name, ("forward",), (), why_float=code.why_not))
             for site in calls(code):
                 if residual or not site.residual:
                     full = f"{path}.{site.name}" if path else site.name
@@ -63,7 +63,7 @@ def find_sites(model: nn.Module, recipe: Recipe, traces: Traces) -> list[Site]:
     return sites
 
 
-def _layer_site(path: str, module: nn.Module, kind: LayerKind) -> Site:
+def _layer_site(path: str, module: nn.Module, kind: LayerKind) -> FxSite:
     reason = ""
     weights = kind.weights(module)
     activations: tuple[str, ...] = ("input",) if kind.has_input else ()
@@ -79,13 +79,13 @@ def _layer_site(path: str, module: nn.Module, kind: LayerKind) -> Site:
     base = type(module).__name__
     alone = is_depthwise(kind.op_types, parameters, getattr(module, "groups", 1))
     names = (path, path, base, kind.op_types, activations, weights)
-    return Site(*names, parameters, kind, reason, depthwise=alone)
+    return FxSite(*names, parameters, kind, reason, depthwise=alone)
 
 
 def plan_module(
     model: nn.Module,
     recipe: Recipe,
-    sites: list[Site],
+    sites: list[FxSite],
     made_by: Mapping[str, str],
     attentions: Sequence[tuple[str, str]],
 ) -> Plan:
@@ -164,7 +164,7 @@ def _keep_whole(
             decided[low[0]] = placed, why
 
 
-def _decide(site: Site, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[list[Placement], str]:
+def _decide(site: FxSite, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[list[Placement], str]:
     """Return the placements of one site, and why it nevertheless stays float; empty if it does not."""
     names = [(name, "activation") for name in site.activations] + [(name, "weight") for name in site.weights]
     op_type, placed, kept = site.type_name, [], site.why_float
@@ -215,7 +215,7 @@ def _decide(site: Site, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[lis
     return placed, _explain_target(site, recipe, placed)
 
 
-def _is_requested(recipe: Recipe, site: Site) -> bool:
+def _is_requested(recipe: Recipe, site: FxSite) -> bool:
     tensors = [site.tensor(name) for name in site.weights]
     return not target_by_name(recipe.target).is_written or any(
         override.weights and override.matches(site.name, site.type_name, tensor)
@@ -244,7 +244,7 @@ def _numbers(scheme: ActivationScheme | WeightScheme, recipe: Recipe) -> dict[st
     return list_numbers(scheme)
 
 
-def _explain_target(site: Site, recipe: Recipe, placed: list[Placement]) -> str:
+def _explain_target(site: FxSite, recipe: Recipe, placed: list[Placement]) -> str:
     """Return why the target would run a site in float nevertheless; empty if it would not.
 
     Raises RecipeError if the target does not accept one of its placements.
@@ -260,7 +260,7 @@ def _explain_target(site: Site, recipe: Recipe, placed: list[Placement]) -> str:
     return policy.keeps_float(operands) or explain_transposed(site.op_types[0], recipe, policy)
 
 
-def _translate_overrides(recipe: Recipe, sites: list[Site]) -> Recipe:
+def _translate_overrides(recipe: Recipe, sites: list[FxSite]) -> Recipe:
     """Return the recipe with the ONNX operators in its overrides replaced by the matching torch types."""
     types: dict[str, list[str]] = {}
     for site in sites:

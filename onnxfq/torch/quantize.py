@@ -23,7 +23,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import ModelError
 from onnxfq.torch.attention import SwappedAttention, switch_fused
-from onnxfq.torch.fx_ops import Site
+from onnxfq.torch.fx_ops import FxSite
 from onnxfq.torch.fx_trace import Traces, rewrite, successions
 from onnxfq.torch.layers import Swapped, restore, swap
 from onnxfq.torch.observers import Fixed
@@ -140,7 +140,7 @@ def quantize_module(
 
 def _insert(
     module: nn.Module,
-    sites: list[Site],
+    sites: list[FxSite],
     placed: dict[str, Placement],
     traces: Traces,
     device: object,

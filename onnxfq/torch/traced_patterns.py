@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from onnxfq.graph.patterns.attention import Form, match_attention
+from onnxfq.graph.patterns.attention import AttentionForm, match_attention
 from onnxfq.torch.attention import clear_empty_rows, with_mask
 from onnxfq.torch.fx_ops import is_product
 from onnxfq.torch.fx_trace import Traces, has_own_code
@@ -43,7 +43,7 @@ def attentions(model: nn.Module, traces: Traces) -> Iterator[tuple[str, str]]:
         if not has_own_code(module) or not traces.get_code(module).graphs:
             continue
         start = f"{path}." if path else ""
-        form = Form(_makers_of, partial(_op, module), _SOFTMAX, _BEFORE, _BEHIND)
+        form = AttentionForm(_makers_of, partial(_op, module), _SOFTMAX, _BEFORE, _BEHIND)
         for node in traces.get_code(module).graphs[-1].nodes:
             found = match_attention(node, form)
             if found is not None:

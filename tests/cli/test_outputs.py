@@ -147,7 +147,7 @@ def test_an_output_that_cannot_take_its_name(
     files: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, folder: str
 ) -> None:
     """Whichever it is, no other is left, and what stood at the paths stands there again."""
-    take_name = outputs.Written.take_name
+    take_name = outputs.WrittenFile.take_name
     places = [place.replace("FOLDER", folder) for place in SEVERAL[line]]
     for failing in places:
         if failing.startswith("new/"):
@@ -157,14 +157,14 @@ def test_an_output_that_cannot_take_its_name(
                 if former and not place.startswith("new/"):
                     Path(place).write_text("former")
 
-            def refuse(written: outputs.Written, failing: str = failing) -> None:
+            def refuse(written: outputs.WrittenFile, failing: str = failing) -> None:
                 if Path(os.path.realpath(written.path)) == (files / failing).resolve():
                     raise OSError(28, "No space left on device")
                 take_name(written)
 
             before = contents(files)
             with monkeypatch.context() as patched:
-                patched.setattr(outputs.Written, "take_name", refuse)
+                patched.setattr(outputs.WrittenFile, "take_name", refuse)
                 assert main(line.replace("FOLDER", folder).split()) == 1, failing
             shown = capfd.readouterr()
             assert "No space left on device" in shown.err and shown.out == ""

@@ -15,8 +15,6 @@ import onnxruntime
 import pytest
 from builders import BUILDERS, feed_for, planned
 from onnx import TensorProto, helper, numpy_helper
-from test_bodies import MODELS
-from test_merging import by_axis, known_channels
 
 from onnxfq.calibration.statistics import TensorStatistics, empty_state
 from onnxfq.errors import RuntimeLibraryError
@@ -31,6 +29,8 @@ from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.score import score_models
+from tests.calibration.test_merging import by_axis, known_channels
+from tests.graph.test_bodies import MODELS
 
 try:
     HAVE_GPU = bool(gpus())

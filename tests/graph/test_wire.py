@@ -19,7 +19,7 @@ from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import ModelError, OutputError
 from onnxfq.graph import constants as constants_module
 from onnxfq.graph.external import sizes
-from onnxfq.graph.external.scratch_file import Scratch, weights_in
+from onnxfq.graph.external.scratch_file import Scratch, weights_stored_in
 from onnxfq.graph.external.streaming import _read_varint, _varint, read_without_values, serialize
 from onnxfq.graph.external.tensor import attach, embed, is_external, tensor_array
 from onnxfq.graph.io.load import load
@@ -224,7 +224,7 @@ def test_large_and_small_are_one_model(tmp_path: Path, request: pytest.FixtureRe
 def test_values_go_with_their_scratch() -> None:
     """Tensors that refer to a scratch file say so when it is gone."""
     scratch = Scratch()
-    with weights_in(scratch):
+    with weights_stored_in(scratch):
         tensor = constants_module.make_tensor("w", weights(4, 4))
     np.testing.assert_array_equal(tensor_array(tensor), weights(4, 4))
     del scratch

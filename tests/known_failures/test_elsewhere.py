@@ -17,7 +17,7 @@ ORT, TRT, MODELOPT = (
 ELSEWHERE = {
     "memory of calibrating grows with the samples until the process is killed": (
         f"{ORT}/issues/10503",
-        "test_memory.py::test_observing_keeps_to_its_memory_for_any_number_of_samples",
+        "execution/test_memory.py::test_observing_keeps_to_its_memory_for_any_number_of_samples",
     ),
     "the model hangs on threads, batches and the order of the data": (
         f"{MODELOPT}/issues/619",
@@ -41,15 +41,15 @@ ELSEWHERE = {
     ),
     "data need a class of one's own, which holds them all": (
         f"{ORT}/issues/21979",
-        "feeds/test_sources.py::test_one_hash_for_all_sources",
+        "data/test_sources.py::test_one_hash_for_all_sources",
     ),
     "zero points, uint8 and int32 biases that TensorRT refuses": (
         f"{TRT}/issues/2774",
-        "test_convert.py::test_static_models",
+        "tools/test_convert.py::test_static_models",
     ),
     "dynamic quantization that TensorRT refuses": (
         f"{TRT}/issues/4698",
-        "test_convert.py::test_dynamic_models",
+        "tools/test_convert.py::test_dynamic_models",
     ),
     "scales of a ConvTranspose along the wrong axis": (
         f"{ORT}/issues/19694",
@@ -57,7 +57,7 @@ ELSEWHERE = {
     ),
     "float32 scales in a float16 model, or an opset that has no float16 ones": (
         f"{ORT}/issues/32719",
-        "test_half_models.py::test_every_structure",
+        "stages/test_half_models.py::test_every_structure",
     ),
     "an IR version that the runtime does not read": (
         "https://github.com/wejoncy/QLLM/issues/126",
@@ -65,7 +65,7 @@ ELSEWHERE = {
     ),
     "a model of an old opset, or of a new one": (
         f"{ORT}/issues/16584",
-        "test_opsets.py::test_every_structure_at_every_opset",
+        "graph/test_opsets.py::test_every_structure_at_every_opset",
     ),
     "a model of over 2 GB": (
         f"{ORT}/issues/11072",
@@ -73,11 +73,11 @@ ELSEWHERE = {
     ),
     "names that the tool gives itself": (
         f"{ORT}/issues/14142",
-        "test_names_and_sharing.py::test_names_change_nothing",
+        "graph/test_names_and_sharing.py::test_names_change_nothing",
     ),
     "a tied embedding that is stored twice, silently": (
         "https://github.com/huggingface/optimum/pull/1326",
-        "test_names_and_sharing.py::test_a_tied_table_is_split_with_a_note",
+        "graph/test_names_and_sharing.py::test_a_tied_table_is_split_with_a_note",
     ),
     "shapes that ONNX cannot infer": (
         f"{ORT}/issues/10484",
@@ -85,9 +85,12 @@ ELSEWHERE = {
     ),
     "operators that the runtime has not": (
         f"{MODELOPT}/issues/503",
-        "test_existing.py::test_an_operator_that_onnxruntime_has_not",
+        "stages/test_existing.py::test_an_operator_that_onnxruntime_has_not",
     ),
-    "messages that name neither thing nor remedy": (f"{ORT}/issues/13044", "test_mistakes.py::test_mistakes"),
+    "messages that name neither thing nor remedy": (
+        f"{ORT}/issues/13044",
+        "cli/test_mistakes.py::test_mistakes",
+    ),
 }
 
 

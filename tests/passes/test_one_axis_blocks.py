@@ -18,9 +18,9 @@ from builders import (
     weights,
 )
 from keyword_numerics import fake_quantize
-from test_agreement import twins
 
 from onnxfq.graph.model import default_opset
+from tests.test_agreement import twins
 
 BLOCKS = {
     "rows and columns": ((4, 6), [2, 3]),

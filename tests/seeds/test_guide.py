@@ -90,9 +90,9 @@ def test_the_error_is_numpys():
     """Mean squared error and SQNR by their formulas; shapes must agree."""
     x = np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)
     back = onnxfq.dequantize_array(*onnxfq.quantize_array(x, symmetric=True))
-    found = onnxfq.quantization_error(x, back)
+    found = onnxfq.quantization_noise(x, back)
     noise = np.mean((x.astype(np.float64) - back) ** 2)
     assert found.mse == pytest.approx(noise, rel=1e-12)  # the order of a float64 sum
     assert found.sqnr_db == pytest.approx(10 * np.log10(np.mean(x.astype(np.float64) ** 2) / noise))
     with pytest.raises(errors.SpecError, match="one shape"):
-        onnxfq.quantization_error(x, back[:2])
+        onnxfq.quantization_noise(x, back[:2])

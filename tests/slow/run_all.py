@@ -38,8 +38,11 @@ CHECKS = {
         "python -m pytest -q -n 0 tests/test_same_bits.py --all-ways",
     ),
     "graphs": ("random graphs", "python -m pytest -q -n 0 tests/test_random_graphs.py --random-graphs 5000"),
-    "files": ("damaged files", "python -m pytest -q -n 0 tests/test_damaged_files.py --damaged-files 2000"),
-    "opsets": ("every opset and recipe", "python -m pytest -q -n 0 tests/test_opsets.py --all-opsets"),
+    "files": (
+        "damaged files",
+        "python -m pytest -q -n 0 tests/support/test_damaged_files.py --damaged-files 2000",
+    ),
+    "opsets": ("every opset and recipe", "python -m pytest -q -n 0 tests/graph/test_opsets.py --all-opsets"),
     "large model": ("models over 2 GB", "python tests/slow/check_large_model.py"),
     "large decoder": ("a billion weights", "python tests/slow/check_large_decoder.py"),
 }

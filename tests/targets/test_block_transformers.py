@@ -10,7 +10,6 @@ import onnx
 import pytest
 from builders import build, graph_text, planned, qdq_of, stage, weights
 from engines import build_all, verdicts
-from test_agreement import with_outputs
 
 import onnxfq
 from onnxfq.errors import PlanError
@@ -23,6 +22,7 @@ from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.rules.context import read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 from onnxfq.tools.check import check
+from tests.test_agreement import with_outputs
 
 pytestmark = pytest.mark.slow
 BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")

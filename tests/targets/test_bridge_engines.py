@@ -12,7 +12,7 @@ from engines import build_all, unmeasured
 import onnxfq
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.targets.tensorrt.builder.build import builder_installed
-from onnxfq.targets.tensorrt.builder.layers import Layer, parse_layers
+from onnxfq.targets.tensorrt.builder.layers import EngineLayer, parse_layers
 
 pytestmark = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
@@ -26,7 +26,7 @@ INCEPTION = f"""g (float[1,32,16,16] x) => (float[] y) {{
     [join] f = Concat <axis = 1> (c, e) [c3] y = Conv (f, k2) }}"""
 
 
-def layers(folder: Path, qdq: onnx.ModelProto) -> tuple[Layer, ...]:
+def layers(folder: Path, qdq: onnx.ModelProto) -> tuple[EngineLayer, ...]:
     """Return the layers of the engine for SM89."""
     report = build_all(folder, {"one": qdq})["one"]["SM89"]
     assert report.built, report.errors

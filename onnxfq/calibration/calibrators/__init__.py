@@ -28,7 +28,7 @@ from onnxfq.support.user_code import faults_of
 
 
 @dataclass(frozen=True)
-class Method:
+class CalibrationMethod:
     """Registry entry of a calibrator.
 
     Attributes:
@@ -47,17 +47,17 @@ class Method:
     ordered: bool = False
 
 
-CALIBRATORS: dict[str, Method] = {
-    "auto": Method(auto),
-    "entropy": Method(entropy),
-    "minmax": Method(minmax),
-    "moving_average": Method(average_ranges, check_constant, "moving_average:0.1", ordered=True),
-    "mse": Method(mse),
-    "percentile": Method(percentile, check_percent, "percentile:99.9"),
-    "percentile_each_end": Method(percentile_each_end, check_percent, "percentile_each_end:99.9"),
-    "sqnr": Method(sqnr),
-    "range": Method(fix_range, check_range, "range:LOW,HIGH", fixed=True),
-    "known": Method(known, check_known, "known:OP", fixed=True),
+CALIBRATORS: dict[str, CalibrationMethod] = {
+    "auto": CalibrationMethod(auto),
+    "entropy": CalibrationMethod(entropy),
+    "minmax": CalibrationMethod(minmax),
+    "moving_average": CalibrationMethod(average_ranges, check_constant, "moving_average:0.1", ordered=True),
+    "mse": CalibrationMethod(mse),
+    "percentile": CalibrationMethod(percentile, check_percent, "percentile:99.9"),
+    "percentile_each_end": CalibrationMethod(percentile_each_end, check_percent, "percentile_each_end:99.9"),
+    "sqnr": CalibrationMethod(sqnr),
+    "range": CalibrationMethod(fix_range, check_range, "range:LOW,HIGH", fixed=True),
+    "known": CalibrationMethod(known, check_known, "known:OP", fixed=True),
 }
 
 DEFAULT_CALIBRATOR = "auto"
@@ -76,7 +76,7 @@ _ELSEWHERE = {
 """Names in pytorch-quantization, Model-Optimizer and AIMET -> names here."""
 
 
-def register_calibrator(name: str, method: Method) -> None:
+def register_calibrator(name: str, method: CalibrationMethod) -> None:
     """Register a calibrator for recipes, the command line and `calibrate`.
 
     Args:
@@ -174,7 +174,7 @@ class Calibrator(Record):
         """Tell whether it needs the range of each feed."""
         return self.name in CALIBRATORS and CALIBRATORS[self.name].ordered
 
-    def _look_up(self) -> Method:
+    def _look_up(self) -> CalibrationMethod:
         method = CALIBRATORS.get(self.name)
         if method is None or (self.parameters and method.check is None):
             raise _unknown(str(self))

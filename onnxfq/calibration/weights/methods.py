@@ -23,7 +23,7 @@ from onnxfq.numerics.spec import QuantSpec
 
 
 @dataclass(frozen=True)
-class Method:
+class RoundingMethod:
     """A method of rounding.
 
     Attributes:
@@ -42,9 +42,9 @@ def _corrected(weights: Floats, moments: InputMoments) -> Floats:
     return moments.check(lambda: correct_weights(weights, quantized, cross))
 
 
-METHODS: dict[str, Method] = {
-    "gptq": Method(lambda weights, moments: weights),
-    "qronos": Method(_corrected, sequential=True),
+METHODS: dict[str, RoundingMethod] = {
+    "gptq": RoundingMethod(lambda weights, moments: weights),
+    "qronos": RoundingMethod(_corrected, sequential=True),
 }
 
 

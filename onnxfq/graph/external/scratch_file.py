@@ -76,7 +76,7 @@ current_scratch: ContextVar[Scratch | None] = ContextVar("onnxfq_scratch", defau
 
 
 @contextmanager
-def weights_in(scratch: Scratch | None) -> Iterator[None]:
+def weights_stored_in(scratch: Scratch | None) -> Iterator[None]:
     """Send large constants that are made meanwhile to `scratch`."""
     before = current_scratch.set(scratch)
     try:

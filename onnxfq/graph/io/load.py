@@ -30,7 +30,7 @@ from onnxfq.graph.normalize.repair import repair
 from onnxfq.graph.normalize.shapes import add_shapes, correct_shapes
 from onnxfq.graph.normalize.stored_scales import find_stored_scales
 from onnxfq.graph.normalize.strip_quantizers import strip_quantizers
-from onnxfq.graph.saturation import Limit
+from onnxfq.graph.saturation import ValueLimit
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.support.reading import open_input, read_bytes
 from onnxfq.support.records import join_lines
@@ -86,7 +86,7 @@ def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: 
         notes += [step(proto) for step in _FOLDS]
         check_operands(proto, source)  # again: functions are inlined now
         check_unfolded(proto, source)
-        limits: dict[str, Limit] = {}
+        limits: dict[str, ValueLimit] = {}
         if existing == "requantize":
             note, limits = strip_quantizers(proto, source)
             notes += [note, normalize.fold_moves(proto), fold_computed_weights(proto)]

@@ -23,7 +23,7 @@ from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import constant_value, evaluate_node
 from onnxfq.graph.normalize.stored_scales import granularity_of
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, ONNX_QUANTIZERS, QUANTIZED_OPS, STANDARD_DOMAINS
-from onnxfq.graph.saturation import Limit, Range, limit_of, saturate
+from onnxfq.graph.saturation import Range, ValueLimit, limit_of, saturate
 from onnxfq.numerics.affine import fake_quantize, quantize
 from onnxfq.numerics.granularity import PER_TENSOR, normalize_axis
 from onnxfq.numerics.layout import expand_params
@@ -36,7 +36,7 @@ _QTYPES = {qtype.onnx_type: qtype for qtype in QTYPES.values() if qtype.onnx_typ
 _ROUNDING = frozenset({"QuantizeLinear", "DequantizeLinear", "FakeQuantize"})
 
 
-def strip_quantizers(proto: onnx.ModelProto, source: str) -> tuple[str, dict[str, Limit]]:
+def strip_quantizers(proto: onnx.ModelProto, source: str) -> tuple[str, dict[str, ValueLimit]]:
     """Remove Q/DQ pairs and fake-quant nodes from a normalised model, in place.
 
     Returns a note, and the Clip and Relu that ranges left by their outputs.
@@ -66,7 +66,7 @@ class _Strip:
             if node.input and not bodies(node) and self.fixed.issuperset(filter(None, node.input)):
                 self.fixed.update(node.output[:1])
         self.passed: set[str] = set()
-        self.limits: dict[str, Limit] = {}
+        self.limits: dict[str, ValueLimit] = {}
         self.taken = self.limited = 0
 
     def run(self) -> str:

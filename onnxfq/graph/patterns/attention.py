@@ -29,7 +29,7 @@ class Attention(Generic[N]):
 
 
 @dataclass(frozen=True)
-class Form(Generic[N]):
+class AttentionForm(Generic[N]):
     """Spelling of attention in one kind of graph; the defaults match ONNX exports.
 
     Attributes:
@@ -68,11 +68,11 @@ def makers_of(node: gs.Node) -> list[gs.Node | None]:
 
 def find_attentions(nodes: Iterable[gs.Node]) -> Iterator[Attention[gs.Node]]:
     """Yield every attention among `nodes` of a float model that is written as products and a Softmax."""
-    form = Form(makers_of)
+    form = AttentionForm(makers_of)
     return filter(None, (match_attention(node, form) for node in nodes))
 
 
-def match_attention(mix: N, form: Form[N], reader: N | None = None) -> Attention[N] | None:
+def match_attention(mix: N, form: AttentionForm[N], reader: N | None = None) -> Attention[N] | None:
     """Return the attention that ends in `mix`; None if it ends none.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import PlanError, nearest
-from onnxfq.interchange.external import Reading
+from onnxfq.interchange.external import EncodingsReader
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 
 Entry = Mapping[str, Any]
@@ -23,7 +23,7 @@ _KINDS = {str: "text", int: "an integer", bool: "true or false", list: "a list"}
 class Item:
     """One entry of a file; every fault is a PlanError that names file, place and remedy."""
 
-    def __init__(self, reading: Reading, where: str, content: Entry, name: str = "") -> None:
+    def __init__(self, reading: EncodingsReader, where: str, content: Entry, name: str = "") -> None:
         """Take the entry at `where` of tensor `name`, by default the one that its field `name` says."""
         self.reading, self.where, self.content = reading, where, content
         self.name = name or self.field("name", str)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnxfq.errors import SpecError, nearest
 from onnxfq.interchange.aimet.fields import BIAS_WIDTH, Entry, Item, product, strict
 from onnxfq.interchange.aimet.v0_v1 import read_0_6_1, read_1_0_0
-from onnxfq.interchange.external import Given, GivenTensor, Reading
+from onnxfq.interchange.external import EncodingsReader, ExternalEncodings, ExternalTensor
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 
 
@@ -56,7 +56,7 @@ def read_2(item: Item) -> None:
         qtype, zero = strict(qtype.bits), np.zeros(scale.shape)
     if scale.ndim > 1 and "block_size" not in fields:
         raise item.fault(f"has scales of shape {list(scale.shape)} and no block_size")
-    reading.add(GivenTensor(name, where, qtype, scale, zero, global_scale=shared, **fields))
+    reading.add(ExternalTensor(name, where, qtype, scale, zero, global_scale=shared, **fields))
 
 
 def _scales(item: Item, qtype: QType) -> tuple[Any, float | None]:
@@ -111,9 +111,9 @@ def is_aimet(content: object) -> bool:
     return any(section in content for section in _SECTIONS) or {"version", "encodings"} <= set(content)
 
 
-def read_aimet(content: dict[str, Any], source: str) -> Given:
+def read_aimet(content: dict[str, Any], source: str) -> ExternalEncodings:
     """Return the encodings in a file. Raises PlanError that names the entry and field at fault."""
-    reading = Reading(source)
+    reading = EncodingsReader(source)
     version = str(content.get("version", ""))
     if "encodings" in content:
         read, items = read_2, _read_items(reading, "encodings", content["encodings"])
@@ -129,7 +129,7 @@ def read_aimet(content: dict[str, Any], source: str) -> Given:
     return reading.get_given(f"AIMET encodings {known}")
 
 
-def _read_items(reading: Reading, section: str, part: object) -> Iterator[Item]:
+def _read_items(reading: EncodingsReader, section: str, part: object) -> Iterator[Item]:
     if not isinstance(part, list):
         raise reading.fault(section, f"must be a list of encodings, got {part!r:.40}; export it again")
     for number, entry in enumerate(part):

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import nearest
 from onnxfq.interchange.aimet.fields import BIAS_WIDTH, Item, product, strict
-from onnxfq.interchange.external import Given, GivenTensor, Reading
+from onnxfq.interchange.external import EncodingsReader, ExternalEncodings, ExternalTensor
 from onnxfq.numerics.qtypes import QTYPES, QType
 
 
-def read_0_6_1(reading: Reading, parts: dict[str, dict[str, Any]], version: str) -> Given:
+def read_0_6_1(reading: EncodingsReader, parts: dict[str, dict[str, Any]], version: str) -> ExternalEncodings:
     """Return the encodings in a file of 0.6.1. Raises PlanError that names the entry at fault."""
     for section, part in parts.items():
         for name, entries in part.items():
@@ -127,7 +127,7 @@ def _add_unsigned(item: Item, values: NDArray[np.float64], grid: _Unsigned, **bl
         raise item.fault(f"has {values.size} scales and {grid.offset.size} offsets")
     scale = item.reading.scales(item.where, item.name, values.tolist())
     if scale is not None:
-        item.reading.add(GivenTensor(item.name, item.where, grid.qtype, scale, grid.zero_point, **blocks))
+        item.reading.add(ExternalTensor(item.name, item.where, grid.qtype, scale, grid.zero_point, **blocks))
 
 
 def read_1_0_0(item: Item) -> None:

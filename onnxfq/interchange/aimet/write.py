@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
-from onnxfq.interchange.external import Written, select_calibrated
+from onnxfq.interchange.external import WrittenEncodings, select_calibrated
 from onnxfq.version import VERSION
 
 _PRODUCER = {"package": "onnxfq", "version": VERSION}
 
 
-def write_0_6_1(encodings: Encodings, plan: Plan) -> Written:
+def write_0_6_1(encodings: Encodings, plan: Plan) -> WrittenEncodings:
     """Return the file of version 0.6.1: integers per tensor or per output channel."""
     return _write_sections("0.6.1", encodings, plan, _entry_0_6_1)
 
 
-def write_1_0_0(encodings: Encodings, plan: Plan) -> Written:
+def write_1_0_0(encodings: Encodings, plan: Plan) -> WrittenEncodings:
     """Return the file of version 1.0.0: integers, per tensor, output channel or block."""
     return _write_sections("1.0.0", encodings, plan, _entry_1_0_0)
 
 
-def write_2_0_0(encodings: Encodings, plan: Plan) -> Written:
+def write_2_0_0(encodings: Encodings, plan: Plan) -> WrittenEncodings:
     """Return the file of version 2.0.0: every format of ONNX's QuantizeLinear."""
     lost: dict[str, str] = {}
     entries = []
@@ -39,13 +39,13 @@ def write_2_0_0(encodings: Encodings, plan: Plan) -> Written:
         else:
             entries.append({"name": encoding.tensor, **_entry_2_0_0(encoding)})
     content = {"version": "2.0.0", "producer": _PRODUCER, "encodings": entries}
-    return Written(json.dumps(content, indent=4) + "\n", len(entries), lost)
+    return WrittenEncodings(json.dumps(content, indent=4) + "\n", len(entries), lost)
 
 
 _Entry = Callable[[Encoding], Any]
 
 
-def _write_sections(version: str, encodings: Encodings, plan: Plan, entry: _Entry) -> Written:
+def _write_sections(version: str, encodings: Encodings, plan: Plan, entry: _Entry) -> WrittenEncodings:
     """Return a file with separate activations and parameters: lists of entries or, in 0.6.1, by name."""
     lost: dict[str, str] = {}
     turned = {node.node for node in plan.nodes if node.op_type == "ConvTranspose"}
@@ -69,7 +69,7 @@ def _write_sections(version: str, encodings: Encodings, plan: Plan, entry: _Entr
         if version == "1.0.0":
             content[name] = [{"name": tensor, **fields} for tensor, fields in entries.items()]
     count = sum(map(len, sections.values()))
-    return Written(json.dumps(content, indent=4) + "\n", count, lost)
+    return WrittenEncodings(json.dumps(content, indent=4) + "\n", count, lost)
 
 
 def _explain_lost(encoding: Encoding) -> str:

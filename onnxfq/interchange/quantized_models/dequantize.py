@@ -29,8 +29,8 @@ from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, RESHAPES, SIZES, SPLITS, STAN
 from onnxfq.graph.stored_grid import StoredGrid, grid_of
 from onnxfq.interchange.quantized_models.number_grids import (
     COMPARISONS,
+    GridOperand,
     NumberGrid,
-    Operand,
     find_grids,
     input_name,
     joined_slots,
@@ -347,14 +347,14 @@ class Unfolding:
             )
         return value
 
-    def parameters(self, node: onnx.NodeProto, operand: Operand) -> tuple[NDArray[Any], Any]:
+    def parameters(self, node: onnx.NodeProto, operand: GridOperand) -> tuple[NDArray[Any], Any]:
         """Return the scale, and the zero point or None, of an operand. Raises ModelError if computed."""
         scale, zero = self.parameter(node, operand.scale), self.parameter(node, operand.zero)
         if scale is None:
             scale = np.ones(np.shape(0 if zero is None else zero), np.float32)
         return scale, zero
 
-    def grid(self, node: onnx.NodeProto, operand: Operand) -> NumberGrid:
+    def grid(self, node: onnx.NodeProto, operand: GridOperand) -> NumberGrid:
         """Return the grid of a computed operand or output of `node`.
 
         Raises ModelError for computed parameters and for several scales.
@@ -370,7 +370,7 @@ class Unfolding:
         offset = 0.0 if zero is None else float(np.asarray(zero).astype(np.float32).item())
         return NumberGrid(float(scale.item()), offset, kind, scale.dtype)
 
-    def read(self, node: onnx.NodeProto, operand: Operand, axis: int = 0) -> str:
+    def read(self, node: onnx.NodeProto, operand: GridOperand, axis: int = 0) -> str:
         """Return the float tensor of an operand; scales of a constant are along `axis`."""
         name = node.input[operand.data]
         stored = self.array(name)

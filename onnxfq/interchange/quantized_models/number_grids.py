@@ -69,7 +69,7 @@ class NumberGrid:
         return low * self.scale, high * self.scale
 
 
-class Operand(NamedTuple):
+class GridOperand(NamedTuple):
     """Slots of a quantized operand: its numbers, their scale (None for 1) and zero point."""
 
     data: int
@@ -80,25 +80,25 @@ class Operand(NamedTuple):
 class Quantized(NamedTuple):
     """Quantized operands and output of an operator; None for an output in float."""
 
-    operands: tuple[Operand, ...] = ()
-    output: Operand | None = None
+    operands: tuple[GridOperand, ...] = ()
+    output: GridOperand | None = None
 
 
-_TWO = (Operand(0, 1, 2), Operand(3, 4, 5))
-_WHOLE = Quantized((Operand(0, None, 2), Operand(1, None, 3)), Operand(0, None, None))
-_UNARY = Quantized((Operand(0, 1, 2),), Operand(0, 3, 4))
+_TWO = (GridOperand(0, 1, 2), GridOperand(3, 4, 5))
+_WHOLE = Quantized((GridOperand(0, None, 2), GridOperand(1, None, 3)), GridOperand(0, None, None))
+_UNARY = Quantized((GridOperand(0, 1, 2),), GridOperand(0, 3, 4))
 
 OPERATORS: dict[str, Quantized] = {
-    "QuantizeLinear": Quantized((), Operand(0, 1, 2)),
-    "DequantizeLinear": Quantized((Operand(0, 1, 2),)),
+    "QuantizeLinear": Quantized((), GridOperand(0, 1, 2)),
+    "DequantizeLinear": Quantized((GridOperand(0, 1, 2),)),
     "ConvInteger": _WHOLE,
     "MatMulInteger": _WHOLE,
-    "MatMulIntegerToFloat": Quantized((Operand(0, 2, 4), Operand(1, 3, 5))),
-    "QAttention": Quantized((Operand(0, 3, 6), Operand(1, 4, 7))),
-    "QGemm": Quantized(_TWO, Operand(0, 7, 8)),
-    "QLinearWhere": Quantized((Operand(1, 2, 3), Operand(4, 5, 6)), Operand(0, 7, 8)),
+    "MatMulIntegerToFloat": Quantized((GridOperand(0, 2, 4), GridOperand(1, 3, 5))),
+    "QAttention": Quantized((GridOperand(0, 3, 6), GridOperand(1, 4, 7))),
+    "QGemm": Quantized(_TWO, GridOperand(0, 7, 8)),
+    "QLinearWhere": Quantized((GridOperand(1, 2, 3), GridOperand(4, 5, 6)), GridOperand(0, 7, 8)),
     **dict.fromkeys(
-        ("QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMul"), Quantized(_TWO, Operand(0, 6, 7))
+        ("QLinearAdd", "QLinearConv", "QLinearMatMul", "QLinearMul"), Quantized(_TWO, GridOperand(0, 6, 7))
     ),
     **dict.fromkeys(
         (
@@ -118,7 +118,7 @@ def quantized_slots(node: onnx.NodeProto) -> Quantized:
     """Return the quantized operands and output of `node`; none for an operator that is not in OPERATORS."""
     if node.op_type == "QLinearConcat":
         slots = range(2, len(node.input), 3)
-        return Quantized(tuple(Operand(slot, slot + 1, slot + 2) for slot in slots), Operand(0, 0, 1))
+        return Quantized(tuple(GridOperand(slot, slot + 1, slot + 2) for slot in slots), GridOperand(0, 0, 1))
     found = OPERATORS.get(node.op_type, Quantized())
     if node.op_type == "QGemm" and not input_name(node, 7):
         return found._replace(output=None)
@@ -190,7 +190,7 @@ class _Family:
         self.read: NumberGrid | None = None
 
 
-GridOf = Callable[[onnx.NodeProto, Operand], NumberGrid]
+GridOf = Callable[[onnx.NodeProto, GridOperand], NumberGrid]
 
 
 def find_grids(

@@ -13,7 +13,7 @@ from onnxfq.errors import ModelError
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.graph.stored_grid import grid_of
 from onnxfq.interchange.quantized_models.dequantize import Handler, Unfolding
-from onnxfq.interchange.quantized_models.number_grids import Operand, input_name, quantized_slots
+from onnxfq.interchange.quantized_models.number_grids import GridOperand, input_name, quantized_slots
 
 _OWN_ATTRIBUTES = frozenset({"channels_last", "opset"})
 
@@ -88,7 +88,7 @@ def _linear(op: str, bias: int | None = None) -> Handler:
     return handle
 
 
-def _channel_axis(unfolding: Unfolding, node: onnx.NodeProto, operand: Operand) -> int:
+def _channel_axis(unfolding: Unfolding, node: onnx.NodeProto, operand: GridOperand) -> int:
     """Return the axis of the output channels of a stored operand."""
     if node.op_type in ("ConvInteger", "QLinearConv") or _attribute(node, "transB", 0):
         return 0
@@ -128,7 +128,7 @@ def _nhwc_max_pool(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     unfolding.form.changes["NhwcMaxPool made MaxPool"] += 1
 
 
-def _bias(unfolding: Unfolding, node: onnx.NodeProto, slot: int, operands: tuple[Operand, ...]) -> str:
+def _bias(unfolding: Unfolding, node: onnx.NodeProto, slot: int, operands: tuple[GridOperand, ...]) -> str:
     """Return the float constant of an int32 bias, whose scale is the product of two other scales."""
     stored = unfolding.array(node.input[slot])
     if stored is None:
@@ -172,7 +172,7 @@ def _product_of_stored(unfolding: Unfolding, node: onnx.NodeProto) -> None:
         first, second = quantized_slots(node).operands
         a, bias = unfolding.read(node, first), 6
     else:
-        a, second, bias = unfolding.name(a), Operand(1, 2, 3), 4
+        a, second, bias = unfolding.name(a), GridOperand(1, 2, 3), 4
     b = unfolding.read(node, second, _channel_axis(unfolding, node, second))
     _product(unfolding, node, [a, b], input_name(node, bias))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from onnxfq.numerics.arrays import dequantize_array, quantize_array
-from onnxfq.numerics.arrays import quantization_error as both_errors
+from onnxfq.numerics.arrays import quantization_noise as both_errors
 
 
 def get_q_scale_and_zero_point(tensor: Tensor, dtype: torch.dtype = torch.int8) -> tuple[float, float]:
@@ -56,6 +56,6 @@ def linear_dequantization(
     return values
 
 
-def quantization_error(tensor: Tensor, dequantized_tensor: Tensor) -> float:
+def quantization_noise(tensor: Tensor, dequantized_tensor: Tensor) -> float:
     """Return the mean squared error."""
     return both_errors(tensor, dequantized_tensor).mse

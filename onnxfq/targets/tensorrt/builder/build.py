@@ -26,7 +26,7 @@ from onnxfq.targets.findings import EngineNode, Finding
 from onnxfq.targets.profiles import Profile, profiles
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.layers import LAYERS, parse_layers, verdict
-from onnxfq.targets.tensorrt.rules.context import Reading
+from onnxfq.targets.tensorrt.rules.context import CheckContext
 
 OLDEST = (1, 7)
 """Oldest usable release: int8 convolutions do not build before."""
@@ -81,7 +81,7 @@ def builder_installed() -> bool:
     return importlib.util.find_spec("tensorrt_rtx") is not None
 
 
-def capabilities(reading: Reading) -> tuple[str, ...]:
+def capabilities(reading: CheckContext) -> tuple[str, ...]:
     """Return the GPU architectures to build for; they support all formats of the model.
 
     int8 is built for two, because SM86 and SM89 choose different kernels. SM75 has no int8 convolution.
@@ -95,7 +95,7 @@ def capabilities(reading: Reading) -> tuple[str, ...]:
     return ("SM86",) if types <= {TensorProto.INT4} else ("SM86", "SM89")
 
 
-def build_model(reading: Reading, options: BuildOptions) -> Built:
+def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     """Build the model for each of its `capabilities`.
 
     Raises RuntimeLibraryError if TensorRT for RTX is missing, too old or logs in another format, DataError
@@ -248,7 +248,7 @@ def _refusal(rule: str, node: str, op_type: str, message: str) -> Finding:
     return Finding(rule=rule, severity="refused", node=node, op_type=op_type or "model", message=message)
 
 
-def _engine_nodes(reading: Reading, report: Report, capability: str) -> list[EngineNode]:
+def _engine_nodes(reading: CheckContext, report: Report, capability: str) -> list[EngineNode]:
     if not report.layers:
         raise RuntimeLibraryError(
             f"TensorRT for RTX {report.version} logs no {LAYERS!r}: its log format is unknown; install the "

@@ -24,7 +24,7 @@ _NODE = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
 
 
 @dataclass(frozen=True)
-class Operand:
+class EngineOperand:
     """Tensor of a layer.
 
     Attributes:
@@ -47,7 +47,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Layer:
+class EngineLayer:
     """One layer of an engine.
 
     Attributes:
@@ -56,8 +56,8 @@ class Layer:
 
     name: str
     kind: str
-    inputs: tuple[Operand, ...]
-    constants: tuple[Operand, ...]
+    inputs: tuple[EngineOperand, ...]
+    constants: tuple[EngineOperand, ...]
     nodes: tuple[str, ...]
 
     @property
@@ -66,7 +66,7 @@ class Layer:
         return "_gemm_mha" in self.name or "_gemv_mha" in self.name  # the latter for one query
 
 
-def parse_layers(text: str) -> tuple[Layer, ...]:
+def parse_layers(text: str) -> tuple[EngineLayer, ...]:
     """Return the layers of the message that begins with `LAYERS`, one per line."""
     layers = []
     for line in text.splitlines()[1:]:
@@ -76,12 +76,12 @@ def parse_layers(text: str) -> tuple[Layer, ...]:
         # Nodes of a body read `node | branch (then_branch) | if (If)`.
         nodes = tuple(name.split(" | ")[0] for name in _NODE.findall(line))
         layers.append(
-            Layer(found[1], found[2], _operands(line, "Inputs"), _operands(line, "Constants"), nodes)
+            EngineLayer(found[1], found[2], _operands(line, "Inputs"), _operands(line, "Constants"), nodes)
         )
     return tuple(layers)
 
 
-def verdict(layers: Sequence[Layer], node: str) -> Verdict:
+def verdict(layers: Sequence[EngineLayer], node: str) -> Verdict:
     """Return the precision of `node` in the engine of `layers`."""
     layer = _find_layer(layers, node)
     if layer is None:
@@ -99,14 +99,14 @@ def verdict(layers: Sequence[Layer], node: str) -> Verdict:
     return "mixed" if low else "float"
 
 
-def _find_layer(layers: Sequence[Layer], node: str) -> Layer | None:
+def _find_layer(layers: Sequence[EngineLayer], node: str) -> EngineLayer | None:
     """Return the layer that multiplies for `node`; library kernels go before generated ones."""
     own = [layer for layer in layers if node in layer.nodes and layer.kind not in _GLUE]
     ranked = sorted(own, key=lambda layer: (layer.kind in _HELPERS, "_gemm" not in layer.name))
     return ranked[0] if ranked else None
 
 
-def _operands(line: str, field: str) -> tuple[Operand, ...]:
+def _operands(line: str, field: str) -> tuple[EngineOperand, ...]:
     found = re.search(
         field + r": \[(.*?)\](?:, (?:Constants|Outputs|TacticName|ParameterType|StreamId)|$)", line
     )
@@ -114,7 +114,7 @@ def _operands(line: str, field: str) -> tuple[Operand, ...]:
     for text in _TENSOR.findall(found[1]) if found else ():
         dtype, dims = re.search(r"Datatype: (\w+)", text), re.search(r"Dimensions: \[([^\]]*)\]", text)
         if dtype is not None:
-            operands.append(Operand(_count(dims[1] if dims else ""), dtype[1]))
+            operands.append(EngineOperand(_count(dims[1] if dims else ""), dtype[1]))
     return tuple(operands)
 
 

@@ -33,7 +33,7 @@ from onnxfq.graph.model import default_opset, list_graphs
 from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.decompose_attention import Parts
 from onnxfq.graph.ops import RECURRENT_OPS, STANDARD_DOMAINS
-from onnxfq.graph.patterns.attention import PRODUCTS, Attention, Form, match_attention
+from onnxfq.graph.patterns.attention import PRODUCTS, Attention, AttentionForm, match_attention
 
 
 def count_padding(proto: onnx.ModelProto) -> str:
@@ -147,7 +147,7 @@ def _find_guarded(graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto]
     index = GraphIndex(graph)
     makers, readers = index.makers, index.readers
     kept = index.outputs | index.captured
-    form = Form(lambda node: [makers.get(name) for name in node.input], attrgetter("op_type"))
+    form = AttentionForm(lambda node: [makers.get(name) for name in node.input], attrgetter("op_type"))
     found = []
     for node in graph.node:
         attention = match_attention(node, form)
@@ -160,7 +160,7 @@ def _find_guarded(graph: onnx.GraphProto, constants: dict[str, onnx.TensorProto]
     return found
 
 
-def _match_guard(found: Attention[onnx.NodeProto], form: Form[onnx.NodeProto]) -> _Guarded | None:
+def _match_guard(found: Attention[onnx.NodeProto], form: AttentionForm[onnx.NodeProto]) -> _Guarded | None:
     """Return the guard between the Softmax and the mix of `found`; None if there is none."""
     softmax, where, add = found.softmax, form.makers(found.mix)[0], form.makers(found.softmax)[0]
     nan = None if where is None else form.makers(where)[0]

@@ -13,7 +13,7 @@ from onnxfq.graph.follow import Node, passes_through, readers_behind
 from onnxfq.graph.patterns.attention import (
     PRODUCTS,
     Attention,
-    Form,
+    AttentionForm,
     makers_of,
     match_attention,
     match_projection,
@@ -21,17 +21,19 @@ from onnxfq.graph.patterns.attention import (
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.attention import MOVES_BEHIND, ONE_QUERY, exceed_limit, is_one_query
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.graph_view import Site
-from onnxfq.targets.tensorrt.rules.operands import Operand, operand
+from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
+from onnxfq.targets.tensorrt.rules.graph_view import NodeSite
+from onnxfq.targets.tensorrt.rules.operands import QuantizedOperand, operand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import QUANTIZE_OPS
 
 _HALVES = tuple(half.onnx_type for half in HALF_TYPES.values())
 # Pairs instead of guards: TensorRT for RTX 1.7.1 does not fuse with a guard between the products.
-_QUANTIZED_FORM: Form[Site] = Form(makers_of, behind={*QUANTIZE_OPS, "Cast", "Dropout", "Identity"})
+_QUANTIZED_FORM: AttentionForm[NodeSite] = AttentionForm(
+    makers_of, behind={*QUANTIZE_OPS, "Cast", "Dropout", "Identity"}
+)
 
 
-def attention_operators(reading: Reading) -> Iterator[Finding]:
+def attention_operators(reading: CheckContext) -> Iterator[Finding]:
     """Report quantized Attention operators: TensorRT fuses them in half types, so pairs only add rounding."""
     for promised in reading.promises:
         site = promised.site
@@ -43,7 +45,7 @@ def attention_operators(reading: Reading) -> Iterator[Finding]:
             yield make_finding("attention-operator", "float", site, message)
 
 
-def attentions(reading: Reading) -> Iterator[Finding]:
+def attentions(reading: CheckContext) -> Iterator[Finding]:
     """Warn of quantized multi-head attention that runs in separate kernels.
 
     Source: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; for int8 a quantized
@@ -60,7 +62,7 @@ def attentions(reading: Reading) -> Iterator[Finding]:
             yield make_finding("attention", "warning", found.scores, message)
 
 
-def projections(reading: Reading) -> Iterator[Finding]:
+def projections(reading: CheckContext) -> Iterator[Finding]:
     """Report weight-only products behind a fused attention of one sample: their weight becomes float first.
 
     Measured on TensorRT for RTX 1.7.1: it happens in float16 with a batch fixed at 1, for int4 and int8. It
@@ -82,7 +84,7 @@ def projections(reading: Reading) -> Iterator[Finding]:
                 yield make_finding("attention-projection", "float", site, message)
 
 
-def parts(reading: Reading) -> Iterator[Finding]:
+def parts(reading: CheckContext) -> Iterator[Finding]:
     """Warn of products whose parts, read by attention, have a pair each: their weight becomes float.
 
     Measured on TensorRT for RTX 1.7.1, where a few ways to write the split keep it low: hence a warning.
@@ -111,7 +113,7 @@ def _passes(node: Node, slot: int, whole: bool) -> bool:
 
 
 def _explain_unfused(
-    found: Attention[Site], operands: Sequence[Operand], head: int | None, tokens: int | None
+    found: Attention[NodeSite], operands: Sequence[QuantizedOperand], head: int | None, tokens: int | None
 ) -> str:
     bare = [o.tensor for o in operands if o.pair is None]
     halves = [{o.pair is None for o in operands[i : i + 2]} for i in (0, 2)]
@@ -134,11 +136,11 @@ def _explain_unfused(
     return ""
 
 
-def _is_float8(operands: Sequence[Operand]) -> bool:
+def _is_float8(operands: Sequence[QuantizedOperand]) -> bool:
     return any(o.pair is not None and o.pair.qtype == TensorProto.FLOAT8E4M3FN for o in operands)
 
 
-def _attentions(reading: Reading) -> Iterator[tuple[Attention[Site], tuple[Operand, ...]]]:
+def _attentions(reading: CheckContext) -> Iterator[tuple[Attention[NodeSite], tuple[QuantizedOperand, ...]]]:
     """Yield every attention with both operands of its scores and of its mix."""
     for mix in reading.sites:
         if mix.op not in PRODUCTS:

@@ -9,8 +9,8 @@ from onnx import TensorProto
 
 from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.operands import Promise
+from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
+from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision
 from onnxfq.targets.tensorrt.rules.quantizer_reader import Quantizer
 
 # Operators allowed between an int4 weight and its reader; behind others the weight is expanded.
@@ -20,7 +20,7 @@ INT4_BLOCKS = (64, 128)
 _NARROW = (TensorProto.INT4, TensorProto.FLOAT4E2M1)
 
 
-def block_axes(reading: Reading) -> Iterator[Finding]:
+def block_axes(reading: CheckContext) -> Iterator[Finding]:
     """Refuse blocks along an axis before the last two, such as the channels of a convolution.
 
     Source: NvInfer.h, IQuantizeLayer; builder: "must be the last or second to last dimension".
@@ -35,7 +35,7 @@ def block_axes(reading: Reading) -> Iterator[Finding]:
             yield make_finding("block-axis", "refused", q.site, message, q.data)
 
 
-def block_sizes(reading: Reading) -> Iterator[Finding]:
+def block_sizes(reading: CheckContext) -> Iterator[Finding]:
     """Report blocks whose size does not divide their axis: TensorRT reads the size from shapes.
 
     Source: onnx-tensorrt, QuantDequantLinearHelper: size of the axis divided by the number of scales;
@@ -55,7 +55,7 @@ def block_sizes(reading: Reading) -> Iterator[Finding]:
         yield make_finding("block-size", "wrong", q.site, message, q.data)
 
 
-def blocks_on_both_sides(reading: Reading) -> Iterator[Finding]:
+def blocks_on_both_sides(reading: CheckContext) -> Iterator[Finding]:
     """Report products of two tensors in static int8 or float8 blocks: TensorRT scales after the product.
 
     Source: the engine of TensorRT for RTX 1.7.1 has one gemm over the whole summed axis. A scale that varies
@@ -71,7 +71,7 @@ def blocks_on_both_sides(reading: Reading) -> Iterator[Finding]:
             yield make_finding("blocks-both-sides", "wrong", promised.site, message)
 
 
-def check_blocked_weights(reading: Reading) -> Iterator[Finding]:
+def check_blocked_weights(reading: CheckContext) -> Iterator[Finding]:
     """Refuse or report int8 and float8 weights in blocks whose other side is float or per tensor.
 
     TensorRT for RTX 1.7.1 fails with "CHECK(is_constant())" for a quantized activation. For a float one it
@@ -100,7 +100,7 @@ def check_blocked_weights(reading: Reading) -> Iterator[Finding]:
             yield make_finding("blocked-weight", "float", promised.site, message, q.data)
 
 
-def even_counts(reading: Reading) -> Iterator[Finding]:
+def even_counts(reading: CheckContext) -> Iterator[Finding]:
     """Refuse an odd number of 4-bit numbers: two share a byte.
 
     Source: parser, "4-bit quantization requires an even number of elements".
@@ -117,7 +117,7 @@ def _count(q: Quantizer) -> int | None:
     return prod(sizes) if q.shape and len(sizes) == len(q.shape) else None
 
 
-def int4_activations(reading: Reading) -> Iterator[Finding]:
+def int4_activations(reading: CheckContext) -> Iterator[Finding]:
     """Report int4 activations: int4 is for weights (NvInfer.h); in blocks their product is weight-only."""
     for promised in reading.promises:
         for operand in promised.activations:
@@ -130,7 +130,7 @@ def int4_activations(reading: Reading) -> Iterator[Finding]:
             )
 
 
-def int4_weights(reading: Reading) -> Iterator[Finding]:
+def int4_weights(reading: CheckContext) -> Iterator[Finding]:
     """Report int4 weights that TensorRT expands to float: fewer than two blocks, or no direct reader.
 
     Source: TensorRT for RTX 1.7.1; NVIDIA's documentation has int4 for weights in blocks alone.
@@ -165,7 +165,7 @@ def int4_weights(reading: Reading) -> Iterator[Finding]:
         yield make_finding("int4-weight", "float", promised.site, message, q.data)
 
 
-def _warn_of_blocks(promised: Promise, q: Quantizer, axis: int) -> Iterator[Finding]:
+def _warn_of_blocks(promised: ExpectedPrecision, q: Quantizer, axis: int) -> Iterator[Finding]:
     """Warn of int4 blocks that TensorRT for RTX takes, and that TensorRT's documentation does not list."""
     size = q.block or (q.shape[axis] or 0) // (q.scale_shape[axis] or 1) if q.shape and q.scale_shape else 0
     if _is_along_outputs(promised, axis):
@@ -195,7 +195,7 @@ def block_axis(q: Quantizer) -> int | None:
     )
 
 
-def _is_along_outputs(promised: Promise, axis: int) -> bool:
+def _is_along_outputs(promised: ExpectedPrecision, axis: int) -> bool:
     """Tell whether `axis` of the quantized weight is the channel axis of the node's second input."""
     weight = promised.weight
     seen = None if weight is None else weight.axis(axis)

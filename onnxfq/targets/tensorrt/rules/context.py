@@ -11,8 +11,8 @@ import onnx
 from onnxfq.graph.model import default_opset, list_nodes
 from onnxfq.graph.names import pick_name
 from onnxfq.targets.findings import Finding, Severity
-from onnxfq.targets.tensorrt.rules.graph_view import Scope, Site, infer_types
-from onnxfq.targets.tensorrt.rules.operands import Promise, concat_pairs, promise
+from onnxfq.targets.tensorrt.rules.graph_view import NodeSite, Scope, infer_types
+from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision, concat_pairs, promise
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer, quantizer
 
 # Characters with a meaning in the log of TensorRT's builder.
@@ -20,7 +20,7 @@ _UNQUOTABLE = re.compile(r"[\]\[|\n]")
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class CheckContext:
     """Model with its nodes, its quantizers and their expected precision; all include bodies.
 
     Attributes:
@@ -29,16 +29,16 @@ class Reading:
 
     proto: onnx.ModelProto
     main: Scope
-    sites: tuple[Site, ...]
+    sites: tuple[NodeSite, ...]
     quantizers: tuple[Quantizer, ...]
-    promises: tuple[Promise, ...]
+    promises: tuple[ExpectedPrecision, ...]
 
 
-Rule = Callable[[Reading], Iterator[Finding]]
+Rule = Callable[[CheckContext], Iterator[Finding]]
 """Yields a finding for each place in the model that breaks one rule."""
 
 
-def read(proto: onnx.ModelProto, known: frozenset[str]) -> Reading:
+def read(proto: onnx.ModelProto, known: frozenset[str]) -> CheckContext:
     """Return the check context of a model.
 
     Args:
@@ -52,7 +52,7 @@ def read(proto: onnx.ModelProto, known: frozenset[str]) -> Reading:
     for site in sites:  # in this order each finds the pairs of the Concat before it
         if site.op == "Concat":
             concat_pairs(site)
-    return Reading(
+    return CheckContext(
         proto,
         main,
         sites,
@@ -75,7 +75,7 @@ def make_names_quotable(proto: onnx.ModelProto) -> None:
         taken.add(node.name)
 
 
-def make_finding(rule: str, severity: Severity, site: Site, message: str, tensor: str = "") -> Finding:
+def make_finding(rule: str, severity: Severity, site: NodeSite, message: str, tensor: str = "") -> Finding:
     """Return a finding about `site`."""
     return Finding(
         rule=rule, severity=severity, node=site.name, op_type=site.op, tensor=tensor, message=message

@@ -8,8 +8,8 @@ from onnx import TensorProto
 
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rewrites.block_formats import DYNAMIC_RANKS
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.operands import Operand
+from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
+from onnxfq.targets.tensorrt.rules.operands import QuantizedOperand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS
 
 NVFP4_BLOCK = 16
@@ -20,7 +20,7 @@ _BLOCKS = {
 }
 
 
-def dynamic_blocks(reading: Reading) -> Iterator[Finding]:
+def dynamic_blocks(reading: CheckContext) -> Iterator[Finding]:
     """Refuse dynamic quantization in blocks other than 16 (float4) and 32 (MXFP8).
 
     Source: NVIDIA/TensorRT operator reference, DynamicQuantize; parser: "Only block_size == 16".
@@ -33,7 +33,7 @@ def dynamic_blocks(reading: Reading) -> Iterator[Finding]:
             yield make_finding("dynamic-block", "refused", site, message)
 
 
-def dynamic_ranks(reading: Reading) -> Iterator[Finding]:
+def dynamic_ranks(reading: CheckContext) -> Iterator[Finding]:
     """Refuse dynamic quantization of tensors that are not 2-D or 3-D. Parser: "must be 2D or 3D"."""
     for site in reading.sites:
         shape = site.scope.shape(site.input(0)) if site.op in _BLOCKS else None
@@ -45,7 +45,7 @@ def dynamic_ranks(reading: Reading) -> Iterator[Finding]:
             yield make_finding("dynamic-rank", "refused", site, message, site.input(0))
 
 
-def open_right_sides(reading: Reading) -> Iterator[Finding]:
+def open_right_sides(reading: CheckContext) -> Iterator[Finding]:
     """Refuse NVFP4 products whose right-hand tensor is computed and has open sizes.
 
     Measured on TensorRT for RTX 1.7.1, whose builder ends with a failed check. Open left-hand ones are built.
@@ -65,7 +65,7 @@ def open_right_sides(reading: Reading) -> Iterator[Finding]:
             yield make_finding("float4-open", "refused", promised.site, message, source.input(0))
 
 
-def mxfp8_products(reading: Reading) -> Iterator[Finding]:
+def mxfp8_products(reading: CheckContext) -> Iterator[Finding]:
     """Report MXFP8 products of two computed tensors, which TensorRT for RTX 1.7.1 runs in float."""
     for promised in reading.promises:
         pairs = [o.pair for o in promised.activations if o.pair is not None]
@@ -76,7 +76,7 @@ def mxfp8_products(reading: Reading) -> Iterator[Finding]:
             yield make_finding("mxfp8-product", "float", promised.site, message)
 
 
-def float4_products(reading: Reading) -> Iterator[Finding]:
+def float4_products(reading: CheckContext) -> Iterator[Finding]:
     """Report products with a float4 input that TensorRT expands to float.
 
     TensorRT keeps weights in blocks of 16 if their float8 scales come from a DequantizeLinear, and
@@ -92,7 +92,7 @@ def float4_products(reading: Reading) -> Iterator[Finding]:
             yield make_finding("float4", "float", promised.site, message)
 
 
-def _explain_float4(operand: Operand) -> str:
+def _explain_float4(operand: QuantizedOperand) -> str:
     q = operand.pair
     if q is None or q.qtype != TensorProto.FLOAT4E2M1:
         return f"{operand.tensor!r} is not float4"

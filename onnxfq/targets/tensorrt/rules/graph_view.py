@@ -27,7 +27,7 @@ _ARITHMETIC = RESHAPES | SCALES | {"Add", "Cast", "Sub"}
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class NodeSite:
     """Node with its graph."""
 
     node: onnx.NodeProto
@@ -78,13 +78,13 @@ class Value:
         return self.scope.shape(self.name)
 
     @property
-    def inputs(self) -> list[Site]:
+    def inputs(self) -> list[NodeSite]:
         """The node that produces it; empty for constants and inputs."""
         maker = self.scope.maker(self.name)
         return [] if maker is None else [maker]
 
     @property
-    def outputs(self) -> list[Site]:
+    def outputs(self) -> list[NodeSite]:
         """The nodes that read it."""
         return self.scope.readers(self.name)
 
@@ -101,7 +101,7 @@ class Scope:
             parent: the graph whose node has it as a body; None for the main graph.
         """
         self.graph, self.opset, self.parent = graph, opset, parent
-        self.sites = [Site(node, self) for node in graph.node]
+        self.sites = [NodeSite(node, self) for node in graph.node]
         self.bodies = [Scope(body, opset, self) for node in graph.node for body in bodies(node)]
         self.index = GraphIndex(graph)
         self._sites = {id(site.node): site for site in self.sites}
@@ -110,7 +110,7 @@ class Scope:
         self.concat_pairs: dict[str, Any] = {}
         """Cached results of `operands` for the inputs of each Concat, by the name of its output."""
 
-    def iterate_sites(self) -> Iterator[Site]:
+    def iterate_sites(self) -> Iterator[NodeSite]:
         """Yield the nodes of this graph, then of each body."""
         yield from self.sites
         for body in self.bodies:
@@ -137,13 +137,13 @@ class Scope:
         owner = self.owner(name) or self
         return owner._tensors.setdefault(name, Value(name, owner))
 
-    def maker(self, tensor: str) -> Site | None:
+    def maker(self, tensor: str) -> NodeSite | None:
         """Return the node that produces `tensor`; None for constants and inputs."""
         owner = self.owner(tensor)
         node = None if owner is None else owner.index.makers.get(tensor)
         return None if owner is None or node is None else owner._sites[id(node)]
 
-    def readers(self, tensor: str) -> list[Site]:
+    def readers(self, tensor: str) -> list[NodeSite]:
         """Return the nodes, here and in the bodies below, that read `tensor` of this graph."""
         scopes = self.iterate_scopes()
         return [scope._sites[id(node)] for scope in scopes for node in scope.index.readers.get(tensor, ())]

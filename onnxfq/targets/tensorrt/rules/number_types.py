@@ -11,8 +11,8 @@ from onnxfq.graph.ops import CONVOLUTIONS, QDQ_OPS, QUANTIZED_OPS, SIZES, STANDA
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.graph_view import Scope, Site
+from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
+from onnxfq.targets.tensorrt.rules.graph_view import NodeSite, Scope
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, quantizer, type_name
 
 _CODES = dict(TensorProto.DataType.items())
@@ -49,7 +49,7 @@ _NOT_IN_INT8 = frozenset({"Einsum", "GridSample", "Mod"})
 _BOTH_SIDES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
 
 
-def check_tensor_types(reading: Reading) -> Iterator[Finding]:
+def check_tensor_types(reading: CheckContext) -> Iterator[Finding]:
     """Refuse constants and quantized tensors of types that TensorRT lacks.
 
     Its types are int8, float8e4m3fn, int4 and float4e2m1 (NvInfer.h, DataType); the parser stops at any
@@ -73,7 +73,7 @@ def _list_stored(scope: Scope) -> list[str]:
     return stored + [str(site.node.output[0]) for site in scope.sites if site.op == "Constant"]
 
 
-def quantized_constants(reading: Reading) -> Iterator[Finding]:
+def quantized_constants(reading: CheckContext) -> Iterator[Finding]:
     """Refuse quantized constants that another operator than a DequantizeLinear reads.
 
     Source: TensorRT for RTX 1.7.1, "Quantized constant is only allowed before DQ". A uint8 constant is int32
@@ -92,7 +92,7 @@ def quantized_constants(reading: Reading) -> Iterator[Finding]:
                     yield _make_constant_finding(site, name, code, "reads")
 
 
-def _make_constant_finding(site: Site, name: str, code: int, verb: str) -> Finding:
+def _make_constant_finding(site: NodeSite, name: str, code: int, verb: str) -> Finding:
     message = (
         f"{verb} the {type_name(code)} constant {name!r}, and TensorRT takes quantized constants in front of "
         "a DequantizeLinear only; move the operator behind it, or use `onnxfq convert`"
@@ -100,7 +100,7 @@ def _make_constant_finding(site: Site, name: str, code: int, verb: str) -> Findi
     return make_finding("quantized-constant", "refused", site, message, name)
 
 
-def _is_parsed(site: Site, name: str) -> bool:
+def _is_parsed(site: NodeSite, name: str) -> bool:
     """Tell whether `site` quantizes, reads a constant as a parameter or hands it on as a zero point only."""
     if site.op in QUANTIZED_OPS or site.node.domain not in STANDARD_DOMAINS:
         return True
@@ -112,7 +112,7 @@ def _is_parsed(site: Site, name: str) -> bool:
     return slots <= _PARSED.get(site.op, frozenset()) or (bool(readers) and zero_points)
 
 
-def _meets_uint8(site: Site) -> bool:
+def _meets_uint8(site: NodeSite) -> bool:
     """Tell whether `site` also reads a computed tensor of uint8."""
     return any(
         name and site.scope.dtype(name) == TensorProto.UINT8 and not site.scope.is_constant(name)
@@ -120,7 +120,7 @@ def _meets_uint8(site: Site) -> bool:
     )
 
 
-def int8_operators(reading: Reading) -> Iterator[Finding]:
+def int8_operators(reading: CheckContext) -> Iterator[Finding]:
     """Refuse operators that ONNX has for int8 and TensorRT for RTX 1.7.1 does not."""
     for site in reading.sites:
         read = [name for name in site.node.input if name and site.scope.dtype(name) == TensorProto.INT8]
@@ -129,12 +129,12 @@ def int8_operators(reading: Reading) -> Iterator[Finding]:
             yield make_finding("int8-operator", "refused", site, message, read[0])
 
 
-def _make_type_finding(site: Site, tensor: str, code: int) -> Finding:
+def _make_type_finding(site: NodeSite, tensor: str, code: int) -> Finding:
     message = f"{tensor!r} is in {type_name(code)}, a type that TensorRT lacks; use {_MISSING[code]}"
     return make_finding("tensor-type", "refused", site, message, tensor)
 
 
-def check_uint8(reading: Reading) -> Iterator[Finding]:
+def check_uint8(reading: CheckContext) -> Iterator[Finding]:
     """Refuse uint8 weights; report uint8 activations, which the builder computes as int8 with a warning.
 
     Source: the parser of TensorRT for RTX 1.7.1 ("UINT8 zero_point only on DLA"). `zero_points` reports
@@ -154,7 +154,7 @@ def check_uint8(reading: Reading) -> Iterator[Finding]:
             yield make_finding("uint8", "wrong", q.site, message, q.data)
 
 
-def check_undeclared_types(reading: Reading) -> Iterator[Finding]:
+def check_undeclared_types(reading: CheckContext) -> Iterator[Finding]:
     """Report a Q without zero point and output_dtype: uint8 by ONNX's definition, int8 for TensorRT.
 
     Source: ONNX, QuantizeLinear; onnx-tensorrt, QuantDequantLinearHelper, whose default is INT8.
@@ -168,7 +168,7 @@ def check_undeclared_types(reading: Reading) -> Iterator[Finding]:
             yield make_finding("undeclared-type", "wrong", q.site, message, q.data)
 
 
-def wide_integers(reading: Reading) -> Iterator[Finding]:
+def wide_integers(reading: CheckContext) -> Iterator[Finding]:
     """Refuse a DQ of int32, which ONNX Runtime's tools write for biases.
 
     Source: NVIDIA/TensorRT issue 3360; parser: "input has type Int32 but must have type FP8 ...".
@@ -181,7 +181,7 @@ def wide_integers(reading: Reading) -> Iterator[Finding]:
             )
 
 
-def check_mixed_types(reading: Reading) -> Iterator[Finding]:
+def check_mixed_types(reading: CheckContext) -> Iterator[Finding]:
     """Refuse a multiplication of int8 by float8e4m3fn, and a convolution of int4 by either.
 
     Source: TensorRT for RTX 1.7.1 builds neither ("Input and filter have to be the same type",
@@ -198,7 +198,7 @@ def check_mixed_types(reading: Reading) -> Iterator[Finding]:
             yield make_finding("mixed-types", "refused", promised.site, message)
 
 
-def check_opsets(reading: Reading) -> Iterator[Finding]:
+def check_opsets(reading: CheckContext) -> Iterator[Finding]:
     """Warn of a quantized type at an opset that has none of it: TensorRT takes it, ONNX and its tools do not.
 
     Source: ONNX, QuantizeLinear and DequantizeLinear by opset.
@@ -213,7 +213,7 @@ def check_opsets(reading: Reading) -> Iterator[Finding]:
             yield make_finding("opset", "warning", q.site, message, q.data)
 
 
-def float_types(reading: Reading) -> Iterator[Finding]:
+def float_types(reading: CheckContext) -> Iterator[Finding]:
     """Refuse a node whose dequantized input and other inputs have different float types.
 
     The result of a DQ has the type of its scale, or its output_dtype from opset 23 on, and TensorRT is
@@ -231,12 +231,12 @@ def float_types(reading: Reading) -> Iterator[Finding]:
             yield make_finding("float-types", "refused", site, message, dequantized[0])
 
 
-def _comes_from_pair(site: Site, tensor: str) -> bool:
+def _comes_from_pair(site: NodeSite, tensor: str) -> bool:
     maker = site.scope.maker(tensor)
     return maker is not None and maker.op in DEQUANTIZE_OPS
 
 
-def _float_type(site: Site, tensor: str) -> int:
+def _float_type(site: NodeSite, tensor: str) -> int:
     maker = site.scope.maker(tensor)
     made_by = quantizer(maker) if maker is not None and maker.op in DEQUANTIZE_OPS else None
     return site.scope.dtype(tensor) if made_by is None else made_by.float_type

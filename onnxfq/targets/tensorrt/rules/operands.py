@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
-from onnxfq.targets.tensorrt.rules.graph_view import Scope, Site
+from onnxfq.targets.tensorrt.rules.graph_view import NodeSite, Scope
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
 
 COMMUTING = DATA_MOVEMENT | {"Dropout", "GlobalMaxPool", "Neg", "Pad", "ReduceMax"}
@@ -20,7 +20,7 @@ _OWN_QUANTIZATION = frozenset({*WEIGHTED_INPUTS, "Attention"})
 
 
 @dataclass(frozen=True, eq=False)
-class Operand:
+class QuantizedOperand:
     """One multiplied input of a node.
 
     Attributes:
@@ -36,9 +36,9 @@ class Operand:
     slot: int
     constant: bool
     pair: Quantizer | None = None
-    path: tuple[Site, ...] = ()
+    path: tuple[NodeSite, ...] = ()
     lost: Quantizer | None = None
-    stopped_at: Site | None = None
+    stopped_at: NodeSite | None = None
     crossed: bool = False
 
     def axis(self, of_pair: int) -> int | None:
@@ -55,29 +55,29 @@ class Operand:
 
 
 @dataclass(frozen=True, eq=False)
-class Promise:
+class ExpectedPrecision:
     """Node that the graph wants in low precision: at least one of its multiplied inputs is quantized.
 
     Attributes:
         expects: "weight-only" if only the constant is quantized, otherwise "low".
     """
 
-    site: Site
-    operands: tuple[Operand, ...]
+    site: NodeSite
+    operands: tuple[QuantizedOperand, ...]
     expects: Literal["low", "weight-only"] = field(default="low")
 
     @property
-    def weight(self) -> Operand | None:
+    def weight(self) -> QuantizedOperand | None:
         """The quantized constant; None if there is none."""
         return next((o for o in self.operands if o.constant and o.pair is not None), None)
 
     @property
-    def activations(self) -> tuple[Operand, ...]:
+    def activations(self) -> tuple[QuantizedOperand, ...]:
         """The operands that are computed from data."""
         return tuple(operand for operand in self.operands if not operand.constant)
 
 
-def promise(site: Site) -> Promise | None:
+def promise(site: NodeSite) -> ExpectedPrecision | None:
     """Return the expected precision of `site`; None for no multiplication, or one in float."""
     slots = WEIGHTED_INPUTS.get(site.op, (0, 1, 2) if site.op == "Attention" else ())
     if not slots or len(site.node.input) <= max(slots):
@@ -90,32 +90,32 @@ def promise(site: Site) -> Promise | None:
     # A lost pair above was meant for this node; without one the side is float on purpose.
     only_weight = all(o.constant for o in paired) and floats and all(o.lost is None for o in floats)
     block_format = not floats and any(o.pair is not None and "MXFP8" in o.pair.site.op for o in operands)
-    return Promise(site, operands, "weight-only" if only_weight or block_format else "low")
+    return ExpectedPrecision(site, operands, "weight-only" if only_weight or block_format else "low")
 
 
-def operand(site: Site, slot: int) -> Operand:
+def operand(site: NodeSite, slot: int) -> QuantizedOperand:
     """Follow input `slot` of `site` upwards to a DQ."""
     scope, tensor = site.scope, site.input(slot)
     constant = scope.is_constant(tensor)
     given = tensor
-    path: list[Site] = []  # upwards
+    path: list[NodeSite] = []  # upwards
     casts = 0
     while True:
         maker = scope.maker(tensor)
         if maker is None:
-            return Operand(given, slot, constant)
+            return QuantizedOperand(given, slot, constant)
         if maker.op in DEQUANTIZE_OPS:
             break
         if not _passes(maker, constant, casts):
-            return Operand(given, slot, constant, lost=_find_lost_quantizer(maker), stopped_at=maker)
+            return QuantizedOperand(given, slot, constant, lost=_find_lost_quantizer(maker), stopped_at=maker)
         path.append(maker)
         casts += maker.op == "Cast"
         scope, tensor = maker.scope, maker.input(_data_slot(maker))
     crossed = maker.scope is not site.scope
-    return Operand(given, slot, constant, quantizer(maker), tuple(reversed(path)), crossed=crossed)
+    return QuantizedOperand(given, slot, constant, quantizer(maker), tuple(reversed(path)), crossed=crossed)
 
 
-def concat_pairs(site: Site) -> list[Quantizer | None]:
+def concat_pairs(site: NodeSite) -> list[Quantizer | None]:
     """Return the DQ behind each input of a Concat, None for those without."""
     # Cached: nested Concats, as in a dense block, are queried many times.
     known = site.scope.concat_pairs
@@ -134,7 +134,7 @@ def equal_scales(pairs: list[Quantizer | None]) -> bool:
     return len(scales) == len(pairs) and not several and len(single) == 1
 
 
-def _passes(site: Site, constant: bool, casts: int) -> bool:
+def _passes(site: NodeSite, constant: bool, casts: int) -> bool:
     """Tell whether TensorRT moves a DQ down through `site`, with a number of `casts` below it."""
     if site.op == "Concat":
         return equal_scales(concat_pairs(site))
@@ -152,7 +152,7 @@ def _passes(site: Site, constant: bool, casts: int) -> bool:
     return site.op in COMMUTING
 
 
-def _pads_by_zero(site: Site) -> bool:
+def _pads_by_zero(site: NodeSite) -> bool:
     """Tell whether a Pad adds zeros, or numbers of its input: others have no integer on its grid."""
     if site.attribute("mode", b"constant") != b"constant":
         return True
@@ -160,14 +160,14 @@ def _pads_by_zero(site: Site) -> bool:
     return given is not None and not np.any(given)
 
 
-def _data_slot(site: Site) -> int:
+def _data_slot(site: NodeSite) -> int:
     """Return the data input: 0, except for a product with a number first."""
     first = site.input(0)
     plain = site.scope.value(first) is not None or site.scope.is_number(first)
     return int(site.op == "Mul" and plain)
 
 
-def _find_lost_quantizer(site: Site) -> Quantizer | None:
+def _find_lost_quantizer(site: NodeSite) -> Quantizer | None:
     """Return a DQ above `site`, an operator that TensorRT moves none through; None if not found."""
     if site.op == "Concat":
         return next((pair for pair in concat_pairs(site) if pair is not None), None)

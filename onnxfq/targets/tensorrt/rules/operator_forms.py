@@ -12,14 +12,14 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.graph_view import Site
+from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
+from onnxfq.targets.tensorrt.rules.graph_view import NodeSite
 
 MOST_TOP = 3840
 """Largest K of TopK (ITopKLayer)."""
 
 
-class Limit(NamedTuple):
+class FormLimit(NamedTuple):
     """Values of an attribute that TensorRT takes; of a list, for each element.
 
     Attributes:
@@ -34,25 +34,25 @@ class Limit(NamedTuple):
     remedy: str
 
 
-_DILATIONS = Limit("dilations", 1, (1,), "export without dilations, or gather the elements by Slice")
-_REDUCTION = Limit("reduction", b"none", (b"none",), "compute it by other operators")
+_DILATIONS = FormLimit("dilations", 1, (1,), "export without dilations, or gather the elements by Slice")
+_REDUCTION = FormLimit("reduction", b"none", (b"none",), "compute it by other operators")
 
-LIMITS: Mapping[str, tuple[Limit, ...]] = {
+LIMITS: Mapping[str, tuple[FormLimit, ...]] = {
     "AveragePool": (_DILATIONS,),
     "BatchNormalization": (
-        Limit("training_mode", 0, (0,), "export the model in evaluation mode, as model.eval() sets it"),
+        FormLimit("training_mode", 0, (0,), "export the model in evaluation mode, as model.eval() sets it"),
     ),
-    "LSTM": (Limit("input_forget", 0, (0,), "export it with gates of its own for input and forget"),),
-    "LpPool": (_DILATIONS, Limit("p", 2, (1, 2), "compute it by Pow and AveragePool")),
+    "LSTM": (FormLimit("input_forget", 0, (0,), "export it with gates of its own for input and forget"),),
+    "LpPool": (_DILATIONS, FormLimit("p", 2, (1, 2), "compute it by Pow and AveragePool")),
     "MaxPool": (_DILATIONS,),
-    "Resize": (Limit("antialias", 0, (0,), "resize without it"),),
+    "Resize": (FormLimit("antialias", 0, (0,), "resize without it"),),
     "ScatterElements": (_REDUCTION,),
     "ScatterND": (_REDUCTION,),
 }
 """Op type -> attributes of which TensorRT takes some values only; the parser refuses the others."""
 
 
-def _find_beyond(site: Site) -> Iterator[str]:
+def _find_beyond(site: NodeSite) -> Iterator[str]:
     for limit in LIMITS.get(site.op, ()):
         found = site.attribute(limit.attribute, limit.default)
         values = found if isinstance(found, list) else [found]
@@ -65,26 +65,26 @@ def _spell(value: int | bytes) -> str:
     return repr(value.decode()) if isinstance(value, bytes) else str(value)
 
 
-def _find_indices(site: Site) -> str:
+def _find_indices(site: NodeSite) -> str:
     several = len(site.node.output) > 1 and site.node.output[1]
     return "it returns indices, and TensorRT returns values only; export without them" if several else ""
 
 
-def _find_large_k(site: Site) -> str:
+def _find_large_k(site: NodeSite) -> str:
     k = site.scope.value(site.input(1))
     if k is None or np.max(k, initial=0) <= MOST_TOP:
         return ""
     return f"K is {int(np.max(k))}, and TensorRT takes up to {MOST_TOP}; select fewer"
 
 
-def _find_training(site: Site) -> str:
+def _find_training(site: NodeSite) -> str:
     training = site.scope.value(site.input(2)) if site.input(2) else None
     if training is None or not np.any(training):
         return ""
     return "it is in training mode, which TensorRT lacks; export the model in evaluation mode"
 
 
-def _find_upper_case(site: Site) -> str:
+def _find_upper_case(site: NodeSite) -> str:
     equation = site.attribute("equation", b"").decode()
     remedy = "rename them, as `onnxfq quantize` does"
     lower = equation == equation.lower()
@@ -93,18 +93,18 @@ def _find_upper_case(site: Site) -> str:
     )
 
 
-def _find_plugin(site: Site) -> str:
+def _find_plugin(site: NodeSite) -> str:
     return "TensorRT for RTX 1.7.1 lacks its plugin; export without it, or build with a TensorRT that has one"
 
 
-def _find_float32(site: Site) -> str:
+def _find_float32(site: NodeSite) -> str:
     output = site.outputs[0]
     if output.scope.dtype(output.name) != TensorProto.FLOAT:
         return ""
     return "TensorRT has ONNX's Attention in half types only; write it as MatMul, Softmax, MatMul"
 
 
-FORMS: Mapping[str, Callable[[Site], str]] = {
+FORMS: Mapping[str, Callable[[NodeSite], str]] = {
     "Attention": _find_float32,
     "Dropout": _find_training,
     "Einsum": _find_upper_case,
@@ -115,7 +115,7 @@ FORMS: Mapping[str, Callable[[Site], str]] = {
 """Op type -> why TensorRT refuses a form that is not one attribute, with the remedy; empty if it takes it."""
 
 
-def operator_forms(reading: Reading) -> Iterator[Finding]:
+def operator_forms(reading: CheckContext) -> Iterator[Finding]:
     """Refuse forms of operators that the parser or the builder refuses."""
     for site in reading.sites:
         why = FORMS[site.op](site) if site.op in FORMS else ""

@@ -15,12 +15,12 @@ from onnxfq.graph.ops import CONVOLUTIONS, MOVES, RECURRENT_OPS
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.tensorrt.policy import LARGEST_FLOAT8_KERNEL, ONE_ROW_INT8
 from onnxfq.targets.tensorrt.rewrites.refused_forms import count_steps
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.operands import Operand, Promise
+from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
+from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision, QuantizedOperand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import QUANTIZE_OPS, Quantizer
 
 
-def check_one_side(reading: Reading) -> Iterator[Finding]:
+def check_one_side(reading: CheckContext) -> Iterator[Finding]:
     """Report nodes with one multiplied input quantized and the other in float.
 
     Source: NVIDIA, explicit quantization: both inputs of a convolution or product. A quantized weight alone
@@ -42,7 +42,7 @@ def check_one_side(reading: Reading) -> Iterator[Finding]:
         yield from (_make_side_finding(promised, operand) for operand in missing)
 
 
-def _make_side_finding(promised: Promise, operand: Operand) -> Finding:
+def _make_side_finding(promised: ExpectedPrecision, operand: QuantizedOperand) -> Finding:
     stop, lost = operand.stopped_at, operand.lost
     if stop is None or lost is None:
         message = f"its input {operand.tensor!r} is float and the other one is quantized: it runs in float; "
@@ -61,7 +61,7 @@ def _make_side_finding(promised: Promise, operand: Operand) -> Finding:
     return make_finding("pair-before", "float", promised.site, message, operand.tensor)
 
 
-def weight_only_form(reading: Reading) -> Iterator[Finding]:
+def weight_only_form(reading: CheckContext) -> Iterator[Finding]:
     """Report int8 weight-only products whose weight is stored in float with Q and DQ: it may be folded back.
 
     TensorRT for RTX 1.7.1 folds the weight of a Gemm with transB, and of a MatMul with one matrix in a batch.
@@ -89,7 +89,7 @@ def weight_only_form(reading: Reading) -> Iterator[Finding]:
         yield make_finding("weight-only-form", severity, promised.site, message, maker.input(0))
 
 
-def check_one_row(reading: Reading) -> Iterator[Finding]:
+def check_one_row(reading: CheckContext) -> Iterator[Finding]:
     """Report int8 weight-only products of a single row whose weight becomes float before each run.
 
     Measured on TensorRT for RTX 1.7.1: weights above `ONE_ROW_INT8` do, unless the number of rows is open.
@@ -115,7 +115,7 @@ def check_one_row(reading: Reading) -> Iterator[Finding]:
             yield make_finding("one-row", "float", site, message)
 
 
-def activation_scales(reading: Reading) -> Iterator[Finding]:
+def activation_scales(reading: CheckContext) -> Iterator[Finding]:
     """Report activations with more than one scale, and for convolutions a single scale of shape [1].
 
     Source: NvInfer.h: activations are quantized per tensor. TensorRT for RTX 1.7.1 convolves in float for
@@ -147,7 +147,7 @@ def activation_scales(reading: Reading) -> Iterator[Finding]:
             yield make_finding("activation-axis", severity, promised.site, message, q.data)
 
 
-def weight_axes(reading: Reading) -> Iterator[Finding]:
+def weight_axes(reading: CheckContext) -> Iterator[Finding]:
     """Report weights with scales along the summed axis instead of the output channels.
 
     Source: NVIDIA, explicit quantization: axis 0 of Conv, the output axis of Gemm and MatMul.
@@ -167,7 +167,7 @@ def weight_axes(reading: Reading) -> Iterator[Finding]:
             yield make_finding("weight-axis", "float", promised.site, message, q.data)
 
 
-def _is_summed(promised: Promise, operand: Operand, q: Quantizer) -> bool:
+def _is_summed(promised: ExpectedPrecision, operand: QuantizedOperand, q: Quantizer) -> bool:
     """Tell whether the axis of the scales of `q` is one that the node sums over."""
     axis = None if q.axis is None else operand.axis(q.axis)
     if axis is None or q.shape is None or axis >= len(q.shape):
@@ -183,7 +183,7 @@ def _is_summed(promised: Promise, operand: Operand, q: Quantizer) -> bool:
     return False
 
 
-def float8_kernels(reading: Reading) -> Iterator[Finding]:
+def float8_kernels(reading: CheckContext) -> Iterator[Finding]:
     """Report float8 convolutions with a window of more than 32 elements.
 
     Source: TensorRT for RTX 1.7.1, and ModelOpt, which excludes them; see `LARGEST_FLOAT8_KERNEL`.
@@ -202,7 +202,7 @@ def float8_kernels(reading: Reading) -> Iterator[Finding]:
             yield make_finding("float8-kernel", "float", promised.site, message, q.data)
 
 
-def check_transposed_convolutions(reading: Reading) -> Iterator[Finding]:
+def check_transposed_convolutions(reading: CheckContext) -> Iterator[Finding]:
     """Warn of quantized ConvTranspose: TensorRT for RTX runs it in float, and the axis is disputed.
 
     Source: NVIDIA/TensorRT issues 1694 and 2380 name axis 0, ModelOpt writes axis 1.
@@ -221,7 +221,7 @@ def check_transposed_convolutions(reading: Reading) -> Iterator[Finding]:
         yield make_finding("conv-transpose", "warning", promised.site, message, weight.tensor)
 
 
-def recurrent_weights(reading: Reading) -> Iterator[Finding]:
+def recurrent_weights(reading: CheckContext) -> Iterator[Finding]:
     """Warn of quantized weights of LSTM, GRU and RNN: only the product with the input uses them."""
     for site in reading.sites:
         if site.op not in RECURRENT_OPS:
@@ -232,7 +232,7 @@ def recurrent_weights(reading: Reading) -> Iterator[Finding]:
             yield make_finding("recurrent", "warning", site, message)
 
 
-def casts_before_loops(reading: Reading) -> Iterator[Finding]:
+def casts_before_loops(reading: CheckContext) -> Iterator[Finding]:
     """Refuse a Cast in front of a recurrent operator of several steps (`rewrites.refused_forms`)."""
     for site in reading.sites:
         steps = count_steps(site.node, site.scope.shape(site.input(0)))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.graph.ops import MOVES
-from onnxfq.targets.tensorrt.rules.graph_view import Scope, Shape, Site
+from onnxfq.targets.tensorrt.rules.graph_view import NodeSite, Scope, Shape
 
 QUANTIZE_OPS = {
     "QuantizeLinear": 0,
@@ -46,7 +46,7 @@ class Quantizer:
         block: elements per scale by the node's attribute; 0 for none.
     """
 
-    site: Site
+    site: NodeSite
     qtype: int
     declared: bool
     scale: NDArray[Any] | None
@@ -98,7 +98,7 @@ def type_name(code: int) -> str:
     return str(TensorProto.DataType.Name(code)).lower() if code else "of unknown type"
 
 
-def quantizer(site: Site) -> Quantizer | None:
+def quantizer(site: NodeSite) -> Quantizer | None:
     """Return the record of a Q or DQ node; None for other nodes."""
     if site.op not in QUANTIZE_OPS and site.op not in DEQUANTIZE_OPS:
         return None

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
+from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer
 
 # Another rule refuses the last one as an operator.
 _DYNAMIC = {*DYNAMIC_OPS, "DynamicQuantizeLinear"}
 
 
-def zero_points(reading: Reading) -> Iterator[Finding]:
+def zero_points(reading: CheckContext) -> Iterator[Finding]:
     """Refuse zero points other than 0.
 
     Source: NvInfer.h, IQuantizeLayer; parser: "Non-zero zero point is not supported".
@@ -27,7 +27,7 @@ def zero_points(reading: Reading) -> Iterator[Finding]:
             yield make_finding("zero-point", "refused", q.site, message, q.data)
 
 
-def scale_values(reading: Reading) -> Iterator[Finding]:
+def scale_values(reading: CheckContext) -> Iterator[Finding]:
     """Refuse scales that are 0, negative or NaN; report infinite ones, which TensorRT takes.
 
     Source: NVIDIA/TensorRT operator reference, Quantize; parser: "Scale coefficients must all be positive".
@@ -48,7 +48,7 @@ def scale_values(reading: Reading) -> Iterator[Finding]:
             yield make_finding("scale-value", "wrong", q.site, message, q.data)
 
 
-def scale_counts(reading: Reading) -> Iterator[Finding]:
+def scale_counts(reading: CheckContext) -> Iterator[Finding]:
     """Refuse a number of scales other than the length of its axis.
 
     Parser: "The number of scales is not equal to the number of output channels". One scale
@@ -71,7 +71,7 @@ def scale_counts(reading: Reading) -> Iterator[Finding]:
             yield make_finding("scale-count", "refused", q.site, message, q.data)
 
 
-def runtime_scales(reading: Reading) -> Iterator[Finding]:
+def runtime_scales(reading: CheckContext) -> Iterator[Finding]:
     """Refuse scales that are computed from data or fed: the parser of TensorRT for RTX 1.7.1 crashes.
 
     Source: NVIDIA/TensorRT operator reference, Quantize: the scale is a build-time constant. A DQ may read
@@ -91,7 +91,7 @@ def runtime_scales(reading: Reading) -> Iterator[Finding]:
         yield make_finding("runtime-scale", "refused", q.site, message, q.data)
 
 
-def _first_with(reading: Reading, slot: int) -> Iterator[Quantizer]:
+def _first_with(reading: CheckContext, slot: int) -> Iterator[Quantizer]:
     """Yield the first Q or DQ that reads each scale (slot 1) or zero point (slot 2), each reported once."""
     seen: set[tuple[int, str]] = set()
     for q in reading.quantizers:

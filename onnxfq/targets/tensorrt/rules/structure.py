@@ -10,7 +10,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, make_finding
+from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import operand as find_operand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer
 
@@ -36,7 +36,7 @@ STANDARD = frozenset(s.name for s in onnx.defs.get_all_schemas_with_history() if
 """All ONNX operators: the parser ignores domains, so these names always mean them."""
 
 
-def operators(reading: Reading) -> Iterator[Finding]:
+def operators(reading: CheckContext) -> Iterator[Finding]:
     """Refuse operators that the parser lacks; custom plugins are not searched.
 
     Source: OnnxParser.supports_operator of TensorRT for RTX 1.7.1, which the tests compare.
@@ -54,7 +54,7 @@ def operators(reading: Reading) -> Iterator[Finding]:
         yield make_finding("operator", "refused", site, message)
 
 
-def unique_names(reading: Reading) -> Iterator[Finding]:
+def unique_names(reading: CheckContext) -> Iterator[Finding]:
     """Refuse Q and DQ nodes of equal names. Parser: "the new name is already in use"."""
     seen: set[str] = set()
     for site in reading.sites:
@@ -67,7 +67,7 @@ def unique_names(reading: Reading) -> Iterator[Finding]:
         seen.add(name)
 
 
-def check_quantized(reading: Reading) -> Iterator[Finding]:
+def check_quantized(reading: CheckContext) -> Iterator[Finding]:
     """Warn of a model that multiplies in float only: it may be the model before quantization."""
     weighted = [site for site in reading.sites if site.op in WEIGHTED_INPUTS]
     if weighted and not reading.quantizers:
@@ -75,7 +75,7 @@ def check_quantized(reading: Reading) -> Iterator[Finding]:
         yield make_finding("not-quantized", "warning", weighted[0], message)
 
 
-def outside_branches(reading: Reading) -> Iterator[Finding]:
+def outside_branches(reading: CheckContext) -> Iterator[Finding]:
     """Report nodes in an If, Loop or Scan body whose DQ stands outside: the builder runs them in float."""
     for promised in reading.promises:
         for operand in promised.operands:
@@ -88,7 +88,7 @@ def outside_branches(reading: Reading) -> Iterator[Finding]:
                 break
 
 
-def shared_constants(reading: Reading) -> Iterator[Finding]:
+def shared_constants(reading: CheckContext) -> Iterator[Finding]:
     """Refuse a quantized constant that DQ nodes of several graphs read (`rewrites.refused_forms`)."""
     first: dict[tuple[int, str], Quantizer] = {}
     for q in reading.quantizers:
@@ -104,7 +104,7 @@ def shared_constants(reading: Reading) -> Iterator[Finding]:
             yield make_finding("shared-constant", "refused", q.site, message, q.data)
 
 
-def skip_branches(reading: Reading) -> Iterator[Finding]:
+def skip_branches(reading: CheckContext) -> Iterator[Finding]:
     """Warn of residual sums in the main graph without a pair on the skip branch (`placement.residual_adds`).
 
     Source: NVIDIA/TensorRT issue 1992. TensorRT for RTX builds both; without the pair the sum keeps a float

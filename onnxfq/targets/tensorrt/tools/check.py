@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import onnx
 
-from onnxfq.targets.findings import CheckResult, Coverage, EngineNode, Finding, worst_first
+from onnxfq.targets.findings import CheckCoverage, CheckResult, EngineNode, Finding, worst_first
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import Built, build_model
 from onnxfq.targets.tensorrt.rules import (
@@ -19,8 +19,8 @@ from onnxfq.targets.tensorrt.rules import (
     scales_and_zero_points,
     structure,
 )
-from onnxfq.targets.tensorrt.rules.context import Reading, Rule, read
-from onnxfq.targets.tensorrt.rules.operands import Promise
+from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, read
+from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
 # A rule reports them: this builder has no low-precision kernel, others may have one.
@@ -76,7 +76,7 @@ def _lost(nodes: list[EngineNode]) -> Finding:
     return Finding(rule="engine", severity="float", node=first.node, op_type=first.op_type, message=message)
 
 
-def _find_broken(reading: Reading, built: Built) -> set[str]:
+def _find_broken(reading: CheckContext, built: Built) -> set[str]:
     """Return the promised nodes that some engine does not keep; all if there is no engine."""
     if built.findings:
         return {promised.site.name for promised in reading.promises}
@@ -96,7 +96,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def find_broken(findings: Iterable[Finding], promises: Iterable[Promise]) -> set[str]:
+def find_broken(findings: Iterable[Finding], promises: Iterable[ExpectedPrecision]) -> set[str]:
     """Return the names of promised nodes that a finding, on them or on one of their pairs, makes float."""
     bad = {found.node for found in findings if found.severity in ("refused", "float")}
     broken = set()
@@ -110,7 +110,7 @@ def find_broken(findings: Iterable[Finding], promises: Iterable[Promise]) -> set
     return broken
 
 
-def coverage_of(promises: Iterable[Promise], broken: set[str]) -> tuple[Coverage, ...]:
+def coverage_of(promises: Iterable[ExpectedPrecision], broken: set[str]) -> tuple[CheckCoverage, ...]:
     """Return the coverage by operator.
 
     Args:
@@ -122,6 +122,8 @@ def coverage_of(promises: Iterable[Promise], broken: set[str]) -> tuple[Coverage
         kept = promised.site.name not in broken
         rows.setdefault((promised.site.op, promised.expects), []).append(kept)
     return tuple(
-        Coverage.model_validate({"op_type": op, "expects": expects, "kept": sum(kept), "promised": len(kept)})
+        CheckCoverage.model_validate(
+            {"op_type": op, "expects": expects, "kept": sum(kept), "promised": len(kept)}
+        )
         for (op, expects), kept in rows.items()
     )

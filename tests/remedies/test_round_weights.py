@@ -419,7 +419,7 @@ MARKS = (
 @pytest.mark.parametrize(("name", "scheme", "method", "mark"), MARKS)
 def test_trained_networks_reach_their_marks(name, scheme, method, mark, monkeypatch):
     """On data that calibration does not see; the marks leave room for other processors."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     from real_cases import CASES, Folder
     from rounding import make_recipe, score
 

@@ -12,7 +12,6 @@ from builders import BUILDERS, build, feed_for, if_body, linear, weights, whole_
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
-from test_agreement import with_outputs
 
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.cli.main import main
@@ -32,6 +31,7 @@ from onnxfq.stages.write import write_model
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.tools.check import check
+from tests.test_agreement import with_outputs
 
 FP16, BF16 = FloatOptions("fp16"), FloatOptions("bf16")
 HALF = HALF_TYPES["fp16"]

@@ -1,6 +1,6 @@
 """One small model for each structure, at every opset that has it, with every recipe: it works or is refused.
 
-python -m pytest tests/test_opsets.py --all-opsets -s
+python -m pytest tests/graph/test_opsets.py --all-opsets -s
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 from builders import conv_relu, feed_for, weights
 
 import onnxfq
-from onnxfq.calibration.calibrators import CALIBRATORS, Calibrator, Method, register_calibrator
+from onnxfq.calibration.calibrators import CALIBRATORS, CalibrationMethod, Calibrator, register_calibrator
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import RecipeError, SpecError
 from onnxfq.numerics.spec import QuantSpec
@@ -37,7 +37,7 @@ def check_share(parameters):
 def registered(monkeypatch):
     """The registry with `share`; without it again afterwards."""
     monkeypatch.setattr("onnxfq.calibration.calibrators.CALIBRATORS", dict(CALIBRATORS))
-    register_calibrator("share", Method(share, check_share, "share:0.5"))
+    register_calibrator("share", CalibrationMethod(share, check_share, "share:0.5"))
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_files_that_name_it_are_read_without_it(recipe: Path, tmp_path: Path, mo
 def test_names_that_cannot_be_registered(name: str) -> None:
     """Those of the package, and what a recipe could not spell."""
     with pytest.raises(SpecError, match=f"calibrator '{name}': (the name is taken|a name must be)"):
-        register_calibrator(name, Method(share))
+        register_calibrator(name, CalibrationMethod(share))
 
 
 def test_it_cannot_change_the_statistics(registered: None) -> None:
@@ -113,7 +113,7 @@ def test_it_cannot_change_the_statistics(registered: None) -> None:
         statistics.counts[:] = 0
         return -1.0, 1.0
 
-    register_calibrator("scribble", Method(scribble))
+    register_calibrator("scribble", CalibrationMethod(scribble))
     with pytest.raises(SpecError, match="read-only"):
         Calibrator.parse("scribble")(statistics, QuantSpec(qtype="int8"))
     assert np.array_equal(statistics.counts, before) and statistics.counts.flags.writeable
@@ -132,7 +132,7 @@ def test_it_cannot_change_the_statistics(registered: None) -> None:
 )
 def test_a_calibrator_that_fails(registered, function, says):
     """An exception of any kind, and what is no range, is one line that names the calibrator."""
-    register_calibrator("odd", Method(function))
+    register_calibrator("odd", CalibrationMethod(function))
     with pytest.raises(SpecError) as caught:
         onnxfq.quantize(conv_relu(), [feed_for(conv_relu())], calibrator="odd")
     assert f"calibrator 'odd' {says}" in str(caught.value) and "\n" not in str(caught.value)

@@ -18,7 +18,7 @@ from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.pipeline import quantize
-from onnxfq.remedies.accuracy_target import Promise
+from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.sensitivity import sensitivity
 from onnxfq.runtime import segmented_session
 from onnxfq.runtime.random_numbers import SEED_INPUT, fix_draws, seed_of
@@ -278,7 +278,7 @@ def test_sensitivity_and_promises_repeat(name: str, tmp_path: Path) -> None:
         quantize(
             proto,
             FEED,
-            promise=Promise(min_sqnr=before.sqnr_db - 0.5),
+            promise=AccuracyTarget(min_sqnr=before.sqnr_db - 0.5),
             options=RunOptions(batch=4, threads=n),
         )
         for n in (1, 2)

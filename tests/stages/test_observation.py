@@ -34,7 +34,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
 from onnxfq.stages.observe_ray import collect_on_ray
-from onnxfq.stages.observers import ObserveOptions, Observer
+from onnxfq.stages.observers import ObserveOptions, StatisticsObserver
 from onnxfq.stages.plan import make_plan, observation_plan
 
 
@@ -263,7 +263,7 @@ def test_observers_are_used_again(observed, tmp_path) -> None:
     """Sessions are made once: two runs of one observer give what two observers give."""
     model, plan = observed
     feeds = feeds_of(6)
-    with Observer(model, plan, ObserveOptions()) as observer:
+    with StatisticsObserver(model, plan, ObserveOptions()) as observer:
         twice = observer.run(feeds[:2]).merge(observer.run(feeds[2:], first=2))
     assert file_bytes(twice, tmp_path) == file_bytes(collect_statistics(model, plan, feeds), tmp_path)
 

@@ -21,13 +21,13 @@ from builders import (
     weights,
 )
 from engines import build_all, counts
-from test_agreement import twins
 
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import default_opset
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.targets.tensorrt.builder.build import builder_installed
+from tests.test_agreement import twins
 
 
 def test_float8_recipe() -> None:

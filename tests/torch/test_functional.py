@@ -19,7 +19,7 @@ from onnxfq.torch.attention import expand
 from onnxfq.torch.export import export_nodes
 from onnxfq.torch.exporters import lift
 from onnxfq.torch.request import Request, bind, name_inputs
-from tests.from_torch.test_quantize_module import prepared, recipe, roles
+from tests.torch.test_quantize_module import prepared, recipe, roles
 
 
 class Functional(nn.Module):

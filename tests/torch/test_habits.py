@@ -29,8 +29,8 @@ from onnxfq.torch import (
     range_to_params,
     remove_fake_quantize,
 )
-from tests.from_torch.test_export_quantized import run
-from tests.from_torch.test_quantize_module import prepared, recipe
+from tests.torch.test_export_quantized import run
+from tests.torch.test_quantize_module import prepared, recipe
 
 
 def network() -> nn.Module:

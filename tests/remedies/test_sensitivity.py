@@ -119,7 +119,7 @@ def data() -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("planted", [(2,), (3, 6)])
 def test_planted_layers_come_first(data, planted) -> None:
     """Two layers that are both fatal are first and second; the remedy is them alone, and it is measured."""
-    found = onnxfq.sensitivity(chain(planted), data, samples=4, promise=onnxfq.Promise(min_sqnr=20))
+    found = onnxfq.sensitivity(chain(planted), data, samples=4, promise=onnxfq.AccuracyTarget(min_sqnr=20))
     assert {node for group in found.groups[: len(planted)] for node in group.nodes} == {
         f"m{n}" for n in planted
     }
@@ -130,7 +130,7 @@ def test_planted_layers_come_first(data, planted) -> None:
     kept = recipe.model_copy(update={"overrides": (found.override(range(len(planted))),)})
     result = onnxfq.quantize(chain(planted), data, recipe=kept)
     assert {s.name for s in result.plan.skipped if s.kind == "node"} == {f"m{n}" for n in planted}
-    sound = onnxfq.sensitivity(chain(), data, samples=4, promise=onnxfq.Promise(min_sqnr=20))
+    sound = onnxfq.sensitivity(chain(), data, samples=4, promise=onnxfq.AccuracyTarget(min_sqnr=20))
     assert sound.remedy is not None and sound.remedy.kept == () and sound.sqnr_db > 20
 
 
@@ -226,12 +226,12 @@ def test_bad_samples(data) -> None:
 def test_a_promised_sqnr_is_kept(data) -> None:
     """The planted layers alone stay in float; other feeds than the choosing ones prove it."""
     broken = onnxfq.quantize(chain((3, 6)), data, protect=None)
-    kept = onnxfq.quantize(chain((3, 6)), data, promise=onnxfq.Promise(min_sqnr=25))
+    kept = onnxfq.quantize(chain((3, 6)), data, promise=onnxfq.AccuracyTarget(min_sqnr=25))
     assert broken.sensitivity is None and kept.sensitivity is not None
     assert {s.name for s in kept.plan.skipped if s.kind == "node"} == {"m3", "m6"}
     assert kept.recipe.overrides[-1].keep_float and kept.sensitivity.remedy.reached >= 25
     assert output_db(kept) > output_db(broken)
-    sound = onnxfq.quantize(chain(), data, promise=onnxfq.Promise(min_sqnr=20))
+    sound = onnxfq.quantize(chain(), data, promise=onnxfq.AccuracyTarget(min_sqnr=20))
     assert sound.qdq == onnxfq.quantize(chain(), data).qdq and sound.sensitivity is None
 
 
@@ -282,7 +282,7 @@ def test_another_calibrator_first() -> None:
     assert chosen.recipe.activations.calibrator.name == "entropy" and not chosen.recipe.overrides
     assert chosen.encodings == onnxfq.quantize(model, data, calibrator="entropy").encodings
     assert "calibrated by entropy: 38." in quantize_summary(chosen)
-    promised = onnxfq.quantize(model, data, promise=onnxfq.Promise(min_sqnr=25))
+    promised = onnxfq.quantize(model, data, promise=onnxfq.AccuracyTarget(min_sqnr=25))
     assert promised.qdq == chosen.qdq and promised.sensitivity is None
     sound = onnxfq.quantize(model, data, protect=None)
     assert sound.recalibration is None and output_db(sound) < 20
@@ -320,14 +320,14 @@ def test_a_promised_drop_is_kept(data, labels) -> None:
     right = score_models(chain(), {"int8": broken.simulation}, data, labels=labels)
     assert right.accuracy == 1 and right.candidates[0].accuracy < 0.9
     for promise in (
-        onnxfq.Promise(max_drop=0, labels=labels),
-        onnxfq.Promise(max_drop=0, labels=labels, metric=share_right),
-        onnxfq.Promise(max_drop=0.01, metric=mean_maximum),
+        onnxfq.AccuracyTarget(max_drop=0, labels=labels),
+        onnxfq.AccuracyTarget(max_drop=0, labels=labels, metric=share_right),
+        onnxfq.AccuracyTarget(max_drop=0.01, metric=mean_maximum),
     ):
         kept = onnxfq.quantize(chain((3, 6)), data, promise=promise)
         assert {"m3", "m6"} & {s.name for s in kept.plan.skipped if s.kind == "node"}
         assert kept.sensitivity.remedy.before < kept.sensitivity.remedy.reached >= -promise.max_drop
-    sound = onnxfq.quantize(chain(), data, promise=onnxfq.Promise(max_drop=0, labels=labels))
+    sound = onnxfq.quantize(chain(), data, promise=onnxfq.AccuracyTarget(max_drop=0, labels=labels))
     assert sound.sensitivity is None
 
 
@@ -375,7 +375,7 @@ def test_ranked_by_a_metric(tmp_path: Path, data, capfd: pytest.CaptureFixture[s
     same = onnxfq.sensitivity(proto, feeds, metric=lambda outputs, feeds: len([*outputs]), options=options)
     assert [group.nodes for group in same.groups] == [("large",), ("tiny",)]
     with pytest.raises(DataError, match="the promise has a metric already"):
-        promise = onnxfq.Promise(max_drop=1, labels=labels)
+        promise = onnxfq.AccuracyTarget(max_drop=1, labels=labels)
         onnxfq.sensitivity(proto, feeds, promise=promise, labels=labels)
 
     onnx.save(proto, tmp_path / "m.onnx")
@@ -403,7 +403,7 @@ def test_a_rise_of_the_metric_is_chance() -> None:
 @pytest.mark.parametrize("fallback", ["weights", "int16"])
 def test_fallbacks(data, fallback) -> None:
     """What is not quantized by the recipe gets quantized weights alone, or the wider format."""
-    promise = onnxfq.Promise(min_sqnr=30, fallback=fallback)
+    promise = onnxfq.AccuracyTarget(min_sqnr=30, fallback=fallback)
     kept = onnxfq.quantize(chain((3, 6)), data, recipe="onnxruntime-int8", promise=promise, rounding="gptq")
     readers = {use.node: p for p in kept.plan.activations for use in p.uses}
     weights_of = {use.node for p in kept.plan.weights for use in p.uses}
@@ -439,7 +439,7 @@ def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
     recipe = onnxfq.load_recipe(recipe).with_rounding("nearest")  # four samples would be learnt by heart
     plain = onnxfq.quantize(build(text, values), feeds, recipe=recipe, protect=None)
     for limit, widened in ((4, 0), (5, 2), (8, 8)):
-        promise = onnxfq.Promise(weight_bits=limit, fallback=fallback)
+        promise = onnxfq.AccuracyTarget(weight_bits=limit, fallback=fallback)
         mixed = onnxfq.quantize(build(text, values), feeds, recipe=recipe, promise=promise)
         formats = {p.uses[0].node: p.spec.qtype.name for p in mixed.plan.weights}
         wider = {node for node, qtype in formats.items() if qtype == wide}
@@ -447,7 +447,7 @@ def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
         assert mixed.sensitivity.remedy.weight_bits == limit
         assert not widened or output_db(mixed) > output_db(plain)
     with pytest.raises(RecipeError, match="gives weights 4 bits on average, and at most 3 were promised"):
-        promise = onnxfq.Promise(weight_bits=3, fallback=fallback)
+        promise = onnxfq.AccuracyTarget(weight_bits=3, fallback=fallback)
         onnxfq.quantize(build(text, values), feeds, recipe=recipe, promise=promise)
 
 
@@ -466,7 +466,7 @@ def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
 def test_promises_that_make_no_sense(fields, words) -> None:
     """One line each, before anything runs."""
     with pytest.raises(onnxfq.OnnxfqError, match=words):
-        onnxfq.Promise(**fields)
+        onnxfq.AccuracyTarget(**fields)
 
 
 @pytest.mark.parametrize(
@@ -480,15 +480,17 @@ def test_promises_that_make_no_sense(fields, words) -> None:
 def test_metrics_that_fail(data, metric, words) -> None:
     """The user's fault is one line with the metric's name."""
     with pytest.raises(DataError, match=words):
-        onnxfq.quantize(chain(), data, promise=onnxfq.Promise(max_drop=1, metric=metric))
+        onnxfq.quantize(chain(), data, promise=onnxfq.AccuracyTarget(max_drop=1, metric=metric))
 
 
 def test_labels_that_do_not_fit(data) -> None:
     """A number of labels other than the rows is an error, and so is data that is read only once."""
     with pytest.raises(DataError, match="15 labels for 16 rows"):
-        onnxfq.quantize(chain(), data, promise=onnxfq.Promise(max_drop=1, labels=np.zeros(15, int)))
+        onnxfq.quantize(chain(), data, promise=onnxfq.AccuracyTarget(max_drop=1, labels=np.zeros(15, int)))
     with pytest.raises(DataError, match="can be read only once"):
-        onnxfq.quantize(chain(), iter(data), promise=onnxfq.Promise(max_drop=1, labels=np.zeros(16, int)))
+        onnxfq.quantize(
+            chain(), iter(data), promise=onnxfq.AccuracyTarget(max_drop=1, labels=np.zeros(16, int))
+        )
 
 
 def test_a_drop_on_the_command_line(tmp_path: Path, data, labels, capfd: pytest.CaptureFixture[str]) -> None:

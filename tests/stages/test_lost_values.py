@@ -10,7 +10,7 @@ from builders import conv_relu, feed_for, whole_recipe
 
 import onnxfq
 from onnxfq.report.html import render_report
-from onnxfq.stages.zeroed_values import find_lost_values
+from onnxfq.stages.zeroed_values import find_zeroed_values
 
 
 def feeds(largest: float) -> list[dict[str, np.ndarray]]:
@@ -29,7 +29,7 @@ def test_lost_values_are_named(calibrator: str, caplog: pytest.LogCaptureFixture
         result = onnxfq.quantize(conv_relu(), feeds(4000.0), calibrator=calibrator)
     told = [record.getMessage() for record in caplog.records if "typical values" in record.getMessage()]
     assert len(told) == 1 and "'x' 0.0 dB" in told[0] and "leave them in float" in told[0]
-    lost = find_lost_values(result.plan, result.statistics, result.encodings)
+    lost = find_zeroed_values(result.plan, result.statistics, result.encodings)
     assert list(lost) == ["x"] and lost["x"] == pytest.approx(0.0, abs=0.1)
     assert "Lost typical values" in render_report(result)
 

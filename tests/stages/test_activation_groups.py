@@ -17,10 +17,6 @@ from builders import BUILDERS, build, conv_relu, feed_for, linear, stage, two_br
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from test_agreement import twins, with_outputs
-from test_bodies import staged as staged_bodies
-from test_half_models import as_type, half_feed
-from test_observation import feeds_of, file_bytes, narrow_channels
 
 from onnxfq.calibration.calibrators import Calibrator, observing_names
 from onnxfq.calibration.statistics import BIN_COUNT, GroupStatistics, Observed, Statistics, TensorStatistics
@@ -47,6 +43,10 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import make_plan
+from tests.graph.test_bodies import staged as staged_bodies
+from tests.stages.test_half_models import as_type, half_feed
+from tests.stages.test_observation import feeds_of, file_bytes, narrow_channels
+from tests.test_agreement import twins, with_outputs
 
 NETWORKS = {name: make for name, make in BUILDERS.items() if name not in ("attention", "same_tensor_twice")}
 """Without those that sum over two axes of one tensor."""

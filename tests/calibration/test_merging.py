@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import pytest
 from builders import BUILDERS, build, conv_relu, feed_for, graph_text, planned, shared_weight, weights
-from test_bodies import MODELS
 
 from onnxfq.calibration.statistics import Statistics, TensorStatistics
 from onnxfq.data import Feed, copy_feeds
@@ -29,8 +28,9 @@ from onnxfq.passes.observe.insert_merging import InsertMerging
 from onnxfq.runtime.devices import Gpu
 from onnxfq.stages import observe as observation
 from onnxfq.stages.observe import collect_statistics
-from onnxfq.stages.observers import MergingObserver, ObserveOptions, Observer
+from onnxfq.stages.observers import MergingObserver, ObserveOptions, StatisticsObserver
 from onnxfq.stages.plan import observation_plan
+from tests.graph.test_bodies import MODELS
 
 CASES = {name: (make, {}) for name, make in BUILDERS.items()} | MODELS
 
@@ -135,7 +135,7 @@ def test_stopped_after_a_feed(tmp_path: Path) -> None:
     with MergingObserver(model, plan, options, "cpu") as observer:
         found = observer.run(feeds, stopped=lambda: len(seen) == 3)
     assert (found.complete, found.feeds, seen) == (False, 3, [1, 2, 3])
-    with Observer(model, plan, ObserveOptions()) as observer:
+    with StatisticsObserver(model, plan, ObserveOptions()) as observer:
         expected = observer.run(feeds[:3])
     assert found.sha256 == expected.sha256 and found.data == expected.data
 
@@ -225,7 +225,7 @@ def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
     monkeypatch.setattr(
         observation,
         "observer_on",
-        lambda device, *given: Observer(*given) if device == "cpu" else Failing(*given, "cpu"),
+        lambda device, *given: StatisticsObserver(*given) if device == "cpu" else Failing(*given, "cpu"),
     )
     options = ObserveOptions(device=device)
     if device == "cuda":

@@ -14,7 +14,7 @@ from builders import build, weights
 from numpy.typing import NDArray
 
 import onnxfq
-from onnxfq.calibration.channel_factors import Format, Product, choose_factors
+from onnxfq.calibration.channel_factors import FactorFormat, FactorProduct, choose_factors
 from onnxfq.cli.main import main
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.plan import Plan
@@ -28,7 +28,7 @@ from onnxfq.passes.equalize import fold_factors
 from onnxfq.remedies.equalize_search import HARMFUL
 from onnxfq.runtime.session import Session
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))  # not an installed package
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))  # not an installed package
 
 from networks.decoder import DecoderShape, random_tokens, write_decoder  # noqa: E402
 from networks.transformers import small_encoder  # noqa: E402
@@ -316,7 +316,7 @@ def test_the_least_expected_error_is_a_search_over_the_grid() -> None:
     w = rng.normal(size=(16, 8))
     ids, live = np.arange(1, 17), rng.uniform(0.2, 1, 16)
     int8 = qtype_by_name("int8")
-    one = Product(
+    one = FactorProduct(
         ids,
         x,
         np.square(x / 3),
@@ -324,8 +324,8 @@ def test_the_least_expected_error_is_a_search_over_the_grid() -> None:
         w,
         np.arange(16)[:, None],
         np.zeros((1, 1), int),
-        Format(int8),
-        Format(int8, Granularity(1)),
+        FactorFormat(int8),
+        FactorFormat(int8, Granularity(1)),
     )
     choice = choose_factors(ids, [one], [], np.zeros(16), 20, steps=True)
 

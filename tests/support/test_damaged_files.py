@@ -1,6 +1,6 @@
 """Damaged models and data, through the command line: it works, or one clear line says what is wrong.
 
-python -m pytest tests/test_damaged_files.py --damaged-files 2000
+python -m pytest tests/support/test_damaged_files.py --damaged-files 2000
 """
 
 from __future__ import annotations

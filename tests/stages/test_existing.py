@@ -174,7 +174,7 @@ def odd(tmp_path: Path) -> Iterator[Path]:
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    root = Path(__file__).parent
+    root = Path(__file__).parents[1]
     made = tmp_path / "odd.so"
     command = [compiler, "-std=c++17", "-shared", "-fPIC", f"-I{root.parent}/custom_ops/include"]
     subprocess.run([*command, str(root / "libraries/odd.cc"), "-o", str(made)], check=True)

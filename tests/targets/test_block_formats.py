@@ -28,7 +28,6 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 from keyword_numerics import dequantize, dynamic_fake_quantize, fake_quantize
-from test_agreement import twins, with_outputs
 
 import onnxfq
 from onnxfq.documents.encodings import Encodings
@@ -50,6 +49,7 @@ from onnxfq.stages.derived_scales import encode_constant
 from onnxfq.stages.insert import qdq_pass
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.score import score_models
+from tests.test_agreement import twins, with_outputs
 
 # qtype, scale_type, block_size
 FORMATS = {
