@@ -31,7 +31,7 @@ from onnxfq.numerics.metrics import ratio_db
 from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
 from onnxfq.remedies.moments import input_ends
 from onnxfq.remedies.weighted_layers import find_layers
-from onnxfq.stages.calibrate import select_calibrated_part
+from onnxfq.stages.calibrate import Calibrated
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.options import RunOptions
@@ -124,7 +124,7 @@ def correct_biases(
     if not inputs.judged.logits:
         return BiasCorrection(rounded, why="no output comes from floats that are quantized")
     with weights_stored_in(inputs.scratch):
-        plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
+        plan = Calibrated.of(plan, encodings).plan
         targets, left = find_targets(inputs.model, rounded, plan)
         if not targets:
             return BiasCorrection(rounded, left=left, why="no layer has a bias that can change")

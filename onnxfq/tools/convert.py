@@ -26,7 +26,7 @@ from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
-from onnxfq.stages.calibrate import choose_encodings
+from onnxfq.stages.calibrate import calibrate_plan
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_qdq
 from onnxfq.stages.observe import collect_statistics
@@ -248,7 +248,7 @@ def _two_values(low: float, high: float) -> TensorStatistics:
 
 def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) -> Encodings:
     """Return the encodings; weights stay on the grid of the source if the target has it."""
-    encodings = choose_encodings(model, plan, statistics)
+    encodings = calibrate_plan(model, plan, statistics).encodings
     warn_zeroed_values(find_zeroed_values(plan, statistics, encodings))
     found = compare_stored(model, plan, encodings)
     others = len(plan.weights) - found.kept - len(found.clipped)
