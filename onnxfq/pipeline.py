@@ -56,8 +56,8 @@ from onnxfq.remedies.rounding_search import (
 )
 from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.cast import cast_rest
+from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.evaluate import compare_forms
-from onnxfq.stages.fp16_scales import with_half_scales
 from onnxfq.stages.inputs import QuantizeSession, embed_weights, open_inputs
 from onnxfq.stages.insert import insert_forms
 from onnxfq.stages.limits import describe_unreached

@@ -29,16 +29,16 @@ from onnxfq.interchange.quantized_models.operators import HANDLERS
 from onnxfq.stages.calibrate import calibrate_plan
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_qdq
-from onnxfq.stages.observe import collect_statistics
-from onnxfq.stages.observers import ObserveOptions
-from onnxfq.stages.options import RunOptions, open_feeds
-from onnxfq.stages.plan import make_plan
-from onnxfq.stages.saturation import (
+from onnxfq.stages.limits import (
     drop_clips,
     drop_repeated_clips,
     drop_unreached_clips,
     find_covered_clips,
 )
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.plan import make_plan
 from onnxfq.stages.stored_weights import compare_stored
 from onnxfq.stages.write import write_model
 from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
