@@ -70,7 +70,12 @@ def measure(folder: Folder, case: Case, model: Path, work: Path) -> list[str]:
     for granularity, way in WAYS:
         recipe = make_recipe(granularity, way)
         result = onnxfq.quantize(
-            model, folder.feeds(case), written, recipe=recipe, protect=None, options=RunOptions(exact=True)
+            model,
+            folder.feeds(case),
+            written,
+            recipe=recipe,
+            accuracy=onnxfq.AccuracyTarget(repair=None),
+            options=RunOptions(exact=True),
         )
         assert result.evaluation is not None
         sqnr = min(output.sqnr_db for output in result.evaluation.candidates[0].outputs)

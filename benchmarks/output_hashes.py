@@ -94,7 +94,7 @@ def _hashes(folder: Folder, case: Case, work: Path) -> Iterator[tuple[str, str]]
             yield from ((f"{key}/{what}", found) for what, found in _of_recipe(file, feeds, name, work))
         except onnxfq.OnnxfqError as error:
             yield f"{key}/refused", type(error).__name__
-    made = onnxfq.quantize(file, feeds, floats=onnxfq.FloatOptions("fp16"))
+    made = onnxfq.quantize(file, feeds, options=onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions("fp16")))
     yield f"{case.name}/{case.file.rpartition('/')[2]}/fp16/qdq", graph_hash(made.qdq)
 
 

@@ -85,13 +85,13 @@ def measure(folder: Folder, case: Case, model: Path, work: Path) -> list[str]:
     feeds = folder.feeds(case)
     row = [numbers(folder.measure(case, {case.file: model} if model.parent == work else {}))]
     for protect in (None, 20.0):
-        result = onnxfq.quantize(model, feeds, written, protect=protect)
+        result = onnxfq.quantize(model, feeds, written, accuracy=onnxfq.AccuracyTarget(repair=protect))
         row.append(f"{numbers(folder.measure(case, {case.file: written}))}{_changes(result)}")
     labelled = labelled_data(folder, case)
     if labelled is not None:
         promise = onnxfq.AccuracyTarget(max_drop=0.5, labels=labelled[1])
         try:
-            result = onnxfq.quantize(model, labelled[0], written, promise=promise)
+            result = onnxfq.quantize(model, labelled[0], written, accuracy=promise)
             row.append(f"{numbers(folder.measure(case, {case.file: written}))}{_changes(result)}")
         except onnxfq.OnnxfqError as error:
             row.append(str(error))

@@ -112,7 +112,11 @@ def with_each_recipe(
         try:
             if half:
                 made = onnxfq.quantize(
-                    model, feeds, recipe=recipe, statistics=statistics, floats=onnxfq.FloatOptions("fp16")
+                    model,
+                    feeds,
+                    recipe=recipe,
+                    sources=onnxfq.Sources(statistics=statistics),
+                    options=onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions("fp16")),
                 ).qdq
             else:
                 made = simulated(model, feeds, onnxfq.load_recipe(recipe), statistics)

@@ -60,12 +60,7 @@ def measure(path: Path, case: Case, bits: list[float], work: Path) -> list[tuple
     for title, name, most in [*((name, name, None) for name in RECIPES), *mixed]:
         promise = AccuracyTarget(weight_bits=most, fallback="tensorrt-int8-weights") if most else None
         made = onnxfq.quantize(
-            model,
-            folder.feeds(case),
-            work / "qdq.onnx",
-            recipe=make_recipe(name),
-            promise=promise,
-            protect=None,
+            model, folder.feeds(case), work / "qdq.onnx", recipe=make_recipe(name), accuracy=promise
         )
         onnxfq.save(made.simulation, work / "simulation.onnx")
         figure = score(folder, case, work / "simulation.onnx", model)

@@ -176,7 +176,7 @@ def test_every_kind_is_compared(kind: str, tmp_path: Path) -> None:
     assert all(share.equal == 1 for share in same.shares)
     assert all(0.8 < share.equal <= 1 for share in other.shares)
     assert sensitivity(model, {"x": X}).outputs == judge_outputs(load(model).proto).logits
-    kept = quantize(model, {"x": X}, promise=AccuracyTarget(min_sqnr=20.0))
+    kept = quantize(model, {"x": X}, accuracy=AccuracyTarget(min_sqnr=20.0))
     assert kept.evaluation.candidates[0].worst is not None
 
 
@@ -256,7 +256,7 @@ def test_no_float_at_all() -> None:
     with pytest.raises(
         ModelError, match=r"^no output of the model \(y\) holds floats .*no noise to measure$"
     ):
-        quantize(model, {"x": X}, promise=AccuracyTarget(min_sqnr=20.0))
+        quantize(model, {"x": X}, accuracy=AccuracyTarget(min_sqnr=20.0))
 
 
 LABELLED: Mapping[str, tuple[str, NDArray[np.generic]]] = {
@@ -291,7 +291,7 @@ def test_labels(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     assert main(["evaluate", *files[:2], "--data", files[2], "--labels", files[3], "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["accuracy"] == 0.75
     promise = AccuracyTarget(max_drop=50.0, labels=labels)
-    kept = quantize(model, {"x": X}, promise=promise, options=RunOptions(batch=4))
+    kept = quantize(model, {"x": X}, accuracy=promise, options=RunOptions(batch=4))
     assert kept.evaluation.candidates
 
 

@@ -321,11 +321,15 @@ def test_a_choice_however_it_is_fed(
 
 def promised(path: Path, data: Feed) -> float:
     """Return a promise that some groups of the network must stay in float for."""
-    plain = onnxfq.quantize(path, data, protect=None).evaluation.candidates[0].outputs
+    plain = (
+        onnxfq.quantize(path, data, accuracy=onnxfq.AccuracyTarget(repair=None))
+        .evaluation.candidates[0]
+        .outputs
+    )
     for more in (6, 4, 2, 1):
         wanted = round(min(one.sqnr_db for one in plain)) + more
         try:
-            made = onnxfq.quantize(path, data, promise=onnxfq.AccuracyTarget(min_sqnr=wanted))
+            made = onnxfq.quantize(path, data, accuracy=onnxfq.AccuracyTarget(min_sqnr=wanted))
         except RecipeError:
             continue
         assert made.sensitivity is not None and made.sensitivity.remedy is not None
@@ -349,7 +353,7 @@ def test_a_promised_drop_in_any_order(tmp_path: Path) -> None:
                 {name: images[order]},
                 tmp_path / "q.onnx",
                 recipe=tmp_path / "w4a8.yaml",
-                promise=onnxfq.AccuracyTarget(
+                accuracy=onnxfq.AccuracyTarget(
                     max_drop=0.002, labels=labels[order].tolist(), metric=confidence
                 ),
                 options=onnxfq.RunOptions(batch=batch),

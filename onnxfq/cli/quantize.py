@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,9 +104,12 @@ def quantize(
     from onnxfq import pipeline
     from onnxfq.documents.cast_plan import FloatOptions
     from onnxfq.graph.io.data_paths import model_bytes
-    from onnxfq.report.layer_table import node_notes, write_node_data
+    from onnxfq.remedies.accuracy_target import AccuracyTarget
+    from onnxfq.remedies.candidate import Sources
+    from onnxfq.report.layer_table import write_node_data
     from onnxfq.report.record import quantize_record
     from onnxfq.report.text import quantize_summary
+    from onnxfq.stages.options import QuantizeOptions
 
     if report is not None:
         check_writable(report)
@@ -121,19 +125,14 @@ def quantize(
             data,
             output,
             recipe=chosen,
-            calibrator=recipe.calibrator,
-            rounding=recipe.rounding,
-            statistics=statistics,
-            moments=moments,
-            encodings=encodings,
-            missing=missing,
-            runtime=runtime,
-            floats=FloatOptions(float_type, float_io),
-            promise=promise,
-            protect=least,
-            ray=ray,
-            options=options,
-            notes=None if node_data is None else node_notes,
+            sources=Sources(statistics, moments, encodings, missing),
+            accuracy=promise or AccuracyTarget(repair=least),
+            options=replace(
+                QuantizeOptions.of(options),
+                floats=FloatOptions(float_type, float_io),
+                runtime=runtime,
+                ray=ray,
+            ),
         )
     sizes = model_bytes(model), model_bytes(output)
     asked = printer.as_json or any(one is not None for one in (report, artifacts, node_data))
@@ -194,6 +193,6 @@ def _fill(result: pipeline.QuantizeResult, paths: Mapping[str, Path]) -> None:
     if result.floats is not None:
         write_document(paths["floats"], result.floats)
     save(result.simulation, paths["simulation"])
-    done = result.plan.equalization
+    done = result.equalization
     if done is not None and done.changed:
         save(result.model.proto, paths["equalized"])

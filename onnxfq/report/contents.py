@@ -11,6 +11,7 @@ from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.report.layer_table import lost_values
 from onnxfq.report.record import ResultRecord
+from onnxfq.report.text import list_lines
 from onnxfq.support.records import parse, read_content
 
 RECORDS: dict[str, type[ResultRecord] | type[Evaluation] | type[Sensitivity]] = {
@@ -99,7 +100,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         f"{result.recipe.target}, {origin.feeds} feeds observed",
         tiles=tiles,
         done=[
-            *_paragraphs([*result.protected, *result.equalized, *result.corrected]),
+            *_paragraphs(list_lines(*result.trials)),
             *_lost(table.tensors),
             *_notes([*result.notes, *evaluation.notes]),
         ],

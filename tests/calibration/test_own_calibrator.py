@@ -11,6 +11,7 @@ from builders import conv_relu, feed_for, weights
 import onnxfq
 from onnxfq.calibration.calibrators import CALIBRATORS, CalibrationMethod, Calibrator, register_calibrator
 from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.errors import RecipeError, SpecError
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.report.calibrator_table import calibrator_rows
@@ -68,7 +69,7 @@ def test_it_gives_what_numpy_gives(recipe: Path, tmp_path: Path) -> None:
     assert onnxfq.Plan.load(tmp_path / "p.json") == plan
     other = onnxfq.calibrate(model, plan, statistics, "share:0.75")
     np.testing.assert_array_equal(other["x"].scale, np.float32(x * 0.75))
-    whole = onnxfq.quantize(conv_relu(), feeds, recipe=recipe, rounding="nearest")
+    whole = onnxfq.quantize(conv_relu(), feeds, recipe=onnxfq.load_recipe(recipe).with_rounding("nearest"))
     assert whole.encodings["x"] == made["x"] and whole.encodings["w"] == made["w"]
     assert [row.rmax for row in calibrator_rows(plan, statistics) if row.chosen] == [
         0.5 * statistics["x"].rmax
@@ -87,7 +88,7 @@ def test_its_parameters_are_checked(recipe: Path) -> None:
 def test_files_that_name_it_are_read_without_it(recipe: Path, tmp_path: Path, monkeypatch) -> None:
     """On another machine encodings serve as they are; only calibrating needs the function."""
     feeds = [feed_for(conv_relu(), 0)]
-    made = onnxfq.quantize(conv_relu(), feeds, recipe=recipe, rounding="nearest")
+    made = onnxfq.quantize(conv_relu(), feeds, recipe=onnxfq.load_recipe(recipe).with_rounding("nearest"))
     made.plan.save(tmp_path / "p.json")
     made.encodings.save(tmp_path / "e.json")
     monkeypatch.undo()
@@ -134,5 +135,9 @@ def test_a_calibrator_that_fails(registered, function, says):
     """An exception of any kind, and what is no range, is one line that names the calibrator."""
     register_calibrator("odd", CalibrationMethod(function))
     with pytest.raises(SpecError) as caught:
-        onnxfq.quantize(conv_relu(), [feed_for(conv_relu())], calibrator="odd")
+        onnxfq.quantize(
+            conv_relu(),
+            [feed_for(conv_relu())],
+            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_calibrator("odd"),
+        )
     assert f"calibrator 'odd' {says}" in str(caught.value) and "\n" not in str(caught.value)

@@ -19,6 +19,7 @@ from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import InputMoments, Moments
 from onnxfq.data.digest import LEAST, DataDigest
 from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.errors import OnnxfqError, PlanError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.stages.observe import collect_statistics
@@ -124,7 +125,13 @@ def round_by(folder: Path, arrays: dict[str, Array]) -> None:
     """Read all moments of `arrays`, and round with them."""
     path = save(folder / "h.npz", arrays)
     Moments.load(path).save(folder / "again.npz")
-    onnxfq.quantize(folder / "m.onnx", folder / "x.npz", folder / "q.onnx", rounding="gptq", moments=path)
+    onnxfq.quantize(
+        folder / "m.onnx",
+        folder / "x.npz",
+        folder / "q.onnx",
+        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_rounding("gptq"),
+        sources=onnxfq.Sources(moments=path),
+    )
 
 
 @pytest.mark.parametrize("what", HEADS)
@@ -173,7 +180,12 @@ def test_moments_of_fewer_layers(folder: Path) -> None:
     )
     onnxfq.gather_moments(model, onnxfq.make_plan(model, fewer), X, folder / "f.npz")
     with pytest.raises(StatisticsError, match="no moments for tensor 'r' as MatMul reads it: gather them"):
-        onnxfq.quantize(folder / "m.onnx", folder / "x.npz", rounding="gptq", moments=folder / "f.npz")
+        onnxfq.quantize(
+            folder / "m.onnx",
+            folder / "x.npz",
+            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_rounding("gptq"),
+            sources=onnxfq.Sources(moments=folder / "f.npz"),
+        )
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

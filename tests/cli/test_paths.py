@@ -84,7 +84,7 @@ def test_odd_paths_in_python(odd: str, inputs: Path, monkeypatch: pytest.MonkeyP
             refused += 1
     for name in ("labels", "metric"):
         with pytest.raises(onnxfq.errors.OnnxfqError):
-            onnxfq.quantize(**taken, promise=onnxfq.AccuracyTarget(max_drop=1, **{name: odd}))
+            onnxfq.quantize(accuracy=onnxfq.AccuracyTarget(max_drop=1, **{name: odd}), **taken)
     (inputs / "out.onnx").unlink(missing_ok=True)
     assert refused >= len(files) - 1  # data may be the current folder
 

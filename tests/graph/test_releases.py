@@ -15,6 +15,7 @@ from onnxfq.cli.main import main
 from onnxfq.documents.recipe import Recipe, WeightScheme, load_recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.pipeline import quantize
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.onnxruntime.releases import _IR_OF_TYPE, Release, release_of
 
 BLOCKS = load_recipe("tensorrt-int8-weights").model_copy(
@@ -70,7 +71,7 @@ def test_the_ir_version_is_one_that_the_release_reads(runtime: str, ir: int, tmp
     proto = linear(8, 4)
     proto.ir_version = 13
     words = runtime if "==" in runtime else f"onnxruntime=={runtime}"
-    kept = quantize(proto, [feed_for(proto)], tmp_path / "q.onnx", runtime=words)
+    kept = quantize(proto, [feed_for(proto)], tmp_path / "q.onnx", options=QuantizeOptions(runtime=words))
     plain = quantize(proto, [feed_for(proto)])
     made = onnx.load(tmp_path / "q.onnx")
     assert made.ir_version == ir == kept.qdq.ir_version and plain.qdq.ir_version == 13
@@ -120,7 +121,11 @@ def test_what_a_release_cannot_read(
     proto = build(text, {"w": weights(256, 4)}, opset=opset, ir=10)
     with pytest.raises((ModelError, RecipeError)) as caught:
         quantize(
-            proto, [feed_for(proto)], tmp_path / "q.onnx", recipe=recipe, runtime=f"onnxruntime=={runtime}"
+            proto,
+            [feed_for(proto)],
+            tmp_path / "q.onnx",
+            recipe=recipe,
+            options=QuantizeOptions(runtime=f"onnxruntime=={runtime}"),
         )
     assert says in str(caught.value) and not list(tmp_path.iterdir())
 

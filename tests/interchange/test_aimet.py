@@ -96,7 +96,7 @@ def test_what_a_reshape_gives_has_the_scale_of_what_it_reads(tmp_path: Path) -> 
 def test_symmetric_encodings_make_a_model_for_tensorrt(version: str, tmp_path: Path) -> None:
     """Q/DQ stand where TensorRT wants them, none round a Flatten, and nothing in the model is refused."""
     path = written_by_aimet("symmetric", version, tmp_path)
-    result = onnxfq.quantize(small(), None, encodings=path)
+    result = onnxfq.quantize(small(), None, sources=onnxfq.Sources(encodings=path))
     assert not [f for f in onnxfq.check(result.qdq).findings if f.severity == "error"]
     pairs = {node.input[0] for node in result.qdq.graph.node if node.op_type == "QuantizeLinear"}
     assert pairs == set(ACTIVATIONS)
@@ -112,7 +112,7 @@ def test_zero_points_are_refused_for_tensorrt(name: str, tensor: str, tmp_path: 
     path = written_by_aimet(name, "1.0.0", tmp_path)
     message = f"tensor '{tensor}': TensorRT takes zero points of 0 only; use symmetric: true where {path}"
     with pytest.raises(RecipeError, match="or another recipe than tensorrt-int8") as caught:
-        onnxfq.quantize(small(), None, encodings=path)
+        onnxfq.quantize(small(), None, sources=onnxfq.Sources(encodings=path))
     assert message in str(caught.value)
 
 
@@ -130,7 +130,9 @@ def test_the_weight_of_a_linear_is_rounded_in_front_of_its_transpose(tmp_path: P
         {"name": "w", "output_dtype": "int8", "y_scale": scales, "axis": 0},
     ]
     result = onnxfq.quantize(
-        proto, None, encodings=file(tmp_path, {"version": "2.0.0", "encodings": entries})
+        proto,
+        None,
+        sources=onnxfq.Sources(encodings=file(tmp_path, {"version": "2.0.0", "encodings": entries})),
     )
     (node,) = [n for n in result.qdq.graph.node if n.op_type == "DequantizeLinear" and n.name.startswith("w")]
     arrays = {t.name: onnx.numpy_helper.to_array(t) for t in result.qdq.graph.initializer}

@@ -16,6 +16,7 @@ from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_qdq
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.rewrites.block_formats import block_writer
@@ -196,7 +197,12 @@ def test_tensorrt_keeps_the_weights(split: str, recipe: str, tmp_path: Path) -> 
     """The builder keeps every promise of the divided products, of a half model in NVFP4."""
     path = tmp_path / "q.onnx"
     floats = FloatOptions("fp16" if recipe == "tensorrt-nvfp4" else "fp32")
-    onnx.save(quantize(attend(split), [feed_for(attend(split))], recipe=recipe, floats=floats).qdq, path)
+    onnx.save(
+        quantize(
+            attend(split), [feed_for(attend(split))], recipe=recipe, options=QuantizeOptions(floats=floats)
+        ).qdq,
+        path,
+    )
     result = check(path, build=BuildOptions())
     assert result.passed, result.findings
     assert len({node.node for node in result.engine}) >= 3

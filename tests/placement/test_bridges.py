@@ -181,6 +181,8 @@ def test_scales_of_a_file(tmp_path: Path) -> None:
     one = stage(network(k=weights(4, 4, 1, 1) * 1000))
     path = tmp_path / "cache"
     path.write_text(onnxfq.export_encodings(one.encodings, one.plan, "tensorrt-cache").text, encoding="utf-8")
-    made = onnxfq.quantize(network(k=weights(4, 4, 1, 1) * 1000), [one.feed], encodings=path)
+    made = onnxfq.quantize(
+        network(k=weights(4, 4, 1, 1) * 1000), [one.feed], sources=onnxfq.Sources(encodings=path)
+    )
     assert bridges(made.plan) == {"pool": ("b", "c")} and "join" in {s.name for s in made.plan.skipped}
     assert scale_of(made.encodings, "e") == pytest.approx(scale_of(one.encodings, "e"))

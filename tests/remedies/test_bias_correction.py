@@ -18,6 +18,7 @@ from onnxfq.documents.recipe import RECIPES, Recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
 from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
+from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.correct_biases import BiasCorrection, InputMeans, correct_biases, find_targets
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.inputs import open_inputs
@@ -249,8 +250,13 @@ def test_quantize_keeps_only_a_gain() -> None:
     recipe = RECIPES["tensorrt-int4"].with_rounding("nearest")
     recipe = recipe.model_copy(update={"bias_correction": "auto"})
     proto = row_layer("[fc] h = MatMul (x, w) [add] y = Add (h, b)", w=weights(64, 6), b=weights(6))
-    made = quantize(proto, ROWS, recipe=recipe, protect=None)
-    none = quantize(proto, ROWS, recipe=recipe.model_copy(update={"bias_correction": "none"}), protect=None)
+    made = quantize(proto, ROWS, recipe=recipe, accuracy=AccuracyTarget(repair=None))
+    none = quantize(
+        proto,
+        ROWS,
+        recipe=recipe.model_copy(update={"bias_correction": "none"}),
+        accuracy=AccuracyTarget(repair=None),
+    )
     assert none.bias_correction is None
     assert made.bias_correction is not None and made.bias_correction.is_kept
     assert {p.key: p.value for p in made.qdq.metadata_props}["onnxfq.bias_correction"] == "auto"
@@ -259,9 +265,14 @@ def test_quantize_keeps_only_a_gain() -> None:
     assert after > before + 0.1
     centred = ROWS * np.where(RNG.random(ROWS.shape) < 0.5, -1, 1).astype(np.float32)
     centred = np.concatenate([centred, -centred])  # means of 0
-    left = quantize(proto, centred, recipe=recipe, protect=None, options=RunOptions(batch=40))
+    left = quantize(
+        proto, centred, recipe=recipe, accuracy=AccuracyTarget(repair=None), options=RunOptions(batch=40)
+    )
     same = quantize(
-        proto, centred, recipe=recipe.model_copy(update={"bias_correction": "none"}), protect=None
+        proto,
+        centred,
+        recipe=recipe.model_copy(update={"bias_correction": "none"}),
+        accuracy=AccuracyTarget(repair=None),
     )
     assert left.bias_correction is not None and not left.bias_correction.is_kept
     assert left.qdq.SerializeToString() == same.qdq.SerializeToString()

@@ -108,7 +108,9 @@ def sqnr(proto: onnx.ModelProto, chosen: Recipe) -> float:
 def quantize(proto: onnx.ModelProto, chosen: Recipe) -> onnxfq.QuantizeResult:
     """Return the quantized model without protection, compared on all feeds."""
     options = onnxfq.RunOptions(exact=True)
-    return onnxfq.quantize(proto, feeds(proto), recipe=chosen, protect=None, options=options)
+    return onnxfq.quantize(
+        proto, feeds(proto), recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None), options=options
+    )
 
 
 def output_db(result: onnxfq.QuantizeResult) -> float:
@@ -152,7 +154,9 @@ def test_factors_cost_a_trained_network_nothing() -> None:
     images = np.load(folder / "mnist_t10k.npz")["images"][:32].astype(np.float32)
     proto, data = onnx.load(folder / "mnist_op8.onnx"), [{"Input3": image[None]} for image in images]
     found = [
-        output_db(onnxfq.quantize(model, data, recipe=recipe(way), protect=None))
+        output_db(
+            onnxfq.quantize(model, data, recipe=recipe(way), accuracy=onnxfq.AccuracyTarget(repair=None))
+        )
         for model in (onnxfq.load(proto).proto, scale_channels(onnxfq.load(proto).proto, 0))
         for way in ("none", "cross_layer")
     ]
@@ -202,7 +206,10 @@ def test_outliers_of_normalizations_cost_little(name: str, tmp_path: Path) -> No
     assert planted == {"vit": 10, "llama": 7}[name]
     damaged = fold_factors(model, analysis, exponents).proto
     plain, smooth = (
-        onnxfq.quantize(damaged, data, recipe=recipe("none", how), protect=None) for how in ("none", "auto")
+        onnxfq.quantize(
+            damaged, data, recipe=recipe("none", how), accuracy=onnxfq.AccuracyTarget(repair=None)
+        )
+        for how in ("none", "auto")
     )
     one, other = (r.evaluation.candidates[0].outputs[0].sqnr_db for r in (plain, smooth))
     assert other > one + 6
@@ -218,7 +225,7 @@ def test_what_a_body_reads_keeps_its_size() -> None:
             proto,
             data,
             recipe=recipe(*how),
-            protect=None,
+            accuracy=onnxfq.AccuracyTarget(repair=None),
             options=onnxfq.RunOptions(exact=True),
         )
         for how in (("none", "none"), ("cross_layer", "0.7"))
@@ -236,12 +243,21 @@ def test_low_outputs_are_smoothed() -> None:
     proto = network(PRE_NORM, 50.0)
     plain = quantize(proto, recipe("depthwise"))
     options = onnxfq.RunOptions(exact=True)
-    repaired = onnxfq.quantize(proto, feeds(proto), protect=output_db(plain) + 3, options=options)
+    repaired = onnxfq.quantize(
+        proto, feeds(proto), accuracy=onnxfq.AccuracyTarget(repair=output_db(plain) + 3), options=options
+    )
     assert repaired.plan.equalization is not None and repaired.plan.equalization.changed
     assert output_db(repaired) > output_db(plain) + 3 and not repaired.recipe.overrides
-    good = onnxfq.quantize(proto, feeds(proto), protect=output_db(plain), options=options)
+    good = onnxfq.quantize(
+        proto, feeds(proto), accuracy=onnxfq.AccuracyTarget(repair=output_db(plain)), options=options
+    )
     assert good.plan.equalization is None and good.qdq == plain.qdq
-    once = onnxfq.quantize(proto, iter(feeds(proto)), protect=output_db(plain) + 3, options=options)
+    once = onnxfq.quantize(
+        proto,
+        iter(feeds(proto)),
+        accuracy=onnxfq.AccuracyTarget(repair=output_db(plain) + 3),
+        options=options,
+    )
     assert once.plan.equalization is None
 
 
@@ -255,7 +271,13 @@ def test_only_the_group_that_does_harm_is_left(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("onnxfq.data.digest.sample_digest", lambda sample: numbers[sample["x"].tobytes()])
     options = onnxfq.RunOptions(exact=True)
     plain, smooth = (
-        onnxfq.quantize(proto, data, recipe=recipe("none", way), protect=None, options=options)
+        onnxfq.quantize(
+            proto,
+            data,
+            recipe=recipe("none", way),
+            accuracy=onnxfq.AccuracyTarget(repair=None),
+            options=options,
+        )
         for way in ("none", "auto")
     )
     assert smooth.plan.equalization is not None
@@ -275,7 +297,12 @@ def test_a_new_mul_smooths_what_a_sum_reads_too() -> None:
     added = [node for node in result.model.proto.graph.node if node.op_type == "Mul"]
     assert [(node.input[0], node.output[0]) for node in added] == [("n", "n/scaled")]
     assert [node.input[0] for node in result.model.proto.graph.node if node.op_type == "Add"] == ["n"]
-    plain = onnxfq.quantize(network(POST_NORM), feeds(proto), recipe=recipe("none", "0.7"), protect=None)
+    plain = onnxfq.quantize(
+        network(POST_NORM),
+        feeds(proto),
+        recipe=recipe("none", "0.7"),
+        accuracy=onnxfq.AccuracyTarget(repair=None),
+    )
     assert not any(node.op_type == "Mul" for node in plain.model.proto.graph.node)
 
 
@@ -287,7 +314,13 @@ def test_a_new_mul_where_only_a_run_finds_the_rank() -> None:
     data = [{"u": f["x"].reshape(-1, 144), "s": np.asarray([-1, 9, 16])} for f in feeds(network(POST_NORM))]
     options = onnxfq.RunOptions(exact=True)
     found = [
-        onnxfq.quantize(proto, data, recipe=recipe("none", way), protect=None, options=options)
+        onnxfq.quantize(
+            proto,
+            data,
+            recipe=recipe("none", way),
+            accuracy=onnxfq.AccuracyTarget(repair=None),
+            options=options,
+        )
         for way in ("none", "0.7")
     ]
     assert output_db(found[1]) > output_db(found[0]) + 4
@@ -302,7 +335,7 @@ def test_other_formats_take_the_methods_too(name: str) -> None:
     if base.activations is not None and not base.activations.dynamic:
         base = base.with_equalize("auto")
     plain, smooth = (
-        onnxfq.quantize(proto, feeds(proto), recipe=r, protect=None)
+        onnxfq.quantize(proto, feeds(proto), recipe=r, accuracy=onnxfq.AccuracyTarget(repair=None))
         for r in (RECIPES[name], base.with_smooth("auto"))
     )
     one, other = (min(o.sqnr_db for o in r.evaluation.candidates[0].outputs) for r in (plain, smooth))
@@ -381,7 +414,12 @@ def test_what_lacks_data_is_refused_or_said() -> None:
     with pytest.raises(DataError, match="needs data"):
         onnxfq.quantize(proto, None, recipe=RECIPES["tensorrt-int8-weights"].with_smooth("0.5"))
     with pytest.raises(DataError, match="statistics or encodings of the model"):
-        onnxfq.quantize(proto, feeds(proto), recipe=recipe("cross_layer"), encodings={"x": {"scale": 1.0}})
+        onnxfq.quantize(
+            proto,
+            feeds(proto),
+            recipe=recipe("cross_layer"),
+            sources=onnxfq.Sources(encodings={"x": {"scale": 1.0}}),
+        )
     result = onnxfq.quantize(proto, None, recipe=RECIPES["tensorrt-int8-weights"].with_smooth("auto"))
     assert result.plan.equalization is not None and result.plan.equalization.lines() == [
         "equalized  left: no data given"

@@ -226,7 +226,9 @@ def test_command(option: tuple[str, ...], found: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("floats", ["fp16", "bf16"])
 def test_with_a_half_remainder(floats: str) -> None:
     """The model that has the rest in 16 bits runs, and gives nearly the same."""
-    made = onnxfq.quantize(network(), feeds(), floats=onnxfq.FloatOptions(floats))
+    made = onnxfq.quantize(
+        network(), feeds(), options=onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions(floats))
+    )
     assert made.evaluation.candidates[0].outputs[0].sqnr_db > 20.0
     if floats == "fp16":
         assert made.evaluation.candidates[1].outputs[0].sqnr_db > 20.0

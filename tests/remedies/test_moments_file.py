@@ -20,6 +20,7 @@ from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import Moments
 from onnxfq.calibration.weights.moments_file import Key
 from onnxfq.cli.main import build_app
+from onnxfq.documents.recipe import DEFAULT_RECIPE, load_recipe
 from onnxfq.remedies.moments import SampledInputs
 
 X = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
@@ -52,7 +53,12 @@ def run(command: str) -> str:
 def test_quantize_rounds_without_running_the_model(folder: Path):
     """Parts merged on the command line round to the bits of `quantize` with all data, and name it."""
     how = "--recipe tensorrt-int8 --rounding gptq"
-    usual = onnxfq.quantize(folder / "m.onnx", folder / "x.npz", folder / "a.onnx", rounding="gptq")
+    usual = onnxfq.quantize(
+        folder / "m.onnx",
+        folder / "x.npz",
+        folder / "a.onnx",
+        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_rounding("gptq"),
+    )
     for what, of in (("ranges", "--ranges"), ("moments", f"--ranges-from {folder}/ranges.npz")):
         for at in (0, 1):
             out = folder / f"{what}{at}.npz"
@@ -65,8 +71,8 @@ def test_quantize_rounds_without_running_the_model(folder: Path):
         folder / "m.onnx",
         folder / "x.npz",
         folder / "b.onnx",
-        rounding="gptq",
-        moments=folder / "moments.npz",
+        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_rounding("gptq"),
+        sources=onnxfq.Sources(moments=folder / "moments.npz"),
     )
     assert rounded.rounding is not None and usual.rounding is not None
     assert rounded.rounding.tensors == usual.rounding.tensors
@@ -163,7 +169,9 @@ def test_weights_alone_need_no_data(folder: Path):
         {"name": "w4", "target": "onnxruntime", "activations": None, "weights": {"qtype": "int4"}}
     ).with_rounding("gptq")
     onnxfq.gather_moments(model, onnxfq.make_plan(model, recipe), folder / "x.npz", folder / "m.npz")
-    found = onnxfq.quantize(folder / "m.onnx", None, None, recipe=recipe, moments=folder / "m.npz")
+    found = onnxfq.quantize(
+        folder / "m.onnx", None, None, recipe=recipe, sources=onnxfq.Sources(moments=folder / "m.npz")
+    )
     assert found.rounding is not None and [one.method for one in found.rounding.layers] == ["gptq", "gptq"]
     assert all(one.after_db > one.before_db for one in found.rounding.layers)
 
@@ -175,7 +183,9 @@ def test_the_table_of_calibrate_shows_what_rounding_gains(folder: Path):
     run(f"moments {folder}/m.onnx --data {folder}/x.npz --rounding gptq -o {folder}/m.npz")
     given = f"{folder}/m.onnx --plan {folder}/p.json --statistics {folder}/s.npz -o {folder}/e.json"
     lines = run(f"calibrate {given} --moments {folder}/m.npz --table").splitlines()
-    usual = onnxfq.quantize(folder / "m.onnx", folder / "x.npz", rounding="gptq")
+    usual = onnxfq.quantize(
+        folder / "m.onnx", folder / "x.npz", recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_rounding("gptq")
+    )
     for layer in usual.rounding.layers:
         at = next(n for n, line in enumerate(lines) if line.split()[:2] == [layer.weight, "nearest"])
         assert lines[at].split()[-2:] == [f"{layer.before_db:.1f}", "*"]
@@ -203,13 +213,23 @@ def test_what_does_not_fit_is_refused(folder: Path):
 
     def quantize(moments: Moments, name: str = "m", rounding: str = "gptq") -> None:
         onnxfq.quantize(
-            folder / f"{name}.onnx", folder / "x.npz", folder / "out.onnx", rounding=rounding, moments=moments
+            folder / f"{name}.onnx",
+            folder / "x.npz",
+            folder / "out.onnx",
+            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_rounding(rounding),
+            sources=onnxfq.Sources(moments=moments),
         )
 
     refused = (
         (lambda: quantize(whole, "other"), "gathered from a model with SHA-256 .* this one has"),
-        (lambda: quantize(whole, rounding="nearest"), "for which moments have no effect"),
-        (lambda: quantize(whole, rounding="qronos"), "needs the inputs of the quantized model"),
+        (
+            lambda: quantize(whole, recipe=load_recipe(DEFAULT_RECIPE).with_rounding("nearest")),
+            "for which moments have no effect",
+        ),
+        (
+            lambda: quantize(whole, recipe=load_recipe(DEFAULT_RECIPE).with_rounding("qronos")),
+            "needs the inputs of the quantized model",
+        ),
         (lambda: quantize(part), "of 12 of 24 samples; merge"),
         (lambda: quantize(both), "has ranges and no moments"),
         (lambda: own[0].merge(own[1]), "different grids .*--ranges-from"),

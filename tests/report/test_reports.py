@@ -27,6 +27,7 @@ from onnxfq.errors import PlanError
 from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.pipeline import QuantizeResult, quantize
+from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.report.html import render_report, write_report
 from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.tensor_rows import TensorError, quantized_tensors, tensor_errors
@@ -186,7 +187,7 @@ def test_the_guilty_layer_comes_first(protect: float | None) -> None:
     """The first rows name the planted layers by their modules, protected or not; the others are sound."""
     rng = np.random.default_rng(1)
     data = [{"x": rng.normal(size=(1, WIDTH)).astype(np.float32)} for _ in range(16)]
-    result = quantize(with_modules(chain((3, 6))), data, protect=protect)
+    result = quantize(with_modules(chain((3, 6))), data, accuracy=AccuracyTarget(repair=protect))
     record = quantize_record(result)
     first, second, *others = record.table.layers
     assert {first.module, second.module} == {"blocks.0.fc3", "blocks.1.fc6"}

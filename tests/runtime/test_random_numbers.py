@@ -192,7 +192,7 @@ def test_figures_hold_no_noise_of_draws(name: str, tmp_path: Path) -> None:
     """The SQNR is that of quantization: the model equals itself, and evaluate finds what quantize did."""
     proto = NETWORKS[name]()
     exact = RunOptions(exact=True)
-    result = quantize(proto, FEED, tmp_path / "q.onnx", protect=None, options=exact)
+    result = quantize(proto, FEED, tmp_path / "q.onnx", accuracy=AccuracyTarget(repair=None), options=exact)
     (score,) = {c.outputs[0].sqnr_db for c in result.evaluation.candidates}
     assert 25 < score < 60
     same = evaluate(proto, {"itself": proto, "q": tmp_path / "q.onnx"}, FEED, options=exact)
@@ -272,13 +272,15 @@ def test_sensitivity_and_promises_repeat(name: str, tmp_path: Path) -> None:
     }
     assert len(found) == 1
     before = (
-        quantize(proto, FEED, protect=None, options=RunOptions(batch=4)).evaluation.candidates[0].outputs[0]
+        quantize(proto, FEED, accuracy=AccuracyTarget(repair=None), options=RunOptions(batch=4))
+        .evaluation.candidates[0]
+        .outputs[0]
     )
     made = [
         quantize(
             proto,
             FEED,
-            promise=AccuracyTarget(min_sqnr=before.sqnr_db - 0.5),
+            accuracy=AccuracyTarget(min_sqnr=before.sqnr_db - 0.5),
             options=RunOptions(batch=4, threads=n),
         )
         for n in (1, 2)

@@ -156,11 +156,11 @@ def test_weak_mixing_is_found_in_quantized_models() -> None:
     for name, whole in (("recurrent", True), ("sequence to class", True)):
         proto = made(MIXED[name])
         data = feeds_of(proto, 12, 8)
-        quantized = onnxfq.quantize(proto, data, protect=None).qdq
+        quantized = onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
         assert [len(feed["x"]) for feed in open_feeds(quantized, data)] == [12] * 8, (name, whole)
     proto = made(BATCHED["recurrent, batch first"])
     data = feeds_of(proto, 12, 8)
-    quantized = onnxfq.quantize(proto, data, protect=None).qdq
+    quantized = onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
     assert [len(feed["x"]) for feed in open_feeds(quantized, data)] == [1] * 96
 
 

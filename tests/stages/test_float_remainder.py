@@ -27,6 +27,7 @@ from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.insert import insert_qdq
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.write import write_model
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
@@ -42,7 +43,7 @@ def cast(
 ) -> QuantizeResult:
     """Quantize on three random feeds with the remainder as in `options`."""
     feeds = [feed_for(proto, seed) for seed in range(3)]
-    return quantize(proto, feeds, recipe=whole_recipe(recipe), floats=options)
+    return quantize(proto, feeds, recipe=whole_recipe(recipe), options=QuantizeOptions(floats=options))
 
 
 def types(proto: onnx.ModelProto) -> dict[str, int]:
@@ -147,7 +148,7 @@ def test_float_io():
 def test_a_model_with_cast_inputs_is_tried_and_written(name, tmp_path: Path) -> None:
     """The model that is written takes feeds of its own input type when it is tried."""
     model, path = linear(16, 6), tmp_path / "m.onnx"
-    quantize(model, [feed_for(model)] * 8, path, floats=FloatOptions(name, io=True))
+    quantize(model, [feed_for(model)] * 8, path, options=QuantizeOptions(floats=FloatOptions(name, io=True)))
     (given,) = onnx.load(path).graph.input
     wanted = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}[name]
     assert given.type.tensor_type.elem_type == wanted
@@ -164,7 +165,11 @@ def test_a_kernel_that_lacks_float16_only_when_it_runs(tmp_path: Path) -> None:
     feed = {"x": rng.normal(size=(4, 8)), "i": rng.integers(0, 4, (6, 1)), "u": rng.normal(size=(6, 8))}
     feed = {name: array.astype(np.int64 if name == "i" else np.float32) for name, array in feed.items()}
     result = quantize(
-        proto, [feed] * 3, tmp_path / "q.onnx", recipe=whole_recipe("tensorrt-int8"), floats=FP16
+        proto,
+        [feed] * 3,
+        tmp_path / "q.onnx",
+        recipe=whole_recipe("tensorrt-int8"),
+        options=QuantizeOptions(floats=FP16),
     )
     written = onnx.load(tmp_path / "q.onnx")
     assert types(written)["s"] == TensorProto.FLOAT16 and written == result.qdq
@@ -172,7 +177,7 @@ def test_a_kernel_that_lacks_float16_only_when_it_runs(tmp_path: Path) -> None:
 
 def test_a_layer_beyond_the_range_stays(tmp_path: Path):
     """Outputs of 90,000 are infinite in float16: the layer and its reader stay, and all reports name it."""
-    result = quantize(loud(), [loud_feed()] * 40, tmp_path / "m.onnx", floats=FP16)
+    result = quantize(loud(), [loud_feed()] * 40, tmp_path / "m.onnx", options=QuantizeOptions(floats=FP16))
     found = reasons(result)
     assert "90" in found["b"] and "beyond 65504" in found["b"]
     assert found["loud"] == f"gives 'b': {found['b']}" and found["calm"].startswith("reads 'b'")
@@ -245,7 +250,9 @@ def test_small_values_made_large(text: str, kept: bool) -> None:
             "one": np.float32(1),
         },
     )
-    result = quantize(proto, [feed_for(proto, seed) for seed in range(40)], floats=FP16)
+    result = quantize(
+        proto, [feed_for(proto, seed) for seed in range(40)], options=QuantizeOptions(floats=FP16)
+    )
     assert result.floats is not None
     reasons = {one.name: one.why for one in result.floats.nodes}
     # What is not kept for its own sake may be between others that are.
@@ -271,7 +278,7 @@ def test_masks_stay_finite(lowest):
     feeds = [
         feed_for(proto, seed) | {"seen": np.asarray([[1, 1, 0, 1], [1, 0, 0, 1]], bool)} for seed in range(40)
     ]
-    result = quantize(proto, feeds, floats=FP16)
+    result = quantize(proto, feeds, options=QuantizeOptions(floats=FP16))
     assert "add" not in reasons(result)
     feed = feeds[0] | {"seen": np.zeros((2, 4), bool)}
     (y,) = Session(result.qdq, 1).run(feed)
@@ -293,7 +300,12 @@ def test_what_is_no_tensor_keeps_its_type(text: str, tmp_path: Path) -> None:
         {"w": weights(4, 4), "i": np.int64(0)},
         opset=18,
     )
-    found = quantize(proto, [feed_for(proto)], tmp_path / "q.onnx", floats=FloatOptions(name="fp16"))
+    found = quantize(
+        proto,
+        [feed_for(proto)],
+        tmp_path / "q.onnx",
+        options=QuantizeOptions(floats=FloatOptions(name="fp16")),
+    )
     assert found.floats is not None
     kept = {s.op_type for s in found.floats.nodes if s.why.startswith("it takes or gives a sequence or an")}
     assert kept == {n.op_type for n in proto.graph.node} - {"MatMul"}
@@ -328,7 +340,7 @@ def test_bfloat16_is_not_run():
 def test_data_is_needed():
     """Ranges are seen in data only: without any, half types are refused in one line."""
     with pytest.raises(DataError, match="^--float fp16 needs data"):
-        quantize(linear(16, 6), None, recipe="tensorrt-int8-weights", floats=FP16)
+        quantize(linear(16, 6), None, recipe="tensorrt-int8-weights", options=QuantizeOptions(floats=FP16))
 
 
 def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
@@ -414,7 +426,9 @@ def test_the_loud_layer_builds():
     """A layer that stays in float32 is still multiplied in int8."""
     if not builder_installed():
         pytest.skip("TensorRT for RTX is not installed")
-    result = check(quantize(loud(), [loud_feed()] * 40, floats=FP16).qdq, build=BuildOptions())
+    result = check(
+        quantize(loud(), [loud_feed()] * 40, options=QuantizeOptions(floats=FP16)).qdq, build=BuildOptions()
+    )
     assert result.passed and all(row.kept == row.promised == 3 for row in result.coverage)
 
 
@@ -444,7 +458,7 @@ def test_nodes_of_several_outputs(op: str, io: bool, tmp_path: Path) -> None:
     """Each output has its type, cast or not, in a file that ONNX Runtime loads."""
     proto = several_outputs(op)
     x = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
-    quantize(proto, [{"x": x}], tmp_path / "q.onnx", floats=FloatOptions("fp16", io))
+    quantize(proto, [{"x": x}], tmp_path / "q.onnx", options=QuantizeOptions(floats=FloatOptions("fp16", io)))
     found = onnxruntime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"])
     wanted = Session(proto, exact=True).run({"x": x})
     given = found.run(None, {"x": x.astype(np.float16) if "16" in found.get_inputs()[0].type else x})
@@ -471,7 +485,7 @@ def test_operators_that_onnx_does_not_know(op: str, name: str, tmp_path: Path) -
         **{"com.microsoft": 1},
     )
     feed = {"x": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}
-    result = quantize(proto, [feed], tmp_path / "q.onnx", floats=FloatOptions(name))
+    result = quantize(proto, [feed], tmp_path / "q.onnx", options=QuantizeOptions(floats=FloatOptions(name)))
     assert any("com.microsoft" in why for why in reasons(result).values())
     if name == "fp16":
         onnxruntime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"]).run(None, feed)
@@ -490,7 +504,7 @@ def test_unknown_types_stay_in_float32(monkeypatch: pytest.MonkeyPatch, tmp_path
     )
     monkeypatch.setattr("onnxfq.stages.cast.with_all_types", with_shapes)
     feed = {"x": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}
-    result = quantize(proto, [feed], tmp_path / "q.onnx", floats=FP16)
+    result = quantize(proto, [feed], tmp_path / "q.onnx", options=QuantizeOptions(floats=FP16))
     assert "the type of 'b' is unknown" in reasons(result).values()
     onnxruntime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"]).run(None, feed)
 
@@ -577,7 +591,9 @@ def test_tensors_that_are_outputs_too(form: str, options: FloatOptions, tmp_path
         f"g (float[N,8] x) => {ENDS[form]}", {name: weights(8, 8, seed=i) for i, name in enumerate("wv")}
     )
     feeds = [feed_for(proto, seed) for seed in range(3)]
-    result = quantize(proto, feeds, tmp_path / "q.onnx", recipe="tensorrt-int8", floats=options)
+    result = quantize(
+        proto, feeds, tmp_path / "q.onnx", recipe="tensorrt-int8", options=QuantizeOptions(floats=options)
+    )
     written = onnx.load(tmp_path / "q.onnx")
     onnx.checker.check_model(written, full_check=True)
     kept = {name for name, why in reasons(result).items() if "bodies read it" in why}
@@ -615,7 +631,9 @@ def test_scales_of_a_product_have_one_type(name: str, recipe: str, tmp_path: Pat
         {**{k: v for k, v in constants.items() if k != "small"}, **used},
     )
     feeds = [{"x": weights(64, 64, seed=i)} for i in range(3)]
-    quantize(proto, feeds, tmp_path / "q.onnx", recipe=whole_recipe(recipe), floats=FP16)
+    quantize(
+        proto, feeds, tmp_path / "q.onnx", recipe=whole_recipe(recipe), options=QuantizeOptions(floats=FP16)
+    )
     written = onnx.load(tmp_path / "q.onnx")
     kinds = {tensor.name: tensor.data_type for tensor in written.graph.initializer}
     makers = {out: node for node in written.graph.node for out in node.output}

@@ -29,12 +29,14 @@ from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
 from onnxfq.pipeline import quantize
+from onnxfq.remedies.candidate import Sources
 from onnxfq.runtime.observing_session import channel_block, open_observing_session
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
 from onnxfq.stages.observe_ray import collect_on_ray
 from onnxfq.stages.observers import ObserveOptions, StatisticsObserver
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.plan import make_plan, observation_plan
 
 
@@ -372,7 +374,13 @@ def test_a_cluster_without_work_is_refused(tmp_path) -> None:
     model, plan = load(tmp_path / "m.onnx"), planned(narrow_channels())
     statistics = collect_statistics(model, plan, feeds)
     with pytest.raises(DataError, match="Ray cluster 'local' has nothing to share"):
-        quantize(tmp_path / "m.onnx", feeds, None, statistics=statistics, ray="local")
+        quantize(
+            tmp_path / "m.onnx",
+            feeds,
+            None,
+            sources=Sources(statistics=statistics),
+            options=QuantizeOptions(ray="local"),
+        )
 
 
 def test_the_digest_of_the_data_depends_on_no_batch_and_no_order(observed) -> None:

@@ -69,7 +69,13 @@ def test_every_linear_layer(
     made = {}
     for recipe in ("tensorrt-nvfp4", "tensorrt-mxfp8"):
         half = onnxfq.FloatOptions(floats)
-        result = onnxfq.quantize(source, [feed], recipe=recipe, floats=half, protect=None)
+        result = onnxfq.quantize(
+            source,
+            [feed],
+            recipe=recipe,
+            accuracy=onnxfq.AccuracyTarget(repair=None),
+            options=onnxfq.QuantizeOptions(floats=half),
+        )
         made[recipe] = result.qdq
         assert check(result.qdq).findings == ()
         whys = [s.why for s in result.plan.skipped if s.op_type == "MatMul" and s.kind == "node"]
