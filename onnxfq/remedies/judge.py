@@ -169,7 +169,8 @@ class Judge:
         """
         splits, _ = split_samples(self.kept)
         if not splits:
-            return Reason(f"{len(self.kept)} samples cannot both choose and prove it; give more"), {}
+            why = "one sample cannot both choose and prove it" if self.kept else "no data was given"
+            return Reason(why), {}
         scores: list[list[float]] = []
         for split in splits:
             proposal = remedy.propose(

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from onnxfq.documents.cast_plan import FloatPlan
+from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation, LayerTable
@@ -65,6 +66,7 @@ class ResultRecord(Record):
     Attributes:
         notes: changes made by loading, and what was done with external encodings and rounded weights.
         trials: every remedy that could be tried, with its figures and why it was kept or left.
+        equalization: what was done to channels; None if nothing was.
         table: layers and tensors with their noise.
     """
 
@@ -79,6 +81,7 @@ class ResultRecord(Record):
     plan: Plan
     floats: FloatPlan | None = None
     trials: tuple[Trial, ...] = ()
+    equalization: Equalization | None = None
     seconds: dict[str, Amount]
     table: LayerTable
 
@@ -116,6 +119,7 @@ def quantize_record(
         plan=result.plan,
         floats=result.floats,
         trials=result.trials,
+        equalization=result.equalization,
         seconds=result.seconds,
         table=layer_table(result),
     )

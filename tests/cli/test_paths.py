@@ -78,7 +78,10 @@ def test_odd_paths_in_python(odd: str, inputs: Path, monkeypatch: pytest.MonkeyP
     refused = 0
     for name in files:
         try:
-            onnxfq.quantize(**taken | {name: odd})
+            if name in taken:
+                onnxfq.quantize(**taken | {name: odd})
+            else:
+                onnxfq.quantize(**taken, sources=onnxfq.Sources(**{name: odd}))
         except onnxfq.errors.OnnxfqError as error:
             assert "\n" not in str(error)
             refused += 1

@@ -89,8 +89,8 @@ def test_scales_are_the_hex_of_the_file(header: str, tmp_path: Path, nothing_run
     assert result.encodings.source == f"TensorRT calibration cache ({header})"
     assert not result.statistics.tensors and not result.evaluation.candidates
     assert result.encodings.statistics_sha256 == ""
-    assert result.fitted is not None
-    lines = "\n".join(result.fitted.lines())
+    assert result.matched is not None
+    lines = "\n".join(result.matched.lines())
     assert all(name in lines for name in set(names) - set(found)) and "weights    " in lines
     for own in encode_weights(result.model, result.plan):
         assert result.encodings[own.tensor] == own

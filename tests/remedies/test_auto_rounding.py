@@ -101,12 +101,11 @@ def test_weights_that_make_the_noise_are_rounded(tmp_path: Path) -> None:
     result = quantize(
         layers(), feeds(), tmp_path / "auto.onnx", recipe=recipe(4), accuracy=AccuracyTarget(repair=None)
     )
-    found = result.auto_rounding
-    assert found is not None and found.is_kept and set(found.shares) == {"y", "z"}
-    assert all(0.5 <= share for share in found.shares.values())
-    assert all(found.reached[name] > found.before[name] + 3 for name in "yz")
+    trial = result.trial("rounding")
+    assert trial.is_kept and trial.after > trial.before + 3
+    assert sum(line.startswith("weights make ") for line in trial.details) == 2  # of y and of z
     assert result.recipe.weights.rounding == result.encodings.rounding == "gptq"
-    assert found.lines()[0].startswith("rounding   auto: weights make ")
+    assert trial.lines()[0].startswith("rounding   kept, ")
     nearest = quantize(
         layers(), feeds(), recipe=recipe(4, rounding="nearest"), accuracy=AccuracyTarget(repair=None)
     ).qdq
@@ -122,18 +121,16 @@ def test_the_gain_is_that_of_samples_without_moments() -> None:
     data = [{"x": rng.normal(size=(1, 48)).astype(np.float32)} for _ in range(2)]
     data.sort(key=sample_digest)
     result = quantize(layers(), data, recipe=recipe(4), accuracy=AccuracyTarget(repair=None))
-    found = result.auto_rounding
-    assert found is not None and found.is_kept
-    other, fitted = (evaluate(layers(), result.simulation, [one]).candidates[0].outputs for one in data)
-    for name, held_out, own in zip("yz", other, fitted, strict=True):
-        assert found.reached[name] == pytest.approx(held_out.sqnr_db, abs=1e-3)  # sums in another order
-        assert own.sqnr_db > held_out.sqnr_db + 3
+    trial = result.trial("rounding")
+    assert trial.is_kept
+    outputs = evaluate(layers(), result.simulation, data).candidates[0].outputs
+    assert all(own.sqnr_db > trial.after + 3 for own in outputs)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"recipe": recipe(4), "rounding": "nearest"},
+        {"recipe": recipe(4).with_rounding("nearest")},
         {"recipe": recipe(4, rounding="nearest")},
         {"recipe": recipe(8)},
         {"recipe": recipe(4), "options": RunOptions(data=DataOptions(nonfinite="skip"))},
@@ -146,7 +143,7 @@ def test_all_weights_are_nearest(options: dict) -> None:
     if options["recipe"].weights.qtype == "int8":
         data = [feed_for(layers(), seed, 2) for seed in range(32)]
     result = quantize(layers(), data, accuracy=AccuracyTarget(repair=None), **options)
-    assert result.auto_rounding is None and result.encodings.rounding == ""
+    assert not result.trial("rounding").is_needed and result.encodings.rounding == ""
 
 
 def test_an_override_keeps_its_rounding() -> None:
@@ -155,7 +152,7 @@ def test_an_override_keeps_its_rounding() -> None:
     result = quantize(
         layers(), feeds(), recipe=Recipe.model_validate(kept), accuracy=AccuracyTarget(repair=None)
     )
-    assert result.auto_rounding is not None and result.auto_rounding.is_kept
+    assert result.trial("rounding").is_kept
     assert {p.tensor: p.rounding for p in result.plan.weights} == {"w1": "gptq", "w2": NEAREST}
 
 
@@ -163,9 +160,9 @@ def test_long_work_is_only_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding that takes more than seconds is left to the user, who is told how to ask for it."""
     monkeypatch.setattr(auto_rounding, "MOST_MULTIPLIES", 2 * auto_rounding.LEAST_MULTIPLIES)
     result = quantize(layers(), feeds(), recipe=recipe(4), accuracy=AccuracyTarget(repair=None))
-    assert result.auto_rounding is not None and not result.auto_rounding.is_kept
-    line = result.auto_rounding.lines()[0]
-    assert "--rounding gptq can reduce it, in 0.0 T multiply-adds; all weights stay at nearest" in line
+    trial = result.trial("rounding")
+    assert trial.is_needed and not trial.is_kept
+    assert trial.lines()[0].endswith("--rounding gptq can reduce it, in 0.0 T multiply-adds")
     assert result.encodings.rounding == ""
 
 
@@ -180,8 +177,7 @@ def test_weights_that_cannot_be_rounded_are_told() -> None:
     )
     data = [feed_for(proto, seed) for seed in range(8)]
     result = quantize(proto, data, recipe=recipe(4), accuracy=AccuracyTarget(repair=None))
-    assert result.auto_rounding is not None and not result.auto_rounding.is_kept
-    assert result.auto_rounding.lines()[0].endswith("gptq rounds none of them; all weights stay at nearest")
+    assert result.trial("rounding").lines()[0].endswith("left: gptq rounds none of them")
     assert result.encodings.rounding == ""
 
 
@@ -198,7 +194,7 @@ def test_how_it_is_compared_changes_no_weight(kind: str, tmp_path: Path) -> None
         accuracy=AccuracyTarget(repair=None),
         options=replace(QuantizeOptions.of(options), floats=floats),
     )
-    assert other.auto_rounding is not None and other.auto_rounding.is_kept
+    assert other.trial("rounding").is_kept
     if kind == "exact":
         assert other.qdq.graph == plain.qdq.graph
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 import onnxfq
 from onnxfq.calibration.channel_factors import FactorFormat, FactorProduct, choose_factors
 from onnxfq.cli.main import main
-from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import RECIPES, Recipe, load_recipe
 from onnxfq.errors import DataError, RecipeError
@@ -26,6 +25,8 @@ from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.equalize import fold_factors
 from onnxfq.remedies.equalize_search import HARMFUL
+from onnxfq.remedies.samples import split_samples
+from onnxfq.report.record import ResultRecord
 from onnxfq.runtime.session import Session
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))  # not an installed package
@@ -170,7 +171,7 @@ def test_smoothing_wins_back_what_outliers_cost() -> None:
     result = quantize(proto, recipe("none", "auto"))
     assert output_db(result) > outliers + 3
     assert len(result.model.proto.graph.node) == len(load(proto).proto.graph.node)
-    done = result.plan.equalization
+    done = result.equalization
     assert done is not None and [group.method for group in done.groups if not group.why] == ["smooth"]
     assert "smooth 'n'" in done.lines()[2]
 
@@ -230,8 +231,8 @@ def test_what_a_body_reads_keeps_its_size() -> None:
         )
         for how in (("none", "none"), ("cross_layer", "0.7"))
     )
-    assert smooth.plan.equalization is not None
-    found = {group.tensor: group.readers for group in smooth.plan.equalization.groups if not group.why}
+    assert smooth.equalization is not None
+    found = {group.tensor: group.readers for group in smooth.equalization.groups if not group.why}
     assert found == {"n": ("m0",)} and output_db(smooth) > output_db(plain) + 0.5
     for feed in data[:2]:
         want, got = (Session(r.model.proto, 1, exact=True).run(feed) for r in (plain, smooth))
@@ -246,28 +247,35 @@ def test_low_outputs_are_smoothed() -> None:
     repaired = onnxfq.quantize(
         proto, feeds(proto), accuracy=onnxfq.AccuracyTarget(repair=output_db(plain) + 3), options=options
     )
-    assert repaired.plan.equalization is not None and repaired.plan.equalization.changed
+    assert repaired.equalization is not None and repaired.equalization.changed
     assert output_db(repaired) > output_db(plain) + 3 and not repaired.recipe.overrides
     good = onnxfq.quantize(
         proto, feeds(proto), accuracy=onnxfq.AccuracyTarget(repair=output_db(plain)), options=options
     )
-    assert good.plan.equalization is None and good.qdq == plain.qdq
+    assert good.equalization is None and good.qdq == plain.qdq
     once = onnxfq.quantize(
         proto,
         iter(feeds(proto)),
         accuracy=onnxfq.AccuracyTarget(repair=output_db(plain) + 3),
         options=options,
     )
-    assert once.plan.equalization is None
+    assert once.equalization is None
 
 
 def test_only_the_group_that_does_harm_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A channel of one group is small in the samples that choose factors, and large in those that confirm."""
+    """A channel of one group is small in the samples that give factors, and large in those that judge them."""
     proto = network(TWO_PRODUCTS, 50.0)
-    data = [{"x": f["x"], "u": g["x"]} for f, g in zip(feeds(proto), feeds(proto)[::-1], strict=True)]
-    for feed in data:  # of two samples, the second of which confirms
-        feed["u"][1, ..., 0] *= 60.0
-    numbers = {row.tobytes(): number for number, row in enumerate(row for f in data for row in f["x"])}
+    samples = [
+        {name: feed["x"][row : row + 1] for name in "xu"} for feed in feeds(proto) for row in range(2)
+    ] * 6
+    samples = [{"x": one["x"] + np.float32(n) / 1024, "u": one["u"].copy()} for n, one in enumerate(samples)]
+    count = len(samples)
+    split, unused = split_samples(list(range(count)))
+    for number in (*split[0].choosing, *split[0].proving):
+        samples[number]["u"][..., 0] *= 60.0
+    assert len(unused) >= 4
+    data = samples
+    numbers = {sample["x"].tobytes(): number for number, sample in enumerate(samples)}
     monkeypatch.setattr("onnxfq.data.digest.sample_digest", lambda sample: numbers[sample["x"].tobytes()])
     options = onnxfq.RunOptions(exact=True)
     plain, smooth = (
@@ -280,13 +288,14 @@ def test_only_the_group_that_does_harm_is_left(monkeypatch: pytest.MonkeyPatch) 
         )
         for way in ("none", "auto")
     )
-    assert smooth.plan.equalization is not None
-    left = {group.tensor: group.why for group in smooth.plan.equalization.groups if group.why}
+    assert smooth.equalization is not None
+    left = {group.tensor: group.why for group in smooth.equalization.groups if group.why}
     assert left == {"c": HARMFUL}
-    trials = [(t.methods, t.left) for t in smooth.plan.equalization.trials]
+    assert smooth.trial("equalize").is_kept
+    trials = [(t.methods, t.left) for t in smooth.equalization.trials]
     assert trials[:2] == [((), ()), (("smooth",), ())] and (("smooth",), ("c",)) in trials
     assert [y > x + 6 for x, y in zip(all_db(plain), all_db(smooth), strict=True)] == [True, False]
-    assert "smooth without 1 group" in "".join(smooth.plan.equalization.lines())
+    assert "smooth without 1 group" in "".join(smooth.equalization.lines())
 
 
 def test_a_new_mul_smooths_what_a_sum_reads_too() -> None:
@@ -396,7 +405,8 @@ def test_artifacts_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*argv, "--smooth", "auto", "--equalize", "auto", "--artifacts", str(folder)]) == 0
     assert "equalized" in capsys.readouterr().out
     plan = Plan.load(folder / "m.plan.json")
-    assert isinstance(plan.equalization, Equalization) and plan.equalization.trials
+    record = ResultRecord.model_validate_json((folder / "m.result.json").read_text())
+    assert record.equalization is not None and record.equalization.trials
     plan.check_model(load(folder / "m.equalized.onnx").sha256)
     again = [
         str(folder / "m.equalized.onnx"),
@@ -421,9 +431,7 @@ def test_what_lacks_data_is_refused_or_said() -> None:
             sources=onnxfq.Sources(encodings={"x": {"scale": 1.0}}),
         )
     result = onnxfq.quantize(proto, None, recipe=RECIPES["tensorrt-int8-weights"].with_smooth("auto"))
-    assert result.plan.equalization is not None and result.plan.equalization.lines() == [
-        "equalized  left: no data given"
-    ]
+    assert result.trial("equalize").lines() == ["equalize   left: no data was given"]
     with pytest.raises(RecipeError, match="smooth"):
         recipe("none", "1.5")
     with pytest.raises(RecipeError, match="smooth"):

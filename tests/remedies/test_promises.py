@@ -11,7 +11,7 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.data import Feed, sample_digest
 from onnxfq.errors import DataError, RecipeError
-from onnxfq.remedies.accuracy_target import CHOICES, PROOFS
+from onnxfq.remedies.samples import choose_split
 from onnxfq.runtime.session import Session
 
 DRAWN = 25
@@ -34,10 +34,9 @@ def proving_db(result: onnxfq.QuantizeResult, proto: onnx.ModelProto, data: Feed
     rows = sorted(
         (data["x"][n : n + 1] for n in range(len(data["x"]))), key=lambda x: sample_digest({"x": x})
     )
-    chosen = max(1, min(CHOICES, len(rows) // 2))
     pairs = [
         (Session(proto, 1).run({"x": row})[0], Session(result.simulation, 1).run({"x": row})[0])
-        for row in (rows[chosen:] or rows)[:PROOFS]
+        for row in choose_split(rows).proving
     ]
     noise = sum(float(np.square(a.astype(np.float64) - b).sum()) for a, b in pairs)
     signal = sum(float(np.square(a.astype(np.float64)).sum()) for a, _ in pairs)
