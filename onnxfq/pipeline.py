@@ -177,7 +177,8 @@ def quantize(
     release.check_opset(session.model.opset, f"{session.model.source} is at")
     with ReferenceRuns(session.reference, session.judged, options.threads, options.device) as runs:
         session, equalization = equalize_named(session, chosen, sources, options)
-        clock.lap("equalize")
+        if equalization is not None:
+            clock.lap("equalize")
         start = build_candidate(session, chosen, sources, options, equalization, clock, runs)
         forms = build_forms(start, options, clock, runs)
         judge = Judge.of(start, options, sources, forms.evaluation, accuracy)

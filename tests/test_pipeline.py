@@ -87,6 +87,8 @@ def test_nothing_is_written_without_an_output(workdir: Path) -> None:
         "insert",
         "cast",
         "evaluate",
+        "remedies",
+        "write",
     ]
 
 

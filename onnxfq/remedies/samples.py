@@ -33,7 +33,8 @@ def split_samples(kept: Sequence[Feed]) -> tuple[list[Split], list[Feed]]:
     if len(kept) < 2:
         return [], list(kept)
     if len(kept) < FOLDED:
-        halves = kept[::2], kept[1::2]
+        middle = len(kept) // 2
+        halves = kept[:middle], kept[middle:]
         return [Split(*halves), Split(*reversed(halves))], list(kept)
     proving, choosing = min(PROVING, len(kept) // 3), min(CHOOSING, len(kept) // 3)
     end = proving + choosing

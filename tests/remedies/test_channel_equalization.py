@@ -263,7 +263,7 @@ def test_low_outputs_are_smoothed() -> None:
 
 
 def test_only_the_group_that_does_harm_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A channel of one group is small in the samples that give factors, and large in those that judge them."""
+    """A channel of one group is small in the samples that give factors, and large in those that judge."""
     proto = network(TWO_PRODUCTS, 50.0)
     samples = [
         {name: feed["x"][row : row + 1] for name in "xu"} for feed in feeds(proto) for row in range(2)
@@ -274,14 +274,13 @@ def test_only_the_group_that_does_harm_is_left(monkeypatch: pytest.MonkeyPatch) 
     for number in (*split[0].choosing, *split[0].proving):
         samples[number]["u"][..., 0] *= 60.0
     assert len(unused) >= 4
-    data = samples
     numbers = {sample["x"].tobytes(): number for number, sample in enumerate(samples)}
     monkeypatch.setattr("onnxfq.data.digest.sample_digest", lambda sample: numbers[sample["x"].tobytes()])
     options = onnxfq.RunOptions(exact=True)
     plain, smooth = (
         onnxfq.quantize(
             proto,
-            data,
+            samples,
             recipe=recipe("none", way),
             accuracy=onnxfq.AccuracyTarget(repair=None),
             options=options,

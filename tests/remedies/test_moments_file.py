@@ -20,7 +20,7 @@ from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import Moments
 from onnxfq.calibration.weights.moments_file import Key
 from onnxfq.cli.main import build_app
-from onnxfq.documents.recipe import DEFAULT_RECIPE, load_recipe
+from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.remedies.moments import SampledInputs
 
 X = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
@@ -134,7 +134,9 @@ model = onnxfq.load("m.onnx")
 plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq"))
 for name, where in (("one", None), ("ray", "local")):
     onnxfq.gather_moments(model, plan, {"x": x}, f"{name}.npz", ray=where)
-    onnxfq.quantize("m.onnx", {"x": x}, f"{name}.onnx", rounding="gptq", ray=where)
+    recipe = onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq")
+    options = onnxfq.QuantizeOptions(ray=where)
+    onnxfq.quantize("m.onnx", {"x": x}, f"{name}.onnx", recipe=recipe, options=options)
 x[700] = np.inf
 try:
     onnxfq.gather_moments(model, plan, {"x": x}, "bad.npz", ray="local",
@@ -223,11 +225,11 @@ def test_what_does_not_fit_is_refused(folder: Path):
     refused = (
         (lambda: quantize(whole, "other"), "gathered from a model with SHA-256 .* this one has"),
         (
-            lambda: quantize(whole, recipe=load_recipe(DEFAULT_RECIPE).with_rounding("nearest")),
+            lambda: quantize(whole, rounding="nearest"),
             "for which moments have no effect",
         ),
         (
-            lambda: quantize(whole, recipe=load_recipe(DEFAULT_RECIPE).with_rounding("qronos")),
+            lambda: quantize(whole, rounding="qronos"),
             "needs the inputs of the quantized model",
         ),
         (lambda: quantize(part), "of 12 of 24 samples; merge"),
