@@ -1,1 +1,1 @@
-"""What only commands enter: check, compare, convert, inspect and hand over models."""
+"""Tools that only commands enter: check, compare, convert, inspect and hand over models."""
