@@ -17,9 +17,8 @@ import onnx
 from builders import BUILDERS, feed_for
 from command_server import CommandServer, Ended
 from command_table import SOUND, TABLE, add_value, values_of
+from damage import BYTES, _mangled_field
 from onnx import TensorProto, helper, numpy_helper
-
-from tests.support.test_damaged_files import BYTES, _mangled_field
 
 Rng = np.random.Generator
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
+from agreement import twins
 from builders import (
     attention,
     constants,
@@ -35,7 +36,6 @@ from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.insert import qdq_pass
-from tests.test_agreement import twins
 
 # The lowest opset that can carry each: 8 bits 13, float8 19, 4 and 16 bits 21, 2 bits 25.
 OPSETS = (

@@ -8,38 +8,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, conv_relu, feed_for, graph_text, planned, shared_weight, weights
+from builders import build, conv_relu, feed_for, graph_text, planned, shared_weight, weights
+from observed_models import CASES, by_axis, case, known_channels
 
 from onnxfq.calibration.statistics import Statistics, TensorStatistics
-from onnxfq.data import Feed, copy_feeds
-from onnxfq.documents.plan import Plan
+from onnxfq.data import copy_feeds
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, StatisticsError
-from onnxfq.graph.edit import Editor
 from onnxfq.graph.io.load import load
-from onnxfq.graph.model import Model
-from onnxfq.numerics.granularity import Granularity
 from onnxfq.passes.observe.insert_merging import InsertMerging
 from onnxfq.runtime.devices import Gpu
 from onnxfq.stages import observe as observation
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import MergingObserver, ObserveOptions, StatisticsObserver
 from onnxfq.stages.plan import observation_plan
-from tests.graph.test_bodies import MODELS
-
-CASES = {name: (make, {}) for name, make in BUILDERS.items()} | MODELS
-
-
-def case(name: str, count: int = 3) -> tuple[Model, Plan, list[Feed]]:
-    """A model, what is observed of it, and feeds."""
-    make, more = CASES[name]
-    proto = make()
-    return load(proto), planned(proto), [feed_for(proto, seed) | more for seed in range(count)]
 
 
 def file_bytes(statistics: Statistics, folder: Path) -> bytes:
@@ -236,17 +222,6 @@ def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
     assert [r.message for r in caplog.records if "CPU" in r.message] == [f"running on the CPU: {fault}"]
 
 
-def by_axis(plan: Plan, tensors: Collection[str]) -> Plan:
-    """The plan with one scale for each index of axis 1 of some of its tensors."""
-    made = [
-        p.model_copy(update={"spec": p.spec.model_copy(update={"granularity": Granularity(1)})})
-        if p.tensor in tensors
-        else p
-        for p in plan.activations
-    ]
-    return plan.model_copy(update={"placements": tuple(made)})
-
-
 @pytest.mark.parametrize("feed_ranges", [False, True], ids=["", "ranges of feeds"])
 @pytest.mark.parametrize("name", ["conv_relu", "gemm", "if", "nested"])
 def test_groups_have_a_state_each(name: str, feed_ranges: bool, tmp_path: Path) -> None:
@@ -261,13 +236,6 @@ def test_groups_have_a_state_each(name: str, feed_ranges: bool, tmp_path: Path) 
         assert file_bytes(observer.run(feeds), tmp_path) == expected
         parts = observer.run(feeds[:1]).merge(observer.run(feeds[1:], first=1))
     assert file_bytes(parts, tmp_path) == expected
-
-
-def known_channels(model: Model, plan: Plan) -> list[str]:
-    """The tensors of a plan whose axis 1 has a known size."""
-    editor = Editor(model.graph())
-    shapes = {p.tensor: editor.tensor(p).shape for p in plan.activations}
-    return [name for name, shape in shapes.items() if shape and len(shape) > 1 and isinstance(shape[1], int)]
 
 
 def test_groups_on_a_small_gpu(monkeypatch, caplog, tmp_path) -> None:

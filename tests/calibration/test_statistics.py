@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from observed_models import case
 
 from onnxfq.calibration.statistics import (
     BIN_COUNT,
@@ -26,7 +27,6 @@ from onnxfq.calibration.statistics.histogram import HistogramSum
 from onnxfq.errors import StatisticsError
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import MergingObserver, ObserveOptions
-from tests.calibration.test_merging import case
 
 ANY = hnp.arrays(np.float32, st.integers(0, 30), elements=st.floats(width=32))
 TINY = float(np.finfo(np.float32).tiny)

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from builders import conv_relu, stage, weights
 from numpy.typing import NDArray
+from observed_models import X, by_groups, feeds_of, folder, narrow_channels
 
 import onnxfq
 from onnxfq.calibration.statistics import Statistics
@@ -24,9 +25,6 @@ from onnxfq.errors import OnnxfqError, PlanError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.plan import make_plan
-from tests.remedies.test_moments_file import X, folder
-from tests.stages.test_activation_groups import by_groups
-from tests.stages.test_observation import feeds_of, narrow_channels
 
 __all__ = ["folder"]  # a fixture
 

@@ -13,7 +13,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from body_models import MODELS
 from builders import BUILDERS, feed_for, planned
+from observed_models import by_axis, known_channels
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.calibration.statistics import TensorStatistics, empty_state
@@ -29,8 +31,6 @@ from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.score import score_models
-from tests.calibration.test_merging import by_axis, known_channels
-from tests.graph.test_bodies import MODELS
 
 try:
     HAVE_GPU = bool(gpus())

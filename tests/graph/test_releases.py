@@ -50,6 +50,7 @@ def test_the_table_is_true_of_the_installed_release() -> None:
 
 def test_ir_versions_are_those_of_onnx() -> None:
     """ONNX's own checker and its table of opsets agree with the IR version of each type."""
+    compared: set[str] = set()
     for name, ir_version in _IR_OF_TYPE.items():
         if not hasattr(onnx.TensorProto, name):
             continue
@@ -63,6 +64,8 @@ def test_ir_versions_are_those_of_onnx() -> None:
         if kinds:  # the first DequantizeLinear with the type is of the opset that came with its IR version
             first = helper.find_min_ir_version_for([helper.make_opsetid("", min(kinds))])
             assert ir_version <= first, name
+            compared.add(name)
+    assert compared >= {"FLOAT8E4M3FN", "FLOAT8E5M2", "INT4", "UINT4"} and len(compared) >= 6
 
 
 @pytest.mark.parametrize(("runtime", "ir"), [("1.17", 9), ("1.18", 10), ("ort==1.22", 10), ("1.31.1", 13)])

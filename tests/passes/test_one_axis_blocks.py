@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from agreement import twins
 from builders import (
     build,
     constants,
@@ -20,7 +21,6 @@ from builders import (
 from keyword_numerics import fake_quantize
 
 from onnxfq.graph.model import default_opset
-from tests.test_agreement import twins
 
 BLOCKS = {
     "rows and columns": ((4, 6), [2, 3]),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from agreement import twins
 from builders import (
     attention,
     build,
@@ -27,7 +28,6 @@ from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import default_opset
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.targets.tensorrt.builder.build import builder_installed
-from tests.test_agreement import twins
 
 
 def test_float8_recipe() -> None:

@@ -9,10 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
-from builders import build, weights
+from observed_models import X
 from typer.testing import CliRunner
 
 import onnxfq
@@ -22,23 +20,6 @@ from onnxfq.calibration.weights.moments_file import Key
 from onnxfq.cli.main import build_app
 from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.remedies.moments import SampledInputs
-
-X = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with two models and data."""
-    for name, seed in (("m", 0), ("other", 9)):
-        made = build(
-            "g (float[N,32] x) => (float[N,8] y) { h = MatMul (x, w1) r = Relu (h) y = MatMul (r, w2) }",
-            {"w1": weights(32, 64, seed=seed), "w2": weights(64, 8, seed=1)},
-        )
-        onnx.save(made, tmp_path / f"{name}.onnx")
-    np.savez(tmp_path / "x.npz", x=X)
-    for at in (0, 1):
-        np.savez(tmp_path / f"x{at}.npz", x=X[at::2])
-    return tmp_path
 
 
 def run(command: str) -> str:

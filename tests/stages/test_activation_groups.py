@@ -13,10 +13,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from agreement import twins, with_outputs
+from body_models import staged as staged_bodies
 from builders import BUILDERS, build, conv_relu, feed_for, linear, stage, two_branch, weights, without
+from half_models import as_type, half_feed
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from observed_models import by_groups, feeds_of, file_bytes, narrow_channels
 
 from onnxfq.calibration.calibrators import Calibrator, observing_names
 from onnxfq.calibration.statistics import BIN_COUNT, GroupStatistics, Observed, Statistics, TensorStatistics
@@ -43,23 +47,11 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import make_plan
-from tests.graph.test_bodies import staged as staged_bodies
-from tests.stages.test_half_models import as_type, half_feed
-from tests.stages.test_observation import feeds_of, file_bytes, narrow_channels
-from tests.test_agreement import twins, with_outputs
 
 NETWORKS = {name: make for name, make in BUILDERS.items() if name not in ("attention", "same_tensor_twice")}
 """Without those that sum over two axes of one tensor."""
 PER_AXIS = {"granularity": "per_axis"}
 BLOCKED = {"granularity": "blocked", "block_size": 3}
-
-
-def by_groups(target: str = "onnxruntime", **activations: Any) -> Recipe:
-    """A recipe whose activations are asymmetric int8 of the granularity given."""
-    scheme = {"qtype": "int8", "symmetric": False, "calibrator": "minmax"} | activations
-    return Recipe.model_validate(
-        {"name": "groups", "target": target, "activations": scheme, "weights": {"qtype": "int8"}}
-    )
 
 
 def parts_of(x: NDArray[np.float32], granularity: Granularity) -> list[NDArray[np.float32]]:

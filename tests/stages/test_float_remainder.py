@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from agreement import with_outputs
 from builders import BUILDERS, build, feed_for, if_body, linear, weights, whole_recipe
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,6 @@ from onnxfq.stages.write import write_model
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.tools.check import check
-from tests.test_agreement import with_outputs
 
 FP16, BF16 = FloatOptions("fp16"), FloatOptions("bf16")
 HALF = HALF_TYPES["fp16"]

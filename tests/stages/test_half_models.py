@@ -6,16 +6,17 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, feed_for, planned, stage, weights, whole_recipe
+from builders import BUILDERS, build, planned, stage, weights, whole_recipe
+from half_models import HALVES, as_type, half_feed
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
-from onnxfq.graph.model import list_graphs, list_nodes
+from onnxfq.graph.model import list_nodes
 from onnxfq.numerics.float_types import FLOATS
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.qtypes import qtype_by_name
@@ -26,34 +27,6 @@ from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
-
-HALVES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
-# Conv takes bfloat16 from opset 22 on.
-OPSETS = {"float16": 17, "bfloat16": 22}
-
-
-def as_type(proto: onnx.ModelProto, kind: str) -> onnx.ModelProto:
-    """Return `proto` with every float32 tensor of type `kind`, bodies included."""
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
-    made.opset_import[0].version, made.ir_version = OPSETS[kind], 10
-    for graph in list_graphs(made.graph):
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            if value.type.tensor_type.elem_type == TensorProto.FLOAT:
-                value.type.tensor_type.elem_type = HALVES[kind]
-        for tensor in graph.initializer:
-            if tensor.data_type == TensorProto.FLOAT:
-                values = numpy_helper.to_array(tensor).astype(FLOATS[kind].dtype)
-                tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    return made
-
-
-def half_feed(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """Return values for every input; bfloat16 ones as the float32 that they are fed as."""
-    halves = {v.name for v in proto.graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT16}
-    return {
-        name: array.astype(np.float16) if name in halves else array for name, array in feed_for(proto).items()
-    }
 
 
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "tensorrt-fp8"])

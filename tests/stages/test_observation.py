@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, conv_relu, feed_for, planned, two_branch, weights
+from builders import conv_relu, feed_for, planned, two_branch
+from observed_models import feeds_of, file_bytes, narrow_channels
 from onnx import TensorProto, helper
 
 from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistics
@@ -40,45 +41,11 @@ from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.plan import make_plan, observation_plan
 
 
-def narrow_channels() -> onnx.ModelProto:
-    """Convolutions whose channels fill no whole block of the runtime's layout: 16, 24, 40, 17 of them."""
-    return build(
-        """g (float[N,3,12,12] x) => (float[N,17,12,12] y) {
-            a = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (x, w0)
-            b = Relu (a)
-            c = Conv <kernel_shape = [1,1]> (b, w1)
-            d = Sigmoid (c)
-            e = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (d, w2)
-            f = Conv <kernel_shape = [1,1]> (e, w3)
-            h = Relu (f)
-            y = Conv <kernel_shape = [1,1]> (h, w4) }""",
-        {
-            "w0": weights(16, 3, 3, 3),
-            "w1": weights(24, 16, 1, 1),
-            "w2": weights(40, 24, 3, 3),
-            "w3": weights(17, 40, 1, 1),
-            "w4": weights(17, 17, 1, 1),
-        },
-    )
-
-
-def feeds_of(count: int, batch: int = 1, seed: int = 0) -> list[Feed]:
-    """Random feeds for `narrow_channels`."""
-    rng = np.random.default_rng(seed)
-    return [{"x": rng.standard_normal((batch, 3, 12, 12)).astype(np.float32)} for _ in range(count)]
-
-
 @pytest.fixture
 def observed() -> tuple[Model, Plan]:
     """A model with narrow channels and its plan."""
     model = load(narrow_channels())
     return model, make_plan(model, RECIPES["tensorrt-int8"])
-
-
-def file_bytes(statistics: Statistics, folder: Path) -> bytes:
-    """What the statistics' file holds."""
-    statistics.save(folder / "s.npz")
-    return (folder / "s.npz").read_bytes()
 
 
 def by_the_runtime(model: Model, plan: Plan, feeds: list[Feed]) -> Statistics:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from agreement import twins, with_outputs
 from builders import (
     BUILDERS,
     build,
@@ -49,7 +50,6 @@ from onnxfq.stages.derived_scales import encode_constant
 from onnxfq.stages.insert import qdq_pass
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.score import score_models
-from tests.test_agreement import twins, with_outputs
 
 # qtype, scale_type, block_size
 FORMATS = {

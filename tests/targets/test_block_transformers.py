@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from agreement import with_outputs
 from builders import build, graph_text, planned, qdq_of, stage, weights
 from engines import build_all, verdicts
 
@@ -22,7 +23,6 @@ from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.rules.context import read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 from onnxfq.tools.check import check
-from tests.test_agreement import with_outputs
 
 pytestmark = pytest.mark.slow
 BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
@@ -40,7 +40,7 @@ def model(family: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dic
         onnx.save(importlib.import_module("networks").bert("N"), path)
         return {"input_ids": rng.integers(0, 2000, (2, 128)), "attention_mask": np.ones((2, 128), int)}, 26
     pytest.importorskip("torch.nn")
-    one = importlib.import_module("transformer_families").FAMILIES[family]
+    one = importlib.import_module("torch_networks").FAMILIES[family]
     onnxfq.export_torch(one.build().eval(), one.inputs, path)
     feed = {}
     for value, given in zip(onnx.load(path).graph.input, one.inputs, strict=True):

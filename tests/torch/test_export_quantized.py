@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import numpy_helper
+from quantized_modules import run
 
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
@@ -34,16 +35,6 @@ from onnxfq.torch import (
 )
 
 both = pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
-
-
-def run(model: onnx.ModelProto, x: torch.Tensor) -> np.ndarray:
-    """Return the output of ONNX Runtime, all of its rewriting off."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
 
 
 def operators(model: onnx.ModelProto) -> set[tuple[str, str]]:

@@ -8,6 +8,7 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
+from quantized_modules import prepared, recipe, roles
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -19,7 +20,6 @@ from onnxfq.torch.attention import expand
 from onnxfq.torch.export import export_nodes
 from onnxfq.torch.exporters import lift
 from onnxfq.torch.request import Request, bind, name_inputs
-from tests.torch.test_quantize_module import prepared, recipe, roles
 
 
 class Functional(nn.Module):

@@ -12,6 +12,7 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
+from quantized_modules import prepared, recipe, run
 from torch.nn.utils import parametrizations, prune
 
 from onnxfq.errors import ModelError, PlanError
@@ -29,8 +30,6 @@ from onnxfq.torch import (
     range_to_params,
     remove_fake_quantize,
 )
-from tests.torch.test_export_quantized import run
-from tests.torch.test_quantize_module import prepared, recipe
 
 
 def network() -> nn.Module:
