@@ -41,7 +41,6 @@ NAMES = [
     "calibrate",
     "check",
     "choose_qparams",
-    "collect_on_ray",
     "collect_statistics",
     "compare",
     "convert",

@@ -15,9 +15,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics.moments import choose_steps
-from onnxfq.calibration.weights import InputView, MatrixView
-from onnxfq.calibration.weights.moments_file import Key
+from onnxfq.calibration.statistics.input_kinds import ObservedInput
+from onnxfq.calibration.statistics.input_means import ENDS, MEANS
+from onnxfq.calibration.statistics.kind import InputKey as Key
+from onnxfq.calibration.weights import MatrixView
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed
 from onnxfq.documents.encodings import Encodings
@@ -29,7 +30,6 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
-from onnxfq.remedies.moments import input_ends
 from onnxfq.remedies.weighted_layers import find_layers
 from onnxfq.stages.calibrate import select_calibrated_part
 from onnxfq.stages.inputs import QuantizeSession
@@ -43,9 +43,6 @@ LEAST_GAIN_DB = 0.1
 
 CONFIRMING = 32
 """Most samples that confirm the gain, at most half of those that are kept; the means come from others."""
-
-LARGEST = 1 << 23
-"""Largest magnitude of an input in steps: sums of 2^30 such integers are exact in float64."""
 
 
 @dataclass(frozen=True)
@@ -193,37 +190,18 @@ class InputMeans:
         """
         keys, parts = list(dict.fromkeys(keys)), (rest, confirming)
         with closing(FloatRuns(model, {tensor for tensor, _ in keys}, threads, MOMENTS_MEMORY)) as runs:
-            all_ends = [input_ends(runs, part, keys) for part in parts]
-            ends = {key: np.max([one[key] for one in all_ends], axis=0) for key in keys}
-            steps = {key: choose_steps(ends[key].max(axis=0), LARGEST) for key in keys}
-            self._steps = {key: key[1].spread(steps[key]) for key in keys}
-            self._sums = [{key: np.zeros_like(self._steps[key]) for key in keys} for _ in parts]
-            self._rows = [dict.fromkeys(keys, 0) for _ in parts]
-            for part, sums, rows in zip(parts, self._sums, self._rows, strict=True):
-                for arrays, _ in runs.over(part):
-                    for key in keys:
-                        found, count = key[1].sums(_to_integers(arrays[key[0]], key[1], steps[key]))
-                        sums[key] += found
-                        rows[key] += count
+            inputs = [ObservedInput(*key) for key in keys]
+            ends = [runs.observe(ENDS, inputs, part) for part in parts]
+            inputs = [ObservedInput(*key, ends[0][key].merge(ends[1][key]).ends) for key in keys]
+            self._rest, self._confirming = (runs.observe(MEANS, inputs, part) for part in parts)
 
     def of_rest(self, key: Key) -> NDArray[np.float64]:
         """Return the mean of an input without the samples that confirm, [groups, inputs]."""
-        return self._mean(key, [0])
+        return self._rest[key].mean
 
     def of_all(self, key: Key) -> NDArray[np.float64]:
         """Return the mean of an input over all samples, [groups, inputs]."""
-        return self._mean(key, [0, 1])
-
-    def _mean(self, key: Key, parts: Sequence[int]) -> NDArray[np.float64]:
-        sums = np.sum([self._sums[part][key] for part in parts], axis=0)
-        rows = sum(self._rows[part][key] for part in parts)
-        return np.asarray(sums * self._steps[key] / max(rows, 1))
-
-
-def _to_integers(x: NDArray[np.float32], view: InputView, steps: NDArray[np.float64]) -> NDArray[np.float64]:
-    # Exact: the steps are powers of two.
-    found = x * view.along(1 / steps, x.ndim).astype(np.float32)
-    return np.asarray(np.clip(np.rint(found), -LARGEST, LARGEST), np.float64)
+        return self._rest[key].merge(self._confirming[key]).mean
 
 
 def _shift(
