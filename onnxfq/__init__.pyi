@@ -46,7 +46,6 @@ from .stages.evaluate import evaluate as evaluate
 from .stages.insert import insert_fake_quantize as insert_fake_quantize
 from .stages.insert import insert_qdq as insert_qdq
 from .stages.observe import collect_statistics as collect_statistics
-from .stages.observe_ray import collect_on_ray as collect_on_ray
 from .stages.observers import ObserveOptions as ObserveOptions
 from .stages.options import QuantizeOptions as QuantizeOptions
 from .stages.options import RunOptions as RunOptions

@@ -46,7 +46,6 @@ NAMES = [
     "calibrate",
     "check",
     "choose_qparams",
-    "collect_on_ray",
     "collect_statistics",
     "compare",
     "convert",

@@ -84,7 +84,7 @@ def test_nothing_is_left(ended: bool, tmp_path: Path) -> None:
     place.mkdir()
     onnx.save(conv_relu(), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", **feed_for(conv_relu()))
-    words = "moments m.onnx --data d.npz --rounding gptq --ray local -o out.npz".split()
+    words = "observe --moments m.onnx --data d.npz --rounding gptq --ray local -o out.npz".split()
     run = subprocess.Popen(
         [sys.executable, "-m", "onnxfq", *words],
         cwd=tmp_path,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 FORMER_COMMANDS = {
+    "merge-statistics": "type `onnxfq observe --merge A B -o C`",
+    "moments": "type `onnxfq observe --moments MODEL --data DATA -o OUT`",
     "run": "keep the words of `onnxfq quantize` in a shell script",
 }
 """Commands that are gone, and what to type instead."""

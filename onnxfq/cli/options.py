@@ -33,7 +33,9 @@ StatisticsOption = Annotated[
 ]
 MomentsOption = Annotated[
     Path | None,
-    typer.Option("--moments", metavar="FILE", help="Round weights by these moments of `onnxfq moments`."),
+    typer.Option(
+        "--moments", metavar="FILE", help="Round weights by these moments of `onnxfq observe --moments`."
+    ),
 ]
 RayOption = Annotated[
     str | None,

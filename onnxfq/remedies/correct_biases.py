@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics.moments import choose_steps
-from onnxfq.calibration.weights import InputView, MatrixView
-from onnxfq.calibration.weights.moments_file import Key
+from onnxfq.calibration.statistics.input_kinds import ObservedInput
+from onnxfq.calibration.statistics.input_means import ENDS, MEANS
+from onnxfq.calibration.statistics.kind import InputKey as Key
+from onnxfq.calibration.weights import MatrixView
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed
 from onnxfq.documents.encodings import Encodings
@@ -28,13 +29,9 @@ from onnxfq.graph.model import Model
 from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge, Proposal, Reason, Remedy
-from onnxfq.remedies.moments import input_ends
 from onnxfq.remedies.weighted_layers import find_layers
 from onnxfq.stages.calibrate import select_calibrated_part
 from onnxfq.targets.target import target_by_name
-
-LARGEST = 1 << 23
-"""Largest magnitude of an input in steps: sums of 2^30 such integers are exact in float64."""
 
 
 class _Target(NamedTuple):
@@ -124,26 +121,14 @@ class InputMeans:
         """
         keys = list(dict.fromkeys(keys))
         with closing(FloatRuns(model, {tensor for tensor, _ in keys}, threads, MOMENTS_MEMORY)) as runs:
-            ends = input_ends(runs, feeds, keys)
-            steps = {key: choose_steps(ends[key].max(axis=0), LARGEST) for key in keys}
-            self._steps = {key: key[1].spread(steps[key]) for key in keys}
-            self._sums = {key: np.zeros_like(self._steps[key]) for key in keys}
-            self._rows = dict.fromkeys(keys, 0)
-            for arrays, _ in runs.over(feeds):
-                for key in keys:
-                    sums, rows = key[1].sums(_to_integers(arrays[key[0]], key[1], steps[key]))
-                    self._sums[key] += sums
-                    self._rows[key] += rows
+            inputs = [ObservedInput(*key) for key in keys]
+            ends = runs.observe(ENDS, inputs, feeds)
+            inputs = [ObservedInput(*key, ends[key].ends) for key in keys]
+            self._means = runs.observe(MEANS, inputs, feeds)
 
     def of(self, key: Key) -> NDArray[np.float64]:
         """Return the mean of an input, [groups, inputs]."""
-        return np.asarray(self._sums[key] * self._steps[key] / max(self._rows[key], 1))
-
-
-def _to_integers(x: NDArray[np.float32], view: InputView, steps: NDArray[np.float64]) -> NDArray[np.float64]:
-    # Exact: the steps are powers of two.
-    found = x * view.along(1 / steps, x.ndim).astype(np.float32)
-    return np.asarray(np.clip(np.rint(found), -LARGEST, LARGEST), np.float64)
+        return self._means[key].mean
 
 
 def _shift(

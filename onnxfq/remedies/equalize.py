@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 from onnxfq.calibration.calibrators.groups import MOST_OCTAVES
 from onnxfq.calibration.channel_factors import ALPHAS, Choice, FactorFormat, FactorProduct, choose_factors
+from onnxfq.calibration.statistics.channel_moments import ChannelMoments
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import EqualizedGroup, Method
 from onnxfq.documents.plan import Plan
@@ -27,7 +28,7 @@ from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.equalize import fold_factors, inexact_folds
-from onnxfq.remedies.channel_statistics import ChannelMoments, observe_channels
+from onnxfq.remedies.channel_statistics import observe_channels
 
 LEAST_GAIN_DB = 0.5
 """Expected gain of the products of a group below which its factors stay 1."""

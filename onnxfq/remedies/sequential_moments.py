@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from onnxfq.calibration.statistics.input_means import channel_ends
 from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder
 from onnxfq.calibration.weights import InputMoments
 from onnxfq.choices import MOMENTS_MEMORY
@@ -28,7 +29,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.segments import SegmentedGraph, most_alive, segment_model
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
 from onnxfq.passes.replace_constants import separate_float_readers, weight_tensor
-from onnxfq.remedies.moments import channel_ends, rows_per_sample
+from onnxfq.remedies.moments import rows_per_sample
 from onnxfq.remedies.weighted_layers import WeightedLayer
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.random_numbers import SEED_INPUT, with_seed

@@ -157,13 +157,13 @@ def test_a_cluster_without_a_gpu() -> None:
     pytest.importorskip("ray", reason="extra ray is not installed")
     code = """
 from builders import conv_relu, feed_for, planned
-from onnxfq.stages.observe_ray import collect_on_ray
+from onnxfq.stages.observe import collect_statistics
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.io.load import load
 from onnxfq.stages.observers import ObserveOptions
 try:
     model, plan, feeds = load(conv_relu()), planned(conv_relu()), [feed_for(conv_relu())]
-    collect_on_ray(model, plan, feeds, "local", ObserveOptions(threads=1, device="cuda"))
+    collect_statistics(model, plan, feeds, ObserveOptions(threads=1, device="cuda"), ray="local")
 except RuntimeLibraryError as error:
     print(error)
 """

@@ -219,7 +219,9 @@ AMAX = Kind(
     read=lambda observed, results, feed_ranges: amax_of(results),
     merge=max,
     fingerprint=lambda value: repr(value).encode(),
-    pack=lambda values: {"amax_tensors": np.asarray(list(values)), "amax": np.asarray(list(values.values()))},
+    pack=lambda items: iter(
+        zip(("amax_tensors", "amax"), map(np.asarray, zip(*items, strict=True)), strict=False)
+    ),
     unpack=lambda columns: dict(zip(columns["amax_tensors"].tolist(), columns["amax"].tolist(), strict=True)),
     memory=lambda observed: 8,
 )

@@ -279,7 +279,7 @@ def test_json_of_the_stages(run: Run) -> None:
     assert content == {"tensors": len(seen.tensors), "feeds": 40, "complete": True, "files": ["s.npz"]}
     np.savez("more.npz", **{name: array / 2 for name, array in np.load("data.npz").items()})
     run("observe model.onnx --plan p.json --data more.npz -o t.npz")
-    content = json.loads(run("merge-statistics s.npz t.npz -o m.npz --json"))
+    content = json.loads(run("observe --merge s.npz t.npz -o m.npz --json"))
     assert (content["parts"], content["feeds"], content["files"]) == (["s.npz", "t.npz"], 80, ["m.npz"])
     line = "calibrate model.onnx --plan p.json --statistics s.npz -o e.json --table --table-csv t.csv --json"
     content = json.loads(run(line))

@@ -32,7 +32,7 @@ COMMANDS = {
     "insert": "insert m.onnx --plan p.json --encodings c.json -o OUT",
     "convert": "convert m.onnx --data d.npz -o OUT",
     "export-encodings": "export-encodings c.json --plan p.json --to tensorrt-cache -o OUT",
-    "merge-statistics": "merge-statistics m.stats.npz other.stats.npz -o OUT",
+    "observe --merge": "observe --merge m.stats.npz other.stats.npz -o OUT",
 }
 OTHERS = {"folder": "folder/0.npz", "maker:feeds": "maker.py"}
 """Files behind a word of a command."""

@@ -22,8 +22,8 @@ ONNXFQ = f"'{sys.executable}' -m onnxfq"
 MADE = {
     "plan": "plan m.onnx -o p2.json",
     "observe": "observe m.onnx --data d.npz -o s2.npz",
-    "merge-statistics": "merge-statistics s.npz s3.npz -o s2.npz",
-    "moments": "moments m.onnx --data d.npz --rounding gptq -o a.npz",
+    "observe --merge": "observe --merge s.npz s3.npz -o s2.npz",
+    "observe --moments": "observe --moments m.onnx --data d.npz --rounding gptq -o a.npz",
     "calibrate": "calibrate m.onnx --plan p.json --statistics s.npz -o k2.json --table",
     "insert": "insert m.onnx --plan p.json --encodings k.json -o i.onnx",
     "quantize": "quantize m.onnx --data d.npz -o q2.onnx --report r.html",

@@ -15,8 +15,8 @@ from builders import build, weights
 from onnx import numpy_helper
 
 from onnxfq import quantize
+from onnxfq.calibration.statistics.input_view import InputView, spread_positions
 from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder, multiply_floats
-from onnxfq.calibration.weights.inputs import InputView, spread_positions
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import OutputError, RecipeError, StatisticsError
 from onnxfq.execution.activation_store import ArrayStore

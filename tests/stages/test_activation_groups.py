@@ -553,7 +553,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "plan {0}/m.onnx --recipe {0}/r.yaml -o {0}/p.json",
         "observe {0}/m.onnx --plan {0}/p.json --data {0}/0.npz -o {0}/0.stats.npz",
         "observe {0}/m.onnx --plan {0}/p.json --data {0}/1.npz -o {0}/1.stats.npz",
-        "merge-statistics {0}/0.stats.npz {0}/1.stats.npz -o {0}/s.npz",
+        "observe --merge {0}/0.stats.npz {0}/1.stats.npz -o {0}/s.npz",
         "calibrate {0}/m.onnx --plan {0}/p.json --statistics {0}/s.npz -o {0}/e.json --table",
         "insert {0}/m.onnx --plan {0}/p.json --encodings {0}/e.json -o {0}/q.onnx",
         "evaluate {0}/m.onnx {0}/q.onnx --data {0}/1.npz --per-tensor",

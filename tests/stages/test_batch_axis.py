@@ -177,7 +177,7 @@ def test_every_command_keeps_sequences_whole(tmp_path: Path, capfd: pytest.Captu
     commands = {
         "quantize": ["quantize", model, *data, "-o", "OUT.onnx"],
         "observe": ["observe", model, *data, "-o", "OUT.npz"],
-        "moments": ["moments", model, *data, "--rounding", "gptq", "-o", "OUT.npz"],
+        "moments": ["observe", "--moments", model, *data, "--rounding", "gptq", "-o", "OUT.npz"],
         "sensitivity": ["sensitivity", model, *data, "-o", "OUT.json"],
         "evaluate": ["evaluate", model, qdq, *data, "--json"],
         "compare": ["compare", qdq, *data, "--json"],

@@ -35,7 +35,6 @@ from onnxfq.runtime.observing_session import channel_block, open_observing_sessi
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
-from onnxfq.stages.observe_ray import collect_on_ray
 from onnxfq.stages.observers import ObserveOptions, StatisticsObserver
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.plan import make_plan, observation_plan
@@ -263,7 +262,6 @@ def test_temporary_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 KILLED = """
 import os, signal, sys
 import numpy as np, ray
-from onnxfq.stages.observe_ray import collect_on_ray
 from onnxfq.graph.io.load import load
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
@@ -297,7 +295,7 @@ def refilled():
         memory[:] = feed["x"]
         yield {"x": memory}
 
-spread = collect_on_ray(model, plan, refilled(), "local", ObserveOptions(progress=kill_a_worker))
+spread = collect_statistics(model, plan, refilled(), ObserveOptions(progress=kill_a_worker), ray="local")
 ray.shutdown()
 spread.save(sys.argv[2])
 collect_statistics(model, plan, feeds).save(sys.argv[3])
@@ -323,7 +321,7 @@ def test_a_cluster_needs_ray(monkeypatch, observed) -> None:
     """Without the extra one line tells what to install."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(Exception, match=r"pip install 'onnxfq\[ray\]'"):
-        collect_on_ray(*observed, feeds_of(1), "local")
+        collect_statistics(*observed, feeds_of(1), ray="local")
 
 
 def test_a_cluster_that_does_not_answer_is_told_at_once(observed) -> None:
@@ -331,7 +329,7 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(observed) -> None:
     pytest.importorskip("ray", reason="extra ray is not installed")
     for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
         with pytest.raises(RuntimeLibraryError, match=f"no Ray cluster at '{address}'.*start one"):
-            collect_on_ray(*observed, feeds_of(1), address)
+            collect_statistics(*observed, feeds_of(1), ray=address)
 
 
 def test_a_cluster_without_work_is_refused(tmp_path) -> None:
