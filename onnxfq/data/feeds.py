@@ -16,7 +16,6 @@ from onnxfq.data.batching import (
     rebatch,
     split_fixed_runs,
 )
-from onnxfq.data.data_summary import Survey
 from onnxfq.data.digest import DataDigest, sample_digest
 from onnxfq.data.inputs import (
     Feed,
@@ -28,12 +27,10 @@ from onnxfq.data.inputs import (
     samples_open,
     take_samples,
 )
-from onnxfq.data.notes import Notes
-from onnxfq.data.options import DataOptions
-from onnxfq.data.preprocess import prepare
-from onnxfq.data.range_check import ValueRange
+from onnxfq.data.options import DataOptions, prepare
 from onnxfq.data.sources import Data, Source, SourceContext, open_source, tells_total
-from onnxfq.data.validation import cast, check_finite, fit_shape, to_array
+from onnxfq.data.survey import Survey, ValueRange
+from onnxfq.data.validation import Notes, cast, check_finite, fit_shape, to_array
 from onnxfq.errors import DataError
 
 

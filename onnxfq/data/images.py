@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data.inputs import Inputs, InputSpec
-from onnxfq.data.options import MOST_PIXELS, RESAMPLES, DataOptions
-from onnxfq.data.preprocess import image_layout
+from onnxfq.data.options import MOST_PIXELS, RESAMPLES, DataOptions, image_layout
 from onnxfq.errors import DataError
 from onnxfq.support.reading import open_input
 from onnxfq.support.records import join_lines
