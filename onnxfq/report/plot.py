@@ -129,9 +129,6 @@ def _find_row(result: QuantizeResult, tensor: str) -> TensorRow:
     return tensor_row(result, placements[tensor])
 
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 MAX_LABELLED = 256
 """Elements up to which each cell shows its value."""
 

@@ -9,14 +9,12 @@ from functools import cache
 from typing import Any, get_args
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import parser
 
 from onnxfq.calibration.statistics import TensorStatistics, empty_state
 from onnxfq.choices import DeviceChoice
 from onnxfq.errors import OnnxfqError, RuntimeLibraryError, SpecError, nearest
-from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.numerics import affine as numerics
 from onnxfq.numerics.block_scales import dynamic_fake_quantize
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
@@ -165,43 +163,32 @@ def _observe(device: Device) -> str:
 
 def _session(device: Device) -> str:
     x, scale = _values(), np.full(37, 0.03, np.float32)
-    node = helper.make_node("FakeQuantize", ["x", "scale"], ["y"], domain=ONNXFQ_DOMAIN, qtype="int8", axis=0)
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)]
-    constants = [helper.make_tensor("scale", TensorProto.FLOAT, scale.shape, scale)]
-    session = _open_node_session(node, inputs, outputs, constants, device)
-    (found,) = session.run({"x": x})
-    return _describe_difference(
-        found, numerics.fake_quantize(x, scale, qtype="int8", granularity=Granularity(0))
+    session = _open_session(
+        f"(float[37, 129] x) => (float[37, 129] y) <float[37] scale = {{{', '.join(['0.03'] * 37)}}}>"
+        '{ y = onnxfq.FakeQuantize<qtype = "int8", axis = 0>(x, scale) }',
+        device,
     )
+    (y,) = session.run({"x": x})
+    expected = numerics.fake_quantize(x, scale, qtype="int8", granularity=Granularity(0))
+    return _describe_difference(y, expected)
 
 
 def _test_merging(device: Device) -> str:
     x, state = _values(), empty_state()
-    node = helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain=ONNXFQ_DOMAIN)
-    inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape),
-        helper.make_tensor_value_info("state", TensorProto.INT64, state.shape),
-    ]
-    outputs = [helper.make_tensor_value_info("merged", TensorProto.INT64, state.shape)]
-    session = _open_node_session(node, inputs, outputs, [], device)
+    session = _open_session(
+        f"(float[37, 129] x, int64[{state.size}] state) => (int64[{state.size}] merged)"
+        "{ merged = onnxfq.MergeStatistics(x, state) }",
+        device,
+    )
     (state,) = session.run({"x": x, "state": state})
     (state,) = session.run({"x": x, "state": state})
     once = TensorStatistics.from_array(x)
     return _compare_statistics(TensorStatistics.from_state(state), once.merge(once))
 
 
-def _open_node_session(
-    node: onnx.NodeProto,
-    inputs: list[onnx.ValueInfoProto],
-    outputs: list[onnx.ValueInfoProto],
-    constants: list[onnx.TensorProto],
-    device: Device,
-) -> Session:
-    graph = helper.make_graph([node], "self_test", inputs, outputs, constants)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ONNXFQ_DOMAIN, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    return Session(model, 1, device=device)
+def _open_session(graph: str, device: Device) -> Session:
+    head = '<ir_version: 8, opset_import: ["" : 17, "onnxfq" : 1]> self_test '
+    return Session(parser.parse_model(head + graph), 1, device=device)
 
 
 def _describe_difference(found: NDArray[Any], expected: NDArray[Any]) -> str:

@@ -176,6 +176,11 @@ def input_name(node: onnx.NodeProto, slot: int | None) -> str:
     return node.input[slot] if slot is not None and slot < len(node.input) else ""
 
 
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the attributes of `node` by name."""
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+
+
 class _Family:
     """Tensors of one grid.
 
@@ -240,8 +245,7 @@ def find_grids(
 def _is_same_type(node: onnx.NodeProto, families: dict[str, _Family]) -> bool:
     """Tell whether a Cast of quantized numbers keeps their type: torch.ao writes such ones."""
     given = families[node.input[0]].given if node.input[0] in families else None
-    to = next((a.i for a in node.attribute if a.name == "to"), 0)
-    return given is not None and onnx.helper.np_dtype_to_tensor_dtype(given.kind) == to
+    return given is not None and onnx.helper.np_dtype_to_tensor_dtype(given.kind) == attributes_of(node)["to"]
 
 
 def _unite(
