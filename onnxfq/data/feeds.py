@@ -232,12 +232,12 @@ class Feeds:
 
 def _take_rows(feeds: Sequence[Feed], inputs: Inputs) -> list[Feed]:
     """Return up to ROWS different rows of axis 0 that can be joined, spread over `feeds`."""
-    found: dict[int, Feed] = {}
+    rows_by_digest: dict[int, Feed] = {}
     for feed in feeds:
         count = open_count(feed, inputs) or 0
         for place in np.linspace(0, count - 1, min(count, _MOST_READ)).astype(int).tolist():
             row = take_samples(feed, inputs, place, place + 1)
-            if not found or can_join(next(iter(found.values())), row, inputs):
-                found.setdefault(sample_digest(row), row)
-    rows = list(found.values())
+            if not rows_by_digest or can_join(next(iter(rows_by_digest.values())), row, inputs):
+                rows_by_digest.setdefault(sample_digest(row), row)
+    rows = list(rows_by_digest.values())
     return [rows[place] for place in np.linspace(0, len(rows) - 1, min(len(rows), ROWS)).astype(int).tolist()]

@@ -30,8 +30,8 @@ class Survey:
 
     def add(self, feed: Feed) -> DigestedFeed:
         """Add the samples of `feed`; return it with their digests."""
-        made = digested(feed, self._inputs)
-        for sample, digest in zip(samples(feed, self._inputs), made.digests, strict=True):
+        digested_feed = digested(feed, self._inputs)
+        for sample, digest in zip(samples(feed, self._inputs), digested_feed.digests, strict=True):
             self.digest = self.digest.plus(digest)
             if digest in self._seen:
                 self._repeated.append(self._number)
@@ -41,13 +41,13 @@ class Survey:
                 self._constant.append(self._number)
             self._number += 1
         self._rows += _rows(feed, self._inputs)
-        return made
+        return digested_feed
 
     def tell(self, notes: Notes) -> None:
         """Log the findings in at most two lines."""
         if self._rows < FEW:
             notes.once(f"the data has only {self._rows} samples; 100 to 500 are usual for calibration")
-        found = [
+        findings = [
             f"{len(numbers)} {what} ({_format_samples(numbers)})"
             for what, numbers in (
                 ("hold one value only", self._constant),
@@ -55,8 +55,8 @@ class Survey:
             )
             if numbers
         ]
-        if found:
-            notes.once(f"of {self._number} samples {' and '.join(found)}; check how the data was made")
+        if findings:
+            notes.once(f"of {self._number} samples {' and '.join(findings)}; check how the data was made")
 
 
 def _constant(sample: Feed) -> bool:
@@ -151,16 +151,16 @@ def _like_pixels(values: np.ndarray) -> bool:
 def _compare(spec: InputSpec, limits: tuple[float, float], example: np.ndarray) -> None:
     """Raise DataError if the largest magnitudes of data and example differ by more than FACTOR."""
     low, high = (float(example.min()), float(example.max())) if example.size else (0.0, 0.0)
-    right, found = max(-low, high), max(-limits[0], limits[1])
-    if not 0 < right < np.inf:
+    expected, largest = max(-low, high), max(-limits[0], limits[1])
+    if not 0 < expected < np.inf:
         raise DataError(f"the example has no values to compare in input {spec.name!r}; give a real sample")
-    if found <= FACTOR * right and right <= FACTOR * found:
+    if largest <= FACTOR * expected and expected <= FACTOR * largest:
         return
     remedy = "give --scale, --mean and --std as in training"
-    if found == 0:
+    if largest == 0:
         remedy = "check where the data comes from"
     elif (low < 0) == (limits[0] < 0):
-        remedy = f"give --scale {_scale(right / found):.3g}"
+        remedy = f"give --scale {_scale(expected / largest):.3g}"
     raise DataError(
         f"input {spec.name!r} has values from {limits[0]:.4g} to {limits[1]:.4g}, the example from {low:.4g} "
         f"to {high:.4g}; {remedy}"

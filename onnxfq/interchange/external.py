@@ -170,17 +170,17 @@ def _numeric(values: object, depth: int = 0) -> bool:
     return isinstance(values, (int, float)) and not isinstance(values, bool)
 
 
-def _compare_tensors(one: ExternalTensor, other: ExternalTensor) -> bool:
+def _compare_tensors(tensor: ExternalTensor, other: ExternalTensor) -> bool:
     names = [name for name in ExternalTensor.__dataclass_fields__ if name != "where"]
-    return all(_equal(getattr(one, name), getattr(other, name)) for name in names)
+    return all(_equal(getattr(tensor, name), getattr(other, name)) for name in names)
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return np.array_equal(one, other)
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return all(map(_equal, one, other))
-    return bool(one is other or (type(one) is type(other) and one == other))
+def _equal(value: Any, other: Any) -> bool:
+    if isinstance(value, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(value, other)
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return all(map(_equal, value, other))
+    return bool(value is other or (type(value) is type(other) and value == other))
 
 
 @dataclass(frozen=True)

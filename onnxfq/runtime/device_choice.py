@@ -132,10 +132,8 @@ def _fake_quantize(device: Device) -> str:
     for qtype, rounding in (("int8", "half_even"), ("int4", "half_away"), ("float8e4m3fn", "half_even")):
         for scale, granularity in layouts:
             how: dict[str, Any] = {"qtype": qtype, "rounding": rounding}
-            found = kernels.fake_quantize(x, scale, device=device, **how, **granularity.attributes)
-            fault = _describe_difference(
-                found, numerics.fake_quantize(x, scale, **how, granularity=granularity)
-            )
+            y = kernels.fake_quantize(x, scale, device=device, **how, **granularity.attributes)
+            fault = _describe_difference(y, numerics.fake_quantize(x, scale, **how, granularity=granularity))
             if fault:
                 return f"{qtype} {rounding}: {fault}"
     return ""
@@ -145,10 +143,10 @@ def _dynamic_fake_quantize(device: Device) -> str:
     x = _values()
     for scale_type in ("float32", "e8m0"):
         how: dict[str, Any] = {"qtype": "int8", "scale_type": scale_type}
-        found = kernels.dynamic_fake_quantize(x, device=device, **how, block_shape=(1, 32))
+        results = kernels.dynamic_fake_quantize(x, device=device, **how, block_shape=(1, 32))
         blocked = Granularity(block_shape=(1, 32))
         expected = dynamic_fake_quantize(x, **how, granularity=blocked)
-        fault = _describe_difference(found[0], expected[0]) or _describe_difference(found[1], expected[1])
+        fault = _describe_difference(results[0], expected[0]) or _describe_difference(results[1], expected[1])
         if fault:
             return f"{scale_type}: {fault}"
     return ""
@@ -157,8 +155,8 @@ def _dynamic_fake_quantize(device: Device) -> str:
 def _observe(device: Device) -> str:
     x = _values()
     expected = TensorStatistics.from_array(x)
-    found = TensorStatistics.from_results(*kernels.observe(x, device=device))
-    return _compare_statistics(found, expected)
+    statistics = TensorStatistics.from_results(*kernels.observe(x, device=device))
+    return _compare_statistics(statistics, expected)
 
 
 def _session(device: Device) -> str:
@@ -191,19 +189,19 @@ def _open_session(graph: str, device: Device) -> Session:
     return Session(parser.parse_model(head + graph), 1, device=device)
 
 
-def _describe_difference(found: NDArray[Any], expected: NDArray[Any]) -> str:
-    if found.tobytes() == expected.tobytes():
+def _describe_difference(result: NDArray[Any], expected: NDArray[Any]) -> str:
+    if result.tobytes() == expected.tobytes():
         return ""
-    different = int((found.view(np.uint32) != expected.view(np.uint32)).sum())
-    return f"{different} of {found.size} values differ from NumPy's"
+    different = int((result.view(np.uint32) != expected.view(np.uint32)).sum())
+    return f"{different} of {result.size} values differ from NumPy's"
 
 
-def _compare_statistics(found: TensorStatistics, expected: TensorStatistics) -> str:
+def _compare_statistics(statistics: TensorStatistics, expected: TensorStatistics) -> str:
     same = (
-        (found.rmin, found.rmax) == (expected.rmin, expected.rmax)
-        and (found.elements, found.zeros) == (expected.elements, expected.zeros)
-        and (found.nans, found.infinities) == (expected.nans, expected.infinities)
-        and np.array_equal(found.bins, expected.bins)
-        and np.array_equal(found.counts, expected.counts)
+        (statistics.rmin, statistics.rmax) == (expected.rmin, expected.rmax)
+        and (statistics.elements, statistics.zeros) == (expected.elements, expected.zeros)
+        and (statistics.nans, statistics.infinities) == (expected.nans, expected.infinities)
+        and np.array_equal(statistics.bins, expected.bins)
+        and np.array_equal(statistics.counts, expected.counts)
     )
     return "" if same else "other statistics than NumPy's"

@@ -63,10 +63,10 @@ class SegmentedSession:
         tensors = dict(with_seed(arrays) if self._draws else arrays)
         for segment, find_session in self._parts:
             given = {name: tensors[name] for name in (*segment.inputs, SEED_INPUT) if name in tensors}
-            made = find_session().run(given, segment.outputs)
+            results = find_session().run(given, segment.outputs)
             for name in segment.dead:
                 tensors.pop(name, None)
-            tensors |= zip(segment.outputs, made, strict=True)
+            tensors |= zip(segment.outputs, results, strict=True)
         return [tensors[name] for name in (self._fetches if outputs is None else outputs)]
 
 
@@ -90,8 +90,8 @@ def open_in_segments(
     """
     graph = proto.graph
     if len(graph.node) > MOST_NODES and not graph.sparse_initializer:
-        made = {name for node in graph.node for name in node.output}
-        if made.issuperset(fetches):
+        computed = {name for node in graph.node for name in node.output}
+        if computed.issuperset(fetches):
             return SegmentedSession(proto, open_session, fetches, given, kept)
     return open_session(proto)
 

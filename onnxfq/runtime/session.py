@@ -76,10 +76,10 @@ class PlacedFeed:
         if any(array.dtype.kind in "OSU" for array in arrays.values()):
             return feed
         try:
-            made = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a, device, 0) for n, a in arrays.items()}
+            values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a, device, 0) for n, a in arrays.items()}
         except Exception as error:  # onnxruntime raises its own classes, one per status code
             raise _fault(device, feed, error) from None
-        return PlacedFeed(feed, made)
+        return PlacedFeed(feed, values)
 
 
 class NoKernelError(ModelError):
@@ -182,8 +182,8 @@ class Session:
             reason = cuda_problem() or "`onnxfq doctor` tests the GPU"
             raise RuntimeLibraryError(f"onnxruntime fell back to the CPU: {reason}")
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
-        self.output_types: dict[str, str] = {one.name: one.type for one in self._session.get_outputs()}
-        self._draws = any(one.name == SEED_INPUT for one in self._session.get_inputs())
+        self.output_types: dict[str, str] = {value.name: value.type for value in self._session.get_outputs()}
+        self._draws = any(value.name == SEED_INPUT for value in self._session.get_inputs())
 
     def _serialize(
         self, model: onnx.ModelProto, options: onnxruntime.SessionOptions, exact: bool, files: ExitStack
@@ -236,8 +236,8 @@ class Session:
             if isinstance(feed, PlacedFeed) and tensors:
                 new = {n: a for n, a in self._seeded(feed.arrays).items() if n not in feed.values}
                 seed = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a) for n, a in new.items()}
-                found = self._session.run_with_ort_values(names, {**feed.values, **seed})
-                return [value.numpy() for value in found]
+                values = self._session.run_with_ort_values(names, {**feed.values, **seed})
+                return [value.numpy() for value in values]
             arrays = feed.arrays if isinstance(feed, PlacedFeed) else feed
             return list(self._session.run(names, self._seeded(arrays)))
         except Exception as error:  # onnxruntime raises its own classes, one per status code

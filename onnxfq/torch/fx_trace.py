@@ -235,7 +235,7 @@ def _longer(module: nn.Module, left: fx.Node, right: fx.Node) -> int:
 
 def _ways(module: nn.Module, node: fx.Node) -> dict[fx.Node, int]:
     order = list(node.graph.nodes)
-    position = {one: i for i, one in enumerate(order)}
+    position = {place_of: i for i, place_of in enumerate(order)}
     length = {node: 0}
     for current in reversed(order[: position[node] + 1]):
         if current not in length:
@@ -296,9 +296,9 @@ def rewrite(code: Code, given: Mapping[str, FakeQuantize], sites: Mapping[str, t
         restore_calls(graph, {sites[name][0] for name in given})
         forwards.append(graph)
     swap(code.module, given, SwappedCode)
-    made = [type(fx.GraphModule(code.module, graph)).forward for graph in forwards]
+    functions = [type(fx.GraphModule(code.module, graph)).forward for graph in forwards]
     swapped: Any = type(code.module)
-    swapped.forwards, swapped.weights_read = tuple(made), weights
+    swapped.forwards, swapped.weights_read = tuple(functions), weights
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:

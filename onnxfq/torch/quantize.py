@@ -147,22 +147,22 @@ def _insert(
     observer: str | Callable[..., nn.Module] | None,
     settings: Mapping[str, Any],
 ) -> None:
-    made: dict[str, FakeQuantize] = {}
+    given: dict[str, FakeQuantize] = {}
     where: dict[str, tuple[str, int]] = {}
     for site in sites:
         for name in (*site.activations, *site.weights):
             placement = placed.get(site.tensor(name))
             if placement is not None and placement.uses[0].node == site.name:
-                made[name] = _quantizer(placement, observer, settings).to(device)
+                given[name] = _quantizer(placement, observer, settings).to(device)
                 # In self-attention, keys and values are the queries and share one quantizer.
-                made[name].may_be_unused = name in ("key", "value")
+                given[name].may_be_unused = name in ("key", "value")
         where |= site.at
-    if not made:
+    if not given:
         return
     if where:
-        rewrite(traces.get_code(module), made, where)
+        rewrite(traces.get_code(module), given, where)
     else:
-        swap(module, made, SwappedAttention if isinstance(module, nn.MultiheadAttention) else Swapped)
+        swap(module, given, SwappedAttention if isinstance(module, nn.MultiheadAttention) else Swapped)
 
 
 def _quantizer(
@@ -178,10 +178,10 @@ def _quantizer(
     # A moving average depends on the order of the tensors, which a histogram does not hold.
     exact = "minmax" if calibrator == MINMAX else str(calibrator) if calibrator.is_ordered else "histogram"
     training = str(calibrator) if calibrator.is_ordered else TRAINING_OBSERVER
-    made = FakeQuantize(spec, training, calibrator=calibrator, training_only=True, **settings)
-    made.calibrating_observer = exact
-    made.observer_enabled = made.in_flight == "never"
-    return made
+    quantizer = FakeQuantize(spec, training, calibrator=calibrator, training_only=True, **settings)
+    quantizer.calibrating_observer = exact
+    quantizer.observer_enabled = quantizer.in_flight == "never"
+    return quantizer
 
 
 def remove_fake_quantize(model: nn.Module) -> None:

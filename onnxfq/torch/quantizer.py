@@ -195,9 +195,9 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         Under autocast the model counts as float32.
         """
         half = x.dtype in _HALF_TYPES and not torch.is_autocast_enabled(x.device.type)
-        found = _HALF_TYPES[x.dtype] if half else "float32"
-        if found != self.float_type:
-            self.float_type = found
+        float_type = _HALF_TYPES[x.dtype] if half else "float32"
+        if float_type != self.float_type:
+            self.float_type = float_type
 
     def _round(self, x: Tensor, params: tuple[Tensor, Tensor] | None = None) -> Tensor:
         count = max(x.numel() // max(self.scale.numel(), 1), 1) if self.learned != "nothing" else 0

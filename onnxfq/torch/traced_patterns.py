@@ -45,9 +45,9 @@ def attentions(model: nn.Module, traces: Traces) -> Iterator[tuple[str, str]]:
         start = f"{path}." if path else ""
         form = AttentionForm(_makers_of, partial(_op, module), _SOFTMAX, _BEFORE, _BEHIND)
         for node in traces.get_code(module).graphs[-1].nodes:
-            found = match_attention(node, form)
-            if found is not None:
-                yield f"{start}{found.scores.name}", f"{start}{found.mix.name}"
+            attention = match_attention(node, form)
+            if attention is not None:
+                yield f"{start}{attention.scores.name}", f"{start}{attention.mix.name}"
 
 
 def _op(module: nn.Module, node: fx.Node) -> Any:
@@ -89,22 +89,22 @@ def producers(model: nn.Module, traces: Traces) -> dict[str, str]:
     Covered are inputs of layers and operations in a traced forward or an nn.Sequential. A layer that runs
     several times counts only if the same operator produces all its inputs.
     """
-    found: dict[str, set[str]] = {}
+    ops_by_tensor: dict[str, set[str]] = {}
     for path, module in model.named_modules():
         start = f"{path}." if path else ""
         if isinstance(module, nn.MultiheadAttention):
-            found[f"{start}context_input"] = {"Softmax"}
+            ops_by_tensor[f"{start}context_input"] = {"Softmax"}
         elif isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
             kept = [
                 (name, child) for name, child in module.named_children() if not isinstance(child, _PASSED)
             ]
             for (_, before), (name, _) in pairwise(kept):
-                found.setdefault(f"{start}{name}.input", set()).add(_MODULES.get(type(before), ""))
+                ops_by_tensor.setdefault(f"{start}{name}.input", set()).add(_MODULES.get(type(before), ""))
         elif has_own_code(module) and traces.get_code(module).graphs:
             for node in traces.get_code(module).graphs[-1].nodes:  # of evaluation
                 for name, source in _reads(node):
-                    found.setdefault(f"{start}{name}", set()).add(_find_node_producer(module, source))
-    return {name: next(iter(ops)) for name, ops in found.items() if len(ops) == 1 and "" not in ops}
+                    ops_by_tensor.setdefault(f"{start}{name}", set()).add(_find_node_producer(module, source))
+    return {name: next(iter(ops)) for name, ops in ops_by_tensor.items() if len(ops) == 1 and "" not in ops}
 
 
 def _reads(node: fx.Node) -> list[tuple[str, Any]]:

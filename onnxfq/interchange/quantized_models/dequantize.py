@@ -138,14 +138,14 @@ class Unfolding:
         if first is None or any(name and name not in self.constants for name in node.input):
             return False
         if node.op_type == "QuantizeLinear":
-            made = [_quantize_constant(node, first, *map(self.parameter, [node] * 2, (1, 2)))]
+            outputs = [_quantize_constant(node, first, *map(self.parameter, [node] * 2, (1, 2)))]
         elif joined_slots(node)[1] and any(
             self.constants[node.input[slot]].data_type in _NUMBERS for slot in joined_slots(node)[0]
         ):
-            made = self.evaluate(node, {name: self.array(name) for name in node.input if name})
+            outputs = self.evaluate(node, {name: self.array(name) for name in node.input if name})
         else:
             return False
-        for name, values in zip(filter(None, node.output), made, strict=True):
+        for name, values in zip(filter(None, node.output), outputs, strict=True):
             self.constants[name] = numpy_helper.from_array(values, name)
             self._folded.add(name)
         return True
@@ -336,9 +336,9 @@ class Unfolding:
 
     def weight(self, name: str, grid: StoredGrid, kind: Any = np.float32) -> str:
         """Add the constant of `grid`, remember the grid, and return the name."""
-        made = self.constant(name, grid.values, kind)
-        self.form.grids[made] = grid.positive()
-        return made
+        constant = self.constant(name, grid.values, kind)
+        self.form.grids[constant] = grid.positive()
+        return constant
 
     def parameter(self, node: onnx.NodeProto, slot: int | None) -> NDArray[Any] | None:
         """Return the constant at input `slot`, None if absent. Raises ModelError if computed."""
@@ -380,7 +380,7 @@ class Unfolding:
         stored = self.array(name)
         if stored is not None:
             scale, zero = self.parameters(node, operand)
-            scale, zero = (one.reshape(-1) if np.size(one) > 1 else one for one in (scale, zero))
+            scale, zero = (values.reshape(-1) if np.size(values) > 1 else values for values in (scale, zero))
             return self.weight(f"{name}/weight", grid_of(stored, scale, zero, axis), scale.dtype)
         return self.read_computed(name, self.grid(node, operand))
 
@@ -393,9 +393,9 @@ class Unfolding:
         factor, shift = grid.scale / own.scale, grid.value(own.zero)
         for op, number in (("Mul", factor), ("Add", shift)):
             if number != (1 if op == "Mul" else 0):
-                made = self.names.claim(f"{real}/{'scaled' if op == 'Mul' else 'shifted'}")
-                self.emit(op, [real, self.constant(f"{made}/by", number, own.floats)], [made], made)
-                real = made
+                result = self.names.claim(f"{real}/{'scaled' if op == 'Mul' else 'shifted'}")
+                self.emit(op, [real, self.constant(f"{result}/by", number, own.floats)], [result], result)
+                real = result
         self.form.changes["scale or zero point that a pair changes between its nodes applied"] += 1
         low, high = (grid.value(end / own.scale + own.zero) for end in own.limits)
         self._bounds[real] = (min(low, high), max(low, high))
@@ -489,7 +489,7 @@ class Unfolding:
         read |= self.index.captured
         kept = [tensor for tensor in self.graph.initializer if tensor.name in read]
         for name, values in (("node", self.nodes), ("initializer", kept)):
-            copies = [type(one).FromString(one.SerializeToString()) for one in values]
+            copies = [type(message).FromString(message.SerializeToString()) for message in values]
             self.graph.ClearField(name)
             getattr(self.graph, name).extend(copies)
         # Tensors of quantized numbers have become float.
@@ -501,7 +501,7 @@ def _quantize_constant(
 ) -> NDArray[Any]:
     """Return the numbers that a QuantizeLinear makes of a constant."""
     kind = helper.np_dtype_to_tensor_dtype(find_stored_type(node, zero_point))
-    qtype = next(one for one in QTYPES.values() if one.onnx_type == kind)
+    qtype = next(known for known in QTYPES.values() if known.onnx_type == kind)
     given = attributes_of(node)
     granularity = Granularity.of(given.get("axis", 1), given.get("block_size", 0))
     offset = 0 if zero_point is None else zero_point

@@ -119,10 +119,10 @@ def quantized_slots(node: onnx.NodeProto) -> Quantized:
     if node.op_type == "QLinearConcat":
         slots = range(2, len(node.input), 3)
         return Quantized(tuple(GridOperand(slot, slot + 1, slot + 2) for slot in slots), GridOperand(0, 0, 1))
-    found = OPERATORS.get(node.op_type, Quantized())
+    quantized = OPERATORS.get(node.op_type, Quantized())
     if node.op_type == "QGemm" and not input_name(node, 7):
-        return found._replace(output=None)
-    return found
+        return quantized._replace(output=None)
+    return quantized
 
 
 COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
@@ -221,8 +221,8 @@ def find_grids(
         for operand in slots.operands:
             name = input_name(node, operand.data)
             if name and name not in constants:
-                one = family(name)
-                one.read = one.read or grid_of(node, operand)
+                members = family(name)
+                members.read = members.read or grid_of(node, operand)
         if slots.output is not None:
             family(node.output[0]).given = grid_of(node, slots.output)
         elif node.op_type == "DynamicQuantizeLinear":
@@ -234,12 +234,12 @@ def find_grids(
         joined += [node.output[slot] for slot in outputs]
         for other in joined[1:]:
             _unite(families, family(joined[0]), family(other), node, source)
-    found: dict[str, NumberGrid] = {}
-    for tensor, one in families.items():
-        grid = one.given or one.read
+    grids: dict[str, NumberGrid] = {}
+    for tensor, members in families.items():
+        grid = members.given or members.read
         if grid is not None and tensor not in constants:
-            found[tensor] = grid
-    return found
+            grids[tensor] = grid
+    return grids
 
 
 def _is_same_type(node: onnx.NodeProto, families: dict[str, _Family]) -> bool:

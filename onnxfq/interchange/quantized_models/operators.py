@@ -42,13 +42,13 @@ def _dequantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
         return
     scale, zero_point = unfolding.parameters(node, operand)
     axis, block = (attributes_of(node).get(name, default) for name, default in _DEFAULTS)
-    made = unfolding.own_name(node)
+    constant = unfolding.own_name(node)
     if "float" in stored.dtype.name:
         factor = grid_of(np.ones(stored.shape, np.int8), scale, None, axis, block).values
-        unfolding.real[output] = unfolding.constant(made, stored.astype(np.float32) * factor, scale.dtype)
+        unfolding.real[output] = unfolding.constant(constant, stored.astype(np.float32) * factor, scale.dtype)
         return
     unfolding.real[output] = unfolding.weight(
-        made, grid_of(stored, scale, zero_point, axis, block), scale.dtype
+        constant, grid_of(stored, scale, zero_point, axis, block), scale.dtype
     )
     if stored.dtype == np.int32:
         unfolding.form.changes["int32 constant, such as a bias, made float"] += 1
@@ -72,7 +72,10 @@ def _linear(op: str, bias: int | None = None) -> Handler:
 
     def handle(unfolding: Unfolding, node: onnx.NodeProto) -> None:
         slots = quantized_slots(node)
-        inputs = [unfolding.read(node, one, _channel_axis(unfolding, node, one)) for one in slots.operands]
+        inputs = [
+            unfolding.read(node, operand, _channel_axis(unfolding, node, operand))
+            for operand in slots.operands
+        ]
         if node.op_type == "QLinearWhere":
             inputs.insert(0, unfolding.name(node.input[0]))
         if bias is not None and input_name(node, bias):
@@ -135,7 +138,7 @@ def _bias(unfolding: Unfolding, node: onnx.NodeProto, slot: int, operands: tuple
             f"{unfolding.source}: {node.op_type} {node.name!r} computes its bias {node.input[slot]!r}; make "
             "it constant"
         )
-    scales = [unfolding.parameters(node, one)[0] for one in operands]
+    scales = [unfolding.parameters(node, operand)[0] for operand in operands]
     factor = np.multiply(*(scale.astype(np.float64) for scale in scales))
     unfolding.form.changes["int32 constant, such as a bias, made float"] += 1
     return unfolding.constant(f"{node.input[slot]}/float", (stored * factor).astype(np.float32))
