@@ -142,7 +142,7 @@ def _serve() -> None:
             else:
                 ended, status, usage = os.wait4(child, os.WNOHANG)
         try:
-            os.killpg(child, signal.SIGKILL)  # what the command started itself
+            os.killpg(child, signal.SIGKILL)  # processes that the command started itself
         except ProcessLookupError:
             pass
         answer = {

@@ -50,7 +50,7 @@ def twins(
     outputs = [value.name for value in simulation.graph.output]
     simulated, deployed = [f"{name}/fq" for name in names], [f"{name}/dq" for name in names]
     given = {name for node in qdq.graph.node for name in node.output}
-    # Where channels are equalized, a Mul by powers of two has gone before, and the weight takes them back.
+    # If channels are equalized, a Mul by powers of two has gone before, and the weight takes them back.
     equalized = {name: f"{name}/equalized/dq" for name in names if f"{name}/equalized" in given}
     deployed = [equalized.get(name, dq) for name, dq in zip(names, deployed, strict=True)]
     values = [

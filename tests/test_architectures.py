@@ -43,7 +43,7 @@ def test_a_network_is_quantized_by_each_recipe(
         coverage, sqnr, found = rows[memory, recipe]
         assert coverage == f"MatMul {count}/4" and float(sqnr) > 15, (recipe, sqnr)
         assert found == ("passed" if recipe.startswith("tensorrt") else "")
-    # torch's older exporter has no channel_shuffle, which is told; what comes of the others is not touched.
+    # torch's older exporter has no channel_shuffle, which is reported; other results do not change.
     assert ["own-shuffled-torchscript"] * 2 == [line[0] for line in lines if "not exported" in line[1]]
 
 

@@ -101,7 +101,7 @@ def test_kinds_of_data(workdir: Path, kind: str) -> None:
     data = {"list": FEEDS, "generator": generator(), "file": "data.npz", "folder": "folder"}[kind]
     result = quantize("model.onnx", data)
     assert result.encodings.model_dump() == quantize("model.onnx", FEEDS).encodings.model_dump()
-    assert result.evaluation.feeds == 6  # of one sample each, however they came
+    assert result.evaluation.feeds == 6  # one sample each, whatever sizes they came in
 
 
 @pytest.mark.parametrize("count", [1, CHECK_SAMPLES, CHECK_SAMPLES + 1, 5 * CHECK_SAMPLES])

@@ -20,7 +20,7 @@ from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.numerics.spec import QuantSpec
 
 NAMES = [*observing_names(), "percentile:99", "percentile:100", "moving_average:0.5"]
-PURE = [name for name in NAMES if not name.startswith("moving_average")]  # of the order of the data
+PURE = [name for name in NAMES if not name.startswith("moving_average")]  # in any order of the data
 SPECS = [
     QuantSpec(qtype=q, symmetric=s, power_of_two=p)
     for q in QTYPES.values()

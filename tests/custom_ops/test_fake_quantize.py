@@ -16,7 +16,7 @@ from onnxfq.runtime import kernels
 from onnxfq.runtime.custom_ops import register_custom_ops
 
 SHAPE = (3, 5, 7)
-# Every width that ONNX has, some that it has not, and limits of one's own.
+# Every width that ONNX has, some that it lacks, and other limits.
 INTEGERS = [
     "int2",
     "uint2",

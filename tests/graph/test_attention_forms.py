@@ -19,7 +19,7 @@ from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.runtime.session import Session
 from onnxfq.targets.target import prepare_model
 
-# What ONNX's cases of Attention have that keeps one whole; a padded mask is one shorter than the keys.
+# Features of ONNX's cases of Attention that keep one whole; a padded mask is one shorter than the keys.
 WHOLE = ("qk_matmul", "mode3", "nonpad", "padded_kv", "window", "softmax_precision")
 # They name a window of no limit.
 UNLIMITED = ("attention_local_window_default",)
@@ -45,7 +45,7 @@ def operators(proto: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in proto.graph.node]
 
 
-@pytest.mark.filterwarnings("ignore")  # of onnx over its own cases
+@pytest.mark.filterwarnings("ignore")  # warnings of onnx about its own cases
 def test_onnx_cases() -> None:
     """Each of ONNX's cases keeps its outputs, and stays whole only for what it names."""
     whole = []

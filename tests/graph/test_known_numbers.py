@@ -20,7 +20,7 @@ CONSTANTS = {
     "two": np.asarray([2], np.int64),
     "many": np.asarray([5, 6, 7], np.int64),
 }
-# What is computed, as text of a graph that reads x [N, 6, 9], and whether the open size has a part in it.
+# The computation, as text of a graph that reads x [N, 6, 9], and whether the open size has a part in it.
 TEXTS = {
     "a size": ("s = Shape (x) y = Gather (s, one)", False),
     "the last size": ("s = Shape (x) y = Gather (s, last)", False),

@@ -34,7 +34,7 @@ def loads(opset: int, ir_version: int) -> bool:
     try:
         content = proto.SerializeToString()
         onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception:  # onnxruntime raises classes of its own, one per status code
+    except Exception:  # onnxruntime raises its own classes, one per status code
         return False
     return True
 

@@ -23,7 +23,7 @@ from onnxfq.stages.options import RunOptions
 
 METHODS = ["minmax", "percentile", "entropy", "mse"]
 ONE_BY_ONE = RunOptions(batch=1)
-pytestmark = pytest.mark.filterwarnings("ignore")  # of ONNX Runtime's quantizer, which is not under test
+pytestmark = pytest.mark.filterwarnings("ignore")  # ONNX Runtime's quantizer is not under test
 
 
 def product(width: int = 4) -> onnx.ModelProto:

@@ -17,7 +17,7 @@ from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.model import list_nodes
 from onnxfq.pipeline import quantize
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of ONNX Runtime's quantizer, which is not under test
+pytestmark = pytest.mark.filterwarnings("ignore")  # ONNX Runtime's quantizer is not under test
 
 X = {"x": weights(8, 4)}
 TRUE = {"cond": np.asarray(True)}

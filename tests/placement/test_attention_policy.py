@@ -220,7 +220,7 @@ def test_other_targets_are_left_alone():
     assert not any("fused" in p.why for p in plan.placements)
 
 
-@pytest.mark.filterwarnings("ignore")  # of the exporters, which are not under test
+@pytest.mark.filterwarnings("ignore")  # the exporters are not under test
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 def test_the_exporters_of_torch(dynamo, masked, tmp_path: Path):

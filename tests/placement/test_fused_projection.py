@@ -32,7 +32,7 @@ SPLIT = {
     + "q2, k2, v2 = Split <axis = 0, num_outputs = 3> (t) "
     + "".join(f"{n}3 = Squeeze ({n}2, i0) " for n in "qkv"),
 }
-# Where the factor of the scores is; Shape gives it as torch's exporter of TorchScript does.
+# Place of the factor of the scores; Shape gives it as torch's exporter of TorchScript does.
 SCALED = {
     "queries": "qs = Mul (q3, factor) [scores] s = MatMul (qs, kt) ",
     "both": "qs = Mul (q3, root) ks = Mul (kt, root) [scores] s = MatMul (qs, ks) ",
@@ -176,8 +176,8 @@ def outputs_too(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return proto
 
 
-# A reader of the parts beside attention, or arithmetic on one of them: then one pair would round what
-# is not to be rounded, and but for the arithmetic the builder keeps the product low anyway.
+# Another reader of the parts than attention, or arithmetic on one of them: then one pair would round what
+# must not be rounded, and without the arithmetic the builder keeps the product low anyway.
 NOT_JOINED = {
     "the product is an output": lambda: outputs_too(attend(), "f"),
     "a part is an output": lambda: outputs_too(attend(), "v3"),

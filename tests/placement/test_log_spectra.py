@@ -51,7 +51,7 @@ def test_the_products_of_a_spectrum_stay_in_float(name: str) -> None:
         ("[re] a = MatMul (x, cos) b = Mul (a, a) s = Sqrt (b) c = Mul (s, s) l = Log (c)", ["re"]),
         ("[re] a = MatMul (x, cos) l = Log (a)", ["re"]),
         ("[re] a = MatMul (x, cos) t = Sin (two) u = Mul (a, t) b = Mul (u, u) l = Log (b)", ["re"]),
-        # What follows is no spectrum: the square is of what is not linear, or the logarithm of a probability.
+        # No spectra: the square of a function that is not linear, or the logarithm of a probability.
         ("[re] a = MatMul (x, cos) r = Relu (a) b = Mul (r, r) l = Log (b)", []),
         ("[re] a = MatMul (x, cos) b = Softmax (a) l = Log (b)", []),
         ("[re] a = MatMul (x, cos) e = Exp (a) c = Add (e, least) l = Log (c)", []),

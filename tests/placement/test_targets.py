@@ -107,7 +107,7 @@ def product(x: str, text: str, *shape: int) -> onnx.ModelProto:
     return build(f"g (float[{x}] x) => (float y) {{ [mm] y = {text} }}", {"w": weights(*shape)})
 
 
-# Of one form: what TensorRT keeps, and what it multiplies in float (or ends over) but for a number.
+# Pairs that differ in one number: TensorRT keeps one, and multiplies the other in float (or fails).
 ALONE = {
     "int8 odd columns": (product("N,64", "MatMul (x, w)", 64, 9), "odd: 9 columns"),
     "int8 odd sum": (product("N,33", "Gemm <transB = 1> (x, w)", 64, 33), "odd: 33 to sum over"),

@@ -249,7 +249,7 @@ def test_only_the_group_that_does_harm_is_left(monkeypatch: pytest.MonkeyPatch) 
     """A channel of one group is small in the samples that choose factors, and large in those that confirm."""
     proto = network(TWO_PRODUCTS, 50.0)
     data = [{"x": f["x"], "u": g["x"]} for f, g in zip(feeds(proto), feeds(proto)[::-1], strict=True)]
-    for feed in data:  # of two samples, the second of which confirms
+    for feed in data:  # two samples, the second of which confirms
         feed["u"][1, ..., 0] *= 60.0
     numbers = {row.tobytes(): number for number, row in enumerate(row for f in data for row in f["x"])}
     monkeypatch.setattr("onnxfq.data.digest.sample_digest", lambda sample: numbers[sample["x"].tobytes()])

@@ -210,7 +210,7 @@ def test_running_noise_is_that_of_onnxruntime(result: QuantizeResult) -> None:
             for proto in (result.model.proto, result.simulation)
         ]
         sums = sums + ErrorSums.from_arrays(*both)
-    # Other outputs are fetched beside it, so that other operators fuse.
+    # Other outputs are fetched with it, so that other operators fuse.
     assert rows["conv2"].output_db == pytest.approx(sums.sqnr_db, abs=0.01)
 
 

@@ -248,7 +248,7 @@ def test_small_values_made_large(text: str, kept: bool) -> None:
     result = quantize(proto, [feed_for(proto, seed) for seed in range(40)], floats=FP16)
     assert result.floats is not None
     reasons = {one.name: one.why for one in result.floats.nodes}
-    # What is not kept for its own sake may be between others that are.
+    # A node that is not kept for its own sake may lie between others that are.
     assert reasons.get("op", "").startswith(("reads", "gives")) == kept, reasons
     assert "Log" not in text or "values down to 1e-10, which have few digits" in reasons["op"]
     feed = {"x": np.full((1, 16), -1, np.float32)}

@@ -318,7 +318,7 @@ def test_switch(name, recipe):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-# What is written for ONNX Runtime
+# Models written for ONNX Runtime
 
 
 @pytest.mark.parametrize("name", ["conv_relu", "gemm", "attention", "transposed_weight", "tied_embedding"])
@@ -381,7 +381,7 @@ def test_the_calibrator_of_dynamic_activations():
     }
 
 
-# What is written for TensorRT
+# Models written for TensorRT
 
 
 NVFP4 = """
@@ -572,7 +572,7 @@ def test_an_edited_plan_of_other_blocks():
     )
 
 
-# What ONNX Runtime cannot run
+# Models that ONNX Runtime cannot run
 
 
 def test_quantize_says_what_was_not_run(tmp_path: Path):

@@ -99,7 +99,7 @@ def test_dense_blocks_take_no_time() -> None:
     model = build(text + " [conv] y = Conv (t60, w) }", {"w": stored(4, 61, 1, 1, dtype=np.float32)})
     start = time.process_time()
     onnxfq.check(model)
-    assert time.process_time() - start < 5  # seconds; followed each time anew it would be 2^60 steps
+    assert time.process_time() - start < 5  # seconds; without a memory it would be 2^60 steps
 
 
 def test_local_functions_are_looked_into() -> None:

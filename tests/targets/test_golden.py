@@ -80,7 +80,7 @@ def compare(file: str, found: dict[str, dict[str, object]]) -> None:
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     golden = json.loads(path.read_text(encoding="utf-8"))
     for name, one in found.items():
-        # A patch release may make the same engine: the version is told, not compared.
+        # A patch release may make the same engine: the version is printed, not compared.
         told = f"{name}: made by {golden[name]['builder']}, now {one['builder']}"
         assert {**one, "builder": ""} == {**golden[name], "builder": ""}, told
 

@@ -40,7 +40,7 @@ from onnxfq.tools.convert import Conversion, convert
 
 MODELS = ["conv_relu", "two_branch", "downsample", "shared_weight", "gemm", "attention", "left_constant"]
 FOLDER = os.environ.get("ONNXFQ_MODELS", "")
-TURBO = pytest.mark.filterwarnings("ignore")  # of onnxruntime's quantizer, which is not under test
+TURBO = pytest.mark.filterwarnings("ignore")  # onnxruntime's quantizer is not under test
 
 
 def feeds_of(proto: onnx.ModelProto) -> list[dict[str, np.ndarray]]:
@@ -298,7 +298,7 @@ def test_doubled_names_and_quantized_inputs():
     expected = (
         (q.astype(np.float32) - 128) * np.float32(0.1) @ (np.arange(48).reshape(8, 6) * np.float32(0.02))
     )
-    # The range [-12.8, 12.7] has the scale 0.1, that of the source.
+    # The range [-12.8, 12.7] has the scale 0.1, as in the source.
     np.testing.assert_allclose(got, expected, atol=8 * 0.5 * 0.1 * 0.94)  # half a step for each of 8 products
 
 

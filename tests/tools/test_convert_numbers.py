@@ -76,7 +76,7 @@ ZEROS = {
 }
 PAIRED = """p = QuantizeLinear (a, s, z) d = DequantizeLinear (p, s, z) wd = DequantizeLinear (w, ws)
     x = Conv (d, wd) q = QuantizeLinear (x, s, z)"""
-# What operators of ONNX do between a pair: the text from q to t, and constants. `n` stands for a number.
+# Operators of ONNX between a pair: the text from q to t, and constants. `n` stands for a number.
 BETWEEN: dict[str, tuple[str, Arrays]] = {
     "Clip": ("t = Clip (q, n, m)", {}),
     "Clip from below": ("t = Clip (q, n)", {}),

@@ -26,7 +26,7 @@ from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.tools.convert import convert
 
-TURBO = pytest.mark.filterwarnings("ignore")  # of onnxruntime's quantizer, which is not under test
+TURBO = pytest.mark.filterwarnings("ignore")  # onnxruntime's quantizer is not under test
 
 NOISE_DB = 20.0
 """SQNR that int8 ranges of normal values leave after two products; a lost Relu or Clip leaves less than 5."""
@@ -174,7 +174,7 @@ def test_stored_integers_stay(name: str, floats: str) -> None:
     result = again(proto, X, floats=FloatOptions(name=floats))
     assert any(one.shape == want.shape and np.array_equal(one, want) for one in stored(result))
     assert note(result) == "weights with numbers on a grid: 1 kept"
-    assert sqnr_db(proto, result.qdq, X) > (18.0 if name == "Brevitas" else NOISE_DB)  # of 4-bit weights
+    assert sqnr_db(proto, result.qdq, X) > (18.0 if name == "Brevitas" else NOISE_DB)  # 4-bit weights
 
 
 @pytest.mark.parametrize(

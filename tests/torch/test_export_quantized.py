@@ -135,7 +135,7 @@ def test_networks_compute_what_torch_computes(name, asked, learned, exporter):
     assert found == {q.qparams()[0].numpy().tobytes() for q in quantizers(model).values()}
 
 
-# Tracing reads sizes of its own states; the same is told of a float LSTM.
+# Tracing reads sizes of its own states; it says the same of a float LSTM.
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:Exporting a model:UserWarning")
 @both
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -203,7 +203,7 @@ def test_modules_of_torch_ao(fused):
     exported = export_torch(model.eval(), (x,))
     (first, *_) = scales(exported)
     assert first[1] == activation.scale.numpy()
-    # Scales of rand() are no powers of two: a value at a tie may go to the other step, 1/255 times a weight.
+    # Scales of rand() are not powers of two: a value at a tie may go to the other step, 1/255 times a weight.
     np.testing.assert_allclose(run(exported, x), model(x).detach().numpy(), rtol=0, atol=0.01)
 
 

@@ -241,7 +241,7 @@ def test_gradients_of_each_sample():
     def loss(given, x):
         return torch.func.functional_call(model, given, (x[None],)).square().sum()
 
-    # LSQ's factor counts the elements that share a scale, which are those of one sample here.
+    # LSQ's factor counts the elements that share a scale, here the elements of one sample.
     each = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, X)
     model(X).square().sum().backward()
     weight = model[0]._parameters["weight"]

@@ -645,7 +645,7 @@ def test_training_with_learned_grids(learned):
     assert all(p.grad is not None for n, p in model.named_parameters() if "norm" not in n)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, in itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler warns about itself
 def test_compiles_whole():
     """torch.compile takes a quantized network as one graph."""
     model, x = network("residual_cnn"), digits()
