@@ -58,8 +58,8 @@ It returns why rows do not count as samples; nothing if they do, or if runs cann
 class Feeds:
     """Checked feeds for one model; iterating yields {input name: array} that fit its inputs.
 
-    If axis 0 counts samples in every input, feeds have `batch` samples each, whatever sizes the data came in;
-    feeds are smaller before a change of shapes and at the end. Otherwise feeds are unchanged, and so they are
+    If axis 0 counts samples in every input, feeds have `batch` samples each, whatever sizes the data has.
+    Feeds are smaller before a change of shapes and at the end. Otherwise feeds are unchanged, and so they are
     if runs of the model tell that axis 0 counts something else.
     Every iteration is a pass over the data; data that can be read only once rejects a second pass.
     """

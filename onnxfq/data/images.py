@@ -41,7 +41,7 @@ def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArr
     pillow = _pillow()
     try:
         with open_input(path) as stream, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow, about colors and sizes that are handled here
+            warnings.simplefilter("ignore")  # Pillow's, about colors and sizes that are handled here
             image = pillow.open(stream)
             if image.mode.startswith(("I", "F")):
                 raise DataError(f"{path} has more than 8 bits a channel; give an .npz of prepared arrays")

@@ -1,7 +1,7 @@
 """Input specs, feeds, and sample counts of feeds.
 
 Axis 0 counts samples if the model leaves it open in every input that is not a scalar and all arrays of a feed
-agree; a scalar belongs to every sample. Any other feed is one sample, and so is a `WholeFeed`.
+agree. A scalar belongs to every sample. Any other feed is one sample, and so is a `WholeFeed`.
 """
 
 from __future__ import annotations

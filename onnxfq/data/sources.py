@@ -79,11 +79,10 @@ def open_source(data: Data, reading: SourceContext, again: bool = False) -> Sour
     """Open `data` for one pass.
 
     Args:
-        data: path of an .npz, an .npy, an image, or a folder of one of these kinds; `module:function`,
-            importable from here; an array for the only input; {input name: array} with all samples; an
-            iterable of feeds {input name: array}, of tuples in the order of the inputs, or of arrays, such as
-            a torch DataLoader; an onnxruntime CalibrationDataReader; a function without arguments that
-            returns one of these.
+        data: path of an .npz, an .npy, an image, or a folder of one of these kinds. Or `module:function`,
+            importable from here, or a function without arguments, that returns data. Or an array for the only
+            input, {input name: array} with all samples, or an onnxruntime CalibrationDataReader. Or an
+            iterable, such as a torch DataLoader, of feeds, tuples in the order of the inputs, or arrays.
         reading: inputs of the model, samples per run, and options.
         again: whether an earlier pass has begun.
 

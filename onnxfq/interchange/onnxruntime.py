@@ -1,9 +1,9 @@
 """onnxruntime's quantization files: TensorQuantOverrides, and the ranges of its calibrators.
 
-Overrides are the value of extra_options["TensorQuantOverrides"] for `quantize_static`: a tensor's list of
-dictionaries, one for the tensor or one for each channel, with quant_type, scale and zero_point, rmin and
-rmax, symmetric, reduce_range and axis. Ranges are the calibration.json of `write_calibration_table`, and the
-cache of `quantize_static`.
+Overrides are the value of extra_options["TensorQuantOverrides"] for `quantize_static`. A tensor has a list of
+dictionaries, one for the tensor or one for each channel. Their fields are quant_type, scale and zero_point,
+rmin and rmax, symmetric, reduce_range and axis. Ranges are the calibration.json of `write_calibration_table`,
+and the cache of `quantize_static`.
 Source: onnxruntime.quantization (tensor_quant_overrides.py, calibrate.py), Microsoft, MIT.
 """
 

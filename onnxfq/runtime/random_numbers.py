@@ -149,7 +149,7 @@ def fix_draws(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     rewritten = onnx.ModelProto()
     rewritten.CopyFrom(proto)
-    # Names decide what is drawn: the model as given gets those of the normalised one.
+    # Names decide what is drawn: the model as given gets the names of the normalised one.
     inline_functions(rewritten)
     name_tensors(rewritten)
     rewritten, _ = raise_opset(rewritten, _OPSET, "the model")

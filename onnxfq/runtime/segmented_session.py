@@ -1,8 +1,8 @@
 """Sessions of a model of any number of nodes, in segments.
 
 ONNX Runtime's loading grows with the square of the nodes, most of all of those that read only constants, such
-as the DequantizeLinear of a weight. Version 1.31.1 loads a Q/DQ model of 17,500 nodes in 1.7 s, one of 35,000
-in 7 s, a fake-quant model of 25,000 nodes in 4 s, and one of 125,000 in 182 s.
+as the DequantizeLinear of a weight. Version 1.31.1 loads a Q/DQ model of 17,500 nodes in 1.7 s, and one of
+35,000 in 7 s. It loads a fake-quant model of 25,000 nodes in 4 s, and one of 125,000 in 182 s.
 """
 
 from __future__ import annotations

@@ -92,14 +92,13 @@ class Session:
     An exact session uses no graph optimisation and no packed weights, so that a fake-quant model and its Q/DQ
     twin give the same bits. Otherwise one of them could round differently: BatchNormalization fused in one
     only, or a constant matrix packed for a kernel that sums in another order. It computes float16 as in
-    `float32_emulation`. Other sessions run Q/DQ models at ORT_ENABLE_BASIC, because onnxruntime 1.31 rejects
-    or changes valid ones at higher levels (zero-point inputs at opset 21, float8, float16 Concat), and other
-    models at full optimisation.
+    `float32_emulation`. Other sessions run Q/DQ models at ORT_ENABLE_BASIC: onnxruntime 1.31 rejects or
+    changes valid ones at higher levels (zero-point inputs at opset 21, float8, float16 Concat). They run
+    other models at full optimisation.
 
     A bfloat16 model takes and gives float32, as in `float32_emulation`; random numbers are drawn as in
-    `random_numbers`. On a GPU nodes run in the order of
-    the file as far as their inputs are available, so that observed tensors are not kept until the end;
-    kernels that sum in a changing order are not used.
+    `random_numbers`. On a GPU nodes run in the order of the file as far as their inputs are available:
+    observed tensors are not kept until the end. Kernels that sum in a changing order are not used.
     """
 
     def __init__(
@@ -125,9 +124,8 @@ class Session:
             packed: weights are held once more, packed for kernels; slower without. Exact sessions never do.
             pooled: memory of a run is kept for the next one; several sessions together take less without.
 
-        Raises ModelError if the model cannot be loaded, NoKernelError if the runtime lacks one of its
-        operators in its types, RuntimeLibraryError if the device cannot be used,
-        DeviceMemoryError if it lacks memory for the model.
+        Raises ModelError if the model cannot be loaded, NoKernelError for an operator that the runtime lacks
+        in its types, RuntimeLibraryError without the device, DeviceMemoryError if its memory is too small.
         """
         self.device: Device = device
         options = onnxruntime.SessionOptions()

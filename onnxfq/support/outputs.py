@@ -220,7 +220,7 @@ def check_apart(output: Path, inputs: Iterable[Path]) -> None:
         raise OutputError(f"cannot write {str(output)!r}: no file can have this name; choose another place")
     real = Path(os.path.realpath(output))
     for path in inputs:
-        if "\0" in str(path):  # what reads it says so
+        if "\0" in str(path):  # its reader reports it
             continue
         other = Path(os.path.realpath(path))
         if real == other:

@@ -112,7 +112,7 @@ def _check_unfolded(root: yaml.Node) -> None:
 
     def size(node: yaml.Node) -> int:
         if id(node) not in sizes:
-            sizes[id(node)] = _MOST_NODES  # of a reference to itself
+            sizes[id(node)] = _MOST_NODES  # the size of a reference to itself
             pairs = node.value if isinstance(node, yaml.CollectionNode) else ()
             parts = [part for child in pairs for part in (child if isinstance(child, tuple) else (child,))]
             sizes[id(node)] = min(_MOST_NODES, 1 + sum(map(size, parts)))

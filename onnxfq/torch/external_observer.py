@@ -15,7 +15,7 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.observers import Observer, make_observer
 
 
-class ForeignObserver(Observer):
+class ExternalObserver(Observer):
     """Module that observes in its forward and has `calculate_qparams() -> (scale, zero point)`."""
 
     def __init__(self, spec: QuantSpec, inner: nn.Module) -> None:
@@ -86,7 +86,7 @@ def open_observer(
         if isinstance(given, type) and issubclass(given, Observer):
             return given(spec, **keywords)
         given = given(**(_spec_arguments(given, spec) | dict(keywords)))
-    return given if isinstance(given, Observer) else ForeignObserver(spec, given)
+    return given if isinstance(given, Observer) else ExternalObserver(spec, given)
 
 
 def torch_dtype(spec: QuantSpec) -> torch.dtype:

@@ -341,7 +341,7 @@ def range_to_params(
 
     The rules and bits are the same as in `onnxfq.choose_qparams`: computed in float64, the scale rounded to
     float32 once. Rounding of the zero point has the gradient of the identity, as in AIMET, and so does
-    rounding of scales to a half type; rounding to powers of two has none.
+    rounding of scales to a half type. Rounding to powers of two has none.
     """
     rules = rules or ParamRules()
     grid = qtype_by_name(qtype) if isinstance(qtype, str) else qtype

@@ -30,7 +30,7 @@ from onnxfq.torch.observers import Fixed
 from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.placement import find_sites, plan_module
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
-from onnxfq.torch.traced_patterns import attentions, producers
+from onnxfq.torch.traced_patterns import attentions, known_range_ops
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -124,7 +124,7 @@ def quantize_module(
         raise ModelError(f"{type(model).__name__} already has a FakeQuantize, {name!r}; remove it first")
     traces = Traces()
     sites = find_sites(model, asked, traces)
-    plan = plan_module(model, asked, sites, producers(model, traces), tuple(attentions(model, traces)))
+    plan = plan_module(model, asked, sites, known_range_ops(model, traces), tuple(attentions(model, traces)))
     pairs = [pair for module in model.modules() for pair in successions(module, traces) if is_foldable(*pair)]
     placed = {placement.tensor: placement for placement in plan.placements}
     device = next((p.device for p in model.parameters()), None)

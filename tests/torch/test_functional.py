@@ -15,7 +15,7 @@ import onnxfq
 from onnxfq.documents.recipe import Recipe
 from onnxfq.tools.check import check
 from onnxfq.torch import compute_encodings, export_torch, quantize_module, quantizers
-from onnxfq.torch.attention import expand
+from onnxfq.torch.attention import decompose_sdpa
 from onnxfq.torch.export import export_nodes
 from onnxfq.torch.exporters import lift
 from onnxfq.torch.request import Request, bind, name_inputs
@@ -226,7 +226,7 @@ def test_what_depends_on_shapes_is_told_by_check():
 def test_expanding_keeps_the_names_of_all_else():
     """The products of an attention are named after the call, and other operations as torch.fx names them."""
     graph = torch.fx.Tracer().trace(Attend())
-    expand(graph)
+    decompose_sdpa(graph)
     names = [node.name for node in graph.nodes if node.target is torch.matmul]
     assert names == ["scaled_dot_product_attention_scores", "scaled_dot_product_attention_context"]
 

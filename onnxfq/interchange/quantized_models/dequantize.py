@@ -2,8 +2,8 @@
 
 A tensor of quantized numbers is read as their real values. QuantizeLinear and DequantizeLinear disappear, an
 integer operator becomes its float one, and operators that only move, pick, order or compare numbers stay. A
-pair also limits values to its range, which may be all that is left of a Relu or Clip (onnxruntime's quantizer
-removes these): a Clip stands where values may be outside.
+pair also limits values to its range, which may be all that is left of a Relu or Clip: onnxruntime's quantizer
+removes these. A Clip stands where values may be outside.
 """
 
 from __future__ import annotations
