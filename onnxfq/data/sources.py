@@ -176,12 +176,8 @@ def _open_folder(folder: Path, reading: SourceContext) -> Source:
     ((kind, paths),) = paths_of.items()
     if kind == "image":
         return _open_images(paths, str(folder), reading)
-
-    def pieces() -> Iterator[Piece]:
-        for path in paths:
-            yield Piece(read_arrays(path, reading.inputs))
-
-    return Source(str(folder), pieces(), None if samples_open(reading.inputs) else len(paths))
+    pieces = (Piece(read_arrays(path, reading.inputs)) for path in paths)
+    return Source(str(folder), pieces, None if samples_open(reading.inputs) else len(paths))
 
 
 def _open_images(paths: Sequence[Path], name: str, reading: SourceContext) -> Source:
