@@ -52,7 +52,7 @@ class Ended:
 
     @property
     def fault(self) -> str:
-        """What no command may do, in a few words; empty if all is well."""
+        """Forbidden effects of a command, in a few words; empty if all is well."""
         if self.seconds >= SECONDS:
             return f"hangs for {self.seconds:.0f} s"
         if self.code < 0:

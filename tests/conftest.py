@@ -1,4 +1,4 @@
-"""What tests of several folders share: the shipped digits, and a logger that no test leaves changed."""
+"""Shared by tests of several folders: the shipped digits, and a logger that no test leaves changed."""
 
 from __future__ import annotations
 

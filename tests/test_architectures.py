@@ -53,7 +53,7 @@ def test_exported_in_one_environment_and_read_in_another(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    """What --export writes, --from quantizes; the numbers are those of the networks at once."""
+    """--from quantizes the files of --export; the numbers are the same as for the networks at once."""
     folder, recipes = str(tmp_path / "models"), ("--recipes", "onnxruntime-int8")
     one = ("own:low_rank_adapter", "--exporter", "torchscript")
     assert told(benchmark, monkeypatch, capsys, *one, "--export", folder) == []
@@ -66,7 +66,7 @@ def test_exported_in_one_environment_and_read_in_another(
 def test_what_is_not_installed_is_left_out(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A library that is missing is told, and is no error; an unknown source is one."""
+    """A missing library is reported and is not an error; an unknown source is one."""
     sources = importlib.import_module("zoo.sources")
     absent = sources.Source(("no_such_library",), tuple, lambda *given: [])
     monkeypatch.setitem(sources.SOURCES, "absent", absent)

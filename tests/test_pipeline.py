@@ -236,7 +236,7 @@ def test_refusals_write_nothing(workdir: Path, case: str) -> None:
 
 
 def test_a_plan_of_weights_only_needs_no_data() -> None:
-    """Without data nothing is compared, which is told; data without samples is an error."""
+    """Without data nothing is compared, and a line says so; data without samples is an error."""
     proto = build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": weights(4, 4)})
     recipe = "tensorrt-int8-weights"
     assert quantize(proto, [feed_for(proto)], recipe=recipe).evaluation.feeds == 4

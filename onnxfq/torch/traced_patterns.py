@@ -101,7 +101,7 @@ def known_range_ops(model: nn.Module, traces: Traces) -> dict[str, str]:
             for (_, before), (name, _) in pairwise(kept):
                 ops_by_tensor.setdefault(f"{start}{name}.input", set()).add(_MODULES.get(type(before), ""))
         elif has_own_code(module) and traces.get_code(module).graphs:
-            for node in traces.get_code(module).graphs[-1].nodes:  # of evaluation
+            for node in traces.get_code(module).graphs[-1].nodes:  # the graph of evaluation
                 for name, source in _reads(node):
                     ops_by_tensor.setdefault(f"{start}{name}", set()).add(_find_known_op(module, source))
     return {name: next(iter(ops)) for name, ops in ops_by_tensor.items() if len(ops) == 1 and "" not in ops}

@@ -232,7 +232,7 @@ def test_mirrored_values_give_the_mirrored_range():
 
 
 def test_spread_is_close_to_the_values_own_histogram():
-    """The linear histogram is that of the values themselves, but for their places inside a bin."""
+    """The linear histogram equals the histogram of the values, except for places inside a bin."""
     stats = TensorStatistics.from_array(drawn("normal"))
     exact = np.histogram(np.abs(drawn("normal")), LINEAR_BINS, (0, stats.amax))[0]
     ours = spread(stats, stats.amax, stats.amax)

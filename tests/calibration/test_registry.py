@@ -138,7 +138,7 @@ def test_every_calibrator_is_fast(qtype):
     ],
 )
 def test_spelling(text, name, parameters):
-    """What is parsed is spelled the same again, is equal to its spelling, and goes through JSON as text."""
+    """A parsed calibrator is spelled the same, is equal to its spelling, and goes through JSON as text."""
     made = Calibrator.parse(text)
     assert (made.name, made.parameters) == (name, parameters)
     assert str(made) == text and made == text and hash(made) == hash(text) and made != "minmax"
@@ -155,7 +155,7 @@ def test_numbers_are_spelled_exactly(percent):
 
 
 def test_every_form_is_one_that_is_taken():
-    """What the help lists is understood, once the example's words are given; the default is one of them."""
+    """Names in the help are understood, once the example's words are given; the default is one of them."""
     words = {"LOW,HIGH": "-1,0.5", "OP": "Tanh"}
     for form in spellings():
         name, colon, rest = form.partition(":")

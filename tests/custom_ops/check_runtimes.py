@@ -1,4 +1,4 @@
-"""Runs the operators in several versions of onnxruntime, each in a virtual environment of its own.
+"""Runs the operators in several versions of onnxruntime, each in its own virtual environment.
 
     python tests/custom_ops/check_runtimes.py [VERSION ...] [--library FILE] [--folder FOLDER]
 

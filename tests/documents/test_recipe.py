@@ -257,7 +257,7 @@ def test_unknown_recipe(name, words):
 
 
 def test_broken_yaml(tmp_path):
-    """What is no YAML is one line with the place."""
+    """A file that is not YAML is one line with the place."""
     with pytest.raises(RecipeError, match=r"mine.yaml is not valid yaml: .* line 2") as caught:
         loaded(tmp_path, "a: [1\nb: 2")
     assert "\n" not in str(caught.value)
@@ -334,7 +334,7 @@ def test_with_calibrator():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_scheme_makes_a_spec(name):
-    """What a recipe accepts, a QuantSpec accepts."""
+    """A QuantSpec accepts the formats that a recipe accepts."""
     for scheme in filter(None, (RECIPES[name].activations, RECIPES[name].weights)):
         QuantSpec(qtype=scheme.qtype, symmetric=scheme.symmetric)
 

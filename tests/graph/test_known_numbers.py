@@ -63,7 +63,7 @@ def test_as_the_reference_computes(case: str) -> None:
     ],
 )
 def test_what_is_not_known(text: str) -> None:
-    """What data decides, and what no rule stands for, is nothing."""
+    """Sizes that data decides, or that no rule covers, are unknown."""
     extra = ", int64[1] i" if "i)" in text else ""
     model = build(f"g (float[N,6,9] x{extra}) => (int64[M] y) {{ {text} }}", opset=17)
     assert evaluate_integers(load(model).graph().outputs[0]) is None

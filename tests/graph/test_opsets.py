@@ -420,7 +420,7 @@ def _kind(refusal: str) -> str:
 
 
 def test_every_structure_at_every_opset(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """What is written is valid, loads and runs; what is not has a reason; and nothing else happens."""
+    """A written model is valid, loads and runs; any other has a reason; nothing else happens."""
     every = request.config.getoption("--all-opsets")
     opsets = tuple(range(7, NEWEST + 1)) if every else QUICK_OPSETS
     recipes: dict[str, Recipe] = {"int16": one_format("int16")} if every else {}

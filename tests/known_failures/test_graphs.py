@@ -1,4 +1,4 @@
-"""Graphs on which other quantizers stop or write nonsense: names, sharing, and what ONNX allows besides."""
+"""Graphs on which other quantizers stop or write nonsense: names, sharing, and other rules of ONNX."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention for TensorRT: both products or neither, limits told; small shapes left out on request."""
+"""Attention for TensorRT: both products or neither, limits reported; small shapes left out on request."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def fused(proto: onnx.ModelProto, recipe: str, folder: Path) -> dict[str, int]:
     ],
 )
 def test_the_plan_says_what_is_fused(recipe, head, tokens, tmp_path: Path):
-    """Where the plan tells of no limit the engine has one kernel for the attention; else it has none."""
+    """The engine has one kernel for the attention exactly if the plan reports no limit."""
     proto = heads(head, tokens)
     told = any("not fused: " in why for why in why_of(planned(proto, recipe), "scores"))
     assert told == (recipe == "tensorrt-int8" and (head, tokens) != (64, 64))
@@ -101,7 +101,7 @@ def test_all_or_none(kept, other):
 
 @pytest.mark.parametrize("batch", [1, 2, "N"])
 def test_weights_behind_attention(batch: int | str, tmp_path: Path) -> None:
-    """With one sample for ever the output projection stays in float, with the reason; else all are int4.
+    """With a fixed batch of one the output projection stays in float, with the reason; else all are int4.
 
     TensorRT keeps every weight that is planned int4 so, with float16 around.
     """

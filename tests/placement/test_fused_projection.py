@@ -192,7 +192,7 @@ NOT_JOINED = {
 
 @pytest.mark.parametrize("case", NOT_JOINED)
 def test_other_readers_keep_the_pairs_apart(case: str) -> None:
-    """What anything but attention reads is not rounded for its sake."""
+    """A tensor with other readers than attention is not rounded for its sake."""
     assert activations(planned(NOT_JOINED[case]())) == APART
 
 
@@ -234,7 +234,7 @@ def test_simulation_and_deployed_model_are_twins(split: str, scaled: str, seed: 
 
 
 def test_converted_models_keep_what_they_have() -> None:
-    """What the source has a range of keeps its pair: the parts in one source, the whole in another."""
+    """A tensor with a range in the source keeps its pair: the parts in one source, the whole in another."""
     for recipe, found in ((with_override(tensors=["f"], keep_float=True), APART), ("tensorrt-int8", JOINED)):
         source = qdq_of(stage(attend(shape=(2, 9, 2, 16)), recipe))
         pairs = {node.input[0] for node in convert(source).qdq.graph.node if node.op_type == "QuantizeLinear"}

@@ -60,7 +60,7 @@ def model(family: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dic
 def test_every_linear_layer(
     family: str, floats: FloatName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each linear layer is NVFP4 in the engine; MXFP8 weights stay 8 bits but for those told above.
+    """Each linear layer is NVFP4 in the engine; MXFP8 weights stay 8 bits except for the ones above.
 
     No rule speaks, and both products of each attention are in float with a reason.
     """

@@ -1,7 +1,7 @@
-"""What TensorRT for RTX makes of whole networks: counts of layers, kept in files with the builder's version.
+"""Engines of TensorRT for RTX for whole networks: counts of layers, kept in files with the builder's version.
 
 ONNXFQ_GOLDEN=all builds every recipe with fixed and open batch, and the remainder in float32 and float16, for
-minutes; ONNXFQ_WRITE_GOLDEN=1 does so and writes the files anew. ONNXFQ_MODELS names a folder of more models;
+minutes; ONNXFQ_WRITE_GOLDEN=1 does so and rewrites the files. ONNXFQ_MODELS names a folder of more models;
 those with a golden file are built as well.
 """
 

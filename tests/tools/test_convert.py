@@ -128,10 +128,10 @@ REAL = {
 @pytest.mark.parametrize("per_channel", [False, True], ids=["per-tensor", "per-channel"])
 @pytest.mark.parametrize("file", REAL)
 def test_real_models(file: str, per_channel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What onnxruntime quantized is refused before and runs in int8 after, with the source's outputs.
+    """Models of onnxruntime's quantizer are refused before and run in int8 after, with the source's outputs.
 
-    Those of resnet20 are 0.998 of float's in the source itself, and the result has noise of its own: asked is
-    that it is no further from float than the source, within 0.5 dB.
+    The outputs of resnet20 are 0.998 of float's in the source itself, and the result adds noise. It must lie
+    as near to float as the source, within 0.5 dB.
     """
     monkeypatch.syspath_prepend(FOLDER)
     folder, _, name = file.partition("/")
@@ -303,7 +303,7 @@ def test_doubled_names_and_quantized_inputs():
 
 
 def test_bodies_read_real_numbers():
-    """What an If reads from outside is there under its name."""
+    """A tensor that an If reads from outside is there under its name."""
     source = build(
         """g (float[4,8] x, bool c) => (float[4,6] y) {
             [xq] q = QuantizeLinear (x, s, z)
@@ -394,7 +394,7 @@ def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     seed=st.integers(0, 99),
 )
 def test_grids_are_what_onnx_dequantizes(rows, k, axis, kind, seed):
-    """The real numbers of a grid are those of DequantizeLinear, for every granularity and zero point."""
+    """The real numbers of a grid equal DequantizeLinear's, for every granularity and zero point."""
     rng = np.random.default_rng(seed)
     shape = (rows, k)
     stored = rng.integers(0, 256, shape).astype(np.uint8)

@@ -170,7 +170,7 @@ class Rounded(nn.Module):
 def test_torchs_functions_are_translated(low, high, caplog):
     """torch.fake_quantize_* become Q/DQ with their limits; where both arithmetics agree, equal bits.
 
-    The difference of the two arithmetics is told once, with the number of quantizers.
+    The difference of the two arithmetics is one warning, with the number of quantizers.
     """
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)) * 20
     scale, zero = torch.tensor([0.1, 0.3, 0.25, 0.7]), torch.zeros(4, dtype=torch.int32)
@@ -236,7 +236,7 @@ def test_written_out_quantization_is_recognised(form, exporter):
     ids=["no limits", "other scale", "odd limits", "other offset"],
 )
 def test_other_rounding_is_left_alone(function):
-    """Rounding that is no quantization stays as it was written."""
+    """Rounding without quantization stays as it was written."""
     exported = export_torch(Rounded(function), (torch.ones(2, 3),))
     assert "Round" in {op for _, op in operators(exported)}
 

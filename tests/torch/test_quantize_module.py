@@ -1,4 +1,4 @@
-"""quantize_module: placement of the ONNX side, layers that compute as told, nothing left afterwards."""
+"""quantize_module: placement of the ONNX side, layers that compute as planned, nothing left afterwards."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def prepared(model: nn.Module, x, asked=None) -> onnxfq.Plan:
 def roles(plan: onnxfq.Plan, model) -> dict[tuple[str, int], str]:
     """Return the spec at each place where the operators of a model read a quantized value.
 
-    Operators are counted by type in the order of the graph, for their names are the exporter's.
+    Operators are counted by type in the order of the graph: their names are the exporter's.
     """
     order: dict[str, int] = {}
     names = {}
@@ -84,7 +84,7 @@ def roles(plan: onnxfq.Plan, model) -> dict[tuple[str, int], str]:
 def test_placement_is_that_of_the_onnx_side(name, asked):
     """The same recipe puts quantizers on the slots of operators that make_plan does on the export.
 
-    But for equalized inputs, which modules do not have.
+    Except for equalized inputs, which modules do not have.
     """
     model, x = network(name), digits()
     plain = onnxfq.load(export_torch(model, (x,)))
@@ -113,7 +113,7 @@ def test_removal_leaves_nothing(name):
 
 
 def test_copies_are_independent():
-    """copy.deepcopy of a quantized module is one, with quantizers and a folded BatchNorm of its own."""
+    """copy.deepcopy of a quantized module is one, with its own quantizers and folded BatchNorm."""
     model, x = network("residual_cnn"), digits()
     prepared(model, x)
     other = copy.deepcopy(model)
@@ -184,7 +184,7 @@ def test_recurrent_weights(kind):
 def test_attention_taken_apart_is_attention(options):
     """With its quantizers off a MultiheadAttention gives torch's outputs and weights, masks and all.
 
-    Sums of up to 8 terms in float32, in an order of their own: within 1e-5 on values near 1.
+    Sums of up to 8 terms in float32, in another order: within 1e-5 on values near 1.
     """
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, **options).eval()
@@ -423,7 +423,7 @@ def test_every_kind_is_reached(kind, how):
     ],
 )
 def test_residual_sums_are_reached(override):
-    """So is the skip branch of a sum, for a target that quantizes it."""
+    """The same holds for the skip branch of a sum, for a target that quantizes it."""
     plan = quantize_module(Everything(), recipe(target="tensorrt"))
     assert "add_skip" in {p.tensor for p in plan.placements}
     kept = recipe(target="tensorrt", overrides=[{**override, "keep_float": True}])
@@ -487,7 +487,7 @@ class Masked(nn.Module):
 @pytest.mark.parametrize(("kept", "other"), [("bmm", "matmul"), ("matmul", "bmm")])
 @pytest.mark.parametrize("target", ["tensorrt", "onnxruntime"])
 def test_attention_is_quantized_as_a_whole_or_not_at_all(kept, other, target):
-    """Where one product is kept in float, TensorRT's plan keeps the other too and says why, as on ONNX."""
+    """If one product is kept in float, TensorRT's plan keeps the other too and says why, as on ONNX."""
     model = nn.ModuleDict({"one": Masked(), "head": nn.Linear(16, 4)})
     asked = recipe(target=target, overrides=[{"nodes": [f"one.{kept}"], "keep_float": True}])
     plan = quantize_module(model, asked)
