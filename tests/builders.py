@@ -26,7 +26,7 @@ Arrays = dict[str, NDArray[np.generic]]
 
 
 def weights(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    """Random float32 of `shape` whose rows differ in size, as those of trained weights do."""
+    """Random float32 of `shape` whose rows differ in size, as in trained weights."""
     rng = np.random.default_rng([seed, *shape])
     rows = np.linspace(0.2, 2.0, shape[0] if shape else 1).reshape(-1, *[1] * (max(len(shape), 1) - 1))
     return (rng.normal(size=shape) * rows.reshape(rows.shape if shape else ())).astype(np.float32)

@@ -55,7 +55,7 @@ def test_the_ranking_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_tool_runs_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs of a tool run in a process of its own: Q/DQ models, a ranking, an accuracy, errors as text."""
+    """Jobs of a tool run in a separate process: Q/DQ models, a ranking, an accuracy, errors as text."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     import job
@@ -95,7 +95,7 @@ def test_a_section_replaces_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_speed_in_the_readme_is_the_measured_one() -> None:
-    """The README's multiples of plain inference are those of `benchmarks/results/quantize.md`."""
+    """The README's multiples of plain inference equal `benchmarks/results/quantize.md`."""
     root = Path(__file__).parents[1]
     names = {"MobileNetV2": "mobilenetv2", "ResNet-50": "resnet50", "ViT-B/16": "vit_b16"}
     tools = ("onnxfq", "onnxruntime minmax", "onnxruntime entropy", "AIMET", "ModelOpt")

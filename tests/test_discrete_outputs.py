@@ -1,4 +1,4 @@
-"""Outputs that are no plain floats: compared by what they are, in every report, and never judged in dB."""
+"""Outputs that are not plain floats: compared by what they are, in every report, and never judged in dB."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_maps_have_the_noise_of_their_array() -> None:
 
 
 def test_rows_that_differ_in_number() -> None:
-    """Where the model leaves open how many there are, unlike numbers of indices are a share, and no error."""
+    """If the model leaves their number open, unlike numbers of indices are a share, and no error."""
     text = "g (float[N,3] x) => (int64[2,K] y) {{ z = Sub (x, k) g = Greater (z, zero) y = NonZero (g) }}"
     models = [build(text.format(), {"k": np.float32(k), "zero": np.float32(0)}) for k in (0, 0.5)]
     x = np.float32([[1, 0.25, -1], [2, 1, 0.25]])
@@ -244,7 +244,7 @@ def test_indices_repair_nothing() -> None:
 
 
 def test_no_float_at_all() -> None:
-    """Where no output comes from floats that are quantized, a promise is refused in one line."""
+    """If no output comes from floats that are quantized, a promise is refused in one line."""
     model = build(
         """g (float[N,16] x) => (int64[2] y) {
             a = MatMul (x, w) r = Relu (a) b = MatMul (r, w) y = Shape (b) }""",

@@ -152,7 +152,7 @@ def test_every_format_is_simulated(qtype: str) -> None:
 
 @pytest.mark.parametrize(("qtype", "opset"), [("float4e2m1", 23), ("float6e2m3", 28), ("float6e3m2", 28)])
 def test_formats_that_only_onnx_has(qtype: str, opset: int) -> None:
-    """What ONNX has and ONNX Runtime lacks is written all the same, and passes the checker."""
+    """Formats that ONNX has and ONNX Runtime lacks are written too, and pass the checker."""
     staged = stage(conv_relu(), one_format(qtype, "simulation"))
     proto = qdq_of(staged)
     onnx.checker.check_model(proto, full_check=True)

@@ -58,7 +58,7 @@ def test_networks_on_the_cpu(networks, monkeypatch, capsys, tmp_path) -> None:
 
 
 def test_nodes_on_another_device_are_found(networks, tmp_path) -> None:
-    """Where the CUDA provider cannot be loaded onnxruntime takes the CPU's: the profile shows it."""
+    """If the CUDA provider cannot be loaded, onnxruntime takes the CPU's: the profile shows it."""
     if not cuda_problem():
         pytest.skip("a GPU works here")
     import onnxfq
@@ -141,7 +141,7 @@ TOOLS = {
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_one_step_does_not_cost_another(tmp_path: Path) -> None:
-    """With tools that pretend: what fails or lasts too long is told, and the others have their results."""
+    """With tools that pretend: failures and timeouts are reported, and the others have their results."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in TOOLS.items():

@@ -65,7 +65,7 @@ class Vector:
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """Return a vector's array; those of 4 bits may be TensorProtos."""
+    """Return a vector's array; arrays of 4 bits may be TensorProtos."""
     return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
 
 

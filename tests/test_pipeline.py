@@ -105,7 +105,7 @@ def test_kinds_of_data(workdir: Path, kind: str) -> None:
     data = {"list": FEEDS, "generator": generator(), "file": "data.npz", "folder": "folder"}[kind]
     result = quantize("model.onnx", data)
     assert result.encodings.model_dump() == quantize("model.onnx", FEEDS).encodings.model_dump()
-    assert result.evaluation.feeds == 6  # of one sample each, however they came
+    assert result.evaluation.feeds == 6  # one sample each, whatever sizes they came in
 
 
 @pytest.mark.parametrize("count", [1, CHECK_SAMPLES, CHECK_SAMPLES + 1, 5 * CHECK_SAMPLES])
@@ -245,7 +245,7 @@ def test_refusals_write_nothing(workdir: Path, case: str) -> None:
 
 
 def test_a_plan_of_weights_only_needs_no_data() -> None:
-    """Without data nothing is compared, which is told; data without samples is an error."""
+    """Without data nothing is compared, and a line says so; data without samples is an error."""
     proto = build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": weights(4, 4)})
     recipe = "tensorrt-int8-weights"
     assert quantize(proto, [feed_for(proto)], recipe=recipe).evaluation.feeds == 4

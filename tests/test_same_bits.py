@@ -39,7 +39,7 @@ from onnxfq.support.resources import package_file
 from onnxfq.tools.record_moments import gather_moments
 
 MODELS = Path(os.environ.get("ONNXFQ_MODELS", "missing"))
-"""A folder of trained networks, each in a folder of its own."""
+"""A folder of trained networks, each in its own folder."""
 ORDER_FREE = sorted(name for name in observing_names() if name != "moving_average")
 
 
@@ -112,7 +112,7 @@ collect_statistics(model, plan, open_feeds(model.proto, sys.argv[2])).save(sys.a
 
 
 def split_over_processes(path: Path, data: Feed, folder: Path) -> Statistics:
-    """Each quarter observed by a process of its own, merged last to first."""
+    """Each quarter observed by a separate process, merged last to first."""
     running = []
     for number, part in enumerate(parts(data, 10)):
         np.savez(folder / f"{number}.npz", **part)
@@ -293,7 +293,7 @@ def feeding_words(folder: Path, data: Feed) -> dict[str, list[str]]:
 
 
 SOME_WAYS = ("batch 8", "batch 0", "turned, 3 threads", "seven files", "function")
-"""Those that differ most; one of them for each network and option, unless all are asked for."""
+"""Tensors that differ most; one of them for each network and option, unless all are asked for."""
 
 
 @pytest.mark.parametrize("option", sorted(CHOOSING))

@@ -110,10 +110,10 @@ class KeptFeeds:
         Other data is read ahead by so many feeds, which the next pass still yields: its order then decides.
         """
         if not self.source.repeats:
-            found = self._select()
+            selection = self._select()
             for feed in self._read_ahead(count):
-                found.add(feed)
-            return found.samples[:count]
+                selection.add(feed)
+            return selection.samples[:count]
         if not self._complete:
             for _ in self:
                 pass

@@ -215,8 +215,8 @@ def lift(exported: onnx.ModelProto) -> Lifted | None:
 def lower(lifted: Lifted) -> onnx.ModelProto:
     """Return the Q/DQ model, at the lowest opset, not below the export's, that has its number formats.
 
-    A model that multiplies by 1 / scale, as torch's functions do, gets a warning: QuantizeLinear divides, and
-    a value within a rounding error of the midpoint between two numbers may round to the other one.
+    A model that multiplies by 1 / scale, as torch's functions do, gets a warning. QuantizeLinear divides: a
+    value within a rounding error of the midpoint between two numbers may round to the other one.
     """
     if lifted.reciprocal:
         log.warning(

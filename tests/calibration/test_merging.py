@@ -29,7 +29,7 @@ from onnxfq.stages.plan import observation_plan
 
 
 def file_bytes(statistics: Statistics, folder: Path) -> bytes:
-    """What the statistics' file holds."""
+    """Content of the statistics' file."""
     statistics.save(folder / "s.npz")
     return (folder / "s.npz").read_bytes()
 
@@ -114,7 +114,7 @@ def test_nan_stops_with_tensor_feed_and_counts() -> None:
 
 
 def test_stopped_after_a_feed(tmp_path: Path) -> None:
-    """What was gathered is that of the feeds that were told of, and of no other; progress counts them."""
+    """The statistics cover the reported feeds and no others; progress counts them."""
     model, plan, feeds = case("conv_relu", 6)
     seen: list[int] = []
     options = ObserveOptions(progress=seen.append, device="cpu")
@@ -143,7 +143,7 @@ def test_feeds_may_come_in_the_same_memory(tmp_path: Path) -> None:
 
 
 def test_nothing_to_observe() -> None:
-    """Feeds are counted and digested all the same."""
+    """Feeds are counted and digested too."""
     model, _, feeds = case("conv_relu")
     plan = observation_plan(model).model_copy(update={"placements": ()})
     with MergingObserver(model, plan, ObserveOptions(), "cpu") as observer:
@@ -153,7 +153,7 @@ def test_nothing_to_observe() -> None:
 
 
 def test_a_cluster_without_a_gpu() -> None:
-    """Asked for GPUs that the cluster lacks, no task waits for ever."""
+    """Asked for GPUs that the cluster lacks, no task waits without end."""
     pytest.importorskip("ray", reason="extra ray is not installed")
     code = """
 from builders import conv_relu, feed_for, planned
@@ -225,7 +225,7 @@ def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
 @pytest.mark.parametrize("feed_ranges", [False, True], ids=["", "ranges of feeds"])
 @pytest.mark.parametrize("name", ["conv_relu", "gemm", "if", "nested"])
 def test_groups_have_a_state_each(name: str, feed_ranges: bool, tmp_path: Path) -> None:
-    """The file of groups is the same, beside tensors observed as a whole and in bodies; in two runs too."""
+    """The file of groups is the same, next to tensors observed as a whole and in bodies; in two runs too."""
     model, plan, feeds = case(name)
     plan = by_axis(plan, known_channels(model, plan))
     options = ObserveOptions(threads=1, feed_ranges=feed_ranges, device="cpu")
@@ -239,7 +239,7 @@ def test_groups_have_a_state_each(name: str, feed_ranges: bool, tmp_path: Path) 
 
 
 def test_groups_on_a_small_gpu(monkeypatch, caplog, tmp_path) -> None:
-    """What does not fit into a quarter of its memory at a time is observed in several passes."""
+    """Statistics beyond a quarter of its memory are gathered in several passes."""
     model, plan, feeds = case("shared_weight")
     plan = by_axis(plan, known_channels(model, plan))
     expected = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(device="cpu")), tmp_path)

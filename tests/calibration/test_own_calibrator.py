@@ -100,13 +100,13 @@ def test_files_that_name_it_are_read_without_it(recipe: Path, tmp_path: Path, mo
 
 @pytest.mark.parametrize("name", ["minmax", "range", "external", "a:b", ""])
 def test_names_that_cannot_be_registered(name: str) -> None:
-    """Those of the package, and what a recipe could not spell."""
+    """Names of the package, and names that a recipe could not spell."""
     with pytest.raises(SpecError, match=f"calibrator '{name}': (the name is taken|a name must be)"):
         register_calibrator(name, CalibrationMethod(share))
 
 
 def test_it_cannot_change_the_statistics(registered: None) -> None:
-    """What one function writes into would be wrong for all that come after it."""
+    """An array that one function writes into would be wrong for all later ones."""
     statistics = TensorStatistics.from_array(np.arange(9, dtype=np.float32))
     before = statistics.counts.copy()
 
@@ -132,7 +132,7 @@ def test_it_cannot_change_the_statistics(registered: None) -> None:
     ids=["raises", "exits", "nothing", "reversed", "nan"],
 )
 def test_a_calibrator_that_fails(registered, function, says):
-    """An exception of any kind, and what is no range, is one line that names the calibrator."""
+    """An exception of any kind, and a result that is not a range, is one line that names the calibrator."""
     register_calibrator("odd", CalibrationMethod(function))
     with pytest.raises(SpecError) as caught:
         onnxfq.quantize(

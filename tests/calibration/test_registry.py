@@ -22,7 +22,7 @@ from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.numerics.spec import QuantSpec
 
 NAMES = [*observing_names(), "percentile:99", "percentile:100", "moving_average:0.5"]
-PURE = [name for name in NAMES if not name.startswith("moving_average")]  # of the order of the data
+PURE = [name for name in NAMES if not name.startswith("moving_average")]  # in any order of the data
 SPECS = [
     QuantSpec(qtype=q, symmetric=s, power_of_two=p)
     for q in QTYPES.values()
@@ -145,7 +145,7 @@ def test_every_calibrator_is_fast(qtype):
     ],
 )
 def test_spelling(text, name, parameters):
-    """What is parsed is spelled the same again, is equal to its spelling, and goes through JSON as text."""
+    """A parsed calibrator is spelled the same, is equal to its spelling, and goes through JSON as text."""
     made = Calibrator.parse(text)
     assert (made.name, made.parameters) == (name, parameters)
     assert str(made) == text and made == text and hash(made) == hash(text) and made != "minmax"
@@ -162,7 +162,7 @@ def test_numbers_are_spelled_exactly(percent):
 
 
 def test_every_form_is_one_that_is_taken():
-    """What the help lists is understood, once the example's words are given; the default is one of them."""
+    """Names in the help are understood, once the example's words are given; the default is one of them."""
     words = {"LOW,HIGH": "-1,0.5", "OP": "Tanh"}
     for form in spellings():
         name, colon, rest = form.partition(":")

@@ -441,7 +441,7 @@ RUNNING = [
 
 @pytest.mark.parametrize("operator", GIGABYTES)
 def test_bomb_of_a_run(operator: str, server: CommandServer, tmp_path: Path) -> None:
-    """What a model makes only as it runs ends at the limit of memory, in a line with the operator."""
+    """A tensor that a model makes as it runs ends at the limit of memory, in a line with the operator."""
     onnx.save(GIGABYTES[operator], tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=np.ones((2, 4), np.float32))
     for line in RUNNING if operator == "Range" else RUNNING[:1]:

@@ -52,7 +52,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(workplace: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line that succeeds without a word on stderr; return what it prints."""
+    """Run a command line that succeeds with an empty stderr; return what it prints."""
 
     def call(line: str) -> str:
         assert main(line.split()) == 0
@@ -305,7 +305,7 @@ def test_former_words_name_the_present_ones(words: list[str], capfd: pytest.Capt
 
 
 def test_notes_stand_beside_json(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
-    """What text has as notes goes to standard error, so that standard output is JSON."""
+    """The notes of text go to standard error, so that standard output is JSON."""
     assert main("plan model.onnx -o p.json --equalize cross_layer --json".split()) == 0
     printed = capfd.readouterr()
     assert json.loads(printed.out)["recipe"] == "tensorrt-int8"
@@ -359,7 +359,7 @@ def test_evaluate_with_labels(run: Run) -> None:
 def test_evaluate_of_several_candidates(
     run: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each candidate has the scores of a run of its own, from one run of the float model per feed."""
+    """Each candidate has the scores of a separate run, from one run of the float model per feed."""
     Path("other").mkdir()
     stages(run)
     run("quantize model.onnx --data data.npz --recipe onnxruntime-int8 -o other/staged.onnx")
@@ -412,7 +412,7 @@ def test_inspect(run: Run) -> None:
 
 
 def test_casts_are_noted(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What is changed about the data on the way is a note on stderr, once."""
+    """A change of the data on the way is a note on stderr, once."""
     np.savez("data.npz", x=feed_for(conv_relu(), count=40)["x"].astype(np.float64))
     assert main("quantize model.onnx --data data.npz -o q.onnx".split()) == 0
     assert capfd.readouterr().err.splitlines() == ["onnxfq: note: input x: float64 cast to float32"]
@@ -475,7 +475,7 @@ def test_devices(workplace: Path, capfd: pytest.CaptureFixture[str], line: str) 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_print_recipe_files(name: str, run: Run) -> None:
-    """What `recipes NAME` prints is a file of the same recipe; JSON has the same fields."""
+    """The output of `recipes NAME` prints is a file of the same recipe; JSON has the same fields."""
     Path("printed.yaml").write_text(run(f"recipes {name}"), encoding="utf-8")
     assert load_recipe("printed.yaml") == RECIPES[name]
     assert json.loads(run(f"recipes {name} --json")) == RECIPES[name].model_dump(mode="json")

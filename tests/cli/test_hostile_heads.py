@@ -167,7 +167,7 @@ def test_moments_in_the_form_of_an_earlier_version(folder: Path) -> None:
 
 
 def indefinite(sums: Array) -> Array:
-    """Symmetric sums with a positive diagonal, larger beside it than on it."""
+    """Symmetric sums with a positive diagonal, larger off it than on it."""
     made = np.full_like(sums, sums.max())
     made[:] = made.max()
     for group in made:
@@ -196,7 +196,7 @@ def test_sums_that_are_no_moments(what: str, folder: Path, arrays: dict[str, Arr
 
 
 def test_moments_of_fewer_layers(folder: Path) -> None:
-    """What the recipe rounds and the file lacks is named, with the remedy."""
+    """A tensor that the recipe rounds and the file lacks is named, with the remedy."""
     model, recipe = onnxfq.load(folder / "m.onnx"), onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq")
     fewer = onnxfq.Recipe.model_validate(
         recipe.model_dump() | {"overrides": [{"tensors": ["w2"], "keep_float": True}]}
@@ -283,7 +283,7 @@ def test_data_that_overlaps(scale: int) -> None:
 
 
 def test_samples_that_repeat() -> None:
-    """Where samples repeat within a set, one that both sets have does not tell that they overlap."""
+    """If samples repeat within a set, one in both sets does not show that they overlap."""
     dark = digest(range(1))
     one, two = digest(range(1, 30)) + dark + dark, digest(range(30, 60)) + dark
     assert not one.overlaps(two) and one.overlaps(one)

@@ -84,7 +84,7 @@ def test_every_command_is_tried() -> None:
 
 @pytest.mark.parametrize("name", MADE)
 def test_streams(files: Path, name: str) -> None:
-    """What a command writes stands, however its standard output ends; only a full one is an error."""
+    """The files of a command stand, however its standard output ends; only a full one is an error."""
     line, made = MADE[name], files / OUTPUTS.get(name, "m.onnx")
     endings = {
         "| true; exit ${PIPESTATUS[0]}": (0, 0),
@@ -145,7 +145,7 @@ def metric(outputs, truth):
     ],
 )
 def test_code_that_prints(files: Path, line: str) -> None:
-    """What functions of the user print in any way goes to standard error; standard output is JSON."""
+    """All that functions of the user print goes to standard error; standard output is JSON."""
     (files / "loud.py").write_text(LOUD)
     ended = shell(f"{ONNXFQ} {line}", files)
     assert ended.returncode == 0, ended.stderr

@@ -46,7 +46,7 @@ LAYOUTS: list[tuple[tuple[int, ...], Any]] = [((), None), ((7, 1, 1), (1, -1, -1
 
 
 def values(dtype: np.dtype) -> np.ndarray:
-    """Random bits of a type, without NaN, whose bits are not told."""
+    """Random bits of a type, without NaN, whose bits are not defined."""
     bits = np.random.default_rng(5).integers(0, 2 ** (8 * dtype.itemsize), 7 * 9 * 33, np.uint32)
     x = bits.astype(f"u{dtype.itemsize}").view(dtype).reshape(7, 9, 33)
     with np.errstate(invalid="ignore"):  # signalling NaN
@@ -99,7 +99,7 @@ def test_rows_stay_on_the_gpu() -> None:
 
 
 def test_self_test_passes() -> None:
-    """What `onnxfq doctor` runs."""
+    """The self-test of `onnxfq doctor` passes."""
     assert [outcome.fault for outcome in self_test("cuda", in_sessions=False)] == [""] * 3
 
 

@@ -258,7 +258,7 @@ def test_unknown_recipe(name, words):
 
 
 def test_broken_yaml(tmp_path):
-    """What is no YAML is one line with the place."""
+    """A file that is not YAML is one line with the place."""
     with pytest.raises(RecipeError, match=r"mine.yaml is not valid yaml: .* line 2") as caught:
         loaded(tmp_path, "a: [1\nb: 2")
     assert "\n" not in str(caught.value)

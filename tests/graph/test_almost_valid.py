@@ -1,4 +1,4 @@
-"""What ONNX Runtime runs and ONNX's checker refuses is taken, and computes what it computed."""
+"""Models that ONNX Runtime runs and ONNX's checker refuses are taken, with the same results."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_an_input_of_unknown_rank() -> None:
 
 
 def test_an_output_of_a_custom_operator() -> None:
-    """What nothing can infer is named."""
+    """A type that nothing can infer is named."""
     made = build(
         "g (float[N,4] x) => (float[N,4] y) { h = MatMul (x, w) y = own.Odd (h) }",
         {"w": weights(4, 4)},
@@ -103,7 +103,7 @@ def test_an_output_of_a_custom_operator() -> None:
 
 
 def test_two_opsets() -> None:
-    """Of two versions of one domain it is not known which is meant."""
+    """Two versions of one domain are ambiguous."""
     spoiled = proto()
     spoiled.opset_import.append(helper.make_opsetid("ai.onnx", 13))
     with pytest.raises(ModelError, match="imports ai.onnx at opsets 13 and 17"):
@@ -131,7 +131,7 @@ def registered() -> set[str]:
 
 
 def test_the_operators_that_only_onnxruntime_has_are_those_it_registers() -> None:
-    """Those that it dropped at opset 10 do not count, nor its own copies between devices."""
+    """Operators that it dropped at opset 10 do not count, nor its own copies between devices."""
     gone = {"GivenTensorFill"}  # registered without a kernel
     assert registered() - gone <= RUNTIME_OPS
     assert registered() >= RUNTIME_OPS

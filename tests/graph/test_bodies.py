@@ -81,7 +81,7 @@ def test_weights_of_two_bodies_are_stored_once() -> None:
 
 
 def test_statistics_in_a_loop() -> None:
-    """What an observer in a Loop finds is that of NumPy over all iterations, histogram included."""
+    """An observer in a Loop finds NumPy's statistics of all iterations, histogram included."""
     _, one = staged("loop")
     state, seen = one.feed["x"], {"s": [], "t": []}
     for _ in range(3):
@@ -137,7 +137,7 @@ def test_a_branch_that_was_never_taken(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_names_that_branches_share() -> None:
-    """Branches may call their tensors and nodes alike; a plan cannot, so each gets a name of its own."""
+    """Branches may call their tensors and nodes alike; a plan cannot, so each gets a unique name."""
     model = load(nested())
     assert "2 tensor(s) in bodies had names of others and got new ones" in model.notes
     names = [name for node in list_nodes(model.proto.graph) for name in node.output]
@@ -180,7 +180,7 @@ def test_a_transposed_weight_out_there() -> None:
 
 
 def test_a_body_of_another_operator() -> None:
-    """What stands in the body of a SequenceMap stays in float, with the reason; the rest is quantized."""
+    """The body of a SequenceMap stays in float, with the reason; the rest is quantized."""
     proto = build(
         """g (float[N,4] x) => (float[M,4] y) {
             z = MatMul (x, w) s = SequenceConstruct (x, z)

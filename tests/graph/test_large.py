@@ -46,7 +46,7 @@ def feeds() -> list[dict[str, np.ndarray]]:
 
 
 def assert_near(got: Evaluation, want: Evaluation) -> None:
-    """Scores agree; the sums of large models run in another order, for their weights are not packed."""
+    """Scores agree; the sums of large models run in another order: their weights are not packed."""
     for have, expected in zip(got.candidates, want.candidates, strict=True):
         for a, b in zip(have.outputs, expected.outputs, strict=True):
             assert a.cosine == pytest.approx(b.cosine, rel=1e-6)

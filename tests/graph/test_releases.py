@@ -35,7 +35,7 @@ def loads(opset: int, ir_version: int) -> bool:
     try:
         content = proto.SerializeToString()
         onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception:  # onnxruntime raises classes of its own, one per status code
+    except Exception:  # onnxruntime raises its own classes, one per status code
         return False
     return True
 
@@ -134,7 +134,7 @@ def test_what_a_release_cannot_read(
 
 
 def test_types_that_came_later() -> None:
-    """Where the opset would do, the types of tensors decide."""
+    """If the opset would do, the types of tensors decide."""
     proto = build("g (float[4] x) => (float[4] y) { y = Relu (x) }", opset=20, ir=10)
     proto.graph.value_info.append(helper.make_tensor_value_info("h", onnx.TensorProto.INT4, [4]))
     with pytest.raises(ModelError, match="needs IR version 10 for int4, and onnxruntime 9.9 reads 9"):

@@ -137,7 +137,7 @@ def by_onnxruntime(overrides: dict[str, Any], folder: Path) -> dict[str, tuple[A
 @pytest.mark.filterwarnings("ignore")  # onnxruntime's own
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_overrides_give_onnxruntimes_scales(name: str, tmp_path: Path) -> None:
-    """A dictionary of overrides is taken as it is: scales and zero points are those of `quantize_static`."""
+    """A dictionary of overrides is taken as it is: scales and zero points equal `quantize_static`."""
     recipe = load_recipe("onnxruntime-int8")
     _, found = fitted(network(), OVERRIDES[name], recipe)
     mine = by_tensor(found)
@@ -241,7 +241,7 @@ def test_ranges_give_what_the_same_data_give(which: str, recipe: str, tmp_path: 
     ],
 )
 def test_damaged_files(content: Any, message: str, tmp_path: Path) -> None:
-    """What is wrong in a file is one line that names tensor and field."""
+    """A fault in a file is one line that names tensor and field."""
     with pytest.raises(PlanError) as caught:
         plan, found = fitted(network(), file(tmp_path, content))
         found.refuse_missing("give data")

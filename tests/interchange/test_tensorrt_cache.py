@@ -119,7 +119,7 @@ def test_names_with_blanks_and_colons(tmp_path: Path) -> None:
 
 
 def test_unknown_and_unneeded_names_are_listed(tmp_path: Path) -> None:
-    """What the model lacks is told with the nearest names, what the plan does not need by name."""
+    """Tensors that the model lacks are listed with the nearest names, unneeded ones by name."""
     _, found = fitted(conv_relu(), file(tmp_path, cache({"x": 0.5, "c": 0.25, "xx_": 0.5, "y": 1.0})))
     assert found.lines() == [
         "external   TensorRT calibration cache (TRT-8501-EntropyCalibration2): 1 of 4 tensors used",
@@ -179,7 +179,7 @@ def test_what_the_cache_lacks_may_stay_in_float(tmp_path: Path, nothing_runs: No
 
 
 def test_a_scale_of_zero_counts_as_lacking(tmp_path: Path) -> None:
-    """TensorRT writes 0 for what was never anything else: it is no scale, and the reason is told."""
+    """TensorRT writes 0 for tensors that are always 0: it is not a scale, and a line says why."""
     path = file(tmp_path, cache({"x": 0.0, "c": math.inf}))
     with pytest.raises(PlanError, match=r"'x' \(line 2 has scale 0, and scales are finite and positive\)"):
         onnxfq.quantize(conv_relu(), None, sources=onnxfq.Sources(encodings=path))
@@ -224,7 +224,7 @@ def test_zero_points_move_for_onnxruntime(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_lines(line: str, message: str, tmp_path: Path) -> None:
-    """A line that is no entry is one message with its number."""
+    """A line that is not an entry is one message with its number."""
     path = file(tmp_path, f"{HEADERS[0]}\n{line}\n")
     with pytest.raises(PlanError) as caught:
         read_given(path)
@@ -245,7 +245,7 @@ def test_damaged_lines(line: str, message: str, tmp_path: Path) -> None:
     ],
 )
 def test_files_of_no_format(content: bytes, message: str, tmp_path: Path) -> None:
-    """The format is told from the content; a file of none is one line with all that are known."""
+    """The content shows the format; a file of none is one line with all that are known."""
     path = tmp_path / "calib.cache"
     path.write_bytes(content)
     with pytest.raises(PlanError) as caught:

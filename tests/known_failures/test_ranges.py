@@ -1,4 +1,4 @@
-"""What other quantizers get wrong about ranges: what they depend on, and what is no number."""
+"""Faults of other quantizers about ranges: their dependences, and values that are not numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from onnxfq.stages.options import QuantizeOptions, RunOptions
 
 METHODS = ["minmax", "percentile", "entropy", "mse"]
 ONE_BY_ONE = RunOptions(batch=1)
-pytestmark = pytest.mark.filterwarnings("ignore")  # of ONNX Runtime's quantizer, which is not under test
+pytestmark = pytest.mark.filterwarnings("ignore")  # ONNX Runtime's quantizer is not under test
 
 
 def product(width: int = 4) -> onnx.ModelProto:
@@ -227,6 +227,6 @@ def test_all_samples_count_for_the_type(tmp_path: Path) -> None:
 
 
 def test_no_data_is_no_random_data() -> None:
-    """ModelOpt 0.47.0 calibrates on random numbers when it gets no data, told at INFO level only."""
+    """ModelOpt 0.47.0 calibrates on random numbers when it gets no data, and says so at INFO level only."""
     with pytest.raises(DataError, match="needs data to observe 1 activations"):
         quantize(product(), None)

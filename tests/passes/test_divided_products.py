@@ -132,7 +132,7 @@ def products(model: onnx.ModelProto) -> int:
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("split", [*SPLITS, *PACKED])
 def test_a_split_product_is_divided(split: str, product: str) -> None:
-    """Each part has a product of its own, nothing is split or asked for its size, and numbers stay."""
+    """Each part has its own product, nothing is split or asked for its size, and numbers stay."""
     model = attend(split, product)
     staged, made = written(model)
     ops = Counter(node.op_type for node in made.graph.node)

@@ -33,7 +33,7 @@ def test_golden_graph() -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_statistics_are_those_of_the_tensor(name: str) -> None:
-    """What the observed model gathers equals NumPy's statistics of the tensor of the float model."""
+    """The statistics of the observed model equal NumPy's statistics of the tensor of the float model."""
     staged = stage(BUILDERS[name]())
     tensors = [p.tensor for p in staged.plan.activations]
     probe = onnx.ModelProto()

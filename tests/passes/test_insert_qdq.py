@@ -153,7 +153,7 @@ BLOCKED = {
 
 @pytest.mark.parametrize("case", BLOCKED)
 def test_new_formats_raise_the_opset(case: str) -> None:
-    """4 and 16 bits and blocks need opset 21; every node still has a name of its own."""
+    """4 and 16 bits and blocks need opset 21; every node still has a unique name."""
     text = """g (float[N,4] x) => (float[N,1] y) {
         [mm] h = MatMul (x, w) [mean] y = ReduceMean <axes = [1]> (h) }"""
     proto = inserted(

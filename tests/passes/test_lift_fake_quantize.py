@@ -93,7 +93,7 @@ def test_reciprocals_are_counted():
 
 
 def test_a_plain_model_has_none():
-    """A model without the nodes is told from one with them."""
+    """Models with and without the nodes are distinguished."""
     assert not has_fake_quantize(load(model_of("g (float[5,4] x) => (float[5,4] y) { y = Neg (x) }")))
 
 
@@ -118,7 +118,7 @@ NODE = """g (float[5,4] x{more}) => (float[5,4] c) {{
     ids=["computed scale", "rounding", "fraction", "blocks"],
 )
 def test_what_quantize_linear_cannot_say(error, message, parts, arrays):
-    """What QuantizeLinear cannot say is refused in one line with the tensor's name."""
+    """A grid that QuantizeLinear cannot express is refused in one line with the tensor's name."""
     text = NODE.format(**{"more": "", "attr": "", **parts})
     with pytest.raises(error, match=f"tensor 'x'.*{message}") as raised:
         lift_fake_quantize(load(model_of(text, arrays)))

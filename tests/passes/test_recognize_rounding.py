@@ -85,8 +85,8 @@ def test_chains(name):
 def test_the_node_computes_what_the_chain_did(name):
     """The chain in NumPy, operator by operator in float32, gives the bits of fake_quantize with its numbers.
 
-    But for a zero point added before the rounding: that sum rounds once more, and a value at the middle
-    between two steps may go to the other one. Of that chain those are left out.
+    Except for a zero point added before the rounding: that sum rounds once more, and a value at the middle
+    between two steps may go to the other one. Such values are left out.
     """
     nodes, (qtype, scale, zero_point, arithmetic) = CHAINS[name]
     x = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32) * 3

@@ -1,4 +1,4 @@
-"""Attention for TensorRT: both products or neither, limits told; small shapes left out on request."""
+"""Attention for TensorRT: both products or neither, limits reported; small shapes left out on request."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def fused(proto: onnx.ModelProto, recipe: str, folder: Path) -> dict[str, int]:
     ],
 )
 def test_the_plan_says_what_is_fused(recipe, head, tokens, tmp_path: Path):
-    """Where the plan tells of no limit the engine has one kernel for the attention; else it has none."""
+    """The engine has one kernel for the attention exactly if the plan reports no limit."""
     proto = heads(head, tokens)
     told = any("not fused: " in why for why in why_of(planned(proto, recipe), "scores"))
     assert told == (recipe == "tensorrt-int8" and (head, tokens) != (64, 64))
@@ -224,7 +224,7 @@ def test_other_targets_are_left_alone():
     assert not any("fused" in p.why for p in plan.placements)
 
 
-@pytest.mark.filterwarnings("ignore")  # of the exporters, which are not under test
+@pytest.mark.filterwarnings("ignore")  # the exporters are not under test
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 def test_the_exporters_of_torch(dynamo, masked, tmp_path: Path):

@@ -32,7 +32,7 @@ SPLIT = {
     + "q2, k2, v2 = Split <axis = 0, num_outputs = 3> (t) "
     + "".join(f"{n}3 = Squeeze ({n}2, i0) " for n in "qkv"),
 }
-# Where the factor of the scores is; Shape gives it as torch's exporter of TorchScript does.
+# Place of the factor of the scores; Shape gives it as torch's exporter of TorchScript does.
 SCALED = {
     "queries": "qs = Mul (q3, factor) [scores] s = MatMul (qs, kt) ",
     "both": "qs = Mul (q3, root) ks = Mul (kt, root) [scores] s = MatMul (qs, ks) ",
@@ -176,8 +176,8 @@ def outputs_too(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return proto
 
 
-# A reader of the parts beside attention, or arithmetic on one of them: then one pair would round what
-# is not to be rounded, and but for the arithmetic the builder keeps the product low anyway.
+# Another reader of the parts than attention, or arithmetic on one of them: then one pair would round what
+# must not be rounded, and without the arithmetic the builder keeps the product low anyway.
 NOT_JOINED = {
     "the product is an output": lambda: outputs_too(attend(), "f"),
     "a part is an output": lambda: outputs_too(attend(), "v3"),
@@ -192,7 +192,7 @@ NOT_JOINED = {
 
 @pytest.mark.parametrize("case", NOT_JOINED)
 def test_other_readers_keep_the_pairs_apart(case: str) -> None:
-    """What anything but attention reads is not rounded for its sake."""
+    """A tensor with other readers than attention is not rounded for its sake."""
     assert activations(planned(NOT_JOINED[case]())) == APART
 
 
@@ -234,7 +234,7 @@ def test_simulation_and_deployed_model_are_twins(split: str, scaled: str, seed: 
 
 
 def test_converted_models_keep_what_they_have() -> None:
-    """What the source has a range of keeps its pair: the parts in one source, the whole in another."""
+    """A tensor with a range in the source keeps its pair: the parts in one source, the whole in another."""
     for recipe, found in ((with_override(tensors=["f"], keep_float=True), APART), ("tensorrt-int8", JOINED)):
         source = qdq_of(stage(attend(shape=(2, 9, 2, 16)), recipe))
         pairs = {node.input[0] for node in convert(source).qdq.graph.node if node.op_type == "QuantizeLinear"}

@@ -54,7 +54,7 @@ def recipe(bits: int, **weight_fields: object) -> Recipe:
 @pytest.mark.parametrize("model", sorted(set(BUILDERS) - {"attention", "same_tensor_twice"}))
 @pytest.mark.parametrize("kind", ["tensorrt-int8", "mxint8"])
 def test_a_switch_changes_no_bit_and_leaves_weights_quantized(model: str, kind: str) -> None:
-    """On: the bits of the simulation. Off: those of a simulation of the weights alone."""
+    """On: the bits of the simulation. Off: the figures of a simulation of the weights alone."""
     staged = stage(BUILDERS[model](), kind)
     simulation = insert_fake_quantize(staged.model, staged.plan, staged.encodings)
     switched = switch_activations(simulation)
@@ -116,7 +116,7 @@ def test_weights_that_make_the_noise_are_rounded(tmp_path: Path) -> None:
 
 
 def test_the_gain_is_that_of_samples_without_moments() -> None:
-    """Of two samples one gives moments, which it alone fits perfectly; the figures are of the other."""
+    """One of two samples gives moments, which it alone fits perfectly; the figures are of the other."""
     rng = np.random.default_rng(12)
     data = [{"x": rng.normal(size=(1, 48)).astype(np.float32)} for _ in range(2)]
     data.sort(key=sample_digest)
@@ -157,7 +157,7 @@ def test_an_override_keeps_its_rounding() -> None:
 
 
 def test_long_work_is_only_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounding that takes more than seconds is left to the user, who is told how to ask for it."""
+    """Rounding that takes more than seconds is left to the user, and a line says how to ask for it."""
     monkeypatch.setattr(auto_rounding, "MOST_MULTIPLIES", 2 * auto_rounding.LEAST_MULTIPLIES)
     result = quantize(layers(), feeds(), recipe=recipe(4), accuracy=AccuracyTarget(repair=None))
     trial = result.trial("rounding")

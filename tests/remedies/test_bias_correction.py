@@ -95,7 +95,7 @@ def correct(proto: onnx.ModelProto, data: object, batch: int = 1) -> Quantized:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_outputs_keep_their_means(name: str) -> None:
-    """The mean of each output channel of a corrected layer is that of the float layer, in ONNX Runtime."""
+    """The mean of each output channel of a corrected layer equals the float layer's, in ONNX Runtime."""
     proto = LAYERS[name]
     x = DATA if "conv" in name or "groups" in name else ROWS
     result = correct(proto, x)
@@ -207,7 +207,7 @@ def test_what_stays_has_a_reason() -> None:
 
 
 def test_no_float_bias_beside_integer_ones() -> None:
-    """Where the target quantizes biases, an old one changes under its name; a layer without is left."""
+    """If the target quantizes biases, an old one changes under its name; a layer without is left."""
     model = load(LAYERS["conv"])
     place = BiasFinder(model, make_plan(model, INT4), True).find("conv", 0, "w", 6)
     assert isinstance(place, BiasPlace)

@@ -438,7 +438,7 @@ def test_what_lacks_data_is_refused_or_said() -> None:
 
 
 def test_a_recipe_file_names_the_methods(tmp_path: Path) -> None:
-    """The fields of a file are those of the recipe."""
+    """A file has the fields of the recipe."""
     path = tmp_path / "r.yaml"
     path.write_text("smooth: 0.7\nactivations: {equalize: cross_layer}\n")
     methods = load_recipe(path).channel_methods

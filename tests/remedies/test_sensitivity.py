@@ -358,7 +358,7 @@ def tiny_class(outputs, labels) -> float:
 
 
 def test_ranked_by_a_metric(tmp_path: Path, data, capfd: pytest.CaptureFixture[str]) -> None:
-    """The metric of each group is that of a model with it alone, or all but it; it goes before the SQNR."""
+    """The metric of each group measures a model with it alone, or all but it; it goes before the SQNR."""
     proto, session = two_branches(), Session(two_branches(), 1)
     feeds = [{"x": feed["x"], "z": feed["x"] * np.where(np.arange(WIDTH) == 3, FACTOR, 1)} for feed in data]
     feeds = [{name: array.astype(np.float32) for name, array in feed.items()} for feed in feeds]
@@ -414,7 +414,7 @@ def test_a_rise_of_the_metric_is_chance() -> None:
 
 @pytest.mark.parametrize("fallback", ["weights", "int16"])
 def test_fallbacks(data, fallback) -> None:
-    """What is not quantized by the recipe gets quantized weights alone, or the wider format."""
+    """Groups outside the recipe get quantized weights alone, or the wider format."""
     promise = onnxfq.AccuracyTarget(min_sqnr=30, fallback=fallback)
     kept = onnxfq.quantize(
         chain((3, 6)),
@@ -441,7 +441,7 @@ def test_fallbacks(data, fallback) -> None:
 def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
     """The layers with the most noise get the wider recipe, as many as the average allows.
 
-    A weight behind a Transpose, that of layer `turned`, belongs to its MatMul.
+    A weight behind a Transpose, as of layer `turned`, belongs to its MatMul.
     """
     rng = np.random.default_rng(3)
     names = [f"w{n}" for n in range(8)]

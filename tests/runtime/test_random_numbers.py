@@ -140,7 +140,7 @@ def test_choices() -> None:
 @pytest.mark.parametrize("to", [1, 10, 11, 16], ids=["float", "half", "double", "bfloat16"])
 @pytest.mark.parametrize("opset", [13, 17])
 def test_types(to: int, opset: int) -> None:
-    """A draw has the type of its attribute, else of the tensor it is like; the numbers are those of float."""
+    """A draw has the type of its attribute, else of the tensor it is like; the numbers equal float's."""
     x = np.zeros((4, 8), np.float32)
     plain = drawn("y = RandomNormalLike (x)", x, opset)
     for text in (
@@ -189,7 +189,7 @@ def test_equal_runs_end_in_equal_files(name: str, tmp_path: Path, caplog: pytest
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_figures_hold_no_noise_of_draws(name: str, tmp_path: Path) -> None:
-    """The SQNR is that of quantization: the model equals itself, and evaluate finds what quantize did."""
+    """The SQNR shows quantization alone: the model equals itself, and evaluate finds what quantize did."""
     proto = NETWORKS[name]()
     exact = RunOptions(exact=True)
     result = quantize(proto, FEED, tmp_path / "q.onnx", accuracy=AccuracyTarget(repair=None), options=exact)
@@ -264,7 +264,7 @@ def test_segments_draw_as_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("name", ["RandomNormalLike", "Dropout", "Scan"])
 def test_sensitivity_and_promises_repeat(name: str, tmp_path: Path) -> None:
-    """What measures many states of the switches gives the same record for equal runs and any threads."""
+    """Measuring many states of the switches gives the same record for equal runs and any threads."""
     proto = NETWORKS[name]()
     found = {
         sensitivity(proto, FEED, options=RunOptions(batch=4, threads=n % 2 + 1)).model_dump_json()
@@ -289,7 +289,7 @@ def test_sensitivity_and_promises_repeat(name: str, tmp_path: Path) -> None:
 
 
 def test_inference_draws_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """A Dropout that is not told to train is no random node: no note, and the model runs as it is."""
+    """A Dropout that does not train is not a random node: no note, and the model runs as it is."""
     for text in ("y = Dropout (x)", "t = Constant <value = bool {0}> () y = Dropout (x, , t)"):
         proto = build(f"g (float[N,4] x) => (float[N,4] y) {{ {text} }}")
         assert fix_draws(proto) is proto
@@ -298,7 +298,7 @@ def test_inference_draws_nothing(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_training_as_an_input() -> None:
-    """Where an input decides whether a Dropout trains, it does so only when told."""
+    """If an input decides whether a Dropout trains, it trains only when the input is true."""
     proto = build(
         """g (float[N,64] x, bool t) => (float[N,64] y, bool[N,64] m) {
             r = Constant <value = float {0.5}> () y, m = Dropout (x, r, t) }"""

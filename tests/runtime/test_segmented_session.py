@@ -65,7 +65,7 @@ def test_a_switch_reaches_all_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_models_are_compared_in_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inner tensors are outputs of segments; the scores are those of whole models."""
+    """Inner tensors are outputs of segments; the scores are the same as for whole models."""
     staged = stage(BUILDERS["attention"]())
     reference, qdq = staged.model.proto, qdq_of(staged)
     tensors = [node.output[0] for node in reference.graph.node if f"{node.output[0]}/dq" in str(qdq.graph)]

@@ -106,7 +106,7 @@ def test_statistics_are_those_of_the_groups(name: str, changes: dict[str, Any]) 
 
 
 def test_what_the_groups_of_an_operator_are() -> None:
-    """Of a convolution the input channels, of a product the index that is summed over."""
+    """For a convolution the input channels, for a product the index that is summed over."""
     conv, product = load(conv_relu()), load(linear(7, 5))
     assert [
         make_plan(model, by_groups("simulation", **changes)).activations[0].spec.granularity
@@ -286,7 +286,7 @@ def test_twins_of_16_bit_floats(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("qtype", ["int8", "uint16", "int16"])
 @pytest.mark.parametrize("changes", [PER_AXIS, BLOCKED], ids=["per_axis", "blocked"])
 def test_written_models_run_fully_optimised(tmp_path: Path, changes: dict[str, Any], qtype: str) -> None:
-    """What quantize writes for ONNX Runtime gives its numbers at the session's defaults as well."""
+    """Models for ONNX Runtime give their numbers at the session's defaults as well."""
     proto = build(
         """g (float[N,6,5,5] x) => (float[N,7] y) {
             c = Conv <kernel_shape = [3,3]> (x, w)
@@ -308,7 +308,7 @@ def test_written_models_run_fully_optimised(tmp_path: Path, changes: dict[str, A
 
 
 def test_more_scales_are_more_exact() -> None:
-    """Channels of different size lose less where each has a scale of its own."""
+    """Channels of different size lose less if each has its own scale."""
     proto, rng = linear(16, 4), np.random.default_rng(0)
     spread = np.exp2(np.linspace(-3, 3, 16)).astype(np.float32)
     feeds = [{"x": rng.standard_normal((1, 16)).astype(np.float32) * spread} for _ in range(64)]
@@ -488,7 +488,7 @@ def test_bodies(name: str) -> None:
 
 
 def test_a_state_too_large_for_a_loop_is_refused() -> None:
-    """What a Loop would carry is named with its size."""
+    """The state that a Loop would carry is named with its size."""
     proto = build(
         """g (float[2,300] x, int64 trips, bool go) => (float[2,300] y) {
             [turns] y = Loop (trips, go, x) <body = b (int64 i, bool c, float[2,300] a)
@@ -502,7 +502,7 @@ def test_a_state_too_large_for_a_loop_is_refused() -> None:
 
 
 def test_the_table_has_a_row_for_all_groups() -> None:
-    """One row a calibrator, with the widest ends; the noise is that of all groups together."""
+    """One row a calibrator, with the widest ends; the noise covers all groups together."""
     model = load(conv_relu())
     plan = make_plan(model, by_groups("simulation", **PER_AXIS))
     feeds = [feed_for(conv_relu(), seed) for seed in (0, 1)]
@@ -526,7 +526,7 @@ def test_the_table_has_a_row_for_all_groups() -> None:
 
 
 def test_reports_know_the_noise_of_all_groups() -> None:
-    """The SQNR of a tensor in a report is that of its values, each rounded with the scale of its channel."""
+    """The SQNR of a tensor in a report comes from its values, each rounded with the scale of its channel."""
     model = load(two_branch())
     plan = make_plan(model, by_groups("simulation", **PER_AXIS))
     feeds = [feed_for(two_branch(), seed, 60) for seed in (0, 1)]
@@ -602,7 +602,7 @@ def test_merging_is_associative_and_commutative(
 
 
 def test_counts_beyond_32_bits() -> None:
-    """Where a count may need more, all of them get 64 bits and none is lost."""
+    """If a count may need more, all of them get 64 bits and none is lost."""
     made = GroupSum(Observed("t", Granularity(0), (2,)))
     count = (1 << 31) + 7
     for feed in range(3):

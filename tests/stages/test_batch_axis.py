@@ -152,7 +152,7 @@ def test_one_array_is_one_sample(name: str, tmp_path: Path) -> None:
 
 
 def test_weak_mixing_is_found_in_quantized_models() -> None:
-    """A Q/DQ model of a sequence is told from one of rows, although its values move by whole steps."""
+    """Q/DQ models of sequences and of rows are distinguished, although its values move by whole steps."""
     for name, whole in (("recurrent", True), ("sequence to class", True)):
         proto = made(MIXED[name])
         data = feeds_of(proto, 12, 8)
@@ -165,7 +165,7 @@ def test_weak_mixing_is_found_in_quantized_models() -> None:
 
 
 def test_every_command_keeps_sequences_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Whatever the batch, each command says it, and the result is that of --batch 0."""
+    """Whatever the batch, each command says it, and the result is the same as with --batch 0."""
     proto = made(MIXED["recurrent"])
     onnx.save(proto, tmp_path / "m.onnx")
     (tmp_path / "d").mkdir()
@@ -197,7 +197,7 @@ def test_every_command_keeps_sequences_whole(tmp_path: Path, capfd: pytest.Captu
 
 
 def test_a_graph_in_arrays_of_unequal_size(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """One graph in one file is no number of samples: the error names --batch 0, which takes it."""
+    """One graph in one file is not a number of samples: the error names --batch 0, which takes it."""
     proto = made(MIXED["graph"])
     onnx.save(proto, tmp_path / "m.onnx")
     x = RNG.normal(size=(7, 8)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What is not quantized in float16 or bfloat16: types, reasons, and what runs it."""
+"""The remainder in float16 or bfloat16: types, reasons, and what runs it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cast(
 
 
 def types(proto: onnx.ModelProto) -> dict[str, int]:
-    """Return the element type of every tensor, found anew by ONNX."""
+    """Return the element type of every tensor, inferred by ONNX."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     del copy.graph.value_info[:]
@@ -102,7 +102,7 @@ def test_written_models_are_valid(name, model):
 
 @pytest.mark.parametrize("model", [name for name in BUILDERS if name != "if_body"])
 def test_float16_runs_as_its_simulation(model):
-    """ONNX Runtime gives what the fake-quant model gives, but for the rounding of float16.
+    """ONNX Runtime gives what the fake-quant model gives, except for the rounding of float16.
 
     30 dB: a value between two steps of the int8 grid may go to the other one, which counts a whole step.
     """
@@ -146,7 +146,7 @@ def test_float_io():
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_a_model_with_cast_inputs_is_tried_and_written(name, tmp_path: Path) -> None:
-    """The model that is written takes feeds of its own input type when it is tried."""
+    """The written model takes feeds of its input type when it is tried."""
     model, path = linear(16, 6), tmp_path / "m.onnx"
     quantize(model, [feed_for(model)] * 8, path, options=QuantizeOptions(floats=FloatOptions(name, io=True)))
     (given,) = onnx.load(path).graph.input
@@ -201,7 +201,7 @@ def test_without_the_plan_the_layer_overflows():
 
 
 def test_sums_and_their_chain_stay():
-    """ReduceMean, the 1e-12 beside it and the root stay in float32; what is multiplied by it does not."""
+    """ReduceMean, the 1e-12 next to it and the root stay in float32; what is multiplied by it does not."""
     proto = build(
         """g (float[N,16] x) => (float[N,8] y) {
             [relu] r = Relu (x)
@@ -238,7 +238,7 @@ def test_sums_and_their_chain_stay():
     ],
 )
 def test_small_values_made_large(text: str, kept: bool) -> None:
-    """What is 1e-10 and would be 0 in float16 is read in float32 by what makes it large."""
+    """A value of 1e-10, which would be 0 in float16, is read in float32 by the node that makes it large."""
     proto = build(
         f"g (float[N,16] x) => (float[N,8] y) {{ [mm] m = MatMul (x, w) i = Sigmoid (m) h = Add (i, one)"
         f"[relu] r = Relu (m) [eps] e = Add (r, tiny) {text} }}",
@@ -255,7 +255,7 @@ def test_small_values_made_large(text: str, kept: bool) -> None:
     )
     assert result.floats is not None
     reasons = {one.name: one.why for one in result.floats.nodes}
-    # What is not kept for its own sake may be between others that are.
+    # A node that is not kept for its own sake may lie between others that are.
     assert reasons.get("op", "").startswith(("reads", "gives")) == kept, reasons
     assert "Log" not in text or "values down to 1e-10, which have few digits" in reasons["op"]
     feed = {"x": np.full((1, 16), -1, np.float32)}
@@ -294,7 +294,7 @@ def test_masks_stay_finite(lowest):
     ids=["sequence", "optional"],
 )
 def test_what_is_no_tensor_keeps_its_type(text: str, tmp_path: Path) -> None:
-    """What makes and reads a sequence or an optional stays in float32; the file loads as it is."""
+    """Makers and readers of a sequence or an optional stay in float32; the file loads as it is."""
     proto = build(
         f"g (float[N,4] x) => (float[N,4] y) {{ {text} }}",
         {"w": weights(4, 4), "i": np.int64(0)},
@@ -318,7 +318,7 @@ def test_what_is_no_tensor_keeps_its_type(text: str, tmp_path: Path) -> None:
 
 
 def test_bodies_keep_their_types():
-    """What a body reads from outside is float32 there, and float16 outside."""
+    """A tensor that a body reads from outside is float32 there, and float16 outside."""
     proto = if_body()
     result = cast(proto)
     onnx.checker.check_model(result.qdq, full_check=True)
@@ -383,7 +383,7 @@ def test_small_values():
 
 
 def test_masks_are_told_from_large_values():
-    """-1e9 beside scores is a mask; values that go there step by step, or on both sides, are values."""
+    """-1e9 next to scores is a mask; values that go there step by step, or on both sides, are values."""
     scores = np.linspace(-20, 20, 100).astype(np.float32)
     mask = TensorStatistics.from_array(np.append(scores, np.float32(-1e9)))
     assert unfit(mask, HALF) == "" and masks(mask, HALF)
@@ -411,7 +411,7 @@ def test_tensorrt_keeps_the_promises(model, name):
     "recipe", ["tensorrt-fp8", "tensorrt-int4", "tensorrt-int8-weights", "tensorrt-mxfp8", "tensorrt-nvfp4"]
 )
 def test_every_recipe_in_float16(recipe):
-    """Scales of every format are written in the type that TensorRT wants beside float16."""
+    """Scales of every format are written in the type that TensorRT wants with float16."""
     proto = build(
         """g (float[16,256] x) => (float[16,256] y) {
             [one] a = MatMul (x, w) [relu] r = Relu (a) [two] y = MatMul (r, v) }""",
@@ -495,7 +495,7 @@ def test_operators_that_onnx_does_not_know(op: str, name: str, tmp_path: Path) -
 
 
 def test_unknown_types_stay_in_float32(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where nothing knows the type of a tensor, its maker and its readers stay in float32 and say so."""
+    """If nothing knows the type of a tensor, its maker and its readers stay in float32 and say so."""
     proto = build(
         """g (float[N,4] x) => (float[N,4] y) {
             a = MatMul (x, w) b = com.microsoft.Gelu (a) c = Relu (b) y = MatMul (c, v) }""",

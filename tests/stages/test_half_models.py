@@ -83,7 +83,7 @@ def test_float16_raises_the_opset_no_further_than_needed() -> None:
 
 @pytest.mark.parametrize("kind", HALVES)
 def test_mixed_models(kind: str) -> None:
-    """Each tensor keeps its own type: a float32 part has float32 scales beside those of the half part."""
+    """Each tensor keeps its own type: a float32 part has float32 scales, the half part its own."""
     text = f"""g (float[N,4] x) => (float[N,4] y) {{
         [first] h = MatMul (x, w)
         [narrow] n = Cast <to = {HALVES[kind]}> (h)
@@ -106,7 +106,7 @@ def test_mixed_models(kind: str) -> None:
 
 
 def test_double_stays_with_a_reason_tensor_by_tensor() -> None:
-    """A float64 operator is named with its type, and the float32 one beside it is quantized."""
+    """A float64 operator is named with its type, and the float32 one next to it is quantized."""
     text = """g (float[N,4] x, double[N,4] a) => (float[N,4] y, double[N,4] b) {
         [mm] y = MatMul (x, w) [other] b = MatMul (a, v) }"""
     plan = planned(build(text, {"w": weights(4, 4), "v": weights(4, 4).astype(np.float64)}))
@@ -118,7 +118,7 @@ def test_double_stays_with_a_reason_tensor_by_tensor() -> None:
 
 @pytest.mark.parametrize("kind", HALVES)
 def test_observed_statistics(kind: str) -> None:
-    """What is observed of a 16-bit tensor is what NumPy finds in the same numbers as float32."""
+    """Statistics of a 16-bit tensor equal NumPy's of the same numbers as float32."""
     text = f"g ({kind}[N,40] x) => ({kind}[N,3] y) {{ [mm] y = MatMul (x, w) }}"
     proto = build(text, {"w": weights(40, 3).astype(FLOATS[kind].dtype)}, opset=21, ir=10)
     model = load(proto)
@@ -197,7 +197,7 @@ def test_narrow_limits_in_float16() -> None:
 
 
 def test_bfloat16_is_computed_in_float32_and_rounded_once() -> None:
-    """What runs in place of a bfloat16 model gives NumPy's numbers: float32 products, ml_dtypes' rounding."""
+    """The emulation of a bfloat16 model gives NumPy's numbers: float32 products, ml_dtypes' rounding."""
     text = """g (bfloat16[N,4] x, bool c) => (bfloat16[N,4] y, bfloat16[N,4] h) {
         h = MatMul (x, w)
         y = If (c) <then_branch = yes () => (bfloat16[N,4] t) { t = Mul (h, w) },

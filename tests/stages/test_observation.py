@@ -125,7 +125,7 @@ def test_neither_threads_nor_order_change_a_bit(observed, tmp_path, threads, ord
 
 
 def test_less_memory_means_more_passes_and_the_same_result(observed, tmp_path, caplog) -> None:
-    """Which tensors take another pass is told."""
+    """A line names the tensors that take another pass."""
     model, plan = observed
     feeds = feeds_of(4)
     whole = file_bytes(collect_statistics(model, plan, feeds), tmp_path)
@@ -143,7 +143,7 @@ def test_passes_over_data_that_is_gone_after_one_are_refused(observed) -> None:
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(observed, tmp_path) -> None:
-    """What Ctrl-C leaves and the rest give the bytes of a run in one go; no feed is run twice."""
+    """The part before Ctrl-C and the rest give the bytes of a run in one go; no feed is run twice."""
     model, plan = observed
     feeds = feeds_of(9)
     whole = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(feed_ranges=True)), tmp_path)
@@ -177,7 +177,7 @@ def test_only_the_same_data_is_gone_on_with(observed) -> None:
 
 
 def test_skipping_counts_what_it_skips() -> None:
-    """Range and histogram are those of the finite values alone."""
+    """Range and histogram cover the finite values alone."""
     model, plan = load(conv_relu()), planned(conv_relu())
     x = np.random.default_rng(0).standard_normal((1, 3, 6, 6)).astype(np.float32)
     bad = x.copy()
@@ -237,7 +237,7 @@ def test_observers_are_used_again(observed, tmp_path) -> None:
 
 
 def test_feeds_may_come_in_the_same_memory(observed) -> None:
-    """What is in flight is not what the maker of feeds fills anew."""
+    """A feed in flight is not the array that the maker of feeds fills again."""
     model, plan = observed
     feeds = feeds_of(11)
 
@@ -252,7 +252,7 @@ def test_feeds_may_come_in_the_same_memory(observed) -> None:
 
 
 def test_temporary_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the optimised model nothing is left behind."""
+    """Nothing of the optimised model is left behind."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model, plan = load(two_branch()), planned(two_branch())
     collect_statistics(model, plan, [feed_for(two_branch())])

@@ -95,7 +95,7 @@ def same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
 
 
 def projected_attention() -> onnx.ModelProto:
-    """Attention whose values have a projection of their own, as is usual: each tensor is summed one way."""
+    """Attention whose values have a separate projection, as is usual: each tensor is summed one way."""
     return build(
         """g (float[N,3,4] x) => (float[N,3,4] m) {
             [q] q = MatMul (x, wq)
@@ -157,7 +157,7 @@ def test_the_written_weight(name, proto, axis):
 
 
 def test_scales_are_of_their_type():
-    """Scales of e8m0 are powers of two; those of e4m3 are e4m3 numbers times amax / (448 * 6)."""
+    """Scales of e8m0 are powers of two; scales of e4m3 are e4m3 numbers times amax / (448 * 6)."""
     e8m0 = stage(linear(70, 6), "mxfp4").encodings["w"]
     np.testing.assert_array_equal(np.frexp(e8m0.scale_array)[0], 0.5)
     assert e8m0.global_scale is None
@@ -318,7 +318,7 @@ def test_switch(name, recipe):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-# What is written for ONNX Runtime
+# Models written for ONNX Runtime
 
 
 @pytest.mark.parametrize("name", ["conv_relu", "gemm", "attention", "transposed_weight", "tied_embedding"])
@@ -381,7 +381,7 @@ def test_the_calibrator_of_dynamic_activations():
     }
 
 
-# What is written for TensorRT
+# Models written for TensorRT
 
 
 NVFP4 = """
@@ -404,7 +404,7 @@ MXFP8 = """
     ("recipe", "text", "opset"), [("tensorrt-nvfp4", NVFP4, 23), ("tensorrt-mxfp8", MXFP8, 19)]
 )
 def test_the_forms_of_tensorrt(recipe, text, opset):
-    """What TensorRT for RTX 1.7.1 has parsed and built; ONNX's checker takes it."""
+    """A form that TensorRT for RTX 1.7.1 has parsed and built; ONNX's checker takes it."""
     proto = qdq_of(stage(linear(64, 6), recipe))
     assert graph_text(proto) == text.strip().splitlines()
     assert {o.domain: o.version for o in proto.opset_import} == {"": opset, "trt": 1}
@@ -572,11 +572,11 @@ def test_an_edited_plan_of_other_blocks():
     )
 
 
-# What ONNX Runtime cannot run
+# Models that ONNX Runtime cannot run
 
 
 def test_quantize_says_what_was_not_run(tmp_path: Path):
-    """The numbers are those of the fake-quant model, and all reports say why; the file is written."""
+    """The numbers equal the fake-quant model's, and all reports say why; the file is written."""
     why = "ONNX Runtime has no TRT_FP4DynamicQuantize, an operator of TensorRT"
     proto = linear(64, 6)
     result = quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe="tensorrt-nvfp4")
@@ -645,7 +645,7 @@ def test_fractional_zero_points(qtype, tmp_path: Path):
 
 
 def test_noise_of_fractional_zero_points():
-    """The expected noise of the report is near that of the values themselves."""
+    """The expected noise of the report is near the noise of the values themselves."""
     proto = linear(70, 6)
     staged = stage(proto, fractional("uint4"))
     row = tensor_errors(staged.model, staged.plan, staged.statistics, staged.encodings)[0]

@@ -53,14 +53,14 @@ def model(family: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dic
 
 
 @BUILDER
-@pytest.mark.filterwarnings("ignore")  # of the exporter, which is not under test
+@pytest.mark.filterwarnings("ignore")  # the exporter is not under test
 @pytest.mark.parametrize(
     ("family", "floats"), [*((family, "fp16") for family in FAMILIES), ("bert", "fp32"), ("decoder", "fp32")]
 )
 def test_every_linear_layer(
     family: str, floats: FloatName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each linear layer is NVFP4 in the engine; MXFP8 weights stay 8 bits but for those told above.
+    """Each linear layer is NVFP4 in the engine; MXFP8 weights stay 8 bits except for the ones above.
 
     No rule speaks, and both products of each attention are in float with a reason.
     """

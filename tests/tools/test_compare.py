@@ -73,7 +73,7 @@ def test_the_first_wrong_tensor_is_named(wrong: str, tmp_path: Path) -> None:
 
 
 def test_steps_are_those_of_the_scale(tmp_path: Path) -> None:
-    """An error of two steps of a tensor's scale is told as two steps."""
+    """An error of two steps of a tensor's scale is reported as two steps."""
     staged = stage(three())
     proto = qdq_of(staged)
     results = tensors_of(proto, [staged.feed])

@@ -1,4 +1,4 @@
-"""quantize_module: placement of the ONNX side, layers that compute as told, nothing left afterwards."""
+"""quantize_module: placement of the ONNX side, layers that compute as planned, nothing left afterwards."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def digits(count: int = 3) -> torch.Tensor:
 def test_placement_is_that_of_the_onnx_side(name, asked):
     """The same recipe puts quantizers on the slots of operators that make_plan does on the export.
 
-    But for equalized inputs, which modules do not have.
+    Except for equalized inputs, which modules do not have.
     """
     model, x = network(name), digits()
     plain = onnxfq.load(export_torch(model, (x,)))
@@ -70,7 +70,7 @@ def test_removal_leaves_nothing(name):
 
 
 def test_copies_are_independent():
-    """copy.deepcopy of a quantized module is one, with quantizers and a folded BatchNorm of its own."""
+    """copy.deepcopy of a quantized module is one, with its own quantizers and folded BatchNorm."""
     model, x = network("residual_cnn"), digits()
     prepared(model, x)
     other = copy.deepcopy(model)
@@ -141,7 +141,7 @@ def test_recurrent_weights(kind):
 def test_attention_taken_apart_is_attention(options):
     """With its quantizers off a MultiheadAttention gives torch's outputs and weights, masks and all.
 
-    Sums of up to 8 terms in float32, in an order of their own: within 1e-5 on values near 1.
+    Sums of up to 8 terms in float32, in another order: within 1e-5 on values near 1.
     """
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, **options).eval()
@@ -380,7 +380,7 @@ def test_every_kind_is_reached(kind, how):
     ],
 )
 def test_residual_sums_are_reached(override):
-    """So is the skip branch of a sum, for a target that quantizes it."""
+    """The same holds for the skip branch of a sum, for a target that quantizes it."""
     plan = quantize_module(Everything(), recipe(target="tensorrt"))
     assert "add_skip" in {p.tensor for p in plan.placements}
     kept = recipe(target="tensorrt", overrides=[{**override, "keep_float": True}])
@@ -444,7 +444,7 @@ class Masked(nn.Module):
 @pytest.mark.parametrize(("kept", "other"), [("bmm", "matmul"), ("matmul", "bmm")])
 @pytest.mark.parametrize("target", ["tensorrt", "onnxruntime"])
 def test_attention_is_quantized_as_a_whole_or_not_at_all(kept, other, target):
-    """Where one product is kept in float, TensorRT's plan keeps the other too and says why, as on ONNX."""
+    """If one product is kept in float, TensorRT's plan keeps the other too and says why, as on ONNX."""
     model = nn.ModuleDict({"one": Masked(), "head": nn.Linear(16, 4)})
     asked = recipe(target=target, overrides=[{"nodes": [f"one.{kept}"], "keep_float": True}])
     plan = quantize_module(model, asked)
@@ -605,7 +605,7 @@ def test_training_with_learned_grids(learned):
     assert all(p.grad is not None for n, p in model.named_parameters() if "norm" not in n)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, in itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler warns about itself
 def test_compiles_whole():
     """torch.compile takes a quantized network as one graph."""
     model, x = network("residual_cnn"), digits()
