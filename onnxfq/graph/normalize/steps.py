@@ -331,7 +331,13 @@ def evaluate_node(
     node: onnx.NodeProto, inputs: dict[str, NDArray[np.generic]], proto: onnx.ModelProto
 ) -> NDArray[np.generic]:
     """Return the first output of `node` by ONNX's reference, at the opsets of `proto`."""
-    values = [onnx.helper.make_empty_tensor_value_info(name) for name in (*node.input, *node.output)]
-    graph = onnx.helper.make_graph([node], "fold", values[: len(node.input)], values[len(node.input) :])
+    graph = onnx.helper.make_graph(
+        [node],
+        "fold",
+        *(
+            [onnx.helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names) if name]
+            for names in (node.input, node.output)
+        ),
+    )
     model = onnx.helper.make_model(graph, opset_imports=list(proto.opset_import))
     return np.asarray(ReferenceEvaluator(model).run(None, inputs)[0])

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnxfq.graph.model import default_opset, list_nodes
+from onnxfq.graph.model import list_nodes
 from onnxfq.graph.names import pick_name
 from onnxfq.targets.findings import Finding, Severity
-from onnxfq.targets.tensorrt.rules.graph_view import NodeSite, Scope, infer_types
+from onnxfq.targets.tensorrt.rules.node_sites import NodeSite, SiteIndex, infer_types
 from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision, concat_pairs, promise
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer, quantizer
 
@@ -28,7 +28,7 @@ class CheckContext:
     """
 
     proto: onnx.ModelProto
-    main: Scope
+    index: SiteIndex
     sites: tuple[NodeSite, ...]
     quantizers: tuple[Quantizer, ...]
     promises: tuple[ExpectedPrecision, ...]
@@ -47,14 +47,14 @@ def read(proto: onnx.ModelProto, known: frozenset[str]) -> CheckContext:
     """
     proto = infer_types(proto, known)
     make_names_quotable(proto)
-    main = Scope(proto.graph, default_opset(proto))
-    sites = tuple(main.iterate_sites())
+    index = SiteIndex(proto)
+    sites = tuple(index.sites)
     for site in sites:  # in this order each finds the pairs of the Concat before it
         if site.op == "Concat":
             concat_pairs(site)
     return CheckContext(
         proto,
-        main,
+        index,
         sites,
         tuple(found for site in sites if (found := quantizer(site)) is not None),
         tuple(made for site in sites if (made := promise(site)) is not None),

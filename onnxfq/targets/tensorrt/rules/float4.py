@@ -36,7 +36,7 @@ def dynamic_blocks(reading: CheckContext) -> Iterator[Finding]:
 def dynamic_ranks(reading: CheckContext) -> Iterator[Finding]:
     """Refuse dynamic quantization of tensors that are not 2-D or 3-D. Parser: "must be 2D or 3D"."""
     for site in reading.sites:
-        shape = site.scope.shape(site.input(0)) if site.op in _BLOCKS else None
+        shape = site.index.shape(site.input(0)) if site.op in _BLOCKS else None
         if shape is not None and len(shape) not in DYNAMIC_RANKS:
             message = (
                 f"{site.input(0)!r} has {len(shape)} axes, and TensorRT has {site.op} for 2 and 3; multiply "
@@ -53,10 +53,10 @@ def open_right_sides(reading: CheckContext) -> Iterator[Finding]:
     for promised in reading.promises:
         right = next((o for o in promised.activations if o.slot == 1 and o.pair is not None), None)
         q = None if right is None else right.pair
-        source = None if q is None else q.site.scope.maker(q.data)
+        source = None if q is None else q.site.index.maker(q.data)
         if source is None or source.op != "TRT_FP4DynamicQuantize":
             continue
-        shape = source.scope.shape(source.input(0))
+        shape = source.index.shape(source.input(0))
         if shape is not None and None in shape:
             message = (
                 f"its right-hand side {source.input(0)!r} is computed and has open sizes, and TensorRT "
@@ -98,10 +98,10 @@ def _explain_float4(operand: QuantizedOperand) -> str:
         return f"{operand.tensor!r} is not float4"
     if q.block != NVFP4_BLOCK:
         return f"{q.data!r} is not in blocks of {NVFP4_BLOCK}"
-    maker = q.site.scope.maker(q.site.input(1))
+    maker = q.site.index.maker(q.site.input(1))
     if maker is None or maker.op not in DEQUANTIZE_OPS:
         return f"the scales of {q.data!r} are not dequantized from float8"
-    source = q.site.scope.maker(q.data)
+    source = q.site.index.maker(q.data)
     if not operand.constant and (source is None or source.op != "TRT_FP4DynamicQuantize"):
         return f"{q.data!r} is not from TRT_FP4DynamicQuantize"
     return ""

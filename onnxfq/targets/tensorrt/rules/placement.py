@@ -72,12 +72,12 @@ def weight_only_form(reading: CheckContext) -> Iterator[Finding]:
         if promised.expects != "weight-only" or weight is None or weight.pair is None:
             continue
         q = weight.pair
-        maker = q.site.scope.maker(q.data)
+        maker = q.site.index.maker(q.data)
         if promised.site.op in CONVOLUTIONS or q.qtype != TensorProto.INT8 or q.is_blocked:
             continue
         if maker is None or maker.op not in QUANTIZE_OPS:
             continue
-        other = promised.site.scope.shape(promised.site.input(1 - weight.slot))
+        other = promised.site.index.shape(promised.site.input(1 - weight.slot))
         one_in_batch = other is not None and len(other) > 2 and all(size == 1 for size in other[:-2])
         folded = promised.site.attribute("transB", 0) or one_in_batch
         effect = "folds it back to float" if folded else "folds it back to float for other shapes"
@@ -100,7 +100,7 @@ def check_one_row(reading: CheckContext) -> Iterator[Finding]:
         if promised.expects != "weight-only" or weight is None or weight.pair is None or weight.slot != 1:
             continue
         site, pair = promised.site, weight.pair
-        rows, shape = site.scope.shape(site.input(0)), site.scope.shape(site.input(1))
+        rows, shape = site.index.shape(site.input(0)), site.index.shape(site.input(1))
         if site.op in CONVOLUTIONS or pair.qtype != TensorProto.INT8 or pair.is_blocked or rows is None:
             continue
         if shape is None or len(shape) != 2 or None in shape or any(size != 1 for size in rows[:-1]):
@@ -226,7 +226,7 @@ def recurrent_weights(reading: CheckContext) -> Iterator[Finding]:
     for site in reading.sites:
         if site.op not in RECURRENT_OPS:
             continue
-        makers = [site.scope.maker(site.input(slot)) for slot in (1, 2)]
+        makers = [site.index.maker(site.input(slot)) for slot in (1, 2)]
         if any(maker is not None and maker.op == "DequantizeLinear" for maker in makers):
             message = "its weights are quantized, and TensorRT runs its loop in float; leave them in float"
             yield make_finding("recurrent", "warning", site, message)
@@ -235,12 +235,12 @@ def recurrent_weights(reading: CheckContext) -> Iterator[Finding]:
 def casts_before_loops(reading: CheckContext) -> Iterator[Finding]:
     """Refuse a Cast in front of a recurrent operator of several steps (`rewrites.refused_forms`)."""
     for site in reading.sites:
-        steps = count_steps(site.node, site.scope.shape(site.input(0)))
+        steps = count_steps(site.node, site.index.shape(site.input(0)))
         if steps is None or steps == 1:
             continue
-        maker = site.scope.maker(site.input(0))
+        maker = site.index.maker(site.input(0))
         while maker is not None and maker.op in MOVES:
-            maker = maker.scope.maker(maker.input(0))
+            maker = maker.index.maker(maker.input(0))
         if maker is not None and maker.op == "Cast":
             message = (
                 f"Cast {maker.name!r} stands in front of its {steps} steps, and TensorRT builds no such "
