@@ -24,7 +24,7 @@ from onnxfq.graph.edit import Editor
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import Granularity
-from onnxfq.passes.observe.insert_merging import InsertMerging
+from onnxfq.passes.observe.insert_merging import with_merging
 from onnxfq.runtime.devices import Gpu
 from onnxfq.stages import observe as observation
 from onnxfq.stages.observe import collect_statistics
@@ -67,8 +67,8 @@ def test_the_bytes_are_the_same(
 
 def test_golden_graph() -> None:
     """A state is an input and an output, and grows by what its tensor is."""
-    result = InsertMerging(planned(shared_weight()), feed_ranges=True).run(load(shared_weight()))
-    proto = result.model.proto
+    merging = with_merging(load(shared_weight()), planned(shared_weight()), feed_ranges=True)
+    proto = merging.proto
     onnx.checker.check_model(proto, full_check=True)
 
     def nodes(tensor: str) -> list[str]:
@@ -96,7 +96,7 @@ def test_names_that_the_model_has_already(tmp_path: Path) -> None:
     with pytest.raises(
         PlanError, match="'r/statistics/given' has the name of a result of observing tensor 'r'"
     ):
-        InsertMerging(planned(odd)).run(load(odd))
+        with_merging(load(odd), planned(odd))
 
 
 def _named(inner: str, given: str = "x") -> onnx.ModelProto:
