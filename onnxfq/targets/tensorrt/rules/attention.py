@@ -20,7 +20,8 @@ from onnxfq.graph.patterns.attention import (
 )
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.attention import MOVES_BEHIND, ONE_QUERY, exceed_limit, is_one_query
+from onnxfq.targets.tensorrt.attention import MOVES_BEHIND
+from onnxfq.targets.tensorrt.limits import ONE_QUERY, exceed_limit, is_one_query
 from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.node_sites import NodeSite
 from onnxfq.targets.tensorrt.rules.operands import QuantizedOperand, operand

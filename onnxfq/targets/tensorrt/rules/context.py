@@ -12,7 +12,7 @@ from onnxfq.graph.model import list_nodes
 from onnxfq.graph.names import pick_name
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.tensorrt.rules.node_sites import NodeSite, SiteIndex, infer_types
-from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision, concat_pairs, promise
+from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision, QuantizedOperand, concat_pairs, promise
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer, quantizer
 
 # Characters with a meaning in the log of TensorRT's builder.
@@ -32,6 +32,20 @@ class CheckContext:
     sites: tuple[NodeSite, ...]
     quantizers: tuple[Quantizer, ...]
     promises: tuple[ExpectedPrecision, ...]
+
+    def weights(self) -> Iterator[tuple[ExpectedPrecision, QuantizedOperand, Quantizer]]:
+        """Yield each promised node that has a quantized constant, the constant and its DQ."""
+        for promised in self.promises:
+            weight = promised.weight
+            if weight is not None and weight.pair is not None:
+                yield promised, weight, weight.pair
+
+    def activations(self) -> Iterator[tuple[ExpectedPrecision, QuantizedOperand, Quantizer]]:
+        """Yield each quantized operand that is computed from data, with its promised node and its DQ."""
+        for promised in self.promises:
+            for operand in promised.activations:
+                if operand.pair is not None:
+                    yield promised, operand, operand.pair
 
 
 Rule = Callable[[CheckContext], Iterator[Finding]]

@@ -182,11 +182,10 @@ def check_mixed_types(reading: CheckContext) -> Iterator[Finding]:
     built.
     """
     for promised in reading.promises:
-        pairs = [o.pair for o in promised.operands if o.pair is not None]
-        types = {q.qtype for q in pairs}
+        types = {q.qtype for q in promised.pairs}
         int4 = promised.site.op in CONVOLUTIONS and TensorProto.INT4 in types and len(types) > 1
         if types == set(_BOTH_SIDES) or int4:
-            names = " by ".join(f"{q.type_name} ({q.data!r})" for q in pairs)
+            names = " by ".join(f"{q.type_name} ({q.data!r})" for q in promised.pairs)
             message = f"multiplies {names}, and TensorRT multiplies two tensors of one type only; use one"
             yield make_finding("mixed-types", "refused", promised.site, message)
 

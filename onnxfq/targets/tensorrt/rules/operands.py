@@ -72,6 +72,11 @@ class ExpectedPrecision:
         return next((o for o in self.operands if o.constant and o.pair is not None), None)
 
     @property
+    def pairs(self) -> list[Quantizer]:
+        """The DQ of each quantized operand."""
+        return [operand.pair for operand in self.operands if operand.pair is not None]
+
+    @property
     def activations(self) -> tuple[QuantizedOperand, ...]:
         """The operands that are computed from data."""
         return tuple(operand for operand in self.operands if not operand.constant)
