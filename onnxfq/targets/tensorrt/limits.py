@@ -22,9 +22,6 @@ ONE_ROW_INT8 = (1024, 512)
 Measured one by one; two or more rows, an open number, and int4 have no limit.
 """
 
-DYNAMIC_RANKS = (2, 3)
-"""Ranks that TensorRT's dynamic quantizers of MXFP8 and NVFP4 take: "input tensor must be 2D or 3D"."""
-
 INT8_HEADS = (16, 32, 64)
 """Head sizes of the fused int8 kernel (NVIDIA, fused attention)."""
 INT8_TOKENS = 512

@@ -22,7 +22,6 @@ from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.targets.tensorrt.attention import decide_attentions, join_pairs
 from onnxfq.targets.tensorrt.limits import (
-    DYNAMIC_RANKS,
     TWO_COMPUTED,
     explain_int4,
     explain_one_row,
@@ -30,7 +29,7 @@ from onnxfq.targets.tensorrt.limits import (
     explain_window,
     suggest_block,
 )
-from onnxfq.targets.tensorrt.rewrites.block_formats import multiplies_rows
+from onnxfq.targets.tensorrt.rewrites.block_formats import DYNAMIC_RANKS, multiplies_rows
 
 _BOTH_SIDES = ("int8", "float8e4m3fn")
 _MULTIPLIED = ("MatMul", "Gemm")

@@ -37,7 +37,6 @@ from onnxfq.graph.edit import Editor, custom_node, import_domain
 from onnxfq.numerics.affine import quantize
 from onnxfq.numerics.float_types import BLOCK_FORMATS, FLOATS, block_format_name
 from onnxfq.passes.qdq_form import Writer
-from onnxfq.targets.tensorrt.limits import DYNAMIC_RANKS
 
 DOMAIN = "trt"
 """Domain of the operators that TensorRT's parser adds to ONNX's."""
@@ -183,6 +182,10 @@ def _tensorrt_node(
     op: str, name: str, attrs: dict[str, Any], inputs: list[gs.Tensor], outputs: list[gs.Tensor]
 ) -> gs.Node:
     return custom_node(op, name, DOMAIN, attrs=attrs, inputs=inputs, outputs=outputs)
+
+
+DYNAMIC_RANKS = (2, 3)
+"""Ranks that TensorRT's dynamic quantizers of MXFP8 and NVFP4 take: "input tensor must be 2D or 3D"."""
 
 
 def multiplies_rows(node: gs.Node, slot: int) -> bool:

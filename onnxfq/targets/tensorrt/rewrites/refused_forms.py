@@ -28,7 +28,7 @@ from onnx import helper, numpy_helper
 
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import default_opset, list_graphs
+from onnxfq.graph.model import default_opset, list_graphs, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.decompose_attention import Parts
 from onnxfq.graph.ops import STANDARD_DOMAINS
@@ -193,14 +193,11 @@ def _move(one: _Guarded, graph: onnx.GraphProto, proto: onnx.ModelProto, taken: 
     for node in graph.node:
         if node.name in (one.nan.name, one.where.name):
             continue
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
         if node.name == one.add.name:
-            copy.input[one.slot] = shown
+            node.input[one.slot] = shown
             nodes += parts.nodes[:-1]
-        nodes.append(copy)
+        nodes.append(node)
         if node.name == one.mix.name:
-            copy.input[0], copy.output[0] = one.softmax.output[0], mixed
+            node.input[0], node.output[0] = one.softmax.output[0], mixed
             nodes.append(parts.nodes[-1])
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, nodes)

@@ -8,7 +8,8 @@ from onnx import TensorProto
 
 from onnxfq.numerics.float_types import BLOCK_FORMATS
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.limits import DYNAMIC_RANKS, TWO_COMPUTED, explain_right_side
+from onnxfq.targets.tensorrt.limits import TWO_COMPUTED, explain_right_side
+from onnxfq.targets.tensorrt.rewrites.block_formats import DYNAMIC_RANKS
 from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import QuantizedOperand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS
