@@ -39,9 +39,10 @@ def remove_unread(
     while used != (now := GraphIndex.of_model(proto).used):
         used = now
         for graph in graphs:
-            kept = [n for n in graph.node if not is_removable(n) or not used.isdisjoint(n.output)]
-            if len(kept) < len(graph.node):
-                replace_nodes(graph, kept)
+            for number in reversed(range(len(graph.node))):  # in place: bodies stay the same objects
+                node = graph.node[number]
+                if is_removable(node) and used.isdisjoint(node.output):
+                    del graph.node[number]
     keep_constants(proto.graph, used)
 
 
