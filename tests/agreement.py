@@ -8,9 +8,9 @@ from builders import Staged, constants
 from numpy.typing import NDArray
 
 from onnxfq.passes.equalize import factors_of_weights
-from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.runtime.session import Session
-from onnxfq.stages.insert import qdq_pass
+from onnxfq.stages.insert import with_target_qdq
 
 
 def with_outputs(proto: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
@@ -26,12 +26,10 @@ def twins(
     staged: Staged, switchable: bool = False
 ) -> tuple[list[str], list[NDArray[np.float32]], list[NDArray[np.float32]]]:
     """Return names and values of all quantized tensors and the outputs, in the simulation and in Q/DQ."""
-    simulation = (
-        InsertFakeQuantize(staged.plan, staged.encodings, "one" if switchable else "none")
-        .run(staged.model)
-        .model.proto
-    )
-    qdq = qdq_pass(staged.plan, staged.encodings).run(staged.model).model.proto
+    simulation = with_fake_quantize(
+        staged.model, staged.plan, staged.encodings, "one" if switchable else "none"
+    ).proto
+    qdq = with_target_qdq(staged.model, staged.plan, staged.encodings).proto
     # A session gives tensors of the main graph only.
     outside = {node.name for node in staged.model.proto.graph.node}
     names = [p.tensor for p in staged.plan.placements if any(use.node in outside for use in p.uses)]

@@ -17,7 +17,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.stages.calibrate import calibrate
-from onnxfq.stages.insert import qdq_pass
+from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
@@ -279,7 +279,7 @@ def one_format(qtype: str, target: str = "onnxruntime", **changes: object) -> Re
 
 def qdq_of(staged: Staged) -> onnx.ModelProto:
     """Return the Q/DQ model."""
-    return qdq_pass(staged.plan, staged.encodings).run(staged.model).model.proto
+    return with_target_qdq(staged.model, staged.plan, staged.encodings).proto
 
 
 def linear(k: int, n: int) -> onnx.ModelProto:

@@ -64,13 +64,13 @@ def test_nodes_on_another_device_are_found(networks, tmp_path) -> None:
     import onnxfq
     from onnxfq.calibration.statistics import empty_state
     from onnxfq.calibration.statistics.state import StateNames
-    from onnxfq.passes.observe.insert_merging import InsertMerging
+    from onnxfq.passes.observe.insert_merging import with_merging
 
     model = onnxfq.load(small(1))
     plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))
     feed = {"x": np.ones((1, 3, 224, 224), np.float32)}
     feed |= {StateNames.from_tensor(p.tensor).given: empty_state() for p in plan.activations}
-    observed = InsertMerging(plan).run(model).model.proto
+    observed = with_merging(model, plan).proto
     assert networks.misplaced(observed, feed, "cpu", tmp_path) == []
     wrong = networks.misplaced(observed, feed, "cuda", tmp_path)
     assert wrong == ["MergeStatistics on CPUExecutionProvider"] * 2

@@ -49,14 +49,13 @@ from onnxfq.graph.external.weightless import split_weights
 from onnxfq.graph.model import Model
 from onnxfq.graph.segments import most_alive
 from onnxfq.numerics.granularity import PER_TENSOR
-from onnxfq.passes.base import Pass
-from onnxfq.passes.observe.insert_merging import InsertMerging
+from onnxfq.passes.observe.insert_merging import with_merging
 from onnxfq.passes.observe.insert_observers import (
     OBSERVE_OUTPUTS,
     STATE_OUTPUT,
-    InsertObservers,
     find_observed_shape,
     observe_output,
+    with_observers,
 )
 from onnxfq.placement.equalization import find_channels
 from onnxfq.runtime.device_statistics import Gathering
@@ -146,8 +145,8 @@ class StatisticsObserver:
             lambda feed: most_alive(graph, {name: array.shape for name, array in feed.items()}),
         )
 
-    def _make_pass(self, plan: Plan) -> Pass:
-        return InsertObservers(plan)
+    def _observe(self, model: Model, plan: Plan) -> Model:
+        return with_observers(model, plan)
 
     def __enter__(self) -> StatisticsObserver:
         """Return the observer."""
@@ -208,7 +207,7 @@ class StatisticsObserver:
             self._folder = self._files.enter_context(scratch_folder())
             with room_for_scratch():
                 model = replace(model, proto=split_weights(model.proto, self._folder / "weights"))
-        proto = self._make_pass(plan).run(model).model.proto
+        proto = self._observe(model, plan).proto
         self._outputs = [output.name for output in proto.graph.output] if self._tensors else []
         return proto if self._folder is None else widen_model(fix_draws(proto))
 
@@ -255,8 +254,8 @@ class MergingObserver(StatisticsObserver):
         super().__exit__(*exception)
         self._merging = None
 
-    def _make_pass(self, plan: Plan) -> Pass:
-        return InsertMerging(plan, self._options.feed_ranges, self._options.nonfinite == "stop")
+    def _observe(self, model: Model, plan: Plan) -> Model:
+        return with_merging(model, plan, self._options.feed_ranges, self._options.nonfinite == "stop")
 
     def _gather(self, feeds: Iterable[Feed], tally: Tally, room: int | None) -> dict[Key, Any]:
         if not self._tensors:

@@ -20,7 +20,7 @@ from onnxfq.calibration.statistics import Statistics, TensorStatistics
 from onnxfq.data import copy_feeds
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, StatisticsError
 from onnxfq.graph.io.load import load
-from onnxfq.passes.observe.insert_merging import InsertMerging
+from onnxfq.passes.observe.insert_merging import with_merging
 from onnxfq.runtime.devices import Gpu
 from onnxfq.stages import observe as observation
 from onnxfq.stages.observe import collect_statistics
@@ -53,8 +53,8 @@ def test_the_bytes_are_the_same(
 
 def test_golden_graph() -> None:
     """A state is an input and an output, and grows by what its tensor is."""
-    result = InsertMerging(planned(shared_weight()), feed_ranges=True).run(load(shared_weight()))
-    proto = result.model.proto
+    merging = with_merging(load(shared_weight()), planned(shared_weight()), feed_ranges=True)
+    proto = merging.proto
     onnx.checker.check_model(proto, full_check=True)
 
     def nodes(tensor: str) -> list[str]:
@@ -82,7 +82,7 @@ def test_names_that_the_model_has_already(tmp_path: Path) -> None:
     with pytest.raises(
         PlanError, match="'r/statistics/given' has the name of a result of observing tensor 'r'"
     ):
-        InsertMerging(planned(odd)).run(load(odd))
+        with_merging(load(odd), planned(odd))
 
 
 def _named(inner: str, given: str = "x") -> onnx.ModelProto:

@@ -11,7 +11,7 @@ import pytest
 from builders import Arrays, Staged, build, feed_for, stage, weights
 
 from onnxfq.documents.cast_plan import FloatOptions
-from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
@@ -144,7 +144,7 @@ def test_a_split_product_is_divided(split: str, product: str) -> None:
     ]
     assert len(integers) == 3
     feed = feed_for(model, seed=5)
-    plain = InsertQdq(staged.plan, staged.encodings).run(staged.model).model.proto
+    plain = with_qdq(staged.model, staged.plan, staged.encodings).proto
     expected = Session(plain, 1).run(feed)
     # Kernels add up products of other widths in another order, and a later pair may round the other way.
     np.testing.assert_allclose(Session(made, 1).run(feed)[0], expected[0], rtol=0, atol=0.02)
@@ -157,9 +157,9 @@ def test_nvfp4_is_divided(split: str) -> None:
     codes = [t for t in made.graph.initializer if t.data_type == onnx.TensorProto.FLOAT4E2M1]
     blocks = [t for t in made.graph.initializer if t.data_type == onnx.TensorProto.FLOAT8E4M3FN]
     assert [list(t.dims) for t in codes] == [[64, 64]] * 3 and [list(t.dims) for t in blocks] == [[4, 64]] * 3
-    plain = InsertQdq(staged.plan, staged.encodings, form=QdqForm(block_writer)).run(staged.model)
+    plain = with_qdq(staged.model, staged.plan, staged.encodings, form=QdqForm(block_writer))
     for kind, parts in ((onnx.TensorProto.FLOAT4E2M1, codes), (onnx.TensorProto.FLOAT8E4M3FN, blocks)):
-        (whole,) = (t for t in plain.model.proto.graph.initializer if t.data_type == kind)
+        (whole,) = (t for t in plain.proto.graph.initializer if t.data_type == kind)
         joined = np.concatenate([onnx.numpy_helper.to_array(t) for t in parts], axis=1)
         np.testing.assert_array_equal(joined, onnx.numpy_helper.to_array(whole))
 

@@ -8,18 +8,18 @@ import pytest
 from builders import BUILDERS, Staged, build, constants, conv_relu, graph_text, shared_weight, stage, weights
 from keyword_numerics import fake_quantize
 
-from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, InsertFakeQuantize
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, with_fake_quantize
 from onnxfq.runtime.session import Session
 
 
 def inserted(staged: Staged, switchable: bool = False) -> onnx.ModelProto:
     """Insert FakeQuantize nodes and see that the model is valid."""
-    result = InsertFakeQuantize(staged.plan, staged.encodings, "one" if switchable else "none").run(
-        staged.model
+    simulation = with_fake_quantize(
+        staged.model, staged.plan, staged.encodings, "one" if switchable else "none"
     )
-    assert result.modified
-    onnx.checker.check_model(result.model.proto, full_check=True)
-    return result.model.proto
+    assert simulation is not staged.model
+    onnx.checker.check_model(simulation.proto, full_check=True)
+    return simulation.proto
 
 
 def test_golden_graph() -> None:

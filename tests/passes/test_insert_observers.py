@@ -9,23 +9,23 @@ from builders import BUILDERS, graph_text, planned, shared_weight, stage
 
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.graph.io.load import load
-from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
+from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, observe_output, with_observers
 from onnxfq.runtime.session import Session
 
 
 def test_golden_graph() -> None:
     """Each activation is observed; what only the model's own outputs needed is gone."""
     model = load(shared_weight())
-    result = InsertObservers(planned(shared_weight())).run(model)
-    onnx.checker.check_model(result.model.proto, full_check=True)
+    observed = with_observers(model, planned(shared_weight()))
+    onnx.checker.check_model(observed.proto, full_check=True)
     seen = {t: ", ".join(observe_output(t, name) for name in OBSERVE_OUTPUTS) for t in "xr"}
-    assert graph_text(result.model.proto) == [
+    assert graph_text(observed.proto) == [
         f"[x/observe] {seen['x']} = Observe (x)",
         "[first] h = MatMul (x, w)",
         "[relu] r = Relu (h)",
         f"[r/observe] {seen['r']} = Observe (r)",
     ]
-    assert [v.name for v in result.model.proto.graph.output] == [
+    assert [v.name for v in observed.proto.graph.output] == [
         *seen["x"].split(", "),
         *seen["r"].split(", "),
     ]

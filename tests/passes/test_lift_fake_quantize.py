@@ -11,7 +11,7 @@ from keyword_numerics import fake_quantize
 from onnxfq.errors import ModelError, PlanError
 from onnxfq.graph.io.load import load
 from onnxfq.passes.extract_fake_quantize import drop_copies, has_fake_quantize, lift_fake_quantize
-from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.runtime.ort import onnxruntime
 
 
@@ -26,7 +26,7 @@ def lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the Q/DQ model of a model with FakeQuantize nodes."""
     lifted = lift_fake_quantize(load(proto))
     assert not has_fake_quantize(lifted.model)
-    return drop_copies(InsertQdq(lifted.plan, lifted.encodings).run(lifted.model).model).proto
+    return drop_copies(with_qdq(lifted.model, lifted.plan, lifted.encodings)).proto
 
 
 def run(proto: onnx.ModelProto, **feeds: np.ndarray) -> list[np.ndarray]:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxfq.documents.plan import Plan
-from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
-from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.insert_fake_quantize import with_fake_quantize
+from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.runtime.session import Session
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.tools.check import check
@@ -157,7 +157,7 @@ def test_why_it_is_so(tmp_path: Path) -> None:
     proto = attend()
     assert activations(planned(proto, kept)) == APART
     staged = stage(proto, kept)
-    whole = InsertQdq(staged.plan, staged.encodings).run(staged.model).model.proto
+    whole = with_qdq(staged.model, staged.plan, staged.encodings).proto
     assert [(f.rule, f.severity, f.node) for f in check(whole).findings] == [
         ("attention-parts", "warning", "qkv")
     ]
@@ -227,7 +227,7 @@ def test_other_targets_keep_their_pairs() -> None:
 def test_simulation_and_deployed_model_are_twins(split: str, scaled: str, seed: int) -> None:
     """Both models give the same numbers, to the bit."""
     staged = stage(attend(split, scaled, shape=(2, 9, 2, 16)))
-    simulation = InsertFakeQuantize(staged.plan, staged.encodings).run(staged.model).model.proto
+    simulation = with_fake_quantize(staged.model, staged.plan, staged.encodings).proto
     feed = feed_for(staged.model.proto, seed)
     one, other = (Session(proto, 1, exact=True).run(feed, ["y"])[0] for proto in (simulation, qdq_of(staged)))
     np.testing.assert_array_equal(one, other)

@@ -129,11 +129,11 @@ def test_what_the_groups_of_an_operator_are() -> None:
 @pytest.mark.parametrize(("changes", "direct"), [(PER_AXIS, True), (BLOCKED, False)])
 def test_channels_are_observed_in_the_blocked_layout(tmp_path: Path, changes: Any, direct: bool) -> None:
     """An observer of channels reads the runtime's own layout; of other groups the layout of the model."""
-    from onnxfq.passes.observe.insert_observers import InsertObservers
+    from onnxfq.passes.observe.insert_observers import with_observers
 
     model = load(narrow_channels())
     plan = make_plan(model, by_groups("simulation", **changes))
-    onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
+    onnx.save(with_observers(model, plan).proto, tmp_path / "model.onnx")
     open_observing_session(tmp_path / "model.onnx", 1)
     written = onnx.load(tmp_path / "model.observed.onnx", load_external_data=False).graph
     turned = {name for node in written.node if node.op_type == "ReorderOutput" for name in node.output}

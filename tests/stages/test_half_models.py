@@ -20,7 +20,7 @@ from onnxfq.graph.model import list_nodes
 from onnxfq.numerics.float_types import FLOATS
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
@@ -78,7 +78,7 @@ def test_float16_raises_the_opset_no_further_than_needed() -> None:
     model, feed = load(proto), half_feed(proto)
     plan = make_plan(model, load_recipe("tensorrt-int8"))
     encodings = calibrate(model, plan, collect_statistics(model, plan, [feed]))
-    assert InsertQdq(plan, encodings).run(model).model.opset == 19
+    assert with_qdq(model, plan, encodings).opset == 19
 
 
 @pytest.mark.parametrize("kind", HALVES)

@@ -28,7 +28,7 @@ from onnxfq.documents.recipe import RECIPES
 from onnxfq.errors import DataError, RuntimeLibraryError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
-from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
+from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, observe_output, with_observers
 from onnxfq.pipeline import quantize
 from onnxfq.remedies.candidate import Sources
 from onnxfq.runtime.observing_session import channel_block, open_observing_session
@@ -50,7 +50,7 @@ def observed() -> tuple[Model, Plan]:
 def by_the_runtime(model: Model, plan: Plan, feeds: list[Feed]) -> Statistics:
     """The same with observers where onnxruntime puts them, in the model's own layout."""
     names = [placement.tensor for placement in plan.activations]
-    session = Session(InsertObservers(plan).run(model).model.proto, 1)
+    session = Session(with_observers(model, plan).proto, 1)
     total = {name: TensorStatistics() for name in names}
     for feed in feeds:
         found = session.run(feed, [observe_output(name, out) for name in names for out in OBSERVE_OUTPUTS])
@@ -74,7 +74,7 @@ def test_blocked_layouts_give_the_statistics_of_the_plain_ones(observed, tmp_pat
 def test_observers_read_the_blocked_tensors_right_behind_their_makers(observed, tmp_path) -> None:
     """No tensor is turned back for an observer, and none waits for the end of the run."""
     model, plan = observed
-    onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
+    onnx.save(with_observers(model, plan).proto, tmp_path / "model.onnx")
     open_observing_session(tmp_path / "model.onnx", 1)
     written = onnx.load(tmp_path / "model.observed.onnx", load_external_data=False).graph
     made_by = {name: i for i, node in enumerate(written.node) for name in node.output}
@@ -217,7 +217,7 @@ def test_one_statistics_file_serves_every_recipe(digits_model) -> None:
 def test_a_model_that_onnxruntime_cannot_write_is_observed_as_it_is(observed, tmp_path, caplog) -> None:
     """Slower, with a note, and with the same result."""
     model, plan = observed
-    onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
+    onnx.save(with_observers(model, plan).proto, tmp_path / "model.onnx")
     (tmp_path / "model.optimised.onnx").mkdir()
     session = open_observing_session(tmp_path / "model.onnx", 1)
     assert "observers run in the model's own layout" in caplog.text

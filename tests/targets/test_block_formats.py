@@ -39,7 +39,7 @@ from onnxfq.graph.model import default_opset
 from onnxfq.graph.names import Use
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, InsertFakeQuantize
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, with_fake_quantize
 from onnxfq.pipeline import quantize
 from onnxfq.report.html import render_report
 from onnxfq.report.tensor_rows import quantized_tensors, tensor_errors
@@ -47,7 +47,7 @@ from onnxfq.report.text import plan_summary, quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.derived_scales import encode_constant
-from onnxfq.stages.insert import qdq_pass
+from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.score import score_models
 
@@ -82,11 +82,9 @@ def dynamic_recipe(target: str = "simulation", **scheme: object) -> Recipe:
 
 def simulated(staged, switchable: bool = False) -> onnx.ModelProto:
     """Return the fake-quant model."""
-    return (
-        InsertFakeQuantize(staged.plan, staged.encodings, "one" if switchable else "none")
-        .run(staged.model)
-        .model.proto
-    )
+    return with_fake_quantize(
+        staged.model, staged.plan, staged.encodings, "one" if switchable else "none"
+    ).proto
 
 
 def same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
@@ -555,7 +553,7 @@ def test_forms_that_no_standard_model_has(recipe):
     """A simulation plan of such tensors cannot be written as Q/DQ: one line with the remedy."""
     staged = stage(linear(64, 6), fractional() if recipe == "fractional" else recipe)
     with pytest.raises(PlanError) as caught:
-        qdq_pass(staged.plan, staged.encodings).run(staged.model)
+        with_target_qdq(staged.model, staged.plan, staged.encodings)
     assert str(caught.value).startswith("tensor 'x': target simulation has no form of ")
     assert str(caught.value).endswith("; insert fake-quant nodes instead")
 
@@ -565,7 +563,7 @@ def test_an_edited_plan_of_other_blocks():
     staged = stage(linear(40, 6), "nvfp4")
     plan = staged.plan.model_copy(update={"target": "tensorrt"})
     with pytest.raises(PlanError) as caught:
-        qdq_pass(plan, staged.encodings).run(staged.model)
+        with_target_qdq(staged.model, plan, staged.encodings)
     assert str(caught.value) == (
         "tensor 'x': TensorRT needs blocks of 16 that divide axis 1, got shape ['N', 40]; remove the tensor "
         "from the plan"

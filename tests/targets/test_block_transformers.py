@@ -16,9 +16,9 @@ import onnxfq
 from onnxfq.errors import PlanError
 from onnxfq.graph.names import Use
 from onnxfq.numerics.float_types import FloatName
-from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.runtime.session import Session
-from onnxfq.stages.insert import qdq_pass
+from onnxfq.stages.insert import with_target_qdq
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.rules.context import read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
@@ -117,7 +117,7 @@ def test_the_form_of_rows():
 def test_rows_change_no_bit(shape: str) -> None:
     """ONNX Runtime runs the MXFP8 model through its function bodies: the bits of the simulation."""
     staged = stage(rows(shape), "tensorrt-mxfp8")
-    simulated = InsertFakeQuantize(staged.plan, staged.encodings).run(staged.model).model.proto
+    simulated = with_fake_quantize(staged.model, staged.plan, staged.encodings).proto
     for name in ("y", "z"):
         one, other = (
             Session(with_outputs(proto, [name]), 1, exact=True).run(staged.feed, [name])[0]
@@ -145,7 +145,7 @@ def test_rows_of_an_edited_plan():
     staged = stage(proto, "nvfp4")
     plan = staged.plan.model_copy(update={"target": "tensorrt"})
     with pytest.raises(PlanError, match="TensorRT takes 3 axes at most in this format, and 'mm'"):
-        qdq_pass(plan, staged.encodings).run(staged.model)
+        with_target_qdq(staged.model, plan, staged.encodings)
 
 
 IN_FLOAT = {
