@@ -80,7 +80,7 @@ class QuantizeResult:
 
     @property
     def equalization(self) -> Equalization | None:
-        """What was done to the channels of the model; None if nothing was."""
+        """The changes of channels of the model; None without any."""
         return None if self.candidate is None else self.candidate.equalization
 
     @property

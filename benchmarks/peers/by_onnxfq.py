@@ -17,7 +17,7 @@ ONE_THREAD = onnxfq.RunOptions(batch=0, threads=1)
 def quantize(
     folder: Path,
     recipe: dict[str, Any] | None = None,
-    rounding: str | None = None,
+    rounding: str = "auto",
     out: str = "onnxfq.onnx",
 ) -> dict[str, Any]:
     """Write the Q/DQ model of a recipe, without protected layers."""

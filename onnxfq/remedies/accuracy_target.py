@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AccuracyTarget:
-    """What a quantized model must keep: one of `min_sqnr`, `max_drop` and `weight_bits`, or none of them.
+    """Least accuracy of a quantized model: one of `min_sqnr`, `max_drop` and `weight_bits`, or none of them.
 
     Attributes:
         min_sqnr: SQNR of the outputs in dB, of the logits where a final sigmoid or softmax hides the noise.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from onnxfq.calibration.calibrators.auto import METHODS
 from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import Judge, Proposal, Reason, Remedy
+from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
@@ -20,16 +20,16 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     return judge.explain_sound(candidate)
 
 
-def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Reason:
+def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the calibrator of the best outputs for all activations.
 
-    The candidates are those of the calibrator `auto`. No tensor is observed again, and rounded weights stay.
+    The calibrators are those among which `auto` chooses. No tensor is observed again; rounded weights stay.
     """
     candidates = {name: candidate.with_recipe(candidate.recipe.with_calibrator(name)) for name in METHODS}
     before_db, *scores_db = judge.choose([candidate, *candidates.values()])
     score_db, name = max(zip(scores_db, candidates, strict=True))
     if not score_db > before_db:
-        return Reason("no other calibrator is better")
+        return Refusal("no other calibrator is better")
     return Proposal(candidates[name], [f"activations are calibrated by {name}"])
 
 

@@ -33,7 +33,7 @@ from onnxfq.support.clock import Clock
 
 @dataclass(frozen=True)
 class Sources:
-    """What `quantize` is given beside the data.
+    """Inputs of `quantize` next to model and data.
 
     Attributes:
         statistics: recorded earlier, so that nothing is observed; they must be of the data, if both are

@@ -28,7 +28,7 @@ from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
 from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
 from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import Judge, Proposal, Reason, Remedy
+from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.weighted_layers import find_layers
 from onnxfq.stages.calibrate import select_calibrated_part
 from onnxfq.targets.target import target_by_name
@@ -49,7 +49,7 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     return "the recipe does not ask for it" if candidate.recipe.bias_correction == "none" else ""
 
 
-def correct_biases(candidate: Candidate, judge: Judge) -> Proposal | Reason:
+def correct_biases(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Add (W - Wq) E[x] to the biases.
 
     W is the float weight, Wq its fake-quantized value, and E[x] the mean input of the float model over all
@@ -60,18 +60,18 @@ def correct_biases(candidate: Candidate, judge: Judge) -> Proposal | Reason:
     """
     session, options = candidate.session, judge.options
     if session.feeds is None:
-        return Reason("no data was given")
+        return Refusal("no data was given")
     if judge.accuracy is not None and judge.accuracy.max_drop is not None:
-        return Reason("the promised metric was measured without it")
+        return Refusal("the promised metric was measured without it")
     if not session.judged.logits:
-        return Reason("no output comes from floats that are quantized")
+        return Refusal("no output comes from floats that are quantized")
     plan, encodings = candidate.plan, candidate.encodings
     with weights_stored_in(session.scratch):
         plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
         targets, left = find_targets(session.model, candidate.model, plan)
         details = describe_left(left)
         if not targets:
-            return Reason("no layer has a bias that can change", details)
+            return Refusal("no layer has a bias that can change", details)
         feeds = session.feeds.again_without(judge.proving)
         means = InputMeans(session.model, [target.key for target in targets], feeds, options.threads)
         corrected = _shift(session.model, candidate.model, encodings, targets, means.of)

@@ -13,7 +13,7 @@ from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.equalize import Equalized, equalize
-from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Reason, Remedy
+from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.observe import collect_statistics
@@ -73,7 +73,7 @@ def explain_unneeded_smoothing(candidate: Candidate, judge: Judge) -> str:
     return judge.explain_sound(candidate)
 
 
-def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Reason:
+def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with channel factors for the groups that the outputs confirm.
 
     Either half of the groups of a method is left out on trial; if that helps, its halves in turn. One group
@@ -82,7 +82,7 @@ def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Reason:
     recipe, session = candidate.recipe, candidate.session
     lacks = _explain_lack(judge.sources)
     if lacks or session.feeds is None:
-        return Reason(f"{lacks or 'no data'} given")
+        return Refusal(f"{lacks or 'no data'} given")
     judging = {id(feed) for feed in (*judge.choosing, *judge.proving)}
     feeds = [feed for feed in session.feeds.select(SAMPLES) if id(feed) not in judging] or judge.choosing
     methods = recipe.channel_methods
@@ -92,14 +92,14 @@ def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Reason:
         before = () if candidate.equalization is None else candidate.equalization.groups
         evidence = Equalization(groups=(*before, *equalized.groups), trials=tuple(trials))
         if not equalized.changed:
-            return Reason("no method gains enough", evidence.lines(), evidence)
+            return Refusal("no method gains enough", evidence.lines(), evidence)
         smoothed = build_candidate(
             _with_model(session, equalized, feeds), recipe, judge.sources, judge.options, evidence
         )
     return Proposal(smoothed, evidence=evidence)
 
 
-def smooth(candidate: Candidate, judge: Judge) -> Proposal | Reason:
+def smooth(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with smoothed activations, for a recipe that does not ask for it."""
     recipe = candidate.recipe.with_smooth("auto")
     return search_factors(replace(candidate, recipe=recipe), judge)

@@ -33,8 +33,8 @@ LEAST_GAIN_DB = 0.5
 """Gain in dB, on samples that did not choose, from which a remedy is kept."""
 
 
-class Reason(NamedTuple):
-    """Why a remedy has no candidate.
+class Refusal(NamedTuple):
+    """Answer of a remedy without a candidate.
 
     Attributes:
         why: the reason in a few words.
@@ -77,7 +77,7 @@ class Remedy:
 
     name: str
     explain_unneeded: Callable[[Candidate, Judge], str]
-    propose: Callable[[Candidate, Judge], Proposal | Reason]
+    propose: Callable[[Candidate, Judge], Proposal | Refusal]
     proves_itself: bool = False
 
 
@@ -161,7 +161,7 @@ class Judge:
             return verdict.candidate, trial.model_copy(update={"is_kept": True})
         return candidate, trial.model_copy(update={"why": verdict.why, "is_needed": verdict.is_needed})
 
-    def _confirm(self, candidate: Candidate, remedy: Remedy) -> tuple[Proposal | Reason, dict[str, float]]:
+    def _confirm(self, candidate: Candidate, remedy: Remedy) -> tuple[Proposal | Refusal, dict[str, float]]:
         """Return what `remedy` proposes if other samples confirm it, and the figures on these.
 
         With few samples each half proves what the other half chose, the mean counts, and the choice of all
@@ -170,20 +170,20 @@ class Judge:
         splits, _ = split_samples(self.kept)
         if not splits:
             why = "one sample cannot both choose and prove it" if self.kept else "no data was given"
-            return Reason(why), {}
+            return Refusal(why), {}
         scores: list[list[float]] = []
         for split in splits:
             proposal = remedy.propose(
                 candidate, replace(self, choosing=split.choosing, proving=split.proving)
             )
-            if isinstance(proposal, Reason):
+            if isinstance(proposal, Refusal):
                 return proposal, {}
             scores.append(self.score([candidate, proposal.candidate], split.proving))
         before, after = np.mean(scores, axis=0).tolist()
         figures = {"before": before, "after": after}
         if not after - before >= LEAST_GAIN_DB:
             why = f"it must gain {LEAST_GAIN_DB} dB"
-            return Reason(why, proposal.details, proposal.evidence), figures
+            return Refusal(why, proposal.details, proposal.evidence), figures
         if len(splits) > 1:
             return remedy.propose(candidate, replace(self, choosing=self.kept)), figures
         return proposal, figures

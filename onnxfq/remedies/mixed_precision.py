@@ -13,7 +13,7 @@ from onnxfq.graph.model import Model, list_graphs
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, SqnrAim, open_aim
 from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import Judge, Proposal, Reason, Remedy
+from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.remedies.samples import choose_split
 from onnxfq.remedies.sensitivity import find_remedy, next_count, rank_groups
@@ -34,7 +34,7 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     return judge.explain_sound(candidate) if judge.accuracy is None else "an accuracy is promised"
 
 
-def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Reason:
+def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the few groups in float that cost its outputs most.
 
     The cheapest groups that restore the wanted SQNR, up to MULTIPLIES_PER_DB for each missing dB; if that is
@@ -43,7 +43,7 @@ def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Reason:
     assert judge.least is not None
     toggles = candidate.open_toggles(judge.options)
     if not toggles.groups:
-        return Reason("no quantizer can be switched off")
+        return Refusal("no quantizer can be switched off")
     aim = SqnrAim(judge.least, judge.choosing, judge.choosing)
     chosen_db = aim.choose(toggles, toggles.everything)
     feeds = first_feeds(judge.choosing, RANKING_FEEDS)
@@ -63,7 +63,7 @@ def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Reason:
             return Proposal(made, choice.remedy_lines(), choice)
     none = GroupRemedy(measure=aim.measure, wanted=judge.least, reached=chosen_db, before=chosen_db, kept=())
     choice = ranking.model_copy(update={"remedy": none})
-    return Reason("few layers in float would not change that", choice.remedy_lines(), choice)
+    return Refusal("few layers in float would not change that", choice.remedy_lines(), choice)
 
 
 def explain_no_target(candidate: Candidate, judge: Judge) -> str:
@@ -71,7 +71,7 @@ def explain_no_target(candidate: Candidate, judge: Judge) -> str:
     return "no accuracy is promised" if judge.accuracy is None else ""
 
 
-def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Reason:
+def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the cheapest groups in float that keep the target, if it does not itself.
 
     All of the data proves `candidate`. For others a part of it chooses, and the other part proves.
@@ -90,7 +90,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Reason:
     chosen, proven = (part(toggles, toggles.everything) for part in (aim.choose, aim.prove))
     best = aim.join(chosen, proven)
     if best >= aim.wanted:
-        return Reason(f"{best:.4g} {aim.measure} without it", is_needed=False)
+        return Refusal(f"{best:.4g} {aim.measure} without it", is_needed=False)
     ranking = rank_groups(
         toggles, first_feeds(session.kept, RANKING_FEEDS), candidate.recipe, options.stage("protect")
     )

@@ -14,7 +14,7 @@ from onnxfq.documents.rounding import AUTO
 from onnxfq.documents.scores import Evaluation
 from onnxfq.graph.model import Model, list_graphs
 from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import Judge, Proposal, Reason, Remedy
+from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.round_weights import round_given
 from onnxfq.stages.evaluate import compare_forms
 
@@ -52,7 +52,7 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     return "" if find_shares(judge.first) else "activations make the noise"
 
 
-def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Reason:
+def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with METHOD in place of `auto`; samples that prove give no moments."""
     session, options = candidate.session, judge.options
     evaluation = judge.first
@@ -65,13 +65,13 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Reason:
     ]
     why = "activations make the noise" if not shares else _explain_cost(session.model, candidate.plan)
     if why:
-        return Reason(why, details)
+        return Refusal(why, details)
     nearest = candidate.with_recipe(candidate.recipe.with_auto_rounding(METHOD), keep_rounding=False)
     rounding = round_given(
         session, nearest.plan, nearest.encodings, options, ray=judge.options.ray, held_out=judge.proving
     )
     if not rounding.layers:
-        return Reason(f"{METHOD} rounds none of them", details)
+        return Refusal(f"{METHOD} rounds none of them", details)
     return Proposal(nearest.rounded(rounding), [*details, f"{METHOD} rounds {len(rounding.layers)} weights"])
 
 

@@ -69,7 +69,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class QuantizeOptions(RunOptions):
-    """Options of `quantize`, beside those of running models.
+    """Options of running models that only `quantize` takes.
 
     Attributes:
         floats: the type of the non-quantized part; tensors that do not fit in it stay in float32.

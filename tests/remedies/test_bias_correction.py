@@ -276,7 +276,7 @@ def test_quantize_keeps_only_a_gain() -> None:
 def test_no_correction_without_other_feeds() -> None:
     """One sample cannot confirm its own means, and no data has none."""
     recipe = RECIPES["tensorrt-int4"].model_copy(update={"bias_correction": "auto"})
-    result = quantize(LAYERS["conv"], [{"x": DATA[:1]}], recipe=recipe, options=RunOptions(batch=0))
+    result = quantize(LAYERS["matmul"], [{"x": ROWS[:1]}], recipe=recipe, options=RunOptions(batch=0))
     assert "biases     left: one sample cannot both choose and prove it" in quantize_summary(result)
     result = quantize(LAYERS["matmul"], None, recipe=recipe)
     assert "biases     left: no data was given" in quantize_summary(result)

@@ -11,7 +11,7 @@ from builders import build, weights
 
 from onnxfq.documents.recipe import load_recipe
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
-from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Reason, Remedy
+from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.registry import REMEDIES
 from onnxfq.remedies.samples import CHOOSING, FOLDED, PROVING, split_samples
 from onnxfq.runtime.session import Session
@@ -121,7 +121,7 @@ def test_reasons_are_told() -> None:
     candidate, judge = judge_of(12)
     kept, quiet = judge.better(candidate, Remedy("toy", lambda *_: "nothing is low", finer))
     assert kept is candidate and not quiet.is_needed and quiet.lines() == [] and quiet.why == "nothing is low"
-    kept, left = judge.better(candidate, always(lambda *_: Reason("it finds nothing", ["of two"])))
+    kept, left = judge.better(candidate, always(lambda *_: Refusal("it finds nothing", ["of two"])))
     assert kept is candidate and left.lines() == ["toy        left: it finds nothing", "           of two"]
 
 

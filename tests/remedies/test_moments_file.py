@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from observed_models import X
+from observed_models import X, folder
 from typer.testing import CliRunner
 
 import onnxfq
@@ -20,6 +20,9 @@ from onnxfq.calibration.weights import Moments
 from onnxfq.cli.main import build_app
 from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.remedies.moments import SampledInput
+
+__all__ = ["folder"]
+"""A fixture, which pytest finds by its name."""
 
 
 def merge(one: Moments, other: Moments) -> Moments:
