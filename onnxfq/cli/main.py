@@ -30,10 +30,8 @@ PANELS = {
     "Tools": (
         "recipes",
         "inspect",
-        "diff",
         "compare",
         "convert",
-        "export-encodings",
         "report",
         "demo",
         "doctor",

@@ -34,7 +34,7 @@ def observe(
         ),
     ] = None,
     feed_ranges: Annotated[
-        bool, typer.Option("--feed-ranges", help="Record the range of every feed, for moving_average.")
+        bool, typer.Option("--per-batch-ranges", help="Record the range of every batch, for moving_average.")
     ] = False,
     moments: Annotated[
         bool,

@@ -132,6 +132,14 @@ class Plan(Record):
     bridges: tuple[Bridge, ...] = ()
     simulation: Simulation = Simulation()
 
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _without_former_fields(cls, content: Any) -> Any:
+        """Leave out what plans of an earlier version say of equalization: results hold it now."""
+        if isinstance(content, dict):
+            return {name: value for name, value in content.items() if name != "equalization"}
+        return content
+
     @pydantic.model_validator(mode="after")
     def _placed_once(self) -> Plan:
         twice = first_repeated(placement.tensor for placement in self.placements)

@@ -10,7 +10,7 @@ import onnx
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.calibration.weights import Moments
-from onnxfq.choices import Missing
+from onnxfq.choices import Uncalibrated
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.plan import Plan
@@ -42,13 +42,13 @@ class Sources:
         encodings: scales of another tool, a file or a dictionary of onnxruntime's overrides. They are kept
             exactly, and their formats override the recipe; entries with only a range get the recipe's format.
             Only tensors without an entry are observed.
-        missing: treatment of activations without an entry if there are neither data nor statistics.
+        uncalibrated: treatment of activations without an entry if there are neither data nor statistics.
     """
 
     statistics: str | Path | Statistics | None = None
     moments: str | Path | Moments | None = None
     encodings: ExternalEncodingsFile | None = None
-    missing: Missing = "stop"
+    uncalibrated: Uncalibrated = "error"
 
     def load_moments(self) -> Moments | None:
         """Return the moments, read from their file if they are in one."""
@@ -185,7 +185,7 @@ def build_candidate(
     clock = clock or Clock()
     planned = plan_encodings(session.ranked, recipe, sources.encodings)
     if session.feeds is None and sources.statistics is None:
-        planned = planned.without_missing(sources.missing)
+        planned = planned.without_uncalibrated(sources.uncalibrated)
     clock.lap("plan")
     is_observed = session.feeds is not None and sources.statistics is None and planned.unknown.activations
     if options.ray is not None and not is_observed and not is_shared(planned.plan):

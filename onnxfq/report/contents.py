@@ -58,6 +58,10 @@ def read_result(path: str | Path) -> AnyResult:
     """
     content = read_content(path, DataError)
     form = content.get("format") if isinstance(content, dict) else None
+    if form == "onnxfq.result/1":
+        raise DataError(
+            f"{path} is a result of an earlier version; write it again with `onnxfq quantize --json`"
+        )
     if form not in RECORDS:
         raise DataError(
             f"{path} holds no result: its format is {form!r:.60}, wanted is one of {', '.join(RECORDS)}; "

@@ -70,7 +70,7 @@ class ResultRecord(Record):
         table: layers and tensors with their noise.
     """
 
-    format: Literal["onnxfq.result/1"] = "onnxfq.result/1"
+    format: Literal["onnxfq.result/2"] = "onnxfq.result/2"
     source: str
     recipe: Recipe
     origin: Origin

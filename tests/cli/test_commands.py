@@ -105,11 +105,11 @@ def test_stages_with_a_file_of_another_tool(run: Run, workplace: Path) -> None:
 
 
 def test_encodings_are_exported(run: Run, workplace: Path) -> None:
-    """`export-encodings` writes what `quantize --encodings` reads, and names what is lost."""
+    """`calibrate --format` writes what `quantize --encodings` reads, and names what is lost."""
     Path("calib.cache").write_text(CACHE, encoding="utf-8")
     run("plan model.onnx --encodings calib.cache -o p.json")
     run("calibrate model.onnx --plan p.json --encodings calib.cache -o e.json")
-    text = run("export-encodings e.json --plan p.json --to tensorrt-cache -o out.cache")
+    text = run("calibrate model.onnx --plan p.json --encodings e.json --format tensorrt-cache -o out.cache")
     assert text.splitlines() == [
         "exported   1 of 2 tensors as tensorrt-cache",
         "left out   w: TensorRT makes the scales of weights itself",
@@ -117,7 +117,7 @@ def test_encodings_are_exported(run: Run, workplace: Path) -> None:
     ]
     assert Path("out.cache").read_text(encoding="utf-8").splitlines()[1:] == ["x: 3d000000"]
     for version in ("0.6.1", "1.0.0", "2.0.0"):
-        run(f"export-encodings e.json --plan p.json --to aimet-{version} -o a.encodings")
+        run(f"calibrate model.onnx --plan p.json --encodings e.json --format aimet-{version} -o a.encodings")
         run("quantize model.onnx --encodings a.encodings -o again.onnx")
         run("quantize model.onnx --encodings calib.cache -o whole.onnx")
         again, whole = onnx.load("again.onnx"), onnx.load("whole.onnx")
@@ -134,11 +134,15 @@ def test_encodings_are_exported(run: Run, workplace: Path) -> None:
         ),
         ("quantize model.onnx --encodings data.npz -o o.onnx", 1, "data.npz is not text"),
         ("quantize model.onnx --encodings calib.cache -o calib.cache", 1, "is another file of this command"),
-        ("quantize model.onnx --encodings calib.cache --missing no -o o.onnx", 2, "'no' is not one of"),
+        ("quantize model.onnx --encodings calib.cache --uncalibrated no -o o.onnx", 2, "'no' is not one of"),
         ("insert model.onnx --plan p.json --encodings calib.cache -o o.onnx", 1, "make encodings of it with"),
-        ("calibrate model.onnx --plan p.json -o e.json", 2, "calibrate needs --statistics, or --encodings"),
         (
-            "export-encodings e.json --plan p.json --to aimet -o o",
+            "calibrate model.onnx --plan p.json -o e.json",
+            2,
+            "give --statistics, or --encodings that cover all activations",
+        ),
+        (
+            "calibrate model.onnx --plan p.json --encodings e.json --format aimet -o o",
             1,
             "are not written as 'aimet'; nearest: aimet",
         ),
@@ -290,7 +294,7 @@ def test_json_of_the_stages(run: Run) -> None:
     content = json.loads(run("insert model.onnx --plan p.json --encodings e.json -o q.onnx --json"))
     assert (content["form"], content["files"]) == ("qdq", ["q.onnx"])
     assert content["coverage"] == [row._asdict() for row in Plan.load("p.json").coverage()]
-    line = "export-encodings e.json --plan p.json --to tensorrt-cache -o out.cache --json"
+    line = "calibrate model.onnx --plan p.json --encodings e.json --format tensorrt-cache -o out.cache --json"
     content = json.loads(run(line))
     assert (content["tensors"], list(content["left_out"])) == (1, ["w"])
 
@@ -530,7 +534,7 @@ def test_completion_of_the_shell(typed: str, found: str) -> None:
 
 def test_reports_of_all_results(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     """Results of three commands share a page, under names that differ; any other file is one line."""
-    run("quantize model.onnx --data data.npz -o q.onnx --artifacts one --node-data nodes.json -q")
+    run("quantize model.onnx --data data.npz -o q.onnx --artifacts one -q")
     run("quantize model.onnx --data data.npz -o r.onnx --artifacts two --calibrator minmax -q")
     Path("e.json").write_text(run("evaluate model.onnx q.onnx --data data.npz --per-tensor --json"))
     run("sensitivity model.onnx --data data.npz -o s.json --report s.html -q")
@@ -540,17 +544,14 @@ def test_reports_of_all_results(run: Run, capfd: pytest.CaptureFixture[str]) -> 
     calibrators = [{row["calibrator"] for row in one["tensors"]} for one in shown[:2]]
     assert any(name.startswith("auto: ") for name in calibrators[0]) and calibrators[1] == {"minmax"}
     command = dict(shown[0]["facts"])["command"]
-    assert (
-        command
-        == "onnxfq quantize model.onnx --data data.npz -o q.onnx --artifacts one --node-data nodes.json -q"
-    )
+    assert command == "onnxfq quantize model.onnx --data data.npz -o q.onnx --artifacts one -q"
     page = Path("page.html").read_text(encoding="utf-8")
     assert all(label in page for label in ("one/model.result", "two/model.result"))
     before = Path("page.html").read_bytes()
     plan = Path("one/model.plan.json").read_text(encoding="utf-8")
     damaged = Path("e.json").read_text().replace('"feeds":', '"fed": 1, "feeds":')
     for content, reason in (
-        (plan, "holds no result: its format is 'onnxfq.plan/1', wanted is one of onnxfq.result/1"),
+        (plan, "holds no result: its format is 'onnxfq.plan/1', wanted is one of onnxfq.result/2"),
         ("[1]", "holds no result: its format is None"),
         (damaged, "fed: no such field; nearest: feeds"),
         ("{", "is not valid json"),

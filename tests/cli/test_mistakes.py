@@ -382,7 +382,7 @@ MISTAKES = {
     "switch without simulation": (
         own_files,
         "insert model.onnx --plan p.json --encodings e.json --switchable -o out.onnx",
-        "--switchable needs --as fakequant",
+        "--switchable needs --format fakequant",
     ),
     "too many labels": (
         lambda: np.save("labels.npy", np.zeros(9)),

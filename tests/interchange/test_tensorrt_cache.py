@@ -165,16 +165,16 @@ def test_what_the_cache_lacks_is_calibrated_from_data(tmp_path: Path) -> None:
 
 
 def test_what_the_cache_lacks_may_stay_in_float(tmp_path: Path, nothing_runs: None) -> None:
-    """`missing="float"` leaves the node that needs it in float, with the reason."""
+    """`uncalibrated="float"` leaves the node that needs it in float, with the reason."""
     path = file(tmp_path, cache({"first": 0.5}))
-    result = onnxfq.quantize(gemms(), None, sources=onnxfq.Sources(encodings=path, missing="float"))
+    result = onnxfq.quantize(gemms(), None, sources=onnxfq.Sources(encodings=path, uncalibrated="float"))
     assert [str(row) for row in result.plan.coverage()] == ["Gemm 1/2"]
     assert "has no scale for it" in next(s.why for s in result.plan.skipped if s.name == "second")
     with pytest.raises(PlanError, match="nothing to quantize: every node needs"):
         onnxfq.quantize(
             conv_relu(),
             None,
-            sources=onnxfq.Sources(encodings=file(tmp_path, cache({"x": 0.0})), missing="float"),
+            sources=onnxfq.Sources(encodings=file(tmp_path, cache({"x": 0.0})), uncalibrated="float"),
         )
 
 

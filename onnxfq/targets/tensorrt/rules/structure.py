@@ -45,7 +45,7 @@ def operators(reading: CheckContext) -> Iterator[Finding]:
         if site.op in (STANDARD - UNSUPPORTED) | EXTRA:
             continue
         if site.op in FAKE_QUANTIZE_OPS:
-            remedy = "insert standard Q/DQ, `onnxfq insert --as qdq`"
+            remedy = "insert standard Q/DQ, `onnxfq insert --format qdq`"
         elif site.op in QUANTIZED_OPS:
             remedy = "quantize with QuantizeLinear and DequantizeLinear, symmetric"
         else:
