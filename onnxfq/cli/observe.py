@@ -29,8 +29,8 @@ def observe(
         typer.Option(
             min=1,
             metavar="MB",
-            help="Limit the memory of observing, beyond the model's own, and the temporary file of --moments "
-            f"[default: {DEFAULT_MEMORY >> 20}; {MOMENTS_MEMORY >> 20} for --moments].",
+            help="Limit the memory of observing, beyond the model's own, and the temporary file of --moments: "
+            f"{DEFAULT_MEMORY >> 20} by default, {MOMENTS_MEMORY >> 20} with --moments.",
         ),
     ] = None,
     feed_ranges: Annotated[

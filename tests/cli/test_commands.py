@@ -68,7 +68,7 @@ def stages(run: Run, recipe: str = "tensorrt-int8", form: str = "qdq", more: str
     run(f"plan model.onnx --recipe {recipe} -o p.json")
     run("observe model.onnx --plan p.json --data data.npz -o s.npz")
     run("calibrate model.onnx --plan p.json --statistics s.npz -o e.json")
-    run(f"insert model.onnx --plan p.json --encodings e.json --as {form} -o staged.onnx {more}")
+    run(f"insert model.onnx --plan p.json --encodings e.json --format {form} -o staged.onnx {more}")
 
 
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "recipe.yaml"])
