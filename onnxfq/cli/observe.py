@@ -29,7 +29,7 @@ def observe(
         typer.Option(
             min=1,
             metavar="MB",
-            help="Limit the memory of observing, beyond the model's own, and the temporary file of --moments: "
+            help="Limit the memory of observing, beyond the model's own, and the file of --moments: "
             f"{DEFAULT_MEMORY >> 20} by default, {MOMENTS_MEMORY >> 20} with --moments.",
         ),
     ] = None,

@@ -146,8 +146,8 @@ def test_what_the_cache_lacks_stops(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         onnxfq.quantize(gemms(), None, tmp_path / "o.onnx", sources=onnxfq.Sources(encodings=path))
     assert str(caught.value) == (
-        f"{path} has no scale for 1 activation(s) of the plan; give data to calibrate them, or --uncalibrated "
-        "float to leave their nodes in float: 'second' (nearest: secnd)"
+        f"{path} has no scale for 1 activation(s) of the plan; give data to calibrate them, or "
+        "--uncalibrated float to leave their nodes in float: 'second' (nearest: secnd)"
     )
     assert not (tmp_path / "o.onnx").exists()
 
