@@ -56,9 +56,9 @@ class Sources:
         return Moments.load(moments) if isinstance(moments, (str, Path)) else moments
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidate:
-    """A quantized form of a model, before nodes are inserted.
+    """A quantized form of a model, before nodes are inserted; equal to itself alone.
 
     Attributes:
         session: the prepared model, with the channel factors of `equalization`, and its data.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -94,7 +95,7 @@ class Judge:
         least: dB of the worst output below which a loss is repaired; None for no repair.
         choosing: the samples that choose, in a proposal.
         proving: the samples that will prove it, and from which nothing may be learnt.
-        known: scores so far, by candidate and samples.
+        known: scores so far, by candidate as long as it lives, and by samples.
     """
 
     start: Candidate
@@ -105,7 +106,9 @@ class Judge:
     least: float | None = None
     choosing: Sequence[Feed] = ()
     proving: Sequence[Feed] = ()
-    known: dict[tuple[int, int], tuple[Candidate, float]] = field(default_factory=dict, repr=False)
+    known: WeakKeyDictionary[Candidate, dict[tuple[int, int], float]] = field(
+        default_factory=WeakKeyDictionary, repr=False
+    )
 
     @staticmethod
     def of(
@@ -199,22 +202,21 @@ class Judge:
         """
         if not feeds:
             raise DataError("comparing candidates needs data; give data")
-        logits = self.start.session.judged.logits
-        new = [c for c in candidates if (id(c), id(feeds[0])) not in self.known]
+        logits, samples = self.start.session.judged.logits, (id(feeds[0]), len(feeds))
+        new = [one for one in candidates if samples not in self.known.setdefault(one, {})]
         with weights_stored_in(self.start.session.scratch):
             evaluation = score_models(
                 with_outputs(self.start.session.model.proto, logits),
                 {str(at): with_outputs(one.simulate(), logits) for at, one in enumerate(new)},
-                feeds,
+                feeds if new else (),
                 threads=self.options.threads,
                 device=self.options.device,
                 exact=False,
             )
         for candidate, scores in zip(new, evaluation.candidates, strict=True):
             ratios = [10 ** (-score.sqnr_db / 10) for score in scores.outputs if score.output in logits]
-            score_db = ratio_db(1.0, float(np.mean(ratios)))
-            self.known[id(candidate), id(feeds[0])] = candidate, score_db
-        return [self.known[id(c), id(feeds[0])][1] for c in candidates]
+            self.known[candidate][samples] = ratio_db(1.0, float(np.mean(ratios)))
+        return [self.known[candidate][samples] for candidate in candidates]
 
     def explain_sound(self, candidate: Candidate) -> str:
         """Return why a loss of `candidate` needs no repair; empty if it does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -142,3 +143,15 @@ def test_remedies_follow_each_other() -> None:
 def test_names_are_unique() -> None:
     """A result is asked for a trial by the name of its remedy."""
     assert len({remedy.name for remedy in REMEDIES}) == len(REMEDIES) >= 7
+
+
+def test_scores_are_of_their_samples() -> None:
+    """A score is kept for its samples alone, though others begin with the same one; candidates are freed."""
+    candidate, judge = judge_of(8)
+    half, whole = judge.kept[:4], judge.kept
+    wanted = [_sqnr(candidate, feeds) for feeds in (half, whole)]
+    found = [judge.score([candidate], feeds)[0] for feeds in (half, whole, half)]
+    assert found == pytest.approx([*wanted, wanted[0]], abs=1e-3)  # the sums are rounded to float32
+    judge.score([finer(candidate, judge).candidate], whole)
+    gc.collect()
+    assert set(judge.known) == {candidate}
