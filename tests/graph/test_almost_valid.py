@@ -11,6 +11,7 @@ import pytest
 from builders import build, feed_for, weights
 from onnx import helper
 
+from onnxfq.documents.recipe import DEFAULT_RECIPE, load_recipe
 from onnxfq.errors import ModelError, OnnxfqError
 from onnxfq.graph.checker import RUNTIME_OPS
 from onnxfq.graph.io.load import load
@@ -188,18 +189,16 @@ MISFITS = [
 ]
 
 
-@pytest.mark.parametrize("recipe", [{}, {"rounding": "qronos"}])
+@pytest.mark.parametrize("rounding", ["auto", "qronos"])
 @pytest.mark.parametrize(("text", "shape", "message"), MISFITS)
-def test_operands_that_do_not_fit(
-    text: str, shape: tuple[int, ...], message: str, recipe: dict[str, str]
-) -> None:
+def test_operands_that_do_not_fit(text: str, shape: tuple[int, ...], message: str, rounding: str) -> None:
     """Shapes that cannot be multiplied are one line with both, and ONNX Runtime refuses the model too."""
     rank = 2 if "Gemm" in text else 4
     made = build(
         f"g (float[N,3,8,8] x) => (float[{','.join('abcd'[:rank])}] y) {{ {text} }}", {"w": weights(*shape)}
     )
     with pytest.raises(ModelError, match=f"of shape .*: {message}.*export it again"):
-        quantize(made, [feed_for(made)], **recipe)
+        quantize(made, [feed_for(made)], recipe=load_recipe(DEFAULT_RECIPE).with_rounding(rounding))
     with pytest.raises(OnnxfqError):
         Session(made, 1).run(feed_for(made))
 

@@ -15,9 +15,9 @@ from onnxfq.cli.main import main
 from onnxfq.data.labels import read_labels
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
+from onnxfq.execution import sides
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import PlacedFeed, Session
-from onnxfq.stages import score
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.options import MOST_THREADS, RunOptions
@@ -268,8 +268,8 @@ def test_a_gpu_without_room(device, monkeypatch, caplog) -> None:
     feeds = [staged.feed] * 3
     expected = score_models(two_branch(), candidates, feeds, device="cpu")
     Narrow.made = 0
-    monkeypatch.setattr(score, "choose_device", lambda wanted: "cuda")
-    monkeypatch.setattr(score, "Session", Narrow)
+    monkeypatch.setattr(sides, "choose_device", lambda wanted: "cuda")
+    monkeypatch.setattr(sides, "Session", Narrow)
     of = PlacedFeed.from_feed
     monkeypatch.setattr(PlacedFeed, "from_feed", staticmethod(lambda feed, device: of(feed, "cpu")))
     if device == "cuda":

@@ -17,13 +17,14 @@ from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQua
 from ort_quantizer import by_ort
 
 from onnxfq.cli.main import main
-from onnxfq.documents.cast_plan import FloatOptions
+from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions
 from onnxfq.documents.recipe import Recipe, load_recipe
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import QuantizeResult, quantize
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.tools.convert import convert
 
 TURBO = pytest.mark.filterwarnings("ignore")  # onnxruntime's quantizer is not under test
@@ -54,11 +55,12 @@ def again(
     proto: onnx.ModelProto,
     feed: dict[str, np.ndarray],
     recipe: str | Recipe = "tensorrt-int8",
-    **options: object,
+    floats: FloatOptions = ALL_FLOAT32,
+    **more: object,
 ) -> QuantizeResult:
     """Quantize `proto` again on `feed`."""
     chosen = load_recipe(recipe).model_copy(update={"existing": "requantize"})
-    return quantize(proto, [feed], recipe=chosen, **options)
+    return quantize(proto, [feed], recipe=chosen, options=QuantizeOptions(floats=floats), **more)
 
 
 def stored(result: QuantizeResult) -> list[NDArray[np.float32]]:
