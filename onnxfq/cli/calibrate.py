@@ -53,8 +53,7 @@ def calibrate(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="Write the encodings for another tool: {formats}; also those of --encodings in onnxfq's own "
-            "format.",
+            help="Write another tool's encodings: {formats}; --encodings may give them in onnxfq's format.",
         ),
     ] = None,
     *,

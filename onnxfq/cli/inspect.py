@@ -24,8 +24,7 @@ def inspect(
 ) -> None:
     """Print inputs, outputs, operators, and every quantizer with its format and scales.
 
-    Of two models, print differences in opset, placement, types, scales, zero points; exit with 3 if there are
-    any.
+    Two models: print differences in opset, placement, types, scales, zero points; exit with 3 if they differ.
     """
     from onnxfq.tools.diff import diff_models
     from onnxfq.tools.inspect import inspect_model

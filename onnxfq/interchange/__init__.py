@@ -95,7 +95,7 @@ def read_given(file: ExternalEncodingsFile) -> ExternalEncodings:
 
 
 def read_own(path: str | Path) -> Encodings | ExternalEncodings:
-    """Return onnxfq's own encodings, or those of another tool. Raises PlanError for a file of neither."""
+    """Return onnxfq's encodings, or another tool's. Raises PlanError for a file of neither."""
     try:
         return Encodings.load(path)
     except PlanError as fault:
