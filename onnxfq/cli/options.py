@@ -33,7 +33,9 @@ StatisticsOption = Annotated[
 ]
 MomentsOption = Annotated[
     Path | None,
-    typer.Option("--moments", metavar="FILE", help="Round weights by these moments of `onnxfq moments`."),
+    typer.Option(
+        "--moments", metavar="FILE", help="Round weights by these moments of `onnxfq observe --moments`."
+    ),
 ]
 RayOption = Annotated[
     str | None,
@@ -110,13 +112,15 @@ class RecipeChoice:
     ] = False
 
     def load(self) -> Recipe:
-        """Return the recipe with the overrides, except calibrator and rounding, which `quantize` applies."""
+        """Return the recipe with the overrides."""
         from onnxfq.documents.recipe import load_recipe
 
         if self.keep_existing and self.requantize:
             raise typer.BadParameter("--keep-existing and --requantize exclude each other; give one")
         chosen = load_recipe(self.recipe)
         asked = "keep" if self.keep_existing else "requantize" if self.requantize else chosen.existing
+        chosen = chosen if self.calibrator is None else chosen.with_calibrator(self.calibrator)
+        chosen = chosen if self.rounding is None else chosen.with_rounding(self.rounding)
         chosen = chosen if self.equalize is None else chosen.with_equalize(self.equalize)
         chosen = chosen if self.smooth is None else chosen.with_smooth(self.smooth)
         bias_correction = self.bias_correction or chosen.bias_correction

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +45,12 @@ class ChannelMethods(NamedTuple):
     smooth: bool = False
     alpha: float | None = None
     confirmed: frozenset[str] = frozenset()
+
+    def only(self, names: Collection[str]) -> ChannelMethods:
+        """Return the same with only these methods."""
+        return self._replace(
+            cross_layer=self.cross_layer and "cross_layer" in names, smooth=self.smooth and "smooth" in names
+        )
 
 
 def _parse_calibrator(value: Any) -> Calibrator:
