@@ -69,7 +69,7 @@ def calibrate(
 
 
 class Calibrated(NamedTuple):
-    """What calibrating returns: encodings, and the part of a plan that they encode.
+    """Encodings, and the part of a plan that they encode; calibrating returns both.
 
     Attributes:
         plan: without tensors that no run gave a value, and without bridges that are refused a common scale.
