@@ -186,7 +186,11 @@ def quantize(
         clock.lap("remedies")
         if candidate is not start:
             forms = build_forms(candidate, options, clock, runs, judge.unused)
-    warn_zeroed_values(find_zeroed_values(candidate.plan, candidate.statistics, forms.encodings))
+    written = candidate.with_all_samples()
+    if written is not candidate:
+        forms = replace(build_forms(written, options, clock), evaluation=forms.evaluation)
+    candidate = written
+    warn_zeroed_values(find_zeroed_values(candidate.plan, candidate.statistics.whole, forms.encodings))
     write_model(forms.qdq, output, candidate.session.kept, options.threads)
     clock.lap("write")
     return _join_result(candidate, forms, trials, clock)
@@ -201,7 +205,7 @@ def _join_result(
         staged=replace(session.model, notes=(*session.model.notes, *notes)) if notes else session.model,
         recipe=candidate.recipe,
         plan=candidate.plan,
-        statistics=candidate.statistics,
+        statistics=candidate.statistics.whole,
         encodings=forms.encodings,
         qdq=embed_weights(session.model, forms.qdq),
         staged_simulation=forms.simulation,

@@ -11,13 +11,20 @@ from itertools import chain
 
 import numpy as np
 
+from onnxfq.data.batching import rebatch
 from onnxfq.data.digest import sample_digests
 from onnxfq.data.feeds import Feeds
-from onnxfq.data.inputs import Feed, Inputs, copy_feed, samples
+from onnxfq.data.inputs import Feed, Inputs, copy_feed, sample_count, samples
 
 CHECK_BYTES = 64 << 20
 """Most bytes of samples that are kept from the pass, to choose by them and for the comparison at the end."""
 CHECK_SAMPLES = 128
+
+LEAST_HELD_OUT = 8
+"""Samples from which on some are unseen: the ranges of fewer need them all."""
+
+FEWEST_UNSEEN, MOST_UNSEEN = 4, 64
+"""Bounds of the unseen quarter: fewer samples tell little, and more cost time."""
 
 _ALL = 1 << 256
 """Above every digest."""
@@ -34,6 +41,7 @@ class Selection:
     Attributes:
         samples: copies of them, the one of least digest first; feeds that hold one sample each.
         digests: of these samples.
+        counts: times that each of them came, by digest.
     """
 
     def __init__(self, inputs: Inputs, room: int, most: int, size: Callable[[Feed], int]) -> None:
@@ -50,21 +58,37 @@ class Selection:
         self._limit = _ALL  # the least digest for which there was no room; there is none for those above
         self.digests: list[int] = []
         self.samples: list[Feed] = []
+        self.counts: dict[int, int] = {}
 
-    def add(self, feed: Feed) -> None:
-        """Keep copies of the samples of `feed` that belong to the selection."""
+    def add(self, feed: Feed) -> list[Feed]:
+        """Keep copies of the samples of `feed` that belong to the selection; return those that do not.
+
+        Samples of earlier feeds that lose their place are returned too, as often as they came.
+        """
+        others: list[Feed] = []
         for digest, sample in zip(
             sample_digests(feed, self._inputs), samples(feed, self._inputs), strict=True
         ):
             at = bisect_left(self.digests, digest)
-            if digest >= self._limit or digest in self.digests[at : at + 1]:
+            if digest >= self._limit:
+                others.append(sample)
+                continue
+            self.counts[digest] = self.counts.get(digest, 0) + 1
+            if digest in self.digests[at : at + 1]:
                 continue
             self.digests.insert(at, digest)
             self.samples.insert(at, copy_feed(sample))
             self._sizes.insert(at, self._size(sample))
             while len(self.samples) > self._most or (len(self.samples) > 1 and sum(self._sizes) > self._room):
                 self._limit = self.digests.pop()
-                del self.samples[-1], self._sizes[-1]
+                others += [self.samples.pop()] * self.counts.pop(self._limit)
+                del self._sizes[-1]
+        return others
+
+    def repeated(self, start: int, stop: int | None = None) -> list[Feed]:
+        """Return the samples of these places, each as often as it came."""
+        places = range(len(self.samples))[start:stop]
+        return [self.samples[at] for at in places for _ in range(self.counts[self.digests[at]])]
 
 
 class KeptFeeds:
@@ -73,6 +97,7 @@ class KeptFeeds:
     Attributes:
         source: the feeds.
         feeds: the selected samples, after a pass; of data that is read once only, all that can be read again.
+        unseen: as many of them, those of least digest, as `rest` has left out; none before.
     """
 
     lasting = True  # its sources, Feeds or nothing, are lasting
@@ -82,30 +107,73 @@ class KeptFeeds:
         self.source = source
         self._begun: Iterator[Feed] | None = None
         self._selection, self._complete = self._select(), False
+        self._held_out = self._total = 0
+
+    @property
+    def unseen(self) -> list[Feed]:
+        """See the class."""
+        return self.feeds[: self._held_out]
 
     @property
     def feeds(self) -> list[Feed]:
         """See the class."""
         return self._selection.samples
 
-    def again(self) -> Iterable[Feed]:
-        """Return the feeds for one more pass: all, or the kept samples if the source is read once only."""
-        return self.source if self.source.repeats else list(self.feeds)
+    def rest(self) -> Iterable[Feed]:
+        """Return a pass over all feeds but a quarter of the samples, which are `unseen` from its end on.
 
-    def again_without(self, held_out: Sequence[Feed]) -> Iterable[Feed]:
-        """Return the feeds for one more pass, except some of the kept samples."""
-        ids = {id(sample) for sample in held_out}
+        A sample that comes several times is left out, or yielded, each time. Few samples are all yielded.
+        """
+        return _Rest(self)
+
+    def held_out(self) -> list[Feed]:
+        """Return the unseen samples as feeds, each as often as it came."""
+        return self._selection.repeated(0, self._held_out)
+
+    def yield_rest(self) -> Iterator[Feed]:
+        """Yield the feeds of `rest`."""
+        source = self.source
+        yield from rebatch(self._withhold(), source.inputs, source.batch)
+
+    def _withhold(self) -> Iterator[Feed]:
+        if self._complete:
+            self.hold_out()
+            yield from self.again() if self.source.repeats else self.source
+            return
+        begun, self._begun = self._begun or iter(self.source), None
+        self._selection = self._select()
+        total = 0
+        for feed in begun:
+            total += sample_count(feed, self.source.inputs)
+            yield from self._selection.add(feed)
+        self._total, self._complete = total, True
+        self.hold_out()
+        yield from self._selection.repeated(self._held_out)
+
+    def hold_out(self) -> None:
+        """Decide, after a pass, how many are unseen: a quarter, and at most half of the different ones."""
+        if self._total >= LEAST_HELD_OUT:
+            share = min(max(self._total // 4, FEWEST_UNSEEN), MOST_UNSEEN)
+            self._held_out = min(share, len(self.feeds) // 2)
+
+    def again(self, held_out: Sequence[Feed] = ()) -> Iterable[Feed]:
+        """Return the feeds for one more pass, except the unseen samples and others of the kept ones.
+
+        Of a source that is read once only, these are kept samples.
+        """
+        ids = {id(sample) for sample in (*self.unseen, *held_out)}
         if not self.source.repeats:
             return [sample for sample in self.feeds if id(sample) not in ids]
         selection = zip(self._selection.digests, self.feeds, strict=True)
-        return _Except(self.source, {digest for digest, sample in selection if id(sample) in ids})
+        digests = {digest for digest, sample in selection if id(sample) in ids}
+        return _Except(self.source, digests) if digests else self.source
 
     def read_first(self) -> Feed:
         """Return the first feed; the next pass still yields it."""
         return self._read_ahead(1)[0]
 
     def select(self, count: int) -> list[Feed]:
-        """Return up to `count` of the kept samples; data that can be read again is read through before.
+        """Return up to `count` kept samples that are not unseen; data that can be read again is read before.
 
         Other data is read ahead by so many feeds, which the next pass still yields: its order then decides.
         """
@@ -117,7 +185,8 @@ class KeptFeeds:
         if not self._complete:
             for _ in self:
                 pass
-        return self.feeds[:count]
+        self.hold_out()
+        return self.feeds[self._held_out :][:count]
 
     def _select(self) -> Selection:
         return Selection(self.source.inputs, CHECK_BYTES, CHECK_SAMPLES, count_bytes)
@@ -140,10 +209,24 @@ class KeptFeeds:
             yield from source
             return
         self._selection = self._select()
+        total = 0
         for feed in source:
+            total += sample_count(feed, self.source.inputs)
             self._selection.add(feed)
             yield feed
-        self._complete = True
+        self._total, self._complete = total, True
+
+
+class _Rest:
+    """The feeds but for the unseen samples; each iteration is a pass over the data."""
+
+    lasting = True
+
+    def __init__(self, kept: KeptFeeds) -> None:
+        self._kept = kept
+
+    def __iter__(self) -> Iterator[Feed]:
+        return self._kept.yield_rest()
 
 
 class _Except:

@@ -24,10 +24,9 @@ from onnxfq.remedies.round_weights import Rounding, is_shared, round_given
 from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.insert import insert_fake_quantize
-from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import QuantizeOptions, RunOptions
 from onnxfq.stages.planned_encodings import PlannedEncodings, plan_encodings
-from onnxfq.stages.statistics_source import gather_statistics
+from onnxfq.stages.statistics_source import GatheredStatistics, gather_statistics
 from onnxfq.support.clock import Clock
 
 
@@ -64,7 +63,7 @@ class Candidate:
         session: the prepared model, with the channel factors of `equalization`, and its data.
         recipe: what is quantized and how.
         planned: its plan, and the external encodings that match it.
-        statistics: of all activations of the plan.
+        statistics: of all activations of the plan; remedies choose by those without the unseen samples.
         plan: the part of it that is encoded.
         encodings: of `plan`.
         rounding: of its weights by moments; None before they are rounded.
@@ -75,7 +74,7 @@ class Candidate:
     session: QuantizeSession
     recipe: Recipe
     planned: PlannedEncodings
-    statistics: Statistics
+    statistics: GatheredStatistics
     plan: Plan
     encodings: Encodings
     rounding: Rounding | None = None
@@ -87,11 +86,11 @@ class Candidate:
         session: QuantizeSession,
         recipe: Recipe,
         planned: PlannedEncodings,
-        statistics: Statistics,
+        statistics: GatheredStatistics,
         weights: Sequence[Encoding] | None = None,
     ) -> Candidate:
         """Return the candidate of a plan, with all weights at nearest; `weights` has known encodings."""
-        plan, encodings = planned.encode(session.model, statistics, weights=weights)
+        plan, encodings = planned.encode(session.model, statistics.seen, weights=weights)
         return Candidate(session, recipe, planned, statistics, plan, encodings)
 
     @property
@@ -138,16 +137,30 @@ class Candidate:
         recipe = self.recipe.model_copy(update={"overrides": (*self.recipe.overrides, override)})
         planned = plan_encodings(session.ranked, recipe, encodings)
         unknown = planned.unknown
-        missing = tuple(p for p in unknown.activations if p.tensor not in statistics)
+        missing = tuple(p for p in unknown.activations if p.tensor not in statistics.seen)
         if missing and session.feeds is not None and session.feeds.source.repeats:
             # Another input of a sum may be quantized now.
             part = unknown.model_copy(update={"placements": missing})
-            more = collect_statistics(session.ranked, part, session.feeds, options.observing)
-            statistics = replace(statistics, values={**statistics.values, **more.values})
+            statistics = statistics.with_more(gather_statistics(session, part, None, options))
         elif missing:
             why = "the data can be read only once, and nothing was observed here"
             planned = replace(planned, plan=planned.plan.without([p.tensor for p in missing], why))
         return Candidate.of(session, recipe, planned, statistics)._rounded_as(self)._equalized_as(self)
+
+    def with_all_samples(self) -> Candidate:
+        """Return the candidate whose ranges are those of all samples, the unseen ones too.
+
+        Rounded weights and corrected biases stay as they were judged.
+        """
+        statistics = self.statistics
+        if statistics.whole is statistics.seen:
+            return self
+        whole = GatheredStatistics(statistics.whole, statistics.whole)
+        rounding = self.rounding
+        same = rounding is None or not rounding.tensors
+        weights = self.encodings.encodings if same else None
+        made = Candidate.of(self.session, self.recipe, self.planned, whole, weights)
+        return replace(made._rounded_as(self)._equalized_as(self), corrected=self.corrected)
 
     def _rounded_as(self, other: Candidate) -> Candidate:
         """Return this with the rounded weights of `other` that kept their format."""

@@ -72,7 +72,7 @@ def correct_biases(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         details = describe_left(left)
         if not targets:
             return Refusal("no layer has a bias that can change", details)
-        feeds = session.feeds.again_without(judge.proving)
+        feeds = session.feeds.again(judge.proving)
         means = InputMeans(session.model, [target.key for target in targets], feeds, options.threads)
         corrected = _shift(session.model, candidate.model, encodings, targets, means.of)
     return Proposal(replace(candidate, corrected=corrected), [f"{len(targets)} layers", *details])

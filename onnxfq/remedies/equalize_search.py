@@ -19,6 +19,7 @@ from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.planned_encodings import plan_encodings
+from onnxfq.stages.statistics_source import GatheredStatistics
 
 SAMPLES = 64
 """Most samples that give the ranges of channels."""
@@ -163,7 +164,8 @@ class _Search:
         planned = plan_encodings(session.ranked, self.recipe)
         observing = replace(self.options.observing, nonfinite=self.options.data.nonfinite)
         statistics = collect_statistics(session.ranked, planned.unknown, self.feeds, observing)
-        (score_db,) = self.judge.choose([Candidate.of(session, self.recipe, planned, statistics)])
+        gathered = GatheredStatistics(statistics, statistics)
+        (score_db,) = self.judge.choose([Candidate.of(session, self.recipe, planned, gathered)])
         left = tuple(group.tensor for group in equalized.groups if group.why == HARMFUL)
         used = {group.method for group in equalized.groups if not group.why}
         methods: tuple[Method, ...] = tuple(name for name in METHODS if name in used)

@@ -23,6 +23,8 @@ from onnxfq.stages.stored_weights import compare_stored
 from onnxfq.support.clock import Clock
 from onnxfq.targets.onnxruntime.releases import release_of
 
+NOT_COMPARED = Evaluation(reference="float", feeds=0, candidates=())
+
 
 @dataclass(frozen=True)
 class Forms:
@@ -33,21 +35,21 @@ class Forms:
         simulation: the model with FakeQuantize nodes.
         qdq: the model with Q/DQ pairs in the form of its target.
         floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
-        evaluation: against the float model.
+        evaluation: against the float model; nothing unless the models were compared.
     """
 
     encodings: Encodings
     simulation: onnx.ModelProto
     qdq: onnx.ModelProto
     floats: FloatPlan | None
-    evaluation: Evaluation
+    evaluation: Evaluation = NOT_COMPARED
 
 
 def build_forms(
     candidate: Candidate,
     options: QuantizeOptions,
     clock: Clock,
-    runs: ReferenceRuns,
+    runs: ReferenceRuns | None = None,
     feeds: Sequence[Feed] | None = None,
 ) -> Forms:
     """Insert nodes, cast the rest, and compare both forms with the float model.
@@ -56,7 +58,7 @@ def build_forms(
         candidate: what is inserted.
         options: float type, release of ONNX Runtime, threads, device and progress.
         clock: of the stages.
-        runs: of the float model.
+        runs: of the float model; without them nothing is compared.
         feeds: the samples to compare on; None for all that are kept.
 
     Raises TargetError for a release that cannot run the model, and the errors of the stages.
@@ -71,17 +73,15 @@ def build_forms(
     cast = cast_rest(candidate.session, qdq, options.floats, options)
     qdq = release_of(options.runtime).limit_model(cast.qdq, candidate.recipe.name)
     clock.lap("cast")
+    forms = Forms(encodings, simulation, qdq, cast.floats)
+    if runs is None:
+        return forms
+    twins = cast.floats is None
     evaluation = compare_forms(
-        candidate.session,
-        simulation,
-        cast.comparable,
-        options,
-        twins=cast.floats is None,
-        floats=runs,
-        feeds=feeds,
+        candidate.session, simulation, cast.comparable, options, twins=twins, floats=runs, feeds=feeds
     )
     clock.lap("evaluate")
-    return Forms(encodings, simulation, qdq, cast.floats, evaluation)
+    return replace(forms, evaluation=evaluation)
 
 
 def describe_forms(candidate: Candidate, forms: Forms) -> list[str]:

@@ -132,14 +132,14 @@ def round_given(
 ) -> Rounding:
     """Return `round_weights` by moments or the data of `quantize`; without both all stay at nearest.
 
-    The samples `held_out`, of those that are kept, are left out of the data.
+    The unseen samples, and those of `held_out`, are left out of the data.
     """
     asked = [p.tensor for p in plan.weights if p.rounding != NEAREST]
     if moments is None and (inputs.feeds is None or not asked):
         return Rounding(inputs.model, encodings, nearest=dict.fromkeys(asked, "no data was given"))
     feeds: Iterable[Feed] = ()
     if inputs.feeds is not None:
-        feeds = inputs.feeds.again_without(held_out) if held_out else inputs.feeds.again()
+        feeds = inputs.feeds.again(held_out)
     progress = options.stage("round", len(asked))
     with weights_stored_in(inputs.scratch):
         return round_weights(

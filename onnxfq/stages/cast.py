@@ -60,7 +60,8 @@ def cast_rest(
         return CastModel(qdq, qdq)
     with weights_stored_in(inputs.scratch):
         qdq = with_all_types(qdq)
-        kept = decide_floats(inputs.model, qdq, inputs.kept, floats, options.observing)
+        samples = () if inputs.feeds is None else inputs.feeds.feeds
+        kept = decide_floats(inputs.model, qdq, samples, floats, options.observing)
         comparable = cast_floats(qdq, kept.model_copy(update={"io": False}))
         return CastModel(with_float_type(cast_floats(qdq, kept), floats.name), comparable, kept)
 

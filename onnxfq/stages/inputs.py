@@ -57,8 +57,11 @@ class QuantizeSession:
 
     @property
     def kept(self) -> list[Feed]:
-        """The samples that a pass over the data has kept, a feed each, in the order of their digests."""
-        return [] if self.feeds is None else self.feeds.feeds
+        """The samples to compare models on, a feed each, in the order of their digests.
+
+        After a pass, the unseen ones; of few samples, and next to statistics of all, the kept ones.
+        """
+        return [] if self.feeds is None else self.feeds.unseen or self.feeds.feeds
 
 
 def load_written_recipe(recipe: str | Path | Recipe) -> Recipe:

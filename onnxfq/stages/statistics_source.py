@@ -1,19 +1,34 @@
-"""Statistics for a plan: given ones after a check, or observed ones."""
+"""Statistics for a plan: given ones after a check, or observed with and without the unseen samples."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.data import DataDigest, digest_feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Plan
-from onnxfq.errors import DataError
+from onnxfq.errors import DataError, StatisticsError
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.limits import with_limits
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
+
+
+class GatheredStatistics(NamedTuple):
+    """Statistics without the unseen samples, and those of all samples; the same if no sample is unseen."""
+
+    seen: Statistics
+    whole: Statistics
+
+    def with_more(self, more: GatheredStatistics) -> GatheredStatistics:
+        """Return these with the tensors of `more`, of the same samples."""
+        seen, whole = (
+            replace(old, values={**old.values, **new.values}) for old, new in zip(self, more, strict=True)
+        )
+        return GatheredStatistics(seen, whole)
 
 
 def gather_statistics(
@@ -22,7 +37,7 @@ def gather_statistics(
     given: str | Path | Statistics | None,
     options: RunOptions,
     ray: str | None = None,
-) -> Statistics:
+) -> GatheredStatistics:
     """Return the statistics `given`, or observe the activations of `plan`, on the Ray cluster `ray` if given.
 
     In both cases feeds for the comparison are kept. Raises StatisticsError if `given` is for another model
@@ -34,7 +49,7 @@ def gather_statistics(
         found.check_model(model.sha256)
         if feeds is not None:
             found.check_data(_digest(inputs))
-        return found
+        return GatheredStatistics(found, found)
     if feeds is None and plan.activations:
         raise DataError(
             f"recipe {plan.recipe} needs data to observe {len(plan.activations)} activations; give data, or "
@@ -42,14 +57,30 @@ def gather_statistics(
         )
     plan = plan if feeds is None else with_limits(plan, model)
     if feeds is None or not plan.activations:
-        return Statistics(model.sha256, 0, {}, data=_digest(inputs))  # nothing has to be observed
+        nothing = Statistics(model.sha256, 0, {}, data=_digest(inputs))
+        if feeds is not None:
+            feeds.hold_out()
+        return GatheredStatistics(nothing, nothing)
     observing = replace(
         options.observing,
         nonfinite=options.data.nonfinite,
         feed_ranges=any(p.calibrator.is_ordered for p in plan.activations),
         progress=options.stage("observe", inputs.runs),
     )
-    return collect_statistics(model, plan, feeds, observing, ray=ray)
+    if observing.feed_ranges:  # the calibrator needs every feed in its place
+        whole = collect_statistics(model, plan, feeds, observing, ray=ray)
+        return GatheredStatistics(whole, whole)
+    try:
+        seen = collect_statistics(model, plan, feeds.rest(), observing, ray=ray)
+    except StatisticsError:
+        if feeds.source.repeats:  # so that the error counts the feeds as they are given
+            collect_statistics(model, plan, feeds.source, observing, ray=ray)
+        raise
+    unseen = feeds.held_out()
+    if not unseen:
+        return GatheredStatistics(seen, seen)
+    whole = seen.join(collect_statistics(model, plan, unseen, replace(observing, progress=None), ray=ray))
+    return GatheredStatistics(seen, whole)
 
 
 def _digest(inputs: QuantizeSession) -> DataDigest:

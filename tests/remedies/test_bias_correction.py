@@ -142,7 +142,7 @@ def means_of(data: object, batch: int = 1, threads: int = 1) -> list[bytes]:
     model = prepare_model(load(network()), INT4.target)
     targets, _ = find_targets(model, model, make_plan(model, INT4))
     kept = KeptFeeds(open_feeds(model.proto, data, batch))
-    parts = kept.again_without(kept.select(8)), kept.again()
+    parts = kept.again(kept.select(8)), kept.again()
     keys = [one.key for one in targets]
     return [InputMeans(model, keys, part, threads).of(key).tobytes() for part in parts for key in keys]
 
