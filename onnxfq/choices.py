@@ -47,7 +47,10 @@ LOW_SQNR_DB = 20
 PROTECT_DB = float(LOW_SQNR_DB)
 """SQNR of the outputs in dB that `protect_outputs` restores."""
 
-ProtectAuto = Literal["auto"]
+THOROUGH: Literal["thorough"] = "thorough"
+"""Repair as with PROTECT_AUTO, without a budget of time."""
+
+ProtectAuto = Literal["auto", "thorough"]
 PROTECT_AUTO: ProtectAuto = "auto"
 """PROTECT_DB where activations are quantized, none for weights alone: their few bits are chosen for the size,
 their noise is spread over all layers, and keeping a few in float restored no network."""

@@ -28,6 +28,7 @@ from onnxfq.graph.model import Model
 from onnxfq.interchange.apply import MatchedEncodings
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
+from onnxfq.remedies.combinations import improve
 from onnxfq.remedies.equalize_search import equalize_named
 from onnxfq.remedies.forms import Forms, build_forms, describe_forms
 from onnxfq.remedies.judge import Judge
@@ -182,7 +183,7 @@ def quantize(
         start = build_candidate(session, chosen, sources, options, equalization, clock, runs)
         forms = build_forms(start, options, clock, runs)
         judge = Judge.of(start, options, sources, forms.evaluation, accuracy)
-        candidate, trials = judge.improve(start, REMEDIES)
+        candidate, trials = improve(judge, start, REMEDIES)
         clock.lap("remedies")
         if candidate is not start:
             forms = build_forms(candidate, options, clock, runs, judge.unused)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from onnxfq.choices import PROTECT_AUTO, PROTECT_DB, ProtectAuto
+from onnxfq.choices import PROTECT_AUTO, PROTECT_DB, THOROUGH, ProtectAuto
 from onnxfq.data import Feed
 from onnxfq.data.labels import Labels
 from onnxfq.documents.recipe import RECIPES
@@ -23,7 +23,7 @@ from onnxfq.execution.toggled_segments import State
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles
-from onnxfq.remedies.samples import choose_split
+from onnxfq.remedies.samples import split_samples
 from onnxfq.remedies.task_metric import Metric, TaskMetric, check_metric_name
 
 _ROUNDING = 1e-9
@@ -53,10 +53,11 @@ class AccuracyTarget:
         fallback: "float"; "weights" for quantized weights with float activations; or what these layers get
             instead: a number format, such as int16 for ONNX Runtime or float8e4m3fn for TensorRT, or the
             formats of a built-in recipe by its name. The target must take it.
-        repair: without one of the three, dB of the outputs below which another calibrator than `auto` is
-            tried, activations are smoothed if the data can be read again, and a few layers stay in float, up
-            to one percent of the multiply-adds for each missing dB; None for none, "auto" for 20 dB if
-            activations are quantized. Encodings of another tool are used as they are.
+        repair: None for no remedy at all; otherwise calibrators, cross-layer equalization and rounding by
+            moments are tried, alone and combined. Below so many dB, "auto" for 20 dB if activations are
+            quantized, activations are smoothed if the data can be read again, and a few layers stay in float,
+            up to one percent of the multiply-adds for each missing dB. "thorough" has no budget of time.
+            Encodings of another tool are used as they are.
 
     Raises DataError for options that do not go together, SpecError for an unknown format.
     """
@@ -89,8 +90,8 @@ class AccuracyTarget:
         measured = self.labels is not None or self.metric is not None
         if sum(one is not None for one in (self.min_sqnr, self.max_drop, self.weight_bits)) > 1:
             raise DataError("a promise is min_sqnr, max_drop or weight_bits; give one of them")
-        if isinstance(self.repair, str) and self.repair != PROTECT_AUTO:
-            raise DataError(f"repair is {self.repair!r}; give dB, None or {PROTECT_AUTO!r}")
+        if isinstance(self.repair, str) and self.repair not in (PROTECT_AUTO, THOROUGH):
+            raise DataError(f"repair is {self.repair!r}; give dB, None, {PROTECT_AUTO!r} or {THOROUGH!r}")
         if self.max_drop is not None and not measured:
             raise DataError(
                 "max_drop needs labels or a metric to measure the drop; give one, or use min_sqnr"
@@ -218,5 +219,5 @@ def open_aim(promise: AccuracyTarget, kept: Sequence[Feed], task: TaskMetric | N
     """Return how to measure `promise`, an SQNR or a drop of `task`. Raises DataError without data."""
     if promise.max_drop is None or task is None:
         assert promise.min_sqnr is not None
-        return SqnrAim(promise.min_sqnr, *choose_split(kept))
+        return SqnrAim(promise.min_sqnr, *split_samples(kept)[:2])
     return MetricAim(-promise.max_drop, task)

@@ -8,16 +8,15 @@ from __future__ import annotations
 from onnxfq.calibration.calibrators.auto import METHODS
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
+from onnxfq.remedies.samples import CHOOSING
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
-    """Return why no other calibrator is tried; empty if the recipe leaves it open and an output is low."""
+    """Return why no other calibrator is tried; empty if the recipe leaves it open."""
     scheme = candidate.recipe.activations
     if scheme is None or scheme.dynamic or scheme.calibrator.name != "auto":
         return "the recipe names a calibrator, or observes nothing"
-    if judge.accuracy is not None and judge.accuracy.min_sqnr is None:
-        return "no SQNR is asked for"
-    return judge.explain_sound(candidate)
+    return "encodings of another tool are used as they are" if judge.sources.encodings is not None else ""
 
 
 def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
@@ -33,4 +32,9 @@ def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Refusal
     return Proposal(candidates[name], [f"activations are calibrated by {name}"])
 
 
-CALIBRATOR = Remedy("calibrator", explain_unneeded, search_calibrators)
+def estimate(candidate: Candidate, judge: Judge) -> float:
+    """Return the seconds of comparing the calibrators."""
+    return len(METHODS) * judge.work.compare(CHOOSING)
+
+
+CALIBRATOR = Remedy("calibrator", explain_unneeded, search_calibrators, is_free=True, estimate=estimate)

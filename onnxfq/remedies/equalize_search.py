@@ -14,6 +14,7 @@ from onnxfq.graph.model import Model
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.equalize import Equalized, equalize
 from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
+from onnxfq.remedies.samples import CHOOSING
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.observe import collect_statistics
@@ -23,6 +24,9 @@ from onnxfq.stages.statistics_source import GatheredStatistics
 
 SAMPLES = 64
 """Most samples that give the ranges of channels."""
+
+HOPELESS_DB = 3.0
+"""Loss of all factors together from which on no part of them is tried."""
 
 USELESS = "the outputs on some samples gain too little"
 HARMFUL = "the outputs on some samples are better without it"
@@ -57,7 +61,16 @@ def equalize_named(
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     """Return why no channel factors are tried; empty if the recipe lets the judge decide."""
-    return "" if candidate.recipe.channel_methods.confirmed else "the recipe does not ask for it"
+    recipe, feeds = candidate.recipe, candidate.session.feeds
+    if recipe.channel_methods.confirmed:
+        return ""
+    if recipe.activations is None or recipe.activations.equalize != "depthwise":
+        return "the recipe names the equalization"
+    if candidate.equalization is not None:
+        return "the recipe changes channels by name"
+    if _explain_lack(judge.sources) or judge.sources.moments is not None:
+        return "statistics, moments or encodings of the model as it is are given"
+    return "" if feeds is not None and feeds.source.repeats else "the data cannot be read again"
 
 
 def explain_unneeded_smoothing(candidate: Candidate, judge: Judge) -> str:
@@ -65,13 +78,27 @@ def explain_unneeded_smoothing(candidate: Candidate, judge: Judge) -> str:
     recipe, feeds = candidate.recipe, candidate.session.feeds
     if recipe.smooth != "none" or recipe.activations is None:
         return "the recipe names the smoothing"
-    if judge.accuracy is not None:
-        return "an accuracy is promised"
     if _explain_lack(judge.sources) or judge.sources.moments is not None:
         return "statistics, moments or encodings of the model as it is are given"
     if feeds is None or not feeds.source.repeats:
         return "the data cannot be read again"
     return judge.explain_sound(candidate)
+
+
+def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
+    """Return the candidate with the factors that the recipe asks for, or else with cross-layer factors."""
+    recipe = candidate.recipe
+    if recipe.channel_methods.confirmed:
+        return search_factors(candidate, judge)
+    assert recipe.activations is not None
+    activations = recipe.activations.model_copy(update={"equalize": "auto"})
+    named = recipe.model_copy(update={"activations": activations})
+    return search_factors(replace(candidate, recipe=named), judge)
+
+
+def estimate(candidate: Candidate, judge: Judge) -> float:
+    """Return the seconds of comparing the model as it is and whole, and of observing it again."""
+    return judge.work.observe() + 2 * (judge.work.observe(SAMPLES) + judge.work.compare(CHOOSING))
 
 
 def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
@@ -138,6 +165,8 @@ class _Search:
         trials: list[FactorTrial] = []
         least = self._measure(plain, trials) + LEAST_GAIN_DB
         reached = self._measure(equalized, trials)
+        if reached < least - LEAST_GAIN_DB - HOPELESS_DB:
+            return plain, trials
         for method in METHODS:
             names = [group.tensor for group in asked if group.method == method]
             for part in _halves(names) or [names] * (0 < len(names) < len(asked)):
@@ -151,11 +180,19 @@ class _Search:
         best, parts = equalized, [part]
         while parts:
             part = parts.pop()
+            if self._explain_refusal():
+                break
             without = equalized.without(dict.fromkeys(part, HARMFUL))
             score_db = self._measure(without, trials)
             if score_db >= reached + LEAST_GAIN_DB:
                 best, reached, parts = without, score_db, _halves(part)
         return best, reached
+
+    def _explain_refusal(self) -> str:
+        """Take the time of one more measurement from the budget; return why it has none."""
+        assert self.judge is not None
+        work = self.judge.work
+        return self.judge.budget.explain_refusal(work.observe(SAMPLES) + work.compare(CHOOSING))
 
     def _measure(self, equalized: Equalized, trials: list[FactorTrial]) -> float:
         """Return the SQNR in dB of the quantized model whose ranges the given samples tell."""
@@ -188,5 +225,5 @@ def _halves(names: Sequence[str]) -> list[Sequence[str]]:
     return [names[:middle], names[middle:]] if middle else []
 
 
-EQUALIZE = Remedy("equalize", explain_unneeded, search_factors)
-SMOOTH = Remedy("smooth", explain_unneeded_smoothing, smooth)
+EQUALIZE = Remedy("equalize", explain_unneeded, equalize_layers, is_free=True, estimate=estimate)
+SMOOTH = Remedy("smooth", explain_unneeded_smoothing, smooth, estimate=estimate)

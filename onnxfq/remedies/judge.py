@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from onnxfq.choices import PROTECT_DB, THOROUGH
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.scores import Evaluation
@@ -26,7 +27,8 @@ from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Candidate, Sources
-from onnxfq.remedies.samples import choose_split, split_samples
+from onnxfq.remedies.samples import split_samples
+from onnxfq.remedies.work import Budget, Work
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.score import score_models
 
@@ -74,12 +76,16 @@ class Remedy:
         propose: takes the same; the judge's `choose` compares candidates on the samples that choose. Returns
             a better candidate, or the reason not to.
         proves_itself: whether it keeps an accuracy target, which has its own measure and proof.
+        is_free: whether it costs nothing at run time, so that it is tried at any accuracy.
+        estimate: takes the same, and returns the seconds of `work` that a proposal takes.
     """
 
     name: str
     explain_unneeded: Callable[[Candidate, Judge], str]
     propose: Callable[[Candidate, Judge], Proposal | Refusal]
     proves_itself: bool = False
+    is_free: bool = False
+    estimate: Callable[[Candidate, Judge], float] = lambda candidate, judge: 0.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,10 @@ class Judge:
         sources: what `quantize` was given beside the data.
         first: the comparison of `start` with the float model; None before it is compared.
         accuracy: the target to keep; None without one.
-        least: dB of the worst output below which a loss is repaired; None for no repair.
+        least: dB below which also remedies are tried that cost something at run time; None for never.
+        is_off: whether nothing is tried but for a target.
+        work: what a trial costs.
+        budget: for all trials.
         choosing: the samples that choose, in a proposal.
         proving: the samples that will prove it, and from which nothing may be learnt.
         known: scores so far, by candidate as long as it lives, and by samples.
@@ -104,6 +113,9 @@ class Judge:
     first: Evaluation | None = None
     accuracy: AccuracyTarget | None = None
     least: float | None = None
+    is_off: bool = False
+    work: Work = Work(0, 0.0, 0)
+    budget: Budget = field(default_factory=Budget, repr=False)
     choosing: Sequence[Feed] = ()
     proving: Sequence[Feed] = ()
     known: WeakKeyDictionary[Candidate, dict[tuple[int, int], float]] = field(
@@ -118,19 +130,20 @@ class Judge:
         first: Evaluation,
         accuracy: AccuracyTarget,
     ) -> Judge:
-        """Return the judge of a call of `quantize`."""
+        """Return the judge of a call of `quantize`, with its budget."""
         least = accuracy.least_db(bool(start.plan.activations))
-        return Judge(start, options, sources, first, accuracy if accuracy.is_target else None, least)
+        judge = Judge(start, options, sources, first, accuracy if accuracy.is_target else None, least)
+        if accuracy.repair is None:
+            return replace(judge, is_off=True)
+        work = Work.of(start)
+        low = first.lowest_db < (PROTECT_DB if judge.aim is None else judge.aim)
+        budget = Budget() if accuracy.repair == THOROUGH else Budget(work.allow(low))
+        return replace(judge, work=work, budget=budget)
 
-    def improve(
-        self, candidate: Candidate, remedies: Sequence[Remedy]
-    ) -> tuple[Candidate, tuple[Trial, ...]]:
-        """Return what is left of `candidate` after all remedies in this order, and their trials."""
-        trials = []
-        for remedy in remedies:
-            candidate, trial = self.better(candidate, remedy)
-            trials.append(trial)
-        return candidate, tuple(trials)
+    @property
+    def aim(self) -> float | None:
+        """SQNR in dB to reach: the promised one, or `least`; None without one."""
+        return self.least if self.accuracy is None else self.accuracy.min_sqnr
 
     @property
     def kept(self) -> list[Feed]:
@@ -140,14 +153,20 @@ class Judge:
     @property
     def unused(self) -> list[Feed]:
         """The samples that neither choose nor prove; all of them if they are few."""
-        return split_samples(self.kept)[1]
+        return list(split_samples(self.kept).unused)
 
     def better(self, candidate: Candidate, remedy: Remedy) -> tuple[Candidate, Trial]:
         """Return the candidate that `remedy` proposes if it is proven to be better, else `candidate`."""
         begun = perf_counter()
         why = remedy.explain_unneeded(candidate, self)
+        if self.is_off and not remedy.proves_itself:
+            why = "repair is off"
         if why:
             return candidate, Trial(remedy=remedy.name, is_needed=False, why=why)
+        if not remedy.is_free:
+            why = self.budget.explain_refusal(remedy.estimate(candidate, self))
+            if why:
+                return candidate, Trial(remedy=remedy.name, why=why)
         figures: dict[str, float] = {}
         if remedy.proves_itself:
             verdict = remedy.propose(candidate, self)
@@ -165,30 +184,19 @@ class Judge:
         return candidate, trial.model_copy(update={"why": verdict.why, "is_needed": verdict.is_needed})
 
     def _confirm(self, candidate: Candidate, remedy: Remedy) -> tuple[Proposal | Refusal, dict[str, float]]:
-        """Return what `remedy` proposes if other samples confirm it, and the figures on these.
-
-        With few samples each half proves what the other half chose, the mean counts, and the choice of all
-        samples is kept.
-        """
-        splits, _ = split_samples(self.kept)
-        if not splits:
+        """Return what `remedy` proposes if other samples confirm it, and the figures on these."""
+        if len(self.kept) < 2:
             why = "one sample cannot both choose and prove it" if self.kept else "no data was given"
             return Refusal(why), {}
-        scores: list[list[float]] = []
-        for split in splits:
-            proposal = remedy.propose(
-                candidate, replace(self, choosing=split.choosing, proving=split.proving)
-            )
-            if isinstance(proposal, Refusal):
-                return proposal, {}
-            scores.append(self.score([candidate, proposal.candidate], split.proving))
-        before, after = np.mean(scores, axis=0).tolist()
+        split = split_samples(self.kept)
+        proposal = remedy.propose(candidate, replace(self, choosing=split.choosing, proving=split.proving))
+        if isinstance(proposal, Refusal):
+            return proposal, {}
+        before, after = self.score([candidate, proposal.candidate], split.proving)
         figures = {"before": before, "after": after}
         if not after - before >= LEAST_GAIN_DB:
             why = f"it must gain {LEAST_GAIN_DB} dB"
             return Refusal(why, proposal.details, proposal.evidence), figures
-        if len(splits) > 1:
-            return remedy.propose(candidate, replace(self, choosing=self.kept)), figures
         return proposal, figures
 
     def choose(self, candidates: Sequence[Candidate]) -> list[float]:
@@ -222,11 +230,11 @@ class Judge:
         """Return why a loss of `candidate` needs no repair; empty if it does."""
         if self.sources.encodings is not None:
             return "encodings of another tool are used as they are"
-        least = self.least if self.accuracy is None else self.accuracy.min_sqnr
+        least = self.aim
         if least is None:
             return "no SQNR is asked for"
         if candidate is self.start or len(self.kept) < 2:
             worst = math.inf if self.first is None else self.first.lowest_db
         else:
-            worst = self.score([candidate], choose_split(self.kept).choosing)[0]
+            worst = self.score([candidate], split_samples(self.kept).choosing)[0]
         return "" if worst < least else f"the outputs have {least:g} dB"

@@ -15,7 +15,7 @@ from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, SqnrAim, open_a
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
-from onnxfq.remedies.samples import choose_split
+from onnxfq.remedies.samples import split_samples
 from onnxfq.remedies.sensitivity import find_remedy, next_count, rank_groups
 from onnxfq.remedies.task_metric import TaskMetric
 
@@ -143,7 +143,7 @@ def _widen_weights(
             f"recipe {candidate.recipe.name} gives weights {used / total:.4g} bits on average, and at most "
             f"{limit:g} were promised; take a recipe with fewer bits"
         )
-    aim = SqnrAim(math.inf, *choose_split(judge.kept))
+    aim = SqnrAim(math.inf, *split_samples(judge.kept)[:2])
     feeds = first_feeds(aim.choosing, RANKING_FEEDS)
     ranking = rank_groups(toggles, feeds, candidate.recipe, judge.options.stage("protect"))
     added = [
@@ -192,5 +192,10 @@ def _affordable(ranking: Sensitivity, most: float) -> list[int]:
     return taken
 
 
-PROTECT = Remedy("protected", explain_unneeded, leave_layers)
+def estimate(candidate: Candidate, judge: Judge) -> float:
+    """Return the seconds of measuring each group alone; the part in front of it runs once for all."""
+    return len(candidate.plan.placements) * judge.work.run * RANKING_FEEDS
+
+
+PROTECT = Remedy("protected", explain_unneeded, leave_layers, estimate=estimate)
 TARGET = Remedy("promised", explain_no_target, keep_target, proves_itself=True)

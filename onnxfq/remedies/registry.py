@@ -9,5 +9,5 @@ from onnxfq.remedies.judge import Remedy
 from onnxfq.remedies.mixed_precision import PROTECT, TARGET
 from onnxfq.remedies.rounding_search import ROUNDING
 
-REMEDIES: tuple[Remedy, ...] = (EQUALIZE, CALIBRATOR, SMOOTH, PROTECT, TARGET, ROUNDING, BIASES)
-"""Another calibrator costs nothing at run time, smoothing costs no layer, a layer in float does."""
+REMEDIES: tuple[Remedy, ...] = (EQUALIZE, CALIBRATOR, ROUNDING, SMOOTH, PROTECT, TARGET, BIASES)
+"""The first three cost nothing at run time, smoothing costs no layer, a layer in float does."""

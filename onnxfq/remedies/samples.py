@@ -13,35 +13,29 @@ CHOOSING = 8
 PROVING = 16
 """Most samples that prove; at most a third of those that are kept."""
 
-FOLDED = 12
-"""Samples from which on parts choose and prove; of fewer, each half proves what the other chose."""
+SHARED = 12
+"""Samples from which on some neither choose nor prove, for the report; of fewer, it has all."""
 
 
 class Split(NamedTuple):
-    """Samples that choose, and other samples that prove."""
+    """Samples that choose, other samples that prove, and those that neither did."""
 
     choosing: Sequence[Feed]
     proving: Sequence[Feed]
+    unused: Sequence[Feed]
 
 
-def split_samples(kept: Sequence[Feed]) -> tuple[list[Split], list[Feed]]:
+def split_samples(kept: Sequence[Feed]) -> Split:
     """Return how the kept samples choose and prove, and the samples that do neither.
 
-    With FOLDED samples or more there is one split. Fewer have two, half against half, and all of them are
-    left for the report. One sample has none.
+    Of fewer than SHARED samples half choose and half prove, and all are left for the report. The only sample
+    proves nothing: it both chooses and proves.
     """
     if len(kept) < 2:
-        return [], list(kept)
-    if len(kept) < FOLDED:
+        return Split(kept, kept, kept)
+    if len(kept) < SHARED:
         middle = len(kept) // 2
-        halves = kept[:middle], kept[middle:]
-        return [Split(*halves), Split(*reversed(halves))], list(kept)
+        return Split(kept[:middle], kept[middle:], kept)
     proving, choosing = min(PROVING, len(kept) // 3), min(CHOOSING, len(kept) // 3)
     end = proving + choosing
-    return [Split(kept[proving:end], kept[:proving])], list(kept[end:])
-
-
-def choose_split(kept: Sequence[Feed]) -> Split:
-    """Return the first split; the only sample both chooses and proves."""
-    splits, _ = split_samples(kept)
-    return splits[0] if splits else Split(kept, kept)
+    return Split(kept[proving:end], kept[:proving], kept[end:])
