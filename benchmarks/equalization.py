@@ -49,7 +49,7 @@ def make_recipe(granularity: str, way: str) -> onnxfq.Recipe:
     fields = onnxfq.load_recipe("tensorrt-int8").model_dump(mode="json", exclude_unset=True)
     fields["weights"] |= {"granularity": granularity}
     recipe = onnxfq.Recipe.model_validate(fields)
-    return recipe if way == "default" else recipe.with_smooth("auto").with_equalize("auto")
+    return recipe if way == "default" else recipe.override(activations={"equalize": "auto"}, smooth="auto")
 
 
 def variants(path: Path, case: Case, seeds: int, work: Path) -> Iterator[tuple[str, Path]]:

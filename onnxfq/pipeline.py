@@ -444,7 +444,7 @@ class _Job:
         recorded = self.statistics is not None or self.moments is not None  # of the model as it is
         if asked or recorded or feeds is None or not feeds.source.repeats:
             return made
-        recipe = recipe.with_smooth("auto")
+        recipe = recipe.override(smooth="auto")
         equalized = self.equalize(inputs, recipe)
         done = equalized[1]
         if done is None or not done.changed:
@@ -462,8 +462,8 @@ def _choose_recipe(recipe: str | Path | Recipe, calibrator: str | None, rounding
         )
     for name, value in chosen.simulation.changes.items():
         raise RecipeError(f"recipe {chosen.name}: {explain_mode(name, value)}")
-    chosen = chosen if calibrator is None else chosen.with_calibrator(calibrator)
-    return chosen if rounding is None else chosen.with_rounding(rounding)
+    chosen = chosen if calibrator is None else chosen.override(activations={"calibrator": calibrator})
+    return chosen if rounding is None else chosen.override(weights={"rounding": rounding})
 
 
 class _Clock:

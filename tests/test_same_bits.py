@@ -195,7 +195,7 @@ def test_files_of_moments_however_they_are_made(network: str, tmp_path: Path) ->
     """Every way of feeding, several passes, and parts merged in any order give the same bytes."""
     path, data = {"digits": digits, "tokens": lambda: tokens(tmp_path)}[network]()
     model = load(path)
-    plan = make_plan(model, load_recipe("tensorrt-int8").with_rounding("gptq"))
+    plan = make_plan(model, load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
 
     def gather(name: str, feeds: object, **how: object) -> Moments:
         return gather_moments(model, plan, feeds, tmp_path / f"{name}.moments.npz", **how)

@@ -58,7 +58,7 @@ def moments(
     if ranges and resume:
         raise typer.BadParameter("--resume continues moments; --ranges has nothing to continue")
     chosen = recipe.load()
-    chosen = chosen if recipe.rounding is None else chosen.with_rounding(recipe.rounding)
+    chosen = chosen if recipe.rounding is None else chosen.override(weights={"rounding": recipe.rounding})
     loaded = load(model, chosen.existing)
     plan = make_plan(prepare_model(loaded, chosen.target), chosen)
     with running.progress(printer) as options:

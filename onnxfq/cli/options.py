@@ -117,8 +117,8 @@ class RecipeChoice:
             raise typer.BadParameter("--keep-existing and --requantize exclude each other; give one")
         chosen = load_recipe(self.recipe)
         asked = "keep" if self.keep_existing else "requantize" if self.requantize else chosen.existing
-        chosen = chosen if self.equalize is None else chosen.with_equalize(self.equalize)
-        chosen = chosen if self.smooth is None else chosen.with_smooth(self.smooth)
+        chosen = chosen if self.equalize is None else chosen.override(activations={"equalize": self.equalize})
+        chosen = chosen if self.smooth is None else chosen.override(smooth=self.smooth)
         bias_correction = self.bias_correction or chosen.bias_correction
         return chosen.model_copy(update={"existing": asked, "bias_correction": bias_correction})
 

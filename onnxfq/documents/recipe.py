@@ -21,7 +21,7 @@ from onnxfq.graph.model import Existing
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import BIAS_QTYPE
 from onnxfq.numerics.spec import NumberFormat, check_dynamic, refuse_as_value_error
-from onnxfq.support.records import Record, parse, read_document
+from onnxfq.support.records import Record, parse, read_content
 
 ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", "block_shape"]
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
@@ -236,6 +236,11 @@ class Override(Record):
             or op_type in self.op_types
         )
 
+    def without_rounding(self) -> Override:
+        """Return the override without a rounding of weights."""
+        weights = {name: value for name, value in self.weights.items() if name != "rounding"}
+        return self.model_copy(update={"weights": weights})
+
 
 class Recipe(Record):
     """Target, schemes and overrides. Later overrides win over earlier ones.
@@ -367,55 +372,35 @@ class Recipe(Record):
                 )
             yield from found
 
-    def with_calibrator(self, name: str) -> Recipe:
-        """Return this recipe with another calibrator for activations. Raises SpecError if unknown."""
-        calibrator = Calibrator.parse(name)
-        if self.activations is None:
-            raise RecipeError(f"recipe {self.name} is weight-only: no activation needs calibrator {name!r}")
-        if self.activations.dynamic:
-            raise RecipeError(
-                f"recipe {self.name} has dynamic scales for activations: none needs calibrator {name!r}"
-            )
-        return self.model_copy(
-            update={"activations": self.activations.model_copy(update={"calibrator": calibrator})}
-        )
+    def override(self, **fields: Any) -> Recipe:
+        """Return this recipe with other `fields`, spelled as in a recipe file.
 
-    def with_equalize(self, which: Equalize) -> Recipe:
-        """Return this recipe with other inputs equalized. Raises RecipeError if no input can be."""
+        Args:
+            fields: `activations` and `weights` have only the fields that change. A rounding of weights also
+                replaces that of the overrides, unless these are given too.
+
+        Raises RecipeError for a wrong field, and for a change that has no effect.
+        """
+        self._check_effect(fields.get("activations") or {})
+        content = merge_fields(self, fields)
+        if "rounding" in fields.get("weights", ()) and "overrides" not in fields:
+            content["overrides"] = tuple(override.without_rounding() for override in self.overrides)
+        return parse(content, Recipe, RecipeError, self.name)
+
+    def _check_effect(self, changes: Mapping[str, Any]) -> None:
+        """Raise RecipeError for a calibrator or an equalization that no activation can have."""
         scheme = self.activations
-        if scheme is None or scheme.dynamic or scheme.granularity != "per_tensor":
+        if changes.keys() == {"calibrator"} and (scheme is None or scheme.dynamic):
+            what = "is weight-only: no activation"
+            if scheme is not None:
+                what = "has dynamic scales for activations: none"
+            raise RecipeError(f"recipe {self.name} {what} needs calibrator {str(changes['calibrator'])!r}")
+        plain = scheme is not None and not scheme.dynamic and scheme.granularity == "per_tensor"
+        if changes.keys() == {"equalize"} and not plain:
             raise RecipeError(
                 f"recipe {self.name} has no activations with one constant scale, and only these can be "
                 "equalized; omit --equalize"
             )
-        return self.model_copy(update={"activations": scheme.model_copy(update={"equalize": which})})
-
-    def with_rounding(self, name: str) -> Recipe:
-        """Return this recipe with another rounding of all weights. Raises RecipeError if it is unknown."""
-        fields = self.model_dump() | {"weights": self.weights.model_dump() | {"rounding": name}}
-        made = parse(fields, Recipe, RecipeError, self.name)
-        plain = tuple(
-            one.model_copy(update={"weights": {k: v for k, v in one.weights.items() if k != "rounding"}})
-            for one in self.overrides
-        )
-        return made.model_copy(update={"overrides": plain})
-
-    def with_auto_rounding(self, name: str) -> Recipe:
-        """Return this recipe with rounding `name` where it is auto."""
-
-        def choose(fields: dict[str, Any]) -> dict[str, Any]:
-            return fields | {"rounding": name} if fields.get("rounding") == AUTO else fields
-
-        weights = choose({"rounding": self.weights.rounding})
-        overrides = tuple(one.model_copy(update={"weights": choose(one.weights)}) for one in self.overrides)
-        return self.model_copy(
-            update={"weights": self.weights.model_copy(update=weights), "overrides": overrides}
-        )
-
-    def with_smooth(self, share: str) -> Recipe:
-        """Return this recipe with another share for smoothing. Raises RecipeError for another word."""
-        content = self.model_dump() | {"smooth": share if share in ("none", "auto") else _number(share)}
-        return parse(content, Recipe, RecipeError, self.name)
 
     def _match_overrides(self, node: str, op_type: str, tensor: str) -> Iterator[Override]:
         return (override for override in self.overrides if override.matches(node, op_type, tensor))
@@ -426,13 +411,6 @@ def _with_outer(path: str) -> Iterator[str]:
     while path:
         yield path
         path = path.rpartition(".")[0]
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _match(pattern: str, name: str) -> bool:
@@ -539,42 +517,42 @@ def load_recipe(recipe: str | Path | Recipe) -> Recipe:
     raise RecipeError(f"unknown recipe {str(recipe)!r}: give a built-in name or a .yaml file{hint}")
 
 
-class _Document(Record):
-    """A recipe file: like `Recipe` with optional fields and a base."""
+class _Document(Recipe):
+    """A recipe file: a recipe, and the one that it starts from."""
 
-    base: str = DEFAULT_RECIPE
-    name: str | None = None
-    target: str | None = None
-    activations: dict[str, Any] | None = {}
-    weights: dict[str, Any] = {}
-    small_shapes: SmallShapes | None = None
-    depthwise: Choice | None = None
-    log_spectra: Choice | None = None
-    conv_transpose: Choice | None = None
-    smooth: Smooth | None = None
-    bias_correction: BiasCorrectionChoice | None = None
-    simulation: Simulation = Simulation()
-    overrides: list[Override] = []
-    existing: Existing = "refuse"
+    base: str
 
 
 def _from_file(path: Path) -> Recipe:
-    document = read_document(path, _Document, RecipeError)
-    if document.base not in RECIPES:
-        raise RecipeError(f"{path}: unknown base {document.base!r}{nearest(document.base, RECIPES)}")
-    base = RECIPES[document.base].model_dump()
-    given = {name: value for name, value in document if name != "base" and value not in (None, "")}
-    content = base | {"name": path.stem} | given
-    content["activations"] = _apply_changes(base["activations"], document.activations)
-    content["weights"] = base["weights"] | document.weights
-    recipe = parse(content, Recipe, RecipeError, str(path))
-    for number, override in enumerate(recipe.overrides):
+    given = read_content(path, RecipeError)
+    if not isinstance(given, dict):
+        parse(given, _Document, RecipeError, str(path))
+    base = given.get("base", DEFAULT_RECIPE)
+    if not isinstance(base, str) or base not in RECIPES:
+        raise RecipeError(f"{path}: unknown base {base!r}{nearest(str(base), RECIPES)}")
+    fields = {"name": path.stem, "base": base}
+    for name, value in given.items():
+        if name in ("activations", "weights") or value not in (None, ""):
+            fields[name] = value
+    content = merge_fields(RECIPES[base], fields)
+    document = parse(content, _Document, RecipeError, str(path))
+    for number, override in enumerate(document.overrides):
         source = f"{path}: overrides.{number}"
         activations = _apply_changes(content["activations"], override.activations)
         if activations:
             parse(activations, ActivationScheme, RecipeError, f"{source}.activations")
         parse(content["weights"] | override.weights, WeightScheme, RecipeError, f"{source}.weights")
-    return recipe
+    return Recipe(**{name: getattr(document, name) for name in Recipe.model_fields})
+
+
+def merge_fields(base: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `base` with `changes`, in which a scheme has only the fields that change."""
+    content: dict[str, Any] = {**dict(base), **changes}
+    for name in ("activations", "weights"):
+        scheme, change = getattr(base, name), changes.get(name, {})
+        if isinstance(change, dict):
+            content[name] = _apply_changes(scheme and scheme.model_dump(), change)
+    return content
 
 
 def _apply_changes(base: dict[str, Any] | None, changes: dict[str, Any] | None) -> dict[str, Any] | None:

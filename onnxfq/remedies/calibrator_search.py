@@ -85,7 +85,7 @@ def _is_open(recipe: Recipe) -> bool:
 
 def _calibrated_by(name: str, inputs: QuantizeSession, start: Protected) -> Protected:
     """Return the plan of `start` with another calibrator; rounded weights stay."""
-    recipe = start.recipe.with_calibrator(name)
+    recipe = start.recipe.override(activations={"calibrator": name})
     planned = plan_encodings(inputs.ranked, recipe)
     rounding = start.rounding
     # Rounded weights may have other scales than those of the nearest values.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
@@ -120,13 +121,27 @@ def round_auto(
 
     The samples of `confirm_rounding` give no moments. Raises as `round_given`.
     """
-    recipe = start.recipe.with_auto_rounding(METHOD)
+    recipe = _in_place_of_auto(start.recipe)
     planned = plan_encodings(inputs.ranked, recipe)
     made = Protected.of(inputs.model, recipe, planned, start.statistics, start.encodings.encodings)
     rounding = round_given(
         inputs, made.plan, made.encodings, options, ray=ray, held_out=len(_confirming(inputs))
     )
     return made.rounded(rounding)._replace(sensitivity=start.sensitivity)
+
+
+def _in_place_of_auto(recipe: Recipe) -> Recipe:
+    """Return `recipe` with METHOD where its rounding is `auto`."""
+
+    def choose(fields: dict[str, Any]) -> dict[str, Any]:
+        return fields | {"rounding": METHOD} if fields.get("rounding") == AUTO else fields
+
+    return recipe.override(
+        weights=choose({"rounding": recipe.weights.rounding}),
+        overrides=tuple(
+            override.model_copy(update={"weights": choose(override.weights)}) for override in recipe.overrides
+        ),
+    )
 
 
 def confirm_rounding(

@@ -119,7 +119,7 @@ def observation_plan(model: Model) -> Plan:
     all_nodes = {"log_spectra": "quantize", "conv_transpose": "quantize"}
     wide = [RECIPES[name].model_copy(update=all_nodes) for name in _WIDEST]
     # Equalized tensors have no common scale, and so their Concat has one only where nothing is equalized.
-    wide.append(wide[0].with_equalize("none"))
+    wide.append(wide[0].override(activations={"equalize": "none"}))
     plans = [make_plan(model, recipe) for recipe in wide]
     placements = {p.tensor: p for plan in plans for p in plan.activations}
     # A tensor with ranges of channels also has the statistics of the whole tensor.

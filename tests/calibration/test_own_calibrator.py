@@ -80,8 +80,8 @@ def test_its_parameters_are_checked(recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("0.25", "2"), encoding="utf-8")
     with pytest.raises(RecipeError, match="weights.calibrator: calibrator 'share:2': the share must be"):
         onnxfq.load_recipe(recipe)
-    with pytest.raises(SpecError, match="unknown calibrator 'shar'; nearest: share"):
-        onnxfq.load_recipe("tensorrt-int8").with_calibrator("shar")
+    with pytest.raises(RecipeError, match="unknown calibrator 'shar'; nearest: share"):
+        onnxfq.load_recipe("tensorrt-int8").override(activations={"calibrator": "shar"})
 
 
 def test_files_that_name_it_are_read_without_it(recipe: Path, tmp_path: Path, monkeypatch) -> None:

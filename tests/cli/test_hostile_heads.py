@@ -115,7 +115,7 @@ HEADS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def arrays(folder: Path) -> dict[str, Array]:
     """Arrays of a file of moments of the model in `folder`."""
     model = onnxfq.load(folder / "m.onnx")
-    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq"))
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
     onnxfq.gather_moments(model, plan, X, folder / "m.npz")
     return dict(np.load(folder / "m.npz"))
 
@@ -167,7 +167,8 @@ def test_sums_that_are_no_moments(what: str, folder: Path, arrays: dict[str, Arr
 
 def test_moments_of_fewer_layers(folder: Path) -> None:
     """What the recipe rounds and the file lacks is named, with the remedy."""
-    model, recipe = onnxfq.load(folder / "m.onnx"), onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq")
+    model = onnxfq.load(folder / "m.onnx")
+    recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"})
     fewer = onnxfq.Recipe.model_validate(
         recipe.model_dump() | {"overrides": [{"tensors": ["w2"], "keep_float": True}]}
     )

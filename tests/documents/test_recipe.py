@@ -8,7 +8,7 @@ import pytest
 
 from onnxfq.documents.recipe import DEFAULT_RECIPE, RECIPES, Recipe, load_recipe
 from onnxfq.documents.recipe_schema import recipe_schema
-from onnxfq.errors import RecipeError, SpecError
+from onnxfq.errors import RecipeError
 from onnxfq.numerics.spec import QuantSpec
 
 
@@ -322,14 +322,14 @@ def test_what_passes_check_names_matches():
         assert passed is found
 
 
-def test_with_calibrator():
-    """Another calibrator for activations leaves weights and the recipe itself alone."""
+def test_override():
+    """Another calibrator of activations leaves weights and the recipe itself alone."""
     recipe = RECIPES[DEFAULT_RECIPE]
-    changed = recipe.with_calibrator("minmax")
+    changed = recipe.override(activations={"calibrator": "minmax"})
     assert changed.activations.calibrator == "minmax" and changed.weights == recipe.weights
     assert recipe.activations.calibrator != "minmax"
-    with pytest.raises(SpecError, match="unknown calibrator 'entropi'; nearest: entropy"):
-        recipe.with_calibrator("entropi")
+    with pytest.raises(RecipeError, match="unknown calibrator 'entropi'; nearest: entropy"):
+        recipe.override(activations={"calibrator": "entropi"})
 
 
 @pytest.mark.parametrize("name", RECIPES)

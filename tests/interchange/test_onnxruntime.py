@@ -188,7 +188,7 @@ def test_ranges_give_what_the_same_data_give(which: str, recipe: str, tmp_path: 
     given = onnxfq.quantize(network(), None, recipe=recipe, encodings=path)
     data = {"x": feed_for(network(), count=8)["x"]}
     options = onnxfq.RunOptions(batch=1)
-    plain = load_recipe(recipe).with_equalize("none").with_calibrator("minmax")
+    plain = load_recipe(recipe).override(activations={"equalize": "none", "calibrator": "minmax"})
     own = onnxfq.quantize(network(), data, recipe=plain, rounding="nearest", options=options)
     for mine, theirs in zip(own.encodings.encodings, given.encodings.encodings, strict=True):
         if mine.tensor == "x" or mine.tensor.startswith("w"):

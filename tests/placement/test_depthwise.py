@@ -106,10 +106,11 @@ def test_weights_with_one_scale() -> None:
 
 def test_with_equalize() -> None:
     """The option changes the recipe, and recipes without one constant scale refuse it."""
-    assert not spec_of(network(), recipe=load_recipe("tensorrt-int8").with_equalize("none")).equalized
+    one_scale = load_recipe("tensorrt-int8").override(activations={"equalize": "none"})
+    assert not spec_of(network(), recipe=one_scale).equalized
     for name in ("tensorrt-int4", "onnxruntime-uint8-dynamic"):
         with pytest.raises(RecipeError, match="omit --equalize"):
-            load_recipe(name).with_equalize("depthwise")
+            load_recipe(name).override(activations={"equalize": "depthwise"})
 
 
 @pytest.mark.parametrize("changes", [{"axis": None}, {"block_size": 2}, {"dynamic": True}], ids=str)

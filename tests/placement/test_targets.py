@@ -277,7 +277,7 @@ def test_odd_widths_are_carried_by_int8_on_tensorrt() -> None:
 def test_weight_only_takes_no_calibrator() -> None:
     """A calibrator for activations that are not there is an error, not a silence."""
     with pytest.raises(RecipeError) as caught:
-        load_recipe("tensorrt-int4").with_calibrator("mse")
+        load_recipe("tensorrt-int4").override(activations={"calibrator": "mse"})
     assert str(caught.value) == "recipe tensorrt-int4 is weight-only: no activation needs calibrator 'mse'"
 
 

@@ -246,7 +246,7 @@ def test_refusals(text: str, why: str) -> None:
 
 def test_quantize_keeps_only_a_gain() -> None:
     """`quantize` names the correction in file and summary; without a gain it changes no bit of the model."""
-    recipe = RECIPES["tensorrt-int4"].with_rounding("nearest")
+    recipe = RECIPES["tensorrt-int4"].override(weights={"rounding": "nearest"})
     recipe = recipe.model_copy(update={"bias_correction": "auto"})
     proto = row_layer("[fc] h = MatMul (x, w) [add] y = Add (h, b)", w=weights(64, 6), b=weights(6))
     made = quantize(proto, ROWS, recipe=recipe, protect=None)

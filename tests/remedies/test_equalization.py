@@ -117,7 +117,9 @@ def test_far_less_noise(recipe: str) -> None:
     """At least 10 dB better than one scale, at the output, where channels differ by 2^14."""
     sqnr = []
     for which in ("none", "depthwise"):
-        model, plan, _, encodings = stages(network(), load_recipe(recipe).with_equalize(which))
+        model, plan, _, encodings = stages(
+            network(), load_recipe(recipe).override(activations={"equalize": which})
+        )
         sqnr.append(
             ErrorSums.from_arrays(ran(network()), ran(onnxfq.insert_qdq(model, plan, encodings))).sqnr_db
         )
@@ -142,7 +144,7 @@ def test_ranges_of_channels() -> None:
     # Sigmoid is computed in another order in another layout.
     expected = np.stack([h.min(axis=(0, 2, 3)), h.max(axis=(0, 2, 3))], axis=1)
     np.testing.assert_allclose(statistics.channels["h"], expected, rtol=1e-5)
-    whole = stages(network(), load_recipe("tensorrt-int8").with_equalize("none"))[2]
+    whole = stages(network(), load_recipe("tensorrt-int8").override(activations={"equalize": "none"}))[2]
     assert not whole.channels
     for name, one in whole.tensors.items():
         assert np.array_equal(one.counts, statistics[name].counts), name
@@ -171,7 +173,7 @@ def test_statistics_without_channels() -> None:
     model, plan, statistics, _ = stages(network(), "tensorrt-int8")
     with pytest.raises(StatisticsError, match="'h', over .* lack the channel ranges.*equalize: none"):
         calibrate(model, plan, without(statistics, "channels"))
-    one_scale = make_plan(model, load_recipe("tensorrt-int8").with_equalize("none"))
+    one_scale = make_plan(model, load_recipe("tensorrt-int8").override(activations={"equalize": "none"}))
     assert calibrate(model, one_scale, statistics)["h"].param_shape == ()
 
 

@@ -125,7 +125,7 @@ ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level
          object_store_memory=100 << 20)
 x = np.load("x.npz")["x"].repeat(30, axis=0)
 model = onnxfq.load("m.onnx")
-plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq"))
+plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
 for name, where in (("one", None), ("ray", "local")):
     onnxfq.gather_moments(model, plan, {"x": x}, f"{name}.npz", ray=where)
     onnxfq.quantize("m.onnx", {"x": x}, f"{name}.onnx", rounding="gptq", ray=where)
@@ -161,7 +161,7 @@ def test_weights_alone_need_no_data(folder: Path):
     model = onnxfq.load(folder / "m.onnx")
     recipe = onnxfq.Recipe.model_validate(
         {"name": "w4", "target": "onnxruntime", "activations": None, "weights": {"qtype": "int4"}}
-    ).with_rounding("gptq")
+    ).override(weights={"rounding": "gptq"})
     onnxfq.gather_moments(model, onnxfq.make_plan(model, recipe), folder / "x.npz", folder / "m.npz")
     found = onnxfq.quantize(folder / "m.onnx", None, None, recipe=recipe, moments=folder / "m.npz")
     assert found.rounding is not None and [one.method for one in found.rounding.layers] == ["gptq", "gptq"]
@@ -189,7 +189,7 @@ def test_the_table_of_calibrate_shows_what_rounding_gains(folder: Path):
 def test_what_does_not_fit_is_refused(folder: Path):
     """Other models, parts of the data, ranges alone, other grids, other methods: one line with the remedy."""
     model = onnxfq.load(folder / "m.onnx")
-    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq"))
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
     x = {at: folder / f"x{at}.npz" for at in (0, 1)}
     ranges = {at: onnxfq.gather_moments(model, plan, x[at], folder / "r.npz", ranges_only=True) for at in x}
     own = {at: onnxfq.gather_moments(model, plan, x[at], folder / f"o{at}.npz") for at in x}

@@ -223,7 +223,7 @@ def test_moments_do_not_depend_on_passes():
 def test_outputs_gain(method, recipe):
     """Rounded weights lie on their grids, and the outputs are nearer to the float model's on other data."""
     nearest = quantize_simulation(recipe)
-    found = quantize_simulation(recipe.with_rounding(method))
+    found = quantize_simulation(recipe.override(weights={"rounding": method}))
     assert {layer.method for layer in found.layers} == {method}
     assert {layer.weight for layer in found.layers} == {f"w{i}" for i in range(1, 7)}
     assert not found.nearest
@@ -297,7 +297,7 @@ def test_one_shot_data_and_no_data():
     assert made.rounding is not None
     assert len(made.rounding.layers) >= 4
     proto = build("g (float[N,64] x) => (float[N,8] y) { [fc] y = MatMul (x, w) }", {"w": weights(64, 8)})
-    recipe = load_recipe("tensorrt-int8-weights").with_rounding("gptq")
+    recipe = load_recipe("tensorrt-int8-weights").override(weights={"rounding": "gptq"})
     without = quantize(proto, None, recipe=recipe).rounding
     assert without is not None
     assert without.nearest == {"w": "no data was given"}
@@ -364,7 +364,7 @@ def test_weights_that_stay_at_nearest(place):
 def test_refusals():
     """An unknown method, and data with NaN, are refused in one line with the remedy."""
     with pytest.raises(RecipeError, match="unknown rounding of weights 'gptqq'.*gptq"):
-        load_recipe("tensorrt-int8").with_rounding("gptqq")
+        load_recipe("tensorrt-int8").override(weights={"rounding": "gptqq"})
     bad = DATA.copy()
     bad[3, 0, 0, 0] = np.nan
     model = load(network())

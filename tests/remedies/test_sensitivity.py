@@ -93,7 +93,7 @@ def test_one_switch_is_a_plan_of_one_tensor() -> None:
 
 def test_rounded_weights_have_switches(data) -> None:
     """A weight is the rounded one where it is switched on and the float one elsewhere, to the bit."""
-    recipe = onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq")
+    recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"})
     model, feeds = onnxfq.load(chain()), [{"x": feed["x"]} for feed in data]
     plan = onnxfq.make_plan(model, recipe)
     statistics = onnxfq.collect_statistics(model, plan, onnxfq.open_feeds(model.proto, feeds))
@@ -436,7 +436,8 @@ def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
         lines = f"v{turned} = Transpose <perm = [1, 0]> (w{turned}) {lines}"
     text = f"g (float[N,256] x) => (float[N,256] y) {{ {lines} }}"
     feeds = [{"x": rng.normal(size=(1, 256)).astype(np.float32)} for _ in range(4)]
-    recipe = onnxfq.load_recipe(recipe).with_rounding("nearest")  # four samples would be learnt by heart
+    # Other methods would learn four samples by heart.
+    recipe = onnxfq.load_recipe(recipe).override(weights={"rounding": "nearest"})
     plain = onnxfq.quantize(build(text, values), feeds, recipe=recipe, protect=None)
     for limit, widened in ((4, 0), (5, 2), (8, 8)):
         promise = onnxfq.AccuracyTarget(weight_bits=limit, fallback=fallback)

@@ -375,7 +375,7 @@ def test_a_plan_with_nothing_to_observe(tmp_path: Path):
 def test_the_calibrator_of_dynamic_activations():
     """It has no part in them: to ask for one is an error, and the plan names none but minmax."""
     with pytest.raises(RecipeError, match="has dynamic scales for activations: none needs"):
-        load_recipe("nvfp4").with_calibrator("mse")
+        load_recipe("nvfp4").override(activations={"calibrator": "mse"})
     assert {p.calibrator for p in planned(linear(70, 6), dynamic_recipe(calibrator="mse")).placements} == {
         "minmax"
     }
