@@ -23,7 +23,8 @@ from torch.ao import quantization as peers
 from torch.ao.quantization.backend_config import get_tensorrt_backend_config
 from torch.ao.quantization.quantize_fx import prepare_qat_fx
 
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.torch import quantize_module
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))  # not an installed package

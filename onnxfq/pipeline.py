@@ -14,13 +14,13 @@ import onnx
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.calibration.weights import Moments
-from onnxfq.choices import PROTECT_AUTO, RANKING_FEEDS, ProtectAuto
+from onnxfq.choices import DEFAULT_RECIPE, PROTECT_AUTO, RANKING_FEEDS, ProtectAuto
 from onnxfq.data import Data, Feed
 from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions, FloatPlan
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import explain_mode
 from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import Sensitivity
@@ -68,6 +68,7 @@ from onnxfq.stages.stored_weights import compare_stored
 from onnxfq.stages.write import write_model
 from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
 from onnxfq.targets.onnxruntime.releases import Release, release_of
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import target_by_name
 
 

@@ -11,7 +11,6 @@ from builders import BUILDERS, Staged, constants, feed_for, inner_output, planne
 from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.passes.equalize import factors_of_weights
 from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
@@ -21,6 +20,7 @@ from onnxfq.stages.insert import qdq_pass
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 
 RECIPES = ["tensorrt-int8", "onnxruntime-int8"]
 

@@ -111,7 +111,7 @@ class RecipeChoice:
 
     def load(self) -> Recipe:
         """Return the recipe with the overrides, except calibrator and rounding, which `quantize` applies."""
-        from onnxfq.documents.recipe import load_recipe
+        from onnxfq.targets.recipes import load_recipe
 
         if self.keep_existing and self.requantize:
             raise typer.BadParameter("--keep-existing and --requantize exclude each other; give one")

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from onnxfq.data import Feed
 from onnxfq.data.labels import Labels
-from onnxfq.documents.recipe import RECIPES
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
@@ -24,6 +23,7 @@ from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.remedies.task_metric import Metric, TaskMetric, check_metric_name
 from onnxfq.stages.inputs import QuantizeSession
+from onnxfq.targets.recipes import RECIPES
 
 CHOICES = 8
 """Most samples on which an SQNR is chosen; at most half of those that are kept."""

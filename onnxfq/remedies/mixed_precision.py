@@ -12,7 +12,7 @@ from onnxfq.choices import PROTECT_DB as PROTECT_DB
 from onnxfq.choices import RANKING_FEEDS
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import RECIPES, Recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import FLOAT, Remedy, Sensitivity
 from onnxfq.errors import RecipeError
@@ -28,6 +28,7 @@ from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.planned_encodings import PlannedEncodings, plan_encodings
+from onnxfq.targets.recipes import RECIPES
 
 MULTIPLIES_PER_DB = 0.01
 """Share of the multiply-adds that `protect_outputs` may leave in float for each dB that the outputs lack."""
@@ -277,7 +278,7 @@ def _leave_out(
     options: RunOptions,
 ) -> Protected:
     """Return the plan without the groups of the remedy, and all statistics that it needs."""
-    override = found.override(remedy.kept, remedy.fallback)
+    override = found.override(remedy.kept, RECIPES.get(remedy.fallback, remedy.fallback))
     recipe = start.recipe.model_copy(update={"overrides": (*start.recipe.overrides, override)})
     planned = plan_encodings(inputs.ranked, recipe, encodings)
     unknown = planned.unknown

@@ -13,11 +13,11 @@ from pathlib import Path
 import onnx
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.choices import RANKING_FEEDS
+from onnxfq.choices import DEFAULT_RECIPE, RANKING_FEEDS
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.sensitivity import GroupNoise, MetricValues, Remedy, Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
@@ -33,6 +33,7 @@ from onnxfq.stages.inputs import QuantizeSession, open_inputs
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.planned_encodings import plan_encodings
 from onnxfq.stages.statistics_source import gather_statistics
+from onnxfq.targets.recipes import load_recipe
 
 MEASURED = 5
 """Groups, the worst, whose absence is measured too."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
-from onnxfq.documents.recipe import RECIPES, Recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import NEAREST
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import Model
@@ -33,6 +33,7 @@ from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
 from onnxfq.runtime.type_inference import with_found_types
 from onnxfq.support.reasons import Reason, rule_of
+from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import prepare_model, target_by_name
 
 

@@ -27,11 +27,11 @@ from onnxfq.cli.known_names import fill_names
 from onnxfq.cli.main import COMMANDS, PANELS, build_app, main
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import RECIPES, load_recipe
-from onnxfq.documents.recipe_schema import recipe_schema
 from onnxfq.documents.scores import OutputScore
 from onnxfq.runtime.device_choice import gpu_problem
 from onnxfq.support.records import to_json
+from onnxfq.targets.recipe_schema import recipe_schema
+from onnxfq.targets.recipes import RECIPES, load_recipe
 from onnxfq.tools.inspect import inspect_model
 from onnxfq.version import VERSION
 

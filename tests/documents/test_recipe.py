@@ -6,10 +6,12 @@ import textwrap
 
 import pytest
 
-from onnxfq.documents.recipe import DEFAULT_RECIPE, RECIPES, Recipe, load_recipe
-from onnxfq.documents.recipe_schema import recipe_schema
+from onnxfq.choices import DEFAULT_RECIPE
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.targets.recipe_schema import recipe_schema
+from onnxfq.targets.recipes import RECIPES, load_recipe
 
 
 def written(tmp_path, text, name="mine.yaml"):

@@ -22,8 +22,8 @@ from onnxruntime.quantization import (
 from onnxruntime.quantization.calibrate import save_tensors_data
 
 import onnxfq
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import PlanError
+from onnxfq.targets.recipes import load_recipe
 
 
 def network() -> onnx.ModelProto:

@@ -6,10 +6,11 @@ import onnx
 import pytest
 from builders import build, planned, weights
 
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError, SpecError
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.targets.recipes import load_recipe
 
 DEPTHWISE = "d = Conv <group = 4, pads = [1,1,1,1]> (h, w1)"
 

@@ -22,10 +22,11 @@ from builders import (
 )
 from engines import build_all, counts
 
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import default_opset
 from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from tests.test_agreement import twins
 

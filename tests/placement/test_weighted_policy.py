@@ -26,10 +26,10 @@ from builders import (
 )
 
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.targets.recipes import load_recipe
 
 
 def axes(plan: Plan) -> dict[str, int | None]:

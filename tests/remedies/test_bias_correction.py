@@ -14,7 +14,7 @@ from onnxfq import RunOptions, quantize
 from onnxfq.calibration.weights import InputView
 from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.encodings import Encodings
-from onnxfq.documents.recipe import RECIPES, Recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
 from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
@@ -26,6 +26,7 @@ from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import make_plan
 from onnxfq.stages.planned_encodings import plan_encodings
 from onnxfq.stages.statistics_source import gather_statistics
+from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import prepare_model
 
 RNG = np.random.default_rng(5)

@@ -18,7 +18,7 @@ from onnxfq.calibration.channel_factors import FactorFormat, FactorProduct, choo
 from onnxfq.cli.main import main
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import RECIPES, Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.channels import analyze_channels
 from onnxfq.graph.io.load import load
@@ -27,6 +27,7 @@ from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.equalize import fold_factors
 from onnxfq.remedies.equalize_search import HARMFUL
 from onnxfq.runtime.session import Session
+from onnxfq.targets.recipes import RECIPES, load_recipe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))  # not an installed package
 

@@ -17,7 +17,6 @@ from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.main import main
 from onnxfq.data.options import Nonfinite
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import SpecError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.granularity import PER_TENSOR
@@ -30,6 +29,7 @@ from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import MergingObserver, ObserveOptions
 from onnxfq.stages.plan import make_plan, observation_plan
+from onnxfq.targets.recipes import load_recipe
 
 SIZES = 2.0 ** np.asarray([0, -9, 3, -4, -6, 1, -2, -11])
 RECIPES = ["tensorrt-int8", "onnxruntime-int8"]

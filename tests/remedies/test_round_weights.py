@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from onnxfq import quantize
 from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder, multiply_floats
 from onnxfq.calibration.weights.inputs import InputView, spread_positions
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import OutputError, RecipeError, StatisticsError
 from onnxfq.execution.activation_store import ArrayStore
 from onnxfq.graph.constants import weight_array
@@ -27,6 +27,7 @@ from onnxfq.remedies.weighted_layers import find_layers
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 
 RNG = np.random.default_rng(0)
 ROUNDED = ("gptq", "qronos")

@@ -21,7 +21,6 @@ from planted_chain import LAYERS, WIDTH, chain, with_modules
 from onnxfq import plot
 from onnxfq.calibration.calibrators.grid_error import estimate_sqnr_db
 from onnxfq.documents.plan import Skipped
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.errors import PlanError
 from onnxfq.graph.signature import with_outputs
@@ -33,6 +32,7 @@ from onnxfq.report.tensor_rows import TensorError, quantized_tensors, tensor_err
 from onnxfq.report.text import coverage_line, plan_summary, quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.support.records import to_json
+from onnxfq.targets.recipes import load_recipe
 
 
 @pytest.fixture(scope="module")

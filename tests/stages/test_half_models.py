@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 
 from onnxfq.calibration.statistics import TensorStatistics
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_graphs, list_nodes
@@ -26,6 +25,7 @@ from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 
 HALVES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 # Conv takes bfloat16 from opset 22 on.

@@ -32,7 +32,7 @@ from keyword_numerics import dequantize, dynamic_fake_quantize, fake_quantize
 import onnxfq
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Placement, Plan
-from onnxfq.documents.recipe import RECIPES, Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, PlanError, RecipeError
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.names import Use
@@ -49,6 +49,7 @@ from onnxfq.stages.derived_scales import encode_constant
 from onnxfq.stages.insert import qdq_pass
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.score import score_models
+from onnxfq.targets.recipes import RECIPES, load_recipe
 from tests.test_agreement import twins, with_outputs
 
 # qtype, scale_type, block_size

@@ -18,12 +18,13 @@ from ort_quantizer import by_ort
 
 from onnxfq.cli.main import main
 from onnxfq.documents.cast_plan import FloatOptions
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import QuantizeResult, quantize
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.tools.convert import convert
 
 TURBO = pytest.mark.filterwarnings("ignore")  # of onnxruntime's quantizer, which is not under test
