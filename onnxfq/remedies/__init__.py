@@ -1,1 +1,1 @@
-"""What can be done for a loss: each remedy turns a candidate into a better one, or says why not."""
+"""Remedies for a loss of accuracy, one a file, and the measurement that judges them."""

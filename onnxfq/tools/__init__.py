@@ -1,1 +1,1 @@
-"""What only commands enter: check, compare, convert, inspect and hand over models."""
+"""Tools that commands enter: check, compare, convert, inspect, hand over."""
