@@ -93,7 +93,7 @@ class QuantizeResult:
         rounding: what rounding by moments gained; None if the recipe rounds all weights to nearest.
         bias_correction: what corrected biases gain; None if the recipe does not ask for it.
         samples: a few feeds of the data, for reports that run the models again.
-        recalibration: what another calibrator than `auto` gains; None if none was tried.
+        recalibration: what another calibrator than `best_error` gains; None if none was tried.
         auto_rounding: what rounding by moments gains; None if it was not tried.
     """
 
@@ -195,10 +195,10 @@ def quantize(
         missing: treatment of activations without an entry if there are neither data nor statistics.
         floats: the type of the non-quantized part; tensors that do not fit in it stay in float32.
         promise: accuracy to keep; the cheapest groups of layers that do are not quantized.
-        protect: without a promise, dB of the outputs below which another calibrator than `auto` is tried,
-            activations are smoothed if the data can be read again, and a few layers stay in float, up to one
-            percent of the multiply-adds for each missing dB, see `protect_outputs`; None for none, "auto" for
-            20 dB if activations are quantized. Encodings of another tool are used as they are.
+        protect: without a promise, dB of the outputs below which another calibrator than `best_error` is
+            tried, activations are smoothed if the data can be read again, and a few layers stay in float, up
+            to one percent of the multiply-adds for each missing dB, see `protect_outputs`; None for none,
+            "auto" for 20 dB if activations are quantized. Encodings of another tool are used as they are.
         runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
         ray: address of a Ray cluster, or "local", that observes, gathers moments and rounds weights by them;
             the written model is the same to the bit.

@@ -184,7 +184,7 @@ def test_provenance(workdir: Path) -> None:
     assert found == {
         "mine": "kept",
         "onnxfq.version": onnxfq.__version__,
-        "onnxfq.calibrator": "auto",
+        "onnxfq.calibrator": "best_error",
         "onnxfq.recipe": "tensorrt-int8",
         "onnxfq.target": "tensorrt",
         "onnxfq.source_sha256": result.model.sha256,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxfq.calibration.calibrators.auto import METHODS
+from onnxfq.calibration.calibrators.best_error import METHODS
 from onnxfq.documents.recipe import Recipe
 from onnxfq.remedies.accuracy_target import SqnrAim
 from onnxfq.remedies.mixed_precision import LEAST_GAIN_DB, Protected
@@ -18,11 +18,11 @@ from onnxfq.stages.planned_encodings import plan_encodings
 
 @dataclass(frozen=True)
 class Recalibration:
-    """Gain of another calibrator than `auto`.
+    """Gain of another calibrator than `best_error`.
 
     Attributes:
-        calibrator: of the activations; "auto" if no other is better.
-        before: SQNR of the outputs with `auto` in dB, on samples that did not choose.
+        calibrator: of the activations; "best_error" if no other is better.
+        before: SQNR of the outputs with `best_error` in dB, on samples that did not choose.
         reached: the same with `calibrator`.
     """
 
@@ -32,22 +32,22 @@ class Recalibration:
 
     def lines(self) -> list[str]:
         """Return a line of the summary; none if nothing changed."""
-        if self.calibrator == "auto":
+        if self.calibrator == "best_error":
             return []
         return [
             f"calibrated by {self.calibrator}: {self.reached:.1f} dB on samples that did not choose it, "
-            f"{self.before:.1f} by auto"
+            f"{self.before:.1f} by best_error"
         ]
 
 
 def recalibrate(
     inputs: QuantizeSession, start: Protected, least: float, options: RunOptions
 ) -> tuple[Protected, Recalibration | None]:
-    """Return `start` with the candidate of `auto` that gives the best outputs, for all activations.
+    """Return `start` with the candidate of `best_error` that gives the best outputs, for all activations.
 
     It must restore `least` dB or gain LEAST_GAIN_DB on the kept samples that choose, and half of that gain on
     the others, as protected layers must. No tensor is observed again. None is returned with `start`
-    itself if its outputs are good enough, or its recipe does not leave the choice to `auto`.
+    itself if its outputs are good enough, or its recipe does not leave the choice to `best_error`.
 
     Args:
         inputs: the model, and the kept feeds.
@@ -74,13 +74,13 @@ def recalibrate(
         if value >= min(least, proven + LEAST_GAIN_DB / 2):
             assert best.recipe.activations is not None
             return best, Recalibration(str(best.recipe.activations.calibrator), proven, value)
-    return start, Recalibration("auto", proven, proven)
+    return start, Recalibration("best_error", proven, proven)
 
 
 def _is_open(recipe: Recipe) -> bool:
-    """Tell whether the recipe leaves the ranges of activations to `auto`."""
+    """Tell whether the recipe leaves the ranges of activations to `best_error`."""
     scheme = recipe.activations
-    return scheme is not None and not scheme.dynamic and scheme.calibrator.name == "auto"
+    return scheme is not None and not scheme.dynamic and scheme.calibrator.name == "best_error"
 
 
 def _calibrated_by(name: str, inputs: QuantizeSession, start: Protected) -> Protected:

@@ -173,10 +173,10 @@ def _with_placements(plan: Plan, placements: Iterable[Placement]) -> Plan:
 def _open_observer(
     device: Device, model: Model, plan: Plan, options: ObserveOptions, feeds: Iterator[Feed]
 ) -> Iterator[tuple[StatisticsObserver, Iterator[Feed]]]:
-    """Yield an observer and the feeds; with "auto" on the CPU if the first feed fails on `device`."""
+    """Yield an observer and the feeds; with "any" on the CPU if the first feed fails on `device`."""
     with observer_on(device, model, plan, options) as observer:
         fault = None
-        if options.device == "auto" and isinstance(observer, MergingObserver):
+        if options.device == "any" and isinstance(observer, MergingObserver):
             first = list(islice(feeds, 1))
             feeds = chain(first, feeds)
             fault = observer.fault_of(first)

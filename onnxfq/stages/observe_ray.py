@@ -35,7 +35,7 @@ def collect_on_ray(
 
     Every worker needs onnxfq and the same kind of processor: onnxruntime rounds differently with other vector
     instructions. Custom-op libraries and data files of the model are read at the same absolute paths. Device
-    "auto" is the CPU, because workers must not differ; with "cuda" each worker takes a GPU.
+    "any" is the CPU, because workers must not differ; with "cuda" each worker takes a GPU.
 
     Args:
         model: as for `collect_statistics`.

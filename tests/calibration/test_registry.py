@@ -111,7 +111,7 @@ def test_statistics_of_nothing_give_the_range_of_nothing(name):
 def test_every_calibrator_is_fast(qtype):
     """8,000 bins, as the widest activations of a language model have, take less than 50 ms each.
 
-    Each takes 1 to 10 ms alone; the best of three leaves room for a busy machine. auto runs the others.
+    Each takes 1 to 10 ms alone; the best of three leaves room for a busy machine. best_error runs the others.
     """
     rng = np.random.default_rng(1)
     x = np.exp2(rng.uniform(-45, 17, 400_000)) * rng.choice([-1, 1], 400_000)
@@ -123,7 +123,7 @@ def test_every_calibrator_is_fast(qtype):
             start = time.perf_counter()
             method(stats, spec)
             seconds.append(time.perf_counter() - start)
-        assert min(seconds) < (0.2 if name == "auto" else 0.05), name
+        assert min(seconds) < (0.2 if name == "best_error" else 0.05), name
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,10 @@ def test_minmax_is_what_was_observed():
     ("name", "words"),
     [
         ("mze", "unknown calibrator 'mze'; nearest: mse"),
-        ("zz", "unknown calibrator 'zz'; known: auto, entropy, known:OP, minmax, moving_average, mse, perc"),
+        (
+            "zz",
+            "unknown calibrator 'zz'; known: best_error, entropy, known:OP, minmax, moving_average, mse",
+        ),
         ("max", "unknown calibrator 'max': it is called minmax here"),
         ("tf_enhanced", "unknown calibrator 'tf_enhanced': it is called sqnr here"),
         ("histogram", "unknown calibrator 'histogram': it is called entropy, percentile or mse here"),

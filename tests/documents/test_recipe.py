@@ -92,14 +92,14 @@ overrides:
 @pytest.mark.parametrize(
     ("where", "calibrator", "granularity", "keeps_float"),
     [
-        pytest.param(("n", "Conv", "x"), "auto", "per_axis", False, id="nothing matches"),
+        pytest.param(("n", "Conv", "x"), "best_error", "per_axis", False, id="nothing matches"),
         pytest.param(("n", "Conv", "conv1/out"), "minmax", "per_axis", False, id="glob of tensors"),
-        pytest.param(("layer[0]", "Conv", "x"), "auto", "per_tensor", False, id="name with glob characters"),
-        pytest.param(("layer0", "Conv", "x"), "auto", "per_tensor", False, id="the same read as a glob"),
-        pytest.param(("head1", "Conv", "x"), "auto", "per_tensor", False, id="glob of nodes"),
-        pytest.param(("head12", "Conv", "x"), "auto", "per_axis", False, id="one character only"),
+        pytest.param(("layer[0]", "Conv", "x"), "best_error", "per_tensor", False, id="glob characters"),
+        pytest.param(("layer0", "Conv", "x"), "best_error", "per_tensor", False, id="read as a glob"),
+        pytest.param(("head1", "Conv", "x"), "best_error", "per_tensor", False, id="glob of nodes"),
+        pytest.param(("head12", "Conv", "x"), "best_error", "per_axis", False, id="one character only"),
         pytest.param(("n", "Gemm", "x"), "percentile", "per_axis", False, id="op type"),
-        pytest.param(("n", "gemm", "x"), "auto", "per_axis", False, id="case counts"),
+        pytest.param(("n", "gemm", "x"), "best_error", "per_axis", False, id="case counts"),
         pytest.param(("n", "Gemm", "conv1/out"), "percentile", "per_axis", False, id="the later wins"),
         pytest.param(("n", "Conv", "conv1/last"), "minmax", "per_axis", True, id="kept in float"),
     ],
@@ -172,6 +172,11 @@ def test_an_override_starts_from_the_files_own_scheme(tmp_path):
             "activations: {known_ranges: [Softmx]}",
             "activations.known_ranges: no range is known for outputs of 'Softmx'; nearest: Softmax",
             id="known range",
+        ),
+        pytest.param(
+            "activations: {calibrator: auto}",
+            "activations.calibrator: unknown calibrator 'auto': it is called best_error here",
+            id="former calibrator",
         ),
         pytest.param(
             "activations: {calibrator: mze}",

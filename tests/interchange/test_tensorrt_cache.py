@@ -175,7 +175,7 @@ def test_a_scale_of_zero_counts_as_lacking(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"'x' \(line 2 has scale 0, and scales are finite and positive\)"):
         onnxfq.quantize(conv_relu(), None, encodings=path)
     data = feed_for(conv_relu(), count=8)
-    assert onnxfq.quantize(conv_relu(), data, encodings=path).encodings["x"].calibrator == "auto"
+    assert onnxfq.quantize(conv_relu(), data, encodings=path).encodings["x"].calibrator == "best_error"
 
 
 @pytest.mark.parametrize("recipe", ["tensorrt-mxfp8", "tensorrt-fp8"])

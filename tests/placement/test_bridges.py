@@ -149,7 +149,7 @@ def test_average_pools(attributes: str, expected: bool) -> None:
         assert not kept.bridges
         asked = with_override(op_types=["AveragePool"], activations={"calibrator": "minmax"})
         made = {p.tensor: str(p.calibrator) for p in planned(network(text), asked).activations}
-        assert made == {"x": "auto", "a": "minmax", "b": "auto"}
+        assert made == {"x": "best_error", "a": "minmax", "b": "best_error"}
 
 
 @pytest.mark.parametrize("more", ["", ', auto_pad = "VALID"', ", strides = [2,2]", ", pads = [0,0,0,0]"])

@@ -215,12 +215,14 @@ def test_running_noise_is_that_of_onnxruntime(result: QuantizeResult) -> None:
 
 
 def test_histograms_count_all_values(result: QuantizeResult) -> None:
-    """A histogram has every value, and `auto` is followed by the method that it took."""
+    """A histogram has every value, and `best_error` is followed by the method that it took."""
     for row in quantized_tensors(result):
         seen = result.statistics.tensors.get(row.tensor)
         values = weights(4, 4, 3, 3, seed=1).size if seen is None else seen.finite
         assert sum(row.counts) == values and row.edges is not None
-        assert seen is None or re.fullmatch(r"auto: (minmax|percentile|entropy|mse|sqnr)", row.calibrator)
+        assert seen is None or re.fullmatch(
+            r"best_error: (minmax|percentile|entropy|mse|sqnr)", row.calibrator
+        )
 
 
 def test_exact_tensors_have_a_place(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def feeds(largest: float) -> list[dict[str, np.ndarray]]:
     return made
 
 
-@pytest.mark.parametrize("calibrator", ["auto", "minmax"])
+@pytest.mark.parametrize("calibrator", ["best_error", "minmax"])
 def test_lost_values_are_named(calibrator: str, caplog: pytest.LogCaptureFixture) -> None:
     """No method keeps the middle half: the tensor, its figure and the remedy stand in log and report."""
     with caplog.at_level(logging.WARNING):
