@@ -4,7 +4,7 @@ BUILD := build/custom_ops
 
 # CMAKE_ARGS, also read by pip: -DONNXFQ_CUDA=OFF, or -DONNXFQ_CUDA_ARCHITECTURES=90 for one GPU instead of all.
 
-QUICK := tests/test_layers.py tests/test_english.py tests/test_public_api.py tests/numerics/test_granularity.py tests/numerics/test_spec.py \
+QUICK := tests/test_layers.py tests/test_house.py tests/test_english.py tests/test_public_api.py tests/numerics/test_granularity.py tests/numerics/test_spec.py \
   tests/calibration/test_statistics.py tests/documents/test_recipe.py tests/documents/test_plan.py tests/documents/test_encoding.py tests/test_pipeline.py \
   tests/graph/test_normalize.py tests/graph/test_round_trip.py tests/passes/test_insert_qdq.py tests/placement \
   tests/data/test_batches.py tests/stages/test_planning.py tests/numerics/test_qparams.py tests/test_node_vectors.py \

@@ -38,7 +38,7 @@ from onnxfq.data import Feed, digest_feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.model import Model
-from onnxfq.passes.observe.insert_merging import InsertMerging
+from onnxfq.passes.observe.insert_merging import with_merging
 from onnxfq.runtime import kernels
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.device_statistics import Gathering
@@ -168,7 +168,7 @@ def main() -> int:
         encodings = onnxfq.calibrate(model, plan, onnxfq.collect_statistics(model, plan, [feed], options))
         models = {
             "plain": model.proto,
-            "observed": InsertMerging(plan).run(model).model.proto,
+            "observed": with_merging(model, plan).proto,
             "fake-quantized": onnxfq.insert_fake_quantize(model, plan, encodings),
         }
         observed = [Observed(p.tensor) for p in plan.activations]

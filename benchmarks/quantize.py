@@ -105,7 +105,7 @@ JOBS: dict[str, Callable[[], Job]] = {
 
 
 def run_child(name: str, path: Path, samples: int, threads: int, script: str = __file__) -> dict:
-    """Run one job of a script in a process of its own; return its costs, or {"error": text}."""
+    """Run one job of a script in a separate process; return its costs, or {"error": text}."""
     arguments = [sys.executable, script, "--child", name, str(path), str(samples), str(threads)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if done.returncode:

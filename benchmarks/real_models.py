@@ -72,7 +72,7 @@ def measure(path: Path, case: Case, work: Path) -> Row:
         )
         if recipe == "tensorrt-int8":
             row.calibrators = dict(with_each_calibrator(folder, case, result, work))
-            # Of another model if channels were smoothed.
+            # They belong to another model if channels were smoothed.
             known = result.statistics if result.model.sha256 == onnxfq.load(model).sha256 else None
             row.recipes = dict(with_each_recipe(folder, case, model, feeds, known, work))
     return row
@@ -112,7 +112,11 @@ def with_each_recipe(
         try:
             if half:
                 made = onnxfq.quantize(
-                    model, feeds, recipe=recipe, statistics=statistics, floats=onnxfq.FloatOptions("fp16")
+                    model,
+                    feeds,
+                    recipe=recipe,
+                    sources=onnxfq.Sources(statistics=statistics),
+                    options=onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions("fp16")),
                 ).qdq
             else:
                 made = simulated(model, feeds, onnxfq.load_recipe(recipe), statistics)

@@ -22,7 +22,7 @@ from shapes import NETWORKS
 from timing import machine, markdown_table, median_ratio, paired_times, report
 
 import onnxfq
-from onnxfq.passes.observe.insert_observers import InsertObservers
+from onnxfq.passes.observe.insert_observers import with_observers
 from onnxfq.runtime.observing_session import open_observing_session
 from onnxfq.runtime.ort import onnxruntime
 
@@ -52,7 +52,7 @@ def main() -> None:
     model = onnxfq.load(float_model)
     plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))
     encodings = onnxfq.calibrate(model, plan, onnxfq.collect_statistics(model, plan, [feeds]))
-    observed = InsertObservers(plan).run(model).model.proto
+    observed = with_observers(model, plan).proto
     simulation = onnxfq.insert_fake_quantize(model, plan, encodings)
     qdq = onnxfq.insert_qdq(model, plan, encodings)
     with tempfile.TemporaryDirectory() as folder:

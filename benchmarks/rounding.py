@@ -46,7 +46,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "gptq": {"rounding": "gptq"},
     "qronos": {"rounding": "qronos"},
 }
-"""What each method changes in the weights of a scheme."""
+"""Changes of each method to the weights of a scheme."""
 
 
 def make_recipe(scheme: str, method: str) -> onnxfq.Recipe:

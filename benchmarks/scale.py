@@ -94,7 +94,13 @@ def child(kind: str, size: int, folder: str) -> None:
     seconds, processor = time.perf_counter(), time.process_time()
     # A chain of thousands of layers in int8 is noise; what protects outputs would be measured instead.
     options, protect = onnxfq.RunOptions(threads=2), None if kind == "nodes" else 20.0
-    result = onnxfq.quantize(path, data, path.with_name("out.onnx"), options=options, protect=protect)
+    result = onnxfq.quantize(
+        path,
+        data,
+        path.with_name("out.onnx"),
+        accuracy=onnxfq.AccuracyTarget(repair=protect),
+        options=options,
+    )
     costs = {"seconds": time.perf_counter() - seconds, "processor": time.process_time() - processor}
     stage = max(result.seconds, key=lambda name: result.seconds[name])
     print(json.dumps(costs | {"peak": peak_bytes(), "stage": stage, "part": result.seconds[stage]}))

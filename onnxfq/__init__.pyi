@@ -13,6 +13,7 @@ from .documents.plan import Plan as Plan
 from .documents.recipe import Recipe as Recipe
 from .documents.scores import Evaluation as Evaluation
 from .documents.sensitivity import Sensitivity as Sensitivity
+from .documents.trial import Trial as Trial
 from .errors import OnnxfqError as OnnxfqError
 from .graph.io.load import load as load
 from .graph.io.save import save as save
@@ -29,6 +30,9 @@ from .numerics.qparams import choose_qparams as choose_qparams
 from .pipeline import QuantizeResult as QuantizeResult
 from .pipeline import quantize as quantize
 from .remedies.accuracy_target import AccuracyTarget as AccuracyTarget
+from .remedies.candidate import Candidate as Candidate
+from .remedies.candidate import Sources as Sources
+from .remedies.judge import Remedy as Remedy
 from .remedies.sensitivity import sensitivity as sensitivity
 from .report.html import write_report as write_report
 from .report.plot import plot_quantization_errors as plot_quantization_errors
@@ -41,8 +45,8 @@ from .stages.evaluate import evaluate as evaluate
 from .stages.insert import insert_fake_quantize as insert_fake_quantize
 from .stages.insert import insert_qdq as insert_qdq
 from .stages.observe import collect_statistics as collect_statistics
-from .stages.observe_ray import collect_on_ray as collect_on_ray
 from .stages.observers import ObserveOptions as ObserveOptions
+from .stages.options import QuantizeOptions as QuantizeOptions
 from .stages.options import RunOptions as RunOptions
 from .stages.options import open_feeds as open_feeds
 from .stages.plan import make_plan as make_plan

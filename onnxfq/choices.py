@@ -11,7 +11,7 @@ FloatName = Literal["fp32", "fp16", "bf16"]
 Kernels = Literal["float", "integer"]
 Nonfinite = Literal["stop", "skip"]
 
-Missing = Literal["stop", "float"]
+Uncalibrated = Literal["error", "float"]
 """Treatment of activations that a file of encodings lacks, without data."""
 
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")

@@ -107,7 +107,7 @@ if [ -z "$dry" ]; then
   echo "$gpu"
   architecture=${NVCC_ARCH:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)-real}
   device=cuda
-  # Of a large GPU more processes have a share: statistics of 2^24 elements and the like want 2 GB.
+  # Several processes share a large GPU: statistics of 2^24 elements and the like want 2 GB.
   memory=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -n 1)
   if [ "$memory" -gt 32000 ]; then workers=8; fi
 fi
@@ -146,8 +146,8 @@ sanitize() {
 sanitize memcheck
 
 export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
-# CUDA's libraries and cuDNN as pip installs them, wherever this interpreter looks for packages: onnxruntime itself looks
-# only beside its own folder.
+# CUDA's libraries and cuDNN as pip installs them, on the path of this interpreter: onnxruntime itself looks
+# only beside its folder.
 libraries=$("$python" -c "import glob, sys; print(':'.join(f for p in sys.path for f in glob.glob(p + '/nvidia/*/lib')))") \
   || libraries=
 with_python=yes
@@ -156,7 +156,7 @@ if ! "$python" -c "import onnxfq, pytest, hypothesis" 2>"$log"; then
   lacks="left out: $(tail -n 1 "$log" | tr '|' '/')"
   for one in "kernel tests" networks doctor; do note "$one" "$lacks"; done
 fi
-# Of Python's programs alone: nvcc's and the system's find their own.
+# For Python's programs only: nvcc's and the system's find other libraries.
 in_python=(env "LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$python")
 
 if [ -n "$with_python" ]; then

@@ -1,4 +1,4 @@
-"""What the site takes from the code and the checkout: the home page, linked files, references.
+"""Hooks of the site: the home page, linked files, references.
 
 mkdocs calls the functions `on_...`; see https://www.mkdocs.org/user-guide/configuration/#hooks.
 """

@@ -17,7 +17,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.stages.calibrate import calibrate
-from onnxfq.stages.insert import qdq_pass
+from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
@@ -27,7 +27,7 @@ Arrays = dict[str, NDArray[np.generic]]
 
 
 def weights(*shape: int, seed: int = 0) -> NDArray[np.float32]:
-    """Random float32 of `shape` whose rows differ in size, as those of trained weights do."""
+    """Random float32 of `shape` whose rows differ in size, as in trained weights."""
     rng = np.random.default_rng([seed, *shape])
     rows = np.linspace(0.2, 2.0, shape[0] if shape else 1).reshape(-1, *[1] * (max(len(shape), 1) - 1))
     return (rng.normal(size=shape) * rows.reshape(rows.shape if shape else ())).astype(np.float32)
@@ -280,7 +280,7 @@ def one_format(qtype: str, target: str = "onnxruntime", **changes: object) -> Re
 
 def qdq_of(staged: Staged) -> onnx.ModelProto:
     """Return the Q/DQ model."""
-    return qdq_pass(staged.plan, staged.encodings).run(staged.model).model.proto
+    return with_target_qdq(staged.model, staged.plan, staged.encodings).proto
 
 
 def linear(k: int, n: int) -> onnx.ModelProto:

@@ -52,7 +52,7 @@ class Ended:
 
     @property
     def fault(self) -> str:
-        """What no command may do, in a few words; empty if all is well."""
+        """Forbidden effects of a command, in a few words; empty if all is well."""
         if self.seconds >= SECONDS:
             return f"hangs for {self.seconds:.0f} s"
         if self.code < 0:
@@ -142,7 +142,7 @@ def _serve() -> None:
             else:
                 ended, status, usage = os.wait4(child, os.WNOHANG)
         try:
-            os.killpg(child, signal.SIGKILL)  # what the command started itself
+            os.killpg(child, signal.SIGKILL)  # processes that the command started itself
         except ProcessLookupError:
             pass
         answer = {

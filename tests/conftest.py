@@ -1,4 +1,4 @@
-"""What tests of several folders share: the shipped digits, and a logger that no test leaves changed."""
+"""Shared by tests of several folders: the shipped digits, and a logger that no test leaves changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from onnxfq.runtime import device_choice as choice
 from onnxfq.support.resources import package_file
 
-# A busy machine is no fault of the code, so no example has a deadline.
+# A busy machine is not a fault of the code, so no example has a deadline.
 hypothesis.settings.register_profile("onnxfq", deadline=None)
 hypothesis.settings.load_profile("onnxfq")
 

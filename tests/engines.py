@@ -18,7 +18,7 @@ from onnxfq.numerics.layout import Layout
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.placement.float_casts import plan_floats
 from onnxfq.stages.fp16_scales import with_half_scales
-from onnxfq.stages.insert import qdq_pass
+from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.recipes import load_recipe
@@ -97,9 +97,9 @@ def unmeasured(
         encodings.append(Encoding.of(placement.tensor, placement.spec, scale, np.zeros(shape, np.int32)))
     made = Encodings(model_sha256=loaded.sha256, encodings=tuple(encodings))
     if floats == "fp32":
-        return qdq_pass(plan, made).run(loaded).model.proto
+        return with_target_qdq(loaded, plan, made).proto
     made = with_half_scales(made, floats)
-    qdq = qdq_pass(plan, made, HALF_TYPES[floats].min_opset).run(loaded).model.proto
+    qdq = with_target_qdq(loaded, plan, made, HALF_TYPES[floats].min_opset).proto
     return cast_floats(
         qdq, plan_floats(qdq, {}, FloatOptions(floats), target_by_name(plan.target).keeps_float32)
     )

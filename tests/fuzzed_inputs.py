@@ -17,9 +17,8 @@ import onnx
 from builders import BUILDERS, feed_for
 from command_server import CommandServer, Ended
 from command_table import SOUND, TABLE, add_value, values_of
+from damage import BYTES, _mangled_field
 from onnx import TensorProto, helper, numpy_helper
-
-from tests.support.test_damaged_files import BYTES, _mangled_field
 
 Rng = np.random.Generator
 
@@ -39,7 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "quantize.recipe": ("quantize m.onnx --data d.npz -o out.onnx --recipe r.yaml", "r.yaml"),
     "quantize.statistics": ("quantize m.onnx --statistics s.npz -o out.onnx", "s.npz m.onnx"),
     "quantize.encodings": ("quantize m.onnx --data d.npz --encodings given.json -o out.onnx", "given.json"),
-    "quantize.cache": ("quantize m.onnx --encodings given.cache --missing float -o out.onnx", "given.cache"),
+    "quantize.cache": (
+        "quantize m.onnx --encodings given.cache --uncalibrated float -o out.onnx",
+        "given.cache",
+    ),
     "quantize.npy": ("quantize g.onnx --data d.npy -o out.onnx", "d.npy g.onnx"),
     "quantize.images": ("quantize c.onnx --data images -o out.onnx --scale 1/255", "images/0.png c.onnx"),
     "quantize.preprocessor": ("quantize c.onnx --data images --preprocessor h.json -o out.onnx", "h.json"),
@@ -51,15 +53,24 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan.encodings": ("plan m.onnx -o out.json --encodings given.json", "given.json"),
     "observe": ("observe m.onnx --plan p.json --data d.npz -o out.npz", "p.json d.npz"),
     "observe.all": ("observe m.onnx --data d.npz -o out.npz", "m.onnx"),
-    "merge": ("merge-statistics s.npz t.npz -o out.npz", "s.npz"),
-    "moments": ("moments g.onnx --data d.npy --rounding gptq -o out.npz", "g.onnx d.npy"),
-    "moments.ranges": ("moments g.onnx --data d.npy --rounding gptq --ranges-from a.npz -o out.npz", "a.npz"),
-    "moments.merge": ("merge-statistics b.npz b2.npz -o out.npz", "b.npz b2.npz"),
+    "merge": ("observe --merge s.npz t.npz -o out.npz", "s.npz"),
+    "moments": ("observe --moments g.onnx --data d.npy --rounding gptq -o out.npz", "g.onnx d.npy"),
+    "moments.ranges": (
+        "observe --moments g.onnx --data d.npy --rounding gptq --ranges-from a.npz -o out.npz",
+        "a.npz",
+    ),
+    "moments.merge": ("observe --merge b.npz b2.npz -o out.npz", "b.npz b2.npz"),
     "moments.quantize": ("quantize g.onnx --data d.npy --rounding gptq --moments a.npz -o out.onnx", "a.npz"),
     "calibrate": ("calibrate m.onnx --plan p.json --statistics s.npz -o out.json --table", "p.json s.npz"),
-    "export": ("export-encodings k.json --plan p.json --to aimet-1.0.0 -o out.json", "p.json k.json"),
+    "export": (
+        "calibrate m.onnx --plan p.json --encodings k.json --format aimet-1.0.0 -o out.json",
+        "p.json k.json",
+    ),
     "insert": ("insert m.onnx --plan p.json --encodings k.json -o out.onnx", "p.json k.json m.onnx"),
-    "insert.fake": ("insert m.onnx --plan p.json --encodings k.json --as fakequant -o out.onnx", "k.json"),
+    "insert.fake": (
+        "insert m.onnx --plan p.json --encodings k.json --format fakequant -o out.onnx",
+        "k.json",
+    ),
     "sensitivity": ("sensitivity m.onnx --data d.npz", "m.onnx d.npz"),
     "recipes": ("recipes r.yaml", "r.yaml"),
     "evaluate": ("evaluate m.onnx q.onnx --data d.npz", "q.onnx m.onnx d.npz"),
@@ -70,7 +81,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "convert": ("convert o.onnx -o out.onnx --data d.npz", "o.onnx"),
     "handoff": ("handoff q.onnx -o out --data d.npz", "q.onnx"),
     "compare": ("compare q.onnx --data d.npz", "q.onnx d.npz"),
-    "compare.saved": ("compare q.onnx --data d.npz --b saved.json --feeds 2", "saved.json"),
+    "compare.saved": ("compare q.onnx --data d.npz --candidate saved.json --feeds 2", "saved.json"),
     "report": (
         "report result.json ranked.json scores.json -o out.html",
         "result.json ranked.json scores.json",
@@ -83,7 +94,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "handoff.build": ("handoff q.onnx -o out --data d.npz --shape x:2x4", "q.onnx d.npz"),
     "inspect": ("inspect q.onnx", "q.onnx"),
-    "diff": ("diff m.onnx q.onnx", "q.onnx"),
+    "inspect.two": ("inspect m.onnx q.onnx", "q.onnx"),
 }
 """Command line, and the files that are damaged for it; all outputs are called out."""
 
@@ -192,9 +203,9 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
         "observe m.onnx --plan p.json --data d.npz -o s.npz -q",
         "observe m.onnx --plan p.json --data d3.npz -o t.npz -q",
         "calibrate m.onnx --plan p.json --statistics s.npz -o k.json -q",
-        "moments g.onnx --data d.npy --rounding gptq -o a.npz -q",
-        "moments g.onnx --data d1.npy --rounding gptq --ranges-from a.npz -o b.npz -q",
-        "moments g.onnx --data d2.npy --rounding gptq --ranges-from a.npz -o b2.npz -q",
+        "observe --moments g.onnx --data d.npy --rounding gptq -o a.npz -q",
+        "observe --moments g.onnx --data d1.npy --rounding gptq --ranges-from a.npz -o b.npz -q",
+        "observe --moments g.onnx --data d2.npy --rounding gptq --ranges-from a.npz -o b2.npz -q",
         "handoff q.onnx -o kit --data d.npz -q",
     )
     for line in lines:

@@ -1,4 +1,4 @@
-"""ONNX Runtime's own quantizer, to convert what it writes and to run it beside ours where it fails."""
+"""ONNX Runtime's own quantizer, to convert its models and to compare it with ours where it fails."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ IMAGES = (_conv, _conv, _conv_transpose, _norm, _flatten, _activation, _sum)
 
 @st.composite
 def random_models(draw: Draw) -> onnx.ModelProto:
-    """Draw a valid model of some nodes, with an opset, sharing, bodies, functions and names of its own."""
+    """Draw a valid model of some nodes, with an opset, sharing, bodies, functions and unusual names."""
     m = Maker(draw, draw(st.sampled_from(OPSETS)))
     m.names |= {"cond", "image", "flat", "out"}
     m.tensors = [("flat", (BATCH, draw(st.sampled_from(WIDTHS))))]

@@ -54,22 +54,8 @@ def test_the_ranking_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert json.loads((tmp_path / "tiny.groups.json").read_text())["samples"] == 2
 
 
-def test_moments_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Moments and observing take turns on a network and give one row of figures."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import moments
-
-    network = build(
-        """g (float[1,3,8,8] x) => (float[1,4,6,6] y) { h = Conv (x, w) y = Relu (h) }""",
-        {"w": weights(4, 3, 3, 3)},
-    )
-    layers, observing, taken, ratio = moments.measure(network, 3, threads=1, rounds=1)
-    assert layers == "1"
-    assert min(map(float, (observing, taken, ratio))) > 0
-
-
 def test_a_tool_runs_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs of a tool run in a process of its own: Q/DQ models, a ranking, an accuracy, errors as text."""
+    """Jobs of a tool run in a separate process: Q/DQ models, a ranking, an accuracy, errors as text."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     import job
@@ -109,7 +95,7 @@ def test_a_section_replaces_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_speed_in_the_readme_is_the_measured_one() -> None:
-    """The README's multiples of plain inference are those of `benchmarks/results/quantize.md`."""
+    """The README's multiples of plain inference equal `benchmarks/results/quantize.md`."""
     root = Path(__file__).parents[1]
     names = {"MobileNetV2": "mobilenetv2", "ResNet-50": "resnet50", "ViT-B/16": "vit_b16"}
     tools = ("onnxfq", "onnxruntime minmax", "onnxruntime entropy", "AIMET", "ModelOpt")

@@ -1,4 +1,4 @@
-"""Outputs that are no plain floats: compared by what they are, in every report, and never judged in dB."""
+"""Outputs that are not plain floats: compared by what they are, in every report, and never judged in dB."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_every_kind_is_compared(kind: str, tmp_path: Path) -> None:
     assert all(share.equal == 1 for share in same.shares)
     assert all(0.8 < share.equal <= 1 for share in other.shares)
     assert sensitivity(model, {"x": X}).outputs == judge_outputs(load(model).proto).logits
-    kept = quantize(model, {"x": X}, promise=AccuracyTarget(min_sqnr=20.0))
+    kept = quantize(model, {"x": X}, accuracy=AccuracyTarget(min_sqnr=20.0))
     assert kept.evaluation.candidates[0].worst is not None
 
 
@@ -225,7 +225,7 @@ def test_maps_have_the_noise_of_their_array() -> None:
 
 
 def test_rows_that_differ_in_number() -> None:
-    """Where the model leaves open how many there are, unlike numbers of indices are a share, and no error."""
+    """If the model leaves their number open, unlike numbers of indices are a share, and no error."""
     text = "g (float[N,3] x) => (int64[2,K] y) {{ z = Sub (x, k) g = Greater (z, zero) y = NonZero (g) }}"
     models = [build(text.format(), {"k": np.float32(k), "zero": np.float32(0)}) for k in (0, 0.5)]
     x = np.float32([[1, 0.25, -1], [2, 1, 0.25]])
@@ -239,12 +239,12 @@ def test_indices_repair_nothing() -> None:
     for seed in range(3):
         x = np.random.default_rng(seed).normal(size=(32, 16)).astype(np.float32)
         result = quantize(model, {"x": x})
-        assert result.sensitivity is None and result.recalibration is None
+        assert not any(result.trial(name).is_needed for name in ("calibrator", "smooth", "protected"))
         assert not result.recipe.overrides
 
 
 def test_no_float_at_all() -> None:
-    """Where no output comes from floats that are quantized, a promise is refused in one line."""
+    """If no output comes from floats that are quantized, a promise is refused in one line."""
     model = build(
         """g (float[N,16] x) => (int64[2] y) {
             a = MatMul (x, w) r = Relu (a) b = MatMul (r, w) y = Shape (b) }""",
@@ -256,7 +256,7 @@ def test_no_float_at_all() -> None:
     with pytest.raises(
         ModelError, match=r"^no output of the model \(y\) holds floats .*no noise to measure$"
     ):
-        quantize(model, {"x": X}, promise=AccuracyTarget(min_sqnr=20.0))
+        quantize(model, {"x": X}, accuracy=AccuracyTarget(min_sqnr=20.0))
 
 
 LABELLED: Mapping[str, tuple[str, NDArray[np.generic]]] = {
@@ -291,7 +291,7 @@ def test_labels(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     assert main(["evaluate", *files[:2], "--data", files[2], "--labels", files[3], "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["accuracy"] == 0.75
     promise = AccuracyTarget(max_drop=50.0, labels=labels)
-    kept = quantize(model, {"x": X}, promise=promise, options=RunOptions(batch=4))
+    kept = quantize(model, {"x": X}, accuracy=promise, options=RunOptions(batch=4))
     assert kept.evaluation.candidates
 
 

@@ -43,7 +43,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
-    """The demo, in its folder below that of the pages."""
+    """The demo, in its folder below the pages."""
     return run_demo(tmp_path_factory.mktemp("pages") / "onnxfq-demo")
 
 
@@ -118,7 +118,7 @@ def run_page(page: Path, folder: Path, server: CommandServer) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != TUTORIAL], ids=lambda page: page.name)
 def test_commands_and_code_run(page: Path, workdir: Path, tmp_path: Path, server: CommandServer) -> None:
-    """Every command and every Python block of a page works as written, without those of another page."""
+    """Every command and every Python block of a page works as written, without another page."""
     run_page(page, shutil.copytree(workdir, tmp_path / "page"), server)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,22 @@ PAGES = (
 )
 CODE = ""
 """Folder of the package whose docstrings and errors are read."""
+
+C_SUFFIXES = (".cc", ".h", ".cu", ".cuh")
+ROOMS = {
+    "onnxfq": 19,
+    "tests": 444,
+    "custom_ops": 69,
+    "benchmarks": 0,
+    "examples": 0,
+    "models": 0,
+    "scripts": 1,
+    "Makefile": 0,
+    ".ci/run": 1,
+    "mkdocs.yml": 0,
+    "pyproject.toml": 0,
+}
+"""Where comments are read, and how many hits are left there; the numbers only go down."""
 
 OPENERS = ("of", "where", "so", r"what(?!.*\?$)", "those that", "those of", "that of")
 """Words that open no sentence; a question may begin with What."""
@@ -126,6 +143,58 @@ def test_pages(page: Path) -> None:
 def test_help() -> None:
     """No help text has a banned phrase."""
     assert not [bad for text in help_texts() for bad in offences(text)]
+
+
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and text of every comment; those on lines in a row are one."""
+    content = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        with path.open("rb") as file:
+            tokens = [t for t in tokenize.tokenize(file.readline) if t.type == tokenize.COMMENT]
+        lines = [(token.start[0], token.string) for token in tokens]
+    else:
+        mark = re.compile(r"//.*" if path.suffix in C_SUFFIXES else r"(?:^|\s)#+ .*")
+        found = ((n, mark.search(line)) for n, line in enumerate(content.splitlines(), 1))
+        lines = [(n, match[0]) for n, match in found if match]
+    first, last, text = 0, -1, ""
+    for number, line in [*lines, (-1, "")]:
+        words = line.strip().lstrip("#/< ")
+        if number == last + 1:
+            last, text = number, f"{text} {words}"
+        else:
+            if text:
+                yield first, text
+            first, last, text = number, number, words
+
+
+def files_of(room: str) -> list[Path]:
+    """Return the files of a room that hold comments of ours."""
+    if not (ROOT / room).is_dir():
+        return [ROOT / room]
+    kinds = {".py", ".sh", ".cmake", *C_SUFFIXES}
+    paths = sorted((ROOT / room).rglob("*"))
+    return [
+        path
+        for path in paths
+        if (path.suffix in kinds or path.name == "CMakeLists.txt") and path.name != Path(__file__).name
+    ]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_comments_and_other_code(room: str) -> None:
+    """Comments, and docstrings and errors outside the package, have no more hits than their room may."""
+    files = files_of(room)
+    assert files
+    hits = {
+        f"{path.relative_to(ROOT)}:{line}": bad
+        for path in files
+        for line, text in (
+            *comments(path),
+            *(texts_of_code(path) if path.suffix == ".py" and room != "onnxfq" else ()),
+        )
+        for bad in offences(text)
+    }
+    assert len(hits) <= ROOMS[room], hits
 
 
 def test_code() -> None:

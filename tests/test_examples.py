@@ -53,7 +53,7 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     content = json.loads((ROOT / "examples/notebook/quantize.ipynb").read_text(encoding="utf-8"))
     cells = [cell for cell in content["cells"] if cell["cell_type"] == "code"]
     assert content["nbformat"] == 4 and not any(cell["outputs"] for cell in cells)
-    # A line of IPython, which shows figures, is no Python.
+    # A line of IPython, which shows figures, is not Python.
     lines = [line for cell in cells for line in "".join(cell["source"]).splitlines() if line[:1] != "%"]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", "\n".join(lines)],

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
+from agreement import twins
 from builders import (
     attention,
     constants,
@@ -30,12 +31,11 @@ from onnxfq.graph.model import default_opset
 from onnxfq.numerics import qtypes
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
-from onnxfq.stages.insert import qdq_pass
-from tests.test_agreement import twins
+from onnxfq.stages.insert import with_target_qdq
 
 # The lowest opset that can carry each: 8 bits 13, float8 19, 4 and 16 bits 21, 2 bits 25.
 OPSETS = (
@@ -141,7 +141,7 @@ def test_power_of_two_scales() -> None:
 def test_every_format_is_simulated(qtype: str) -> None:
     """Target simulation takes what no target takes; the model then holds values of the grid only."""
     staged = stage(gemm(), one_format(qtype, "simulation"))
-    proto = InsertFakeQuantize(staged.plan, staged.encodings).run(staged.model).model.proto
+    proto = with_fake_quantize(staged.model, staged.plan, staged.encodings).proto
     encoding = staged.encodings["w"]
     rounded = fake_quantize(
         constants(gemm())["w"], encoding.scale_array, qtype=qtype, axis=encoding.spec.granularity.axis
@@ -152,7 +152,7 @@ def test_every_format_is_simulated(qtype: str) -> None:
 
 @pytest.mark.parametrize(("qtype", "opset"), [("float4e2m1", 23), ("float6e2m3", 28), ("float6e3m2", 28)])
 def test_formats_that_only_onnx_has(qtype: str, opset: int) -> None:
-    """What ONNX has and ONNX Runtime lacks is written all the same, and passes the checker."""
+    """Formats that ONNX has and ONNX Runtime lacks are written too, and pass the checker."""
     staged = stage(conv_relu(), one_format(qtype, "simulation"))
     proto = qdq_of(staged)
     onnx.checker.check_model(proto, full_check=True)
@@ -205,8 +205,8 @@ def test_clipped_per_axis() -> None:
     plan = staged.plan.model_copy(update={"placements": (changed, *staged.plan.weights)})
     many = Encoding.of("x", spec, np.float32([0.05, 0.1, 0.2, 0.4]), np.zeros(4, np.int32))
     encodings = Encodings(model_sha256=staged.model.sha256, encodings=(many, staged.encodings["w"]))
-    written = qdq_pass(plan, encodings).run(staged.model).model.proto
-    simulated = InsertFakeQuantize(plan, encodings).run(staged.model).model.proto
+    written = with_target_qdq(staged.model, plan, encodings).proto
+    simulated = with_fake_quantize(staged.model, plan, encodings).proto
     feed = {"x": np.linspace(-9, 9, 12, dtype=np.float32).reshape(3, 4)}
     want, got = (Session(proto, 1, exact=True).run(feed)[0] for proto in (simulated, written))
     np.testing.assert_array_equal(got, want)

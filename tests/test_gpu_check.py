@@ -58,19 +58,19 @@ def test_networks_on_the_cpu(networks, monkeypatch, capsys, tmp_path) -> None:
 
 
 def test_nodes_on_another_device_are_found(networks, tmp_path) -> None:
-    """Where the CUDA provider cannot be loaded onnxruntime takes the CPU's: the profile shows it."""
+    """If the CUDA provider cannot be loaded, onnxruntime takes the CPU's: the profile shows it."""
     if not cuda_problem():
         pytest.skip("a GPU works here")
     import onnxfq
     from onnxfq.calibration.statistics import empty_state
     from onnxfq.calibration.statistics.state import StateNames
-    from onnxfq.passes.observe.insert_merging import InsertMerging
+    from onnxfq.passes.observe.insert_merging import with_merging
 
     model = onnxfq.load(small(1))
     plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8"))
     feed = {"x": np.ones((1, 3, 224, 224), np.float32)}
     feed |= {StateNames.from_tensor(p.tensor).given: empty_state() for p in plan.activations}
-    observed = InsertMerging(plan).run(model).model.proto
+    observed = with_merging(model, plan).proto
     assert networks.misplaced(observed, feed, "cpu", tmp_path) == []
     wrong = networks.misplaced(observed, feed, "cuda", tmp_path)
     assert wrong == ["MergeStatistics on CPUExecutionProvider"] * 2
@@ -141,7 +141,7 @@ TOOLS = {
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_one_step_does_not_cost_another(tmp_path: Path) -> None:
-    """With tools that pretend: what fails or lasts too long is told, and the others have their results."""
+    """With tools that pretend: failures and timeouts are reported, and the others have their results."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in TOOLS.items():

@@ -22,7 +22,7 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.runtime.session import Session
-from onnxfq.stages.insert import qdq_pass
+from onnxfq.stages.insert import with_target_qdq
 
 QUANTIZE = [
     "quantizelinear",
@@ -65,7 +65,7 @@ class Vector:
 
 
 def as_array(value: Any) -> NDArray[Any]:
-    """Return a vector's array; those of 4 bits may be TensorProtos."""
+    """Return a vector's array; arrays of 4 bits may be TensorProtos."""
     return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
 
 
@@ -122,7 +122,7 @@ def placed(one: Vector, constant: bool, values: NDArray[np.float32]) -> onnx.Mod
     )
     encoding = Encoding.of("t", one.spec, one.scale, one.zero_point)
     encodings = Encodings(model_sha256=model.sha256, encodings=(encoding,))
-    return qdq_pass(plan, encodings).run(model).model.proto
+    return with_target_qdq(model, plan, encodings).proto
 
 
 def with_cast(proto: onnx.ModelProto, tensor: str) -> onnx.ModelProto:

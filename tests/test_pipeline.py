@@ -12,6 +12,7 @@ import pytest
 from builders import Arrays, build, conv_relu, feed_for, linear, shared_weight, weights, with_override
 
 import onnxfq
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.data import sample_digest
 from onnxfq.data.replay import CHECK_SAMPLES
 from onnxfq.errors import (
@@ -26,11 +27,13 @@ from onnxfq.errors import (
 from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.pipeline import quantize
+from onnxfq.remedies.candidate import Sources
 from onnxfq.report.html import render_report
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.score import score_models
+from onnxfq.targets.recipes import load_recipe
 
 FEEDS = [feed_for(conv_relu(), seed, count=2) for seed in range(3)]
 
@@ -85,6 +88,8 @@ def test_nothing_is_written_without_an_output(workdir: Path) -> None:
         "insert",
         "cast",
         "evaluate",
+        "remedies",
+        "write",
     ]
 
 
@@ -101,7 +106,7 @@ def test_kinds_of_data(workdir: Path, kind: str) -> None:
     data = {"list": FEEDS, "generator": generator(), "file": "data.npz", "folder": "folder"}[kind]
     result = quantize("model.onnx", data)
     assert result.encodings.model_dump() == quantize("model.onnx", FEEDS).encodings.model_dump()
-    assert result.evaluation.feeds == 6  # of one sample each, however they came
+    assert result.evaluation.feeds == 6  # one sample each, whatever sizes they came in
 
 
 @pytest.mark.parametrize("count", [1, CHECK_SAMPLES, CHECK_SAMPLES + 1, 5 * CHECK_SAMPLES])
@@ -164,7 +169,9 @@ def test_progress_names_the_stages() -> None:
 
 def test_calibrator_of_the_call() -> None:
     """The calibrator given is used for activations in place of the recipe's, and recorded."""
-    result = quantize(conv_relu(), FEEDS, calibrator="minmax")
+    result = quantize(
+        conv_relu(), FEEDS, recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "minmax"})
+    )
     assert result.encodings["x"].calibrator == "minmax"
     low = min(float(feed["x"].min()) for feed in FEEDS)
     high = max(float(feed["x"].max()) for feed in FEEDS)
@@ -203,7 +210,15 @@ def test_quantization_is_good_enough() -> None:
 
 REFUSED = {
     "unknown recipe": (lambda: quantize("model.onnx", "data.npz", "o.onnx", recipe="tensort"), RecipeError),
-    "unknown calibrator": (lambda: quantize("model.onnx", "data.npz", "o.onnx", calibrator="x"), SpecError),
+    "unknown calibrator": (
+        lambda: quantize(
+            "model.onnx",
+            "data.npz",
+            "o.onnx",
+            recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "x"}),
+        ),
+        SpecError,
+    ),
     "missing model": (lambda: quantize("none.onnx", "data.npz", "o.onnx"), ModelError),
     "missing data": (lambda: quantize("model.onnx", "none.npz", "o.onnx"), DataError),
     "no data": (lambda: quantize("model.onnx", [], "o.onnx"), DataError),
@@ -236,7 +251,7 @@ def test_refusals_write_nothing(workdir: Path, case: str) -> None:
 
 
 def test_a_plan_of_weights_only_needs_no_data() -> None:
-    """Without data nothing is compared, which is told; data without samples is an error."""
+    """Without data nothing is compared, and a line says so; data without samples is an error."""
     proto = build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": weights(4, 4)})
     recipe = "tensorrt-int8-weights"
     assert quantize(proto, [feed_for(proto)], recipe=recipe).evaluation.feeds == 4
@@ -254,24 +269,24 @@ def test_a_plan_of_weights_only_needs_no_data() -> None:
 def test_statistics_gathered_before_are_used_and_checked() -> None:
     """The same model without inference; another model or other data is refused with the reason."""
     first = quantize(conv_relu(), FEEDS)
-    again = quantize(conv_relu(), FEEDS, statistics=first.statistics)
+    again = quantize(conv_relu(), FEEDS, sources=Sources(statistics=first.statistics))
     assert again.qdq == first.qdq and again.evaluation == first.evaluation
     ran: list[str] = []
     alone = quantize(
         conv_relu(),
         None,
-        statistics=first.statistics,
+        sources=Sources(statistics=first.statistics),
         options=RunOptions(progress=lambda stage, done, total: ran.append(stage)),
     )
     assert alone.qdq == first.qdq and ran == ["calibrate"] and not alone.evaluation.candidates
     assert alone.evaluation.notes == ("no data to compare with was given",)
     other = [{"x": feed["x"] + np.float32(1e-3)} for feed in FEEDS]
     with pytest.raises(StatisticsError, match="gathered from other data: 6 samples with digest .*, these"):
-        quantize(conv_relu(), other, statistics=first.statistics)
+        quantize(conv_relu(), other, sources=Sources(statistics=first.statistics))
     changed = conv_relu()
     changed.graph.initializer[0].raw_data = changed.graph.initializer[0].raw_data[::-1]
     with pytest.raises(StatisticsError, match="gathered from a model with SHA-256"):
-        quantize(changed, FEEDS, statistics=first.statistics)
+        quantize(changed, FEEDS, sources=Sources(statistics=first.statistics))
 
 
 def test_doubled_node_names() -> None:

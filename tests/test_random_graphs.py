@@ -69,7 +69,7 @@ def check(model: onnx.ModelProto, recipe: str, cond: bool) -> bool:
 
 
 def test_random_graphs(request: pytest.FixtureRequest) -> None:
-    """Float outputs stay; quantized ones are, to the bit, those of rounding by hand node by node."""
+    """Float outputs stay; quantized ones equal, to the bit, rounding by hand node by node."""
     count = request.config.getoption("--random-graphs")
     quantized = []
 

@@ -1,4 +1,4 @@
-"""What happens to a Ray cluster, or is found in its place: one line, and nothing is left."""
+"""Faults of a Ray cluster, or of a service in its place: one line, and nothing is left."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def divide(opened: int, by: int) -> float:
 
 
 def four() -> int:
-    """What a worker opens."""
+    """The state that a worker opens."""
     return 4
 
 
@@ -65,7 +65,7 @@ def test_results_faults_and_handlers(reachable: None) -> None:
 
 
 def test_another_listener(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What accepts connections and says nothing is no cluster; Ray alone waits for minutes."""
+    """A service that accepts connections and says nothing is not a cluster; Ray alone waits for minutes."""
     monkeypatch.setattr(ray_process, "_CONNECTING", 4.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -84,7 +84,7 @@ def test_nothing_is_left(ended: bool, tmp_path: Path) -> None:
     place.mkdir()
     onnx.save(conv_relu(), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", **feed_for(conv_relu()))
-    words = "moments m.onnx --data d.npz --rounding gptq --ray local -o out.npz".split()
+    words = "observe --moments m.onnx --data d.npz --rounding gptq --ray local -o out.npz".split()
     run = subprocess.Popen(
         [sys.executable, "-m", "onnxfq", *words],
         cwd=tmp_path,

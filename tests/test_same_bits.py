@@ -39,7 +39,7 @@ from onnxfq.targets.recipes import load_recipe
 from onnxfq.tools.record_moments import gather_moments
 
 MODELS = Path(os.environ.get("ONNXFQ_MODELS", "missing"))
-"""A folder of trained networks, each in a folder of its own."""
+"""A folder of trained networks, each in its own folder."""
 ORDER_FREE = sorted(name for name in observing_names() if name != "moving_average")
 
 
@@ -112,7 +112,7 @@ collect_statistics(model, plan, open_feeds(model.proto, sys.argv[2])).save(sys.a
 
 
 def split_over_processes(path: Path, data: Feed, folder: Path) -> Statistics:
-    """Each quarter observed by a process of its own, merged last to first."""
+    """Each quarter observed by a separate process, merged last to first."""
     running = []
     for number, part in enumerate(parts(data, 10)):
         np.savez(folder / f"{number}.npz", **part)
@@ -203,10 +203,12 @@ def test_files_of_moments_however_they_are_made(network: str, tmp_path: Path) ->
     made = {way: gather(way, make(data)) for way, make in WAYS.items() if make is not one_by_one}
     made["passes"] = gather("passes", parts(data, 8), memory=1)
     pieces = parts(data, 10)
-    ranges = reduce(Moments.merge, [gather(f"r{i}", [one], ranges_only=True) for i, one in enumerate(pieces)])
-    ranges.save(tmp_path / "ranges.npz")
+    files = [gather(f"r{i}", [one], ranges_only=True) for i, one in enumerate(pieces)]
+    reduce(Statistics.merge, [one.statistics for one in files]).save(tmp_path / "ranges.npz")
     files = [gather(f"p{i}", [one], ranges=tmp_path / "ranges.npz") for i, one in enumerate(pieces)]
-    reduce(Moments.merge, reversed(files)).save(tmp_path / "merged.moments.npz")
+    reduce(Statistics.merge, [one.statistics for one in reversed(files)]).save(
+        tmp_path / "merged.moments.npz"
+    )
     bytes_of = {way: (tmp_path / f"{way}.moments.npz").read_bytes() for way in [*made, "merged"]}
     assert len(set(bytes_of.values())) == 1, {way: len(held) for way, held in bytes_of.items()}
     layers, _ = find_layers(model, plan)
@@ -291,7 +293,7 @@ def feeding_words(folder: Path, data: Feed) -> dict[str, list[str]]:
 
 
 SOME_WAYS = ("batch 8", "batch 0", "turned, 3 threads", "seven files", "function")
-"""Those that differ most; one of them for each network and option, unless all are asked for."""
+"""Tensors that differ most; one of them for each network and option, unless all are asked for."""
 
 
 @pytest.mark.parametrize("option", sorted(CHOOSING))
@@ -321,11 +323,15 @@ def test_a_choice_however_it_is_fed(
 
 def promised(path: Path, data: Feed) -> float:
     """Return a promise that some groups of the network must stay in float for."""
-    plain = onnxfq.quantize(path, data, protect=None).evaluation.candidates[0].outputs
+    plain = (
+        onnxfq.quantize(path, data, accuracy=onnxfq.AccuracyTarget(repair=None))
+        .evaluation.candidates[0]
+        .outputs
+    )
     for more in (6, 4, 2, 1):
         wanted = round(min(one.sqnr_db for one in plain)) + more
         try:
-            made = onnxfq.quantize(path, data, promise=onnxfq.AccuracyTarget(min_sqnr=wanted))
+            made = onnxfq.quantize(path, data, accuracy=onnxfq.AccuracyTarget(min_sqnr=wanted))
         except RecipeError:
             continue
         assert made.sensitivity is not None and made.sensitivity.remedy is not None
@@ -349,7 +355,7 @@ def test_a_promised_drop_in_any_order(tmp_path: Path) -> None:
                 {name: images[order]},
                 tmp_path / "q.onnx",
                 recipe=tmp_path / "w4a8.yaml",
-                promise=onnxfq.AccuracyTarget(
+                accuracy=onnxfq.AccuracyTarget(
                     max_drop=0.002, labels=labels[order].tolist(), metric=confidence
                 ),
                 options=onnxfq.RunOptions(batch=batch),

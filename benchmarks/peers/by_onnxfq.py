@@ -17,7 +17,7 @@ ONE_THREAD = onnxfq.RunOptions(batch=0, threads=1)
 def quantize(
     folder: Path,
     recipe: dict[str, Any] | None = None,
-    rounding: str | None = None,
+    rounding: str = "auto",
     out: str = "onnxfq.onnx",
 ) -> dict[str, Any]:
     """Write the Q/DQ model of a recipe, without protected layers."""
@@ -27,9 +27,8 @@ def quantize(
         folder / "model.onnx",
         read_feeds(folder),
         folder / out,
-        recipe=file,
-        rounding=rounding,
-        protect=None,
+        recipe=onnxfq.load_recipe(file).override(weights={"rounding": rounding}),
+        accuracy=onnxfq.AccuracyTarget(repair=None),
         options=ONE_THREAD,
     )
     return {"model": out}
@@ -51,7 +50,7 @@ def control(folder: Path, max_drop: float, out: str = "onnxfq.onnx") -> dict[str
     """Write a Q/DQ model that loses at most `max_drop` of top-1 on half of the job's data."""
     promise = onnxfq.AccuracyTarget(max_drop=100 * max_drop, labels=np.load(folder / "labels.npy"))
     onnxfq.quantize(
-        folder / "model.onnx", read_feeds(folder), folder / out, promise=promise, options=ONE_THREAD
+        folder / "model.onnx", read_feeds(folder), folder / out, accuracy=promise, options=ONE_THREAD
     )
     return {"model": out}
 

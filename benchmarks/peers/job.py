@@ -23,9 +23,7 @@ import onnx
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from equalization import scale_channels  # noqa: E402, F401  (the folders were just added)
-from protection import labelled_data  # noqa: E402
-from real_cases import CASES, Case, Folder, open_model, raised_to_float32  # noqa: E402
+from real_cases import CASES, Case, Folder, open_model, raised_to_float32  # noqa: E402  (just added)
 from worker import Feed, sqnr_db, write_feeds  # noqa: E402
 
 import onnxfq  # noqa: E402
@@ -56,6 +54,22 @@ def float_model(folder: Folder, case: Case) -> onnx.ModelProto:
     return onnxfq.load(raised_to_float32(path) if case.raised else onnx.load(path)).proto
 
 
+def labelled_data(folder: Folder, case: Case) -> tuple[list[dict[str, np.ndarray]], np.ndarray] | None:
+    """Return calibration feeds of one sample with their classes; None for a model without classes."""
+    score, name = folder.score, case.file.partition("/")[0]
+    if name.startswith("s01"):
+        held = np.load(folder.path / name / "mnist_t10k.npz")
+        images, classes = held["images"][:2000], held["labels"][:2000]
+        return [{"Input3": image[None].astype(np.float32)} for image in images], classes
+    if name.startswith("s02"):
+        images, classes = score.cifar(name, *score.IM)["calib"]
+        return [{"input": image[None]} for image in images], classes
+    if "cls" in case.file.partition("/")[2]:
+        images, classes = zip(*score.cls_items("calib"), strict=True)
+        return [{"x": image} for image in images], np.array(classes)
+    return None
+
+
 @contextmanager
 def job_folder(model: onnx.ModelProto, feeds: list[Feed], labels: np.ndarray | None = None) -> Iterator[Path]:
     """Yield a temporary folder with the input of a job."""
@@ -71,7 +85,7 @@ def run(python: str | None, tool: str, task: str, folder: Path, **options: Any) 
     """Run a task of `by_TOOL.py` with `python`, None for this one; return its result, or {"error": text}."""
     script = str(HERE / f"by_{tool}.py")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    if python:  # of another environment, which has packages of its own
+    if python:  # that environment has other packages
         environment.pop("PYTHONPATH", None)
     done = subprocess.run(
         [python or sys.executable, script, task, str(folder), json.dumps(options)],

@@ -1,4 +1,4 @@
-// What the C functions share: their structs, and how an error leaves the library.
+// Shared by the C functions: their structs, and the text of errors.
 #pragma once
 
 #include <algorithm>

@@ -61,7 +61,7 @@ struct FakeQuantizeSpec {
     return {x, y, element, scale, zero_point, &layout, grid, any_fraction(zero_point, layout.param_count())};
   }
 
-  // Whether some zero point is no integer. zero_point may be nullptr.
+  // Whether some zero point is not an integer. zero_point may be nullptr.
   static bool any_fraction(const float* zero_point, int64_t count) {
     bool fractional = false;
     for (int64_t i = 0; zero_point && i < count; ++i) {

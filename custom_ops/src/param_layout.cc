@@ -149,7 +149,7 @@ void ParamLayout::join(const LayoutDim& inner) {
       outer = {outer.size * inner.size, outer.block * inner.size, outer.params, outer.stride};
       return;
     }
-    // Outer picks a run of scales of its own for each index and inner fills it with whole blocks.
+    // Outer picks another run of scales for each index and inner fills it with whole blocks.
     if (outer.block == 1 && outer.stride == inner.params * inner.stride && inner.size % inner.block == 0) {
       outer = {outer.size * inner.size, inner.block, outer.params * inner.params, inner.stride};
       return;

@@ -48,7 +48,7 @@ bool parse_integer_type(const std::string& name, NamedType& type) {
   const bool is_signed = name.rfind("int", 0) == 0;
   size_t at = is_signed ? 3 : 4;
   if (!is_signed && name.rfind("uint", 0) != 0) return false;
-  // "int-8" and "int08" are no names.
+  // "int-8" and "int08" are not names.
   if (at >= name.size() || name[at] < '1' || name[at] > '9') return false;
   int bits = 0;
   if (!read_integer(name, at, bits) || bits < 2 || bits > 16) return false;

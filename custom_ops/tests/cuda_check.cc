@@ -58,7 +58,7 @@ class Device {
   size_t bytes() const { return bytes_; }
 
   void fill(const void* from, size_t offset, size_t bytes) {
-    if (bytes == 0) return;  // of nothing there is no address
+    if (bytes == 0) return;  // nothing has no address
     check(cudaMemcpy(at(offset), from, bytes, cudaMemcpyHostToDevice), "copy");
   }
   void read(void* to, size_t offset, size_t bytes) const {

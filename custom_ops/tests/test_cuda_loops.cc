@@ -1,5 +1,5 @@
 // The loops of the CUDA kernels, compiled for the host: every thread of a launch, one after the other, gives what the
-// CPU's kernels give, to the bit. So index computations, packets, tables and rounding are tested without a GPU.
+// CPU's kernels give, to the bit. This tests index computations, packets, tables and rounding without a GPU.
 #include <algorithm>
 #include <cmath>
 
@@ -172,7 +172,7 @@ void test_hardest_divisions() {
 
 template <typename Index>
 void test_dividers() {
-  constexpr int kBits = 8 * static_cast<int>(sizeof(Index)) - 2;  // of the largest divisor
+  constexpr int kBits = 8 * static_cast<int>(sizeof(Index)) - 2;  // bits of the largest divisor
   uint64_t state = 1;
   for (int i = 0; i < 200000; ++i) {
     state = state * 6364136223846793005ull + 1442695040888963407ull;
@@ -235,14 +235,14 @@ void merge_groups(const MergeStatisticsCall& call, int64_t parts) {
   }
 }
 
-// Statistics by groups, one block for each and several, against those of the CPU.
+// Statistics by groups, one block for each and several, against the CPU.
 template <ElementType T>
 void test_groups(const Case& c) {
   Shape params;
   ParamLayout layout;
   require(blocks_of(c).scale_shape(c.x, params).empty(), "scale_shape");
   require(layout.fit(c.x, params, blocks_of(c)).empty(), "fit");
-  // Those of the many would take minutes: a table of all bins each.
+  // Many groups would take minutes: a table of all bins each.
   if (layout.element_count() == 0 || layout.param_count() > 100) return;
   Elements source(T, values(layout.element_count()), 1);
   for (int64_t parts : {1, 3}) {

@@ -16,7 +16,7 @@ namespace {
 using namespace onnxfq;
 using namespace onnxfq::tests;
 
-// What training takes: values are those without a mask, and where the mask is 0 the derivative is an end of the grid.
+// Kernels of training: a mask changes no value, and where it is 0 the derivative is an end of the grid.
 void test_training(const FakeQuantizeSpec& spec, const ParamLayout& layout, const std::vector<float>& x,
                    const float* scale, const float* zeros) {
   std::vector<float> y(x.size());
@@ -166,7 +166,7 @@ void test_broken_names() {
   require(!layout.fit({3, 4}, {3}, blocks).empty(), "a scale of another rank");
 }
 
-// Shapes that anyone may give: their products leave int64, and are told of instead of computed.
+// Shapes that anyone may give: their products leave int64, and are reported instead of computed.
 void test_hostile_shapes() {
   const int64_t most = std::numeric_limits<int64_t>::max();
   const int64_t half = int64_t{1} << 32;

@@ -24,7 +24,7 @@ options = parser.parse_args()
 calibration = torch.from_numpy(digits.load("calibration")[0])
 scoring, expected = digits.load("scoring")
 feeds = [{"image": scoring[start : start + BATCH]} for start in range(0, len(scoring), BATCH)]
-# With TensorRT for RTX installed the findings are those of a real build; it needs no GPU.
+# With TensorRT for RTX installed a real build gives the findings; it needs no GPU.
 build = onnxfq.BuildOptions() if find_spec("tensorrt_rtx") else None
 
 

@@ -1,4 +1,4 @@
-"""Files of `quantize --artifacts` and `--node-data`."""
+"""Files of `quantize --artifacts` and `report --node-data`."""
 
 from __future__ import annotations
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxfq.cli.console import Printing
+from onnxfq.cli.console import Printer, Printing
 from onnxfq.cli.options import (
     CalibratorOption,
     GivenOption,
@@ -18,6 +18,10 @@ from onnxfq.cli.options import (
 )
 from onnxfq.cli.streams import show
 from onnxfq.support.files import write_text
+
+if TYPE_CHECKING:
+    from onnxfq.documents.encodings import Encodings
+    from onnxfq.documents.plan import Plan
 
 
 def calibrate(
@@ -44,18 +48,28 @@ def calibrate(
         Path | None,
         typer.Option(metavar="FILE.csv", help="Write that table as CSV."),
     ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="Write another tool's encodings: {formats}; --encodings may give them in onnxfq's format.",
+        ),
+    ] = None,
     *,
     printer: Printing,
 ) -> None:
     """Write the encodings (JSON): scale and zero point of every quantized tensor.
 
-    Without --statistics, --encodings must hold every activation.
+    Without --statistics, --encodings must cover all activations.
     """
     from onnxfq.calibration.calibrators import Calibrator
     from onnxfq.calibration.statistics import Statistics
     from onnxfq.calibration.weights import Moments
+    from onnxfq.documents.encodings import Encodings
     from onnxfq.documents.plan import Plan
     from onnxfq.graph.io.load import load
+    from onnxfq.interchange import read_own
     from onnxfq.report.calibrator_table import (
         calibrator_csv,
         calibrator_rows,
@@ -66,12 +80,21 @@ def calibrate(
     from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
 
     if statistics is None and (encodings is None or table or table_csv is not None):
-        raise typer.BadParameter("calibrate needs --statistics, or --encodings that hold every activation")
+        raise typer.BadParameter("give --statistics, or --encodings that cover all activations")
     if moments is not None and not (table or table_csv is not None):
         raise typer.BadParameter("--moments is for the table; give --table or --table-csv too")
+    if form is not None and (table or table_csv is not None):
+        raise typer.BadParameter(
+            "--table and --table-csv are not written with --format; leave one of them out"
+        )
     if calibrator is not None:
         Calibrator.parse(calibrator)
     decided = Plan.load(plan)
+    if form is not None and encodings is not None and statistics is None:
+        own = read_own(encodings)
+        if isinstance(own, Encodings):
+            _export(own, decided, form, output, printer)
+            return
     observed = None if statistics is None else Statistics.load(statistics)
     loaded = load(model, decided.existing)
     matched = match_encodings(loaded, decided, encodings)
@@ -80,6 +103,9 @@ def calibrate(
     found = Statistics(loaded.sha256, 0, {}) if observed is None else observed
     encoded, made = matched.encode(loaded, found, calibrator)
     warn_zeroed_values(find_zeroed_values(encoded, found, made))
+    if form is not None:
+        _export(made, decided, form, output, printer)
+        return
     files = made.save(output)
     compared = observed is not None and (table or table_csv is not None)
     rows = calibrator_rows(matched.unknown, observed, calibrator) if observed and compared else []
@@ -93,3 +119,18 @@ def calibrate(
     record = {"tensors": count, "notes": notes, "table": rows, "files": files}
     printer.report(record, *notes, f"calibrated {count} tensors")
     printer.wrote(*files, table_csv)
+
+
+def _export(encodings: Encodings, plan: Plan, form: str, output: Path, printer: Printer) -> None:
+    """Write `encodings` in the format of another tool, and list the encodings that do not fit."""
+    from onnxfq.interchange import export_encodings
+
+    written = export_encodings(encodings, plan, form)
+    write_text(output, written.text)
+    lines = [f"exported   {written.tensors} of {written.tensors + len(written.lost)} tensors as {form}"]
+    for why in dict.fromkeys(written.lost.values()):
+        names = [name for name, its in written.lost.items() if its == why]
+        lines.append(f"left out   {', '.join(names)}: {why}")
+    record = {"format": form, "tensors": written.tensors, "left_out": written.lost, "files": [output]}
+    printer.report(record, *lines)
+    printer.wrote(output)

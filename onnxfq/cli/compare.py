@@ -18,10 +18,10 @@ _NAMES = "{runtimes}, or a .json file of `polygraphy run --save-outputs`."
 def compare(
     model: ModelArgument,
     data: DataOption,
-    a: Annotated[
-        str, typer.Option("--a", metavar="NAME", help=f"Compute with this runtime: {_NAMES}")
+    reference: Annotated[
+        str, typer.Option(metavar="NAME", help=f"Compute with this runtime: {_NAMES}")
     ] = "onnxruntime",
-    b: Annotated[str, typer.Option("--b", metavar="NAME", help="Compare with this runtime.")] = "integer",
+    candidate: Annotated[str, typer.Option(metavar="NAME", help="Compare with this runtime.")] = "integer",
     tolerance: Annotated[
         float,
         typer.Option("--tolerance", metavar="DB", min=0.0, help="Report tensors with an SQNR below this."),
@@ -37,7 +37,15 @@ def compare(
     from onnxfq.tools.compare import compare as compare_runtimes
 
     with running.progress(printer) as options:
-        result = compare_runtimes(model, data, a=a, b=b, tolerance_db=tolerance, feeds=feeds, options=options)
+        result = compare_runtimes(
+            model,
+            data,
+            a=reference,
+            b=candidate,
+            tolerance_db=tolerance,
+            feeds=feeds,
+            options=options,
+        )
     printer.show(result, hidden=printer.quiet)
     if result.first is not None:
         raise typer.Exit(DIFFERENT)

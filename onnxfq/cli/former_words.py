@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 FORMER_COMMANDS = {
+    "diff": "type `onnxfq inspect A B`",
+    "export-encodings": "type `onnxfq calibrate MODEL --plan PLAN --encodings FILE --format NAME -o OUT`",
+    "merge-statistics": "type `onnxfq observe --merge A B -o C`",
+    "moments": "type `onnxfq observe --moments MODEL --data DATA -o OUT`",
     "run": "keep the words of `onnxfq quantize` in a shell script",
 }
 """Commands that are gone, and what to type instead."""
 
 FORMER_OPTIONS = {
+    ("quantize", "--node-data"): "type `onnxfq report RESULT --node-data FILE`; --artifacts writes RESULT",
+    ("quantize", "--missing"): "type --uncalibrated error or float",
+    ("insert", "--as"): "type --format qdq or fakequant",
+    ("observe", "--feed-ranges"): "type --per-batch-ranges",
+    ("compare", "--a"): "type --reference",
+    ("compare", "--b"): "type --candidate",
     ("quantize", "--write-job"): "keep the words of the command in a shell script",
 }
 """Options that are gone, by their command, and what to type instead."""

@@ -33,12 +33,13 @@ def insert(
     output: OutputOption,
     form: Annotated[
         InsertedForm,
-        typer.Option("--as", help="Insert Q/DQ to hand over, or FakeQuantize nodes to evaluate."),
+        typer.Option("--format", help="Insert Q/DQ to hand over, or FakeQuantize nodes to evaluate."),
     ] = InsertedForm.qdq,
     switchable: Annotated[
         bool,
         typer.Option(
-            "--switchable", help="With --as fakequant, add the input onnxfq/enabled that switches to float."
+            "--switchable",
+            help="With --format fakequant, add the input onnxfq/enabled that switches to float.",
         ),
     ] = False,
     *,
@@ -54,7 +55,9 @@ def insert(
     from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 
     if switchable and form is InsertedForm.qdq:
-        raise typer.BadParameter("--switchable needs --as fakequant; standard Q/DQ nodes cannot be switched")
+        raise typer.BadParameter(
+            "--switchable needs --format fakequant; standard Q/DQ nodes cannot be switched"
+        )
     planned, encoded = Plan.load(plan), load_encodings(encodings)
     loaded = load(model, planned.existing)
     with weights_stored_in(scratch_for(loaded.proto, output.parent)):

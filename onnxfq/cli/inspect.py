@@ -1,13 +1,40 @@
-"""`onnxfq inspect`: summary of a model file."""
+"""`onnxfq inspect`: summary of a model file, or differences between two."""
 
 from __future__ import annotations
 
-from onnxfq.cli.basic_options import ModelArgument
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxfq.cli.basic_options import DIFFERENT, ModelArgument
 from onnxfq.cli.console import PrintingAll
 
 
-def inspect(model: ModelArgument, *, printer: PrintingAll) -> None:
-    """Print inputs, outputs, operators, and every quantizer with its format and scales."""
+def inspect(
+    model: ModelArgument,
+    other: Annotated[
+        Path | None, typer.Argument(metavar="B", help="Print what differs in this model instead.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(metavar="X", min=0.0, help="Accept scales that differ by at most this fraction.")
+    ] = 0.0,
+    *,
+    printer: PrintingAll,
+) -> None:
+    """Print inputs, outputs, operators, and every quantizer with its format and scales.
+
+    Two models: print differences in opset, placement, types, scales, zero points; exit with 3 if they differ.
+    """
+    from onnxfq.tools.diff import diff_models
     from onnxfq.tools.inspect import inspect_model
 
-    printer.show(inspect_model(model))
+    if other is None:
+        if tolerance:
+            raise typer.BadParameter("--tolerance is for two models; give a second one, or leave it out")
+        printer.show(inspect_model(model))
+        return
+    difference = diff_models(model, other, tolerance)
+    printer.show(difference)
+    if not difference.equal:
+        raise typer.Exit(DIFFERENT)

@@ -26,14 +26,12 @@ from onnxfq.version import VERSION
 
 PANELS = {
     "Commands": ("quantize", "sensitivity", "evaluate", "check", "handoff"),
-    "Stages of quantize": ("plan", "observe", "merge-statistics", "moments", "calibrate", "insert"),
+    "Stages of quantize": ("plan", "observe", "calibrate", "insert"),
     "Tools": (
         "recipes",
         "inspect",
-        "diff",
         "compare",
         "convert",
-        "export-encodings",
         "report",
         "demo",
         "doctor",

@@ -1,29 +1,55 @@
-"""`onnxfq observe`: statistics of activations from one pass over the data."""
+"""`onnxfq observe`: statistics of activations, or moments of the inputs of layers, over the data."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onnxfq.choices import DEFAULT_MEMORY
+from onnxfq.choices import DEFAULT_MEMORY, MOMENTS_MEMORY
 from onnxfq.cli.console import Printing
-from onnxfq.cli.data_options import DataOption
+from onnxfq.cli.data_options import OptionalDataOption
 from onnxfq.cli.interrupted import INTERRUPTED, load_interrupted
-from onnxfq.cli.options import CustomOpsOption, ModelArgument, OptionalPlanOption, OutputOption, RayOption
+from onnxfq.cli.options import CustomOpsOption, OptionalPlanOption, OutputOption, RayOption, RoundedRecipe
 from onnxfq.cli.run_options import RunningFast
+
+if TYPE_CHECKING:
+    from onnxfq.calibration.statistics import Statistics
 
 
 def observe(
-    model: ModelArgument,
-    data: DataOption,
+    files: Annotated[list[Path], typer.Argument(metavar="MODEL", help="The model; with --merge the files.")],
     output: OutputOption,
+    data: OptionalDataOption = None,
     plan: OptionalPlanOption = None,
     memory: Annotated[
-        int, typer.Option(min=1, metavar="MB", help="Limit the memory of observing, beyond the model's own.")
-    ] = DEFAULT_MEMORY >> 20,
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="MB",
+            help="Limit the memory of observing, beyond the model's own, and the file of --moments: "
+            f"{DEFAULT_MEMORY >> 20} by default, {MOMENTS_MEMORY >> 20} with --moments.",
+        ),
+    ] = None,
     feed_ranges: Annotated[
-        bool, typer.Option("--feed-ranges", help="Record the range of every feed, for moving_average.")
+        bool, typer.Option("--per-batch-ranges", help="Record the range of every batch, for moving_average.")
+    ] = False,
+    moments: Annotated[
+        bool,
+        typer.Option("--moments", help="Write the moments by which `quantize --moments` rounds."),
+    ] = False,
+    ranges: Annotated[
+        bool,
+        typer.Option("--ranges", help="With --moments: write the ranges alone, to merge them."),
+    ] = False,
+    ranges_from: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --moments: use the merged ranges of all parts as grids."),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge the statistics in FILEs given in place of MODEL.")
     ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from OUT of an interrupted run.")
@@ -31,53 +57,107 @@ def observe(
     ray: RayOption = None,
     custom_ops: CustomOpsOption = None,
     *,
+    recipe: RoundedRecipe,
     running: RunningFast,
     printer: Printing,
 ) -> None:
     """Write the statistics for all calibrators (.stats.npz) in one pass.
 
-    Without --plan, observe every tensor that a built-in recipe may need.
+    Without --plan, observe every tensor that a built-in recipe may need. With --moments, gather the moments
+    by which a recipe rounds weights.
+
+    Parts of the data on several machines merge with --merge A B -o C, in any order. Moments need common
+    grids: merge --ranges of each part first, and gather moments with --ranges-from.
     """
     from onnxfq.calibration.statistics import Statistics
+    from onnxfq.calibration.weights import Moments
     from onnxfq.documents.plan import Plan
     from onnxfq.graph.io.load import load
     from onnxfq.stages.limits import with_limits
     from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
-    from onnxfq.stages.observe_ray import collect_on_ray
     from onnxfq.stages.observers import ObserveOptions
     from onnxfq.stages.options import open_feeds
-    from onnxfq.stages.plan import observation_plan
+    from onnxfq.stages.plan import make_plan, observation_plan
+    from onnxfq.targets.target import prepare_model
+    from onnxfq.tools.record_moments import gather_moments
 
-    start = load_interrupted(Statistics.load, output) if resume else None
-    if plan is None:
-        loaded = load(model)
-        wanted = observation_plan(loaded)
-    else:
-        wanted = Plan.load(plan)
-        loaded = load(model, wanted.existing)
-    wanted = with_limits(wanted, loaded)
-    feeds = open_feeds(loaded.proto, data, running.batch, running.described)
-    with running.progress(printer) as options:
-        how = ObserveOptions(
-            running.threads,
-            memory << 20,
-            running.described.nonfinite,
-            feed_ranges,
-            options.stage("observe", feeds.runs),
-            running.device,
+    for is_odd, why in (
+        (merge and (data or moments or resume), "--merge has no --data, --moments and --resume; omit them"),
+        (not merge and len(files) > 1, "give one MODEL; several FILEs are for --merge"),
+        (not merge and not data, "give --data, or --merge and files"),
+        (
+            (ranges or ranges_from) and not moments,
+            "--ranges and --ranges-from are for --moments; give it too",
+        ),
+        (ranges and ranges_from, "--ranges writes the ranges that --ranges-from reads; give one of them"),
+        (ranges and resume, "--resume continues moments; --ranges has nothing to continue"),
+    ):
+        if is_odd:
+            raise typer.BadParameter(why)
+    if merge:
+        statistics = reduce(Statistics.merge, map(Statistics.load, files))
+        statistics.save(output)
+        record, text = _describe(statistics)
+        printer.report(
+            {"parts": files, **record, "files": [output]}, f"merged     {len(files)} files: {text}"
         )
-        try:
-            if ray is not None:
-                statistics = collect_on_ray(loaded, wanted, feeds, ray, how, start)
-            else:
-                statistics = collect_statistics(loaded, wanted, feeds, how, start)
-        except ObservationInterrupted as stop:
-            statistics = stop.statistics
-    statistics.save(output)
-    tensors, runs = len(statistics.tensors), statistics.feeds
-    record = {"tensors": tensors, "feeds": runs, "complete": statistics.complete, "files": [output]}
+        printer.wrote(output)
+        return
+    assert data is not None
+    model = files[0]
+    if moments:
+        chosen = recipe.load()
+        loaded = load(model, chosen.existing)
+        rounded = make_plan(prepare_model(loaded, chosen.target), chosen)
+        with running.progress(printer) as options:
+            statistics = gather_moments(
+                loaded,
+                rounded,
+                data,
+                output,
+                ranges_only=ranges,
+                ranges=ranges_from,
+                memory=memory << 20 if memory else MOMENTS_MEMORY,
+                start=Moments(load_interrupted(Statistics.load, output)) if resume else None,
+                ray=ray,
+                options=options,
+            ).statistics
+    else:
+        start = load_interrupted(Statistics.load, output) if resume else None
+        wanted = None if plan is None else Plan.load(plan)
+        loaded = load(model) if wanted is None else load(model, wanted.existing)
+        wanted = with_limits(wanted or observation_plan(loaded), loaded)
+        feeds = open_feeds(loaded.proto, data, running.batch, running.described)
+        with running.progress(printer) as options:
+            how = ObserveOptions(
+                running.threads,
+                memory << 20 if memory else DEFAULT_MEMORY,
+                running.described.nonfinite,
+                feed_ranges,
+                options.stage("observe", feeds.runs),
+                running.device,
+            )
+            try:
+                statistics = collect_statistics(loaded, wanted, feeds, how, start, ray)
+            except ObservationInterrupted as stop:
+                statistics = stop.statistics
+        statistics.save(output)
+    record, text = _describe(statistics)
+    record |= {"complete": statistics.complete, "files": [output]}
     if not statistics.complete:
-        printer.report(record, f"interrupted after {runs} feeds; wrote {output}; continue with --resume")
+        reached = f"{record['inputs']} inputs" if moments else f"{statistics.feeds} feeds"
+        printer.report(record, f"interrupted after {reached}; wrote {output}; continue with --resume")
         raise typer.Exit(INTERRUPTED)
-    printer.report(record, f"observed   {tensors} tensors over {runs} feeds")
+    printer.report(record, f"observed   {text}")
     printer.wrote(output)
+
+
+def _describe(statistics: Statistics) -> tuple[dict[str, Any], str]:
+    """Return what was observed, for reports."""
+    sources = {source for source, _ in statistics.values}
+    inputs = [source for source in sources if not isinstance(source, str)]
+    if inputs:
+        samples = statistics.data.samples
+        return {"inputs": len(inputs), "samples": samples}, f"{len(inputs)} inputs over {samples} samples"
+    tensors, feeds = len(statistics.tensors), statistics.feeds
+    return {"tensors": tensors, "feeds": feeds}, f"{tensors} tensors over {feeds} feeds"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxfq.choices import PROTECT_AUTO, FloatName, Missing, ProtectAuto
-from onnxfq.cli.artifacts import artifact_paths, node_data_paths
+from onnxfq.choices import PROTECT_AUTO, FloatName, ProtectAuto, Uncalibrated
+from onnxfq.cli.artifacts import artifact_paths
 from onnxfq.cli.command_line import command_line
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
@@ -43,10 +44,10 @@ def quantize(
     statistics: StatisticsOption = None,
     moments: MomentsOption = None,
     encodings: GivenOption = None,
-    missing: Annotated[
-        Missing,
+    uncalibrated: Annotated[
+        Uncalibrated,
         typer.Option(help="Without data, stop at activations that --encodings lacks, or keep them in float."),
-    ] = "stop",
+    ] = "error",
     *,
     recipe: ChosenRecipe,
     custom_ops: CustomOpsOption = None,
@@ -77,14 +78,6 @@ def quantize(
         Path | None,
         typer.Option(metavar="FILE.html", help="Write an HTML report."),
     ] = None,
-    node_data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.json",
-            help="Write the noise of layers for Model Explorer, sensitivity and bits next to it, and note "
-            "them on the nodes of OUT, which Netron shows.",
-        ),
-    ] = None,
     ray: RayOption = None,
     artifacts: Annotated[
         Path | None,
@@ -103,9 +96,11 @@ def quantize(
     from onnxfq import pipeline
     from onnxfq.documents.cast_plan import FloatOptions
     from onnxfq.graph.io.data_paths import model_bytes
-    from onnxfq.report.layer_table import node_notes, write_node_data
+    from onnxfq.remedies.accuracy_target import AccuracyTarget
+    from onnxfq.remedies.candidate import Sources
     from onnxfq.report.record import quantize_record
     from onnxfq.report.text import quantize_summary
+    from onnxfq.stages.options import QuantizeOptions
 
     if report is not None:
         check_writable(report)
@@ -121,34 +116,26 @@ def quantize(
             data,
             output,
             recipe=chosen,
-            calibrator=recipe.calibrator,
-            rounding=recipe.rounding,
-            statistics=statistics,
-            moments=moments,
-            encodings=encodings,
-            missing=missing,
-            runtime=runtime,
-            floats=FloatOptions(float_type, float_io),
-            promise=promise,
-            protect=least,
-            ray=ray,
-            options=options,
-            notes=None if node_data is None else node_notes,
+            sources=Sources(statistics, moments, encodings, uncalibrated),
+            accuracy=promise or AccuracyTarget(repair=least),
+            options=replace(
+                QuantizeOptions.of(options),
+                floats=FloatOptions(float_type, float_io),
+                runtime=runtime,
+                ray=ray,
+            ),
         )
     sizes = model_bytes(model), model_bytes(output)
-    asked = printer.as_json or any(one is not None for one in (report, artifacts, node_data))
+    asked = printer.as_json or report is not None or artifacts is not None
     record = quantize_record(result, sizes, command_line()) if asked else None
     if report is not None and record is not None:
         from onnxfq.report.html import render_page  # with jinja2, which only pages need
 
         write_text(report, render_page([(model.stem, record)]))
-    overlays: list[Path] = []
-    if node_data is not None and record is not None:
-        overlays = write_node_data(record.table, node_data_paths(node_data))
     if artifacts is not None and record is not None:  # last: a folder cannot wait for the other files
         _write_artifacts(result, record, artifacts, model)
     printer.report(record, quantize_summary(result, sizes))
-    printer.wrote(output, report, *overlays, artifacts)
+    printer.wrote(output, report, artifacts)
 
 
 def _read_least(text: str) -> float | ProtectAuto | None:
@@ -194,6 +181,6 @@ def _fill(result: pipeline.QuantizeResult, paths: Mapping[str, Path]) -> None:
     if result.floats is not None:
         write_document(paths["floats"], result.floats)
     save(result.simulation, paths["simulation"])
-    done = result.plan.equalization
+    done = result.equalization
     if done is not None and done.changed:
         save(result.model.proto, paths["equalized"])

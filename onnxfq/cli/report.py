@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from onnxfq.cli.artifacts import node_data_paths
 from onnxfq.cli.console import Printing
 from onnxfq.support.files import write_text
 
@@ -22,6 +23,14 @@ def report(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE.html", help="Write this page.")
     ] = Path("report.html"),
+    node_data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Also write the noise of the layers of one result for Model Explorer, sensitivity and bits "
+            "next to it.",
+        ),
+    ] = None,
     *,
     printer: Printing,
 ) -> None:
@@ -31,11 +40,19 @@ def report(
     """
     from onnxfq.report.contents import page_contents, read_result
     from onnxfq.report.html import render_page  # with jinja2, which only pages need
+    from onnxfq.report.layer_table import write_node_data
+    from onnxfq.report.record import ResultRecord
 
     stems = [path.stem for path in results]
     labels = stems if len(set(stems)) == len(stems) else [str(path.with_suffix("")) for path in results]
     read = [(label, read_result(path)) for label, path in zip(labels, results, strict=True)]
+    overlays: list[Path] = []
+    if node_data is not None:
+        (_, result), *others = read
+        if others or not isinstance(result, ResultRecord):
+            raise typer.BadParameter("--node-data is for one result of quantize; give its file alone")
+        overlays = write_node_data(result.table, node_data_paths(node_data))
     write_text(output, render_page(read))
     if printer.as_json:
         printer.report(page_contents(read))
-    printer.wrote(output)
+    printer.wrote(output, *overlays)

@@ -38,26 +38,22 @@ Arrays = Mapping[str, NDArray[Any] | StoredArray]
 
 def read_npz(path: str | Path) -> Feed:
     """Read an .npz into {name: array}. Raises DataError if it is missing, not an .npz or pickled."""
-    with _npz_faults(path):
+    with _faults(path):
         return load_npz(path)
 
 
 @contextmanager
-def _npz_faults(path: str | Path) -> Iterator[None]:
-    """Turn faults of an .npz into DataErrors."""
+def _faults(path: str | Path, kind: str = ".npz", call: str = "savez(path, INPUT=array)") -> Iterator[None]:
+    """Turn faults of a file that the `call` of NumPy writes into DataErrors."""
     try:
         yield
     except FileNotFoundError:
         raise DataError(f"no such file or folder: {path}; check the path") from None
     except SingleArrayError:
-        raise DataError(
-            f"{path} is a single array; save it by input name: numpy.savez(path, INPUT=array)"
-        ) from None
+        raise DataError(f"{path} is a single array; save it by input name: numpy.{call}") from None
     except UNREADABLE as fault:
         text = join_lines(getattr(fault, "strerror", None) or fault)
-        raise DataError(
-            f"{path} is not a readable .npz ({text}); write it with numpy.savez(path, INPUT=array)"
-        ) from None
+        raise DataError(f"{path} is not a readable {kind} ({text}); write it with numpy.{call}") from None
 
 
 def read_arrays(path: Path, inputs: Inputs) -> Arrays:
@@ -66,18 +62,13 @@ def read_arrays(path: Path, inputs: Inputs) -> Arrays:
     Raises DataError for an unreadable file, and for an .npz with other arrays than `inputs`.
     """
     if not _is_npy(path):
-        with _npz_faults(path):
+        with _faults(path):
             names = npz_names(path)
         check_names(names, inputs, str(path))
-        with _npz_faults(path):
+        with _faults(path):
             return {name: load_member(path, name, _LATER_FROM) for name in names}
-    try:
+    with _faults(path, ".npy", "save(path, array)"):
         array = load_npy(path, mapped=path.stat().st_size >= _LATER_FROM)
-    except UNREADABLE as fault:
-        text = join_lines(getattr(fault, "strerror", None) or fault)
-        raise DataError(
-            f"{path} is not a readable .npy ({text}); write it with numpy.save(path, array)"
-        ) from None
     return single_array(array, inputs, str(path))
 
 
@@ -159,7 +150,7 @@ def cut(arrays: Arrays, inputs: Inputs, batch: int, source: str) -> Iterator[Fee
         step = batch or max(total, 1)
         count = -(-total // step) if samples else 1
     for run in range(count):
-        with _npz_faults(source):
+        with _faults(source):
             feed = {
                 spec.name: _part(arrays[spec.name], spec, run, step if spec.name in samples else None)
                 for spec in inputs

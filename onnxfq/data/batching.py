@@ -69,7 +69,7 @@ def rebatch(feeds: Iterable[Feed], inputs: Inputs, batch: int) -> Iterator[Feed]
             yield feed
             continue
         held.append(feed)
-        have = sum(open_count(one, inputs) or 0 for one in held)
+        have = sum(open_count(part, inputs) or 0 for part in held)
         start = 0
         if have >= batch:
             joined = join_feeds(held, inputs)
@@ -92,10 +92,10 @@ def _run(array: NDArray[Any], size: int, run: int) -> NDArray[Any]:
     return array[run * size : (run + 1) * size] if array.shape[0] != size else array
 
 
-def can_join(one: Feed, other: Feed, inputs: Inputs) -> bool:
+def can_join(feed: Feed, other: Feed, inputs: Inputs) -> bool:
     """Return whether two feeds can be joined: equal shapes except axis 0, equal scalars."""
     for spec in inputs:
-        a, b = one[spec.name], other[spec.name]
+        a, b = feed[spec.name], other[spec.name]
         if a.shape[1:] != b.shape[1:] or (not spec.shape and a.tobytes() != b.tobytes()):
             return False
     return True

@@ -53,14 +53,14 @@ class DataDigest:
         return DataDigest(value, count, self._join_least(other))
 
     def _join_least(self, other: DataDigest) -> tuple[int, ...]:
-        one, two = self.least, other.least
+        own, others = self.least, other.least
         if not (self.samples and other.samples):
-            return one or two
-        if not (one and two):
+            return own or others
+        if not (own and others):
             return ()
-        if len(one) == LEAST and two[0] >= one[-1]:
-            return one
-        return tuple(sorted(one + two)[:LEAST])
+        if len(own) == LEAST and others[0] >= own[-1]:
+            return own
+        return tuple(sorted(own + others)[:LEAST])
 
     def plus(self, digest: int) -> DataDigest:
         """Return the digest with one more sample, given its `sample_digest`."""
@@ -74,8 +74,8 @@ class DataDigest:
         if not (self.least and other.least):
             return self == other and self.samples > 0
         # Below this both have all of their digests.
-        known = min((one.least[-1] for one in (self, other) if len(one.least) >= LEAST), default=1 << 64)
-        sets = [{digest for digest in one.least if digest <= known} for one in (self, other)]
+        known = min((data.least[-1] for data in (self, other) if len(data.least) >= LEAST), default=1 << 64)
+        sets = [{digest for digest in data.least if digest <= known} for data in (self, other)]
         return len(sets[0] & sets[1]) > min(map(len, sets)) // 2
 
     def count_shared(self, other: DataDigest) -> int:

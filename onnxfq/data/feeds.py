@@ -16,7 +16,6 @@ from onnxfq.data.batching import (
     rebatch,
     split_fixed_runs,
 )
-from onnxfq.data.data_summary import Survey
 from onnxfq.data.digest import DataDigest, sample_digest
 from onnxfq.data.inputs import (
     Feed,
@@ -28,12 +27,10 @@ from onnxfq.data.inputs import (
     samples_open,
     take_samples,
 )
-from onnxfq.data.notes import Notes
-from onnxfq.data.options import DataOptions
-from onnxfq.data.preprocess import prepare
-from onnxfq.data.range_check import ValueRange
+from onnxfq.data.options import DataOptions, prepare
 from onnxfq.data.sources import Data, Source, SourceContext, open_source, tells_total
-from onnxfq.data.validation import cast, check_finite, fit_shape, to_array
+from onnxfq.data.survey import Survey, ValueRange
+from onnxfq.data.validation import Notes, cast, check_finite, fit_shape, to_array
 from onnxfq.errors import DataError
 
 
@@ -61,8 +58,8 @@ It returns why rows do not count as samples; nothing if they do, or if runs cann
 class Feeds:
     """Checked feeds for one model; iterating yields {input name: array} that fit its inputs.
 
-    If axis 0 counts samples in every input, feeds have `batch` samples each, whatever sizes the data came in;
-    feeds are smaller before a change of shapes and at the end. Otherwise feeds are unchanged, and so they are
+    If axis 0 counts samples in every input, feeds have `batch` samples each, whatever sizes the data has.
+    Feeds are smaller before a change of shapes and at the end. Otherwise feeds are unchanged, and so they are
     if runs of the model tell that axis 0 counts something else.
     Every iteration is a pass over the data; data that can be read only once rejects a second pass.
     """
@@ -235,12 +232,12 @@ class Feeds:
 
 def _take_rows(feeds: Sequence[Feed], inputs: Inputs) -> list[Feed]:
     """Return up to ROWS different rows of axis 0 that can be joined, spread over `feeds`."""
-    found: dict[int, Feed] = {}
+    rows_by_digest: dict[int, Feed] = {}
     for feed in feeds:
         count = open_count(feed, inputs) or 0
         for place in np.linspace(0, count - 1, min(count, _MOST_READ)).astype(int).tolist():
             row = take_samples(feed, inputs, place, place + 1)
-            if not found or can_join(next(iter(found.values())), row, inputs):
-                found.setdefault(sample_digest(row), row)
-    rows = list(found.values())
+            if not rows_by_digest or can_join(next(iter(rows_by_digest.values())), row, inputs):
+                rows_by_digest.setdefault(sample_digest(row), row)
+    rows = list(rows_by_digest.values())
     return [rows[place] for place in np.linspace(0, len(rows) - 1, min(len(rows), ROWS)).astype(int).tolist()]

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data.inputs import Inputs, InputSpec
-from onnxfq.data.options import MOST_PIXELS, RESAMPLES, DataOptions
-from onnxfq.data.preprocess import image_layout
+from onnxfq.data.options import MOST_PIXELS, RESAMPLES, DataOptions, image_layout
 from onnxfq.errors import DataError
 from onnxfq.support.reading import open_input
 from onnxfq.support.records import join_lines
@@ -42,7 +41,7 @@ def read_image(path: Path, spec: InputSpec, options: DataOptions) -> tuple[NDArr
     pillow = _pillow()
     try:
         with open_input(path) as stream, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow, about colors and sizes that are handled here
+            warnings.simplefilter("ignore")  # Pillow's, about colors and sizes that are handled here
             image = pillow.open(stream)
             if image.mode.startswith(("I", "F")):
                 raise DataError(f"{path} has more than 8 bits a channel; give an .npz of prepared arrays")

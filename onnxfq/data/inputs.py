@@ -1,7 +1,7 @@
 """Input specs, feeds, and sample counts of feeds.
 
 Axis 0 counts samples if the model leaves it open in every input that is not a scalar and all arrays of a feed
-agree; a scalar belongs to every sample. Any other feed is one sample, and so is a `WholeFeed`.
+agree. A scalar belongs to every sample. Any other feed is one sample, and so is a `WholeFeed`.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class WholeFeed(dict[str, NDArray[Any]]):
 
 def copy_feed(feed: Feed) -> Feed:
     """Return `feed` with copies of its arrays."""
-    made = {name: np.array(array) for name, array in feed.items()}
-    return WholeFeed(made) if isinstance(feed, WholeFeed) else made
+    copies = {name: np.array(array) for name, array in feed.items()}
+    return WholeFeed(copies) if isinstance(feed, WholeFeed) else copies
 
 
 def read_only(feed: Feed) -> Feed:
     """Return `feed`, or outputs of a run, with arrays for code that must not write into them, as views."""
-    found = {name: value.view() if isinstance(value, np.ndarray) else value for name, value in feed.items()}
-    for value in found.values():
+    views = {name: value.view() if isinstance(value, np.ndarray) else value for name, value in feed.items()}
+    for value in views.values():
         if isinstance(value, np.ndarray):  # outputs may also be maps and sequences
             value.flags.writeable = False
-    return found
+    return views
 
 
 def samples_open(inputs: Inputs) -> bool:

@@ -35,7 +35,9 @@ def read_labels(labels: Labels, whole: bool = True) -> NDArray[Any]:
     source = "the given labels" if in_memory else str(labels)
     try:
         values = as_array(labels) if in_memory else _read(Path(str(labels)))
-        if values.size and (values.dtype.kind == "U" or all(isinstance(one, str) for one in values.ravel())):
+        if values.size and (
+            values.dtype.kind == "U" or all(isinstance(text, str) for text in values.ravel())
+        ):
             return values.ravel().astype(str)
         if in_memory and values.ndim and values.dtype.kind in "fiub" and not whole:
             return values
@@ -72,9 +74,9 @@ def predict_classes(value: object, output: str) -> NDArray[Any]:
     if isinstance(value, np.ndarray) and flat.is_discrete and (wide or not scores):
         return value.ravel().astype(str if value.dtype.kind in "OSU" else np.int64)
     if not scores:
-        found = f"shape {list(value.shape)}" if isinstance(value, np.ndarray) else "a sequence"
+        form = f"shape {list(value.shape)}" if isinstance(value, np.ndarray) else "a sequence"
         raise DataError(
-            f"labels need classes, or an output of [rows, classes]; the first output, {output!r}, has {found}"
+            f"labels need classes, or an output of [rows, classes]; the first output, {output!r}, has {form}"
         )
     return np.ravel(flat.array.argmax(-1))
 
@@ -82,9 +84,9 @@ def predict_classes(value: object, output: str) -> NDArray[Any]:
 def count_right(classes: NDArray[Any], labels: NDArray[Any], output: str) -> int:
     """Return the number of `classes` that are the label. Raises DataError for texts against numbers."""
     if classes.size and labels.size and (classes.dtype.kind == "U") != (labels.dtype.kind == "U"):
-        found, given = classes[0].item(), labels[0].item()
+        predicted, label = classes[0].item(), labels[0].item()
         raise DataError(
-            f"output {output!r} gives classes such as {found!r}, the labels are such as {given!r}; give "
+            f"output {output!r} gives classes such as {predicted!r}, the labels are such as {label!r}; give "
             "labels as the model names them"
         )
     return int((classes[: labels.size] == labels).sum())

@@ -52,7 +52,7 @@ class FlatOutput:
             keys = tuple(sorted(value))
             return FlatOutput(np.asarray([[value[key] for key in keys]]), ("map", *keys), keys)
         assert isinstance(value, (list, tuple)), type(value)
-        parts = [FlatOutput.of(one) for one in value]
+        parts = [FlatOutput.of(part_value) for part_value in value]
         forms = tuple(part.form for part in parts)
         if len(set(forms)) == 1 and parts[0].keys:
             return FlatOutput(np.concatenate([p.array for p in parts]), forms, parts[0].keys)
@@ -77,7 +77,7 @@ class FlatOutput:
         if self.form == other.form:
             return EqualCounts(int(np.count_nonzero(a == b)), a.size)
         sizes = zip(a.shape, b.shape, strict=False)
-        unlike = [axis for axis, (one, two) in enumerate(sizes) if one != two]
+        unlike = [axis for axis, (length, size) in enumerate(sizes) if length != size]
         if a.ndim != b.ndim or len(unlike) != 1:
             return EqualCounts(0, max(a.size, b.size))
         (axis,) = unlike

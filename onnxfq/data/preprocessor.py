@@ -60,7 +60,7 @@ class _Config(Record):
     image_mean: tuple[float, ...] | None = None
     image_std: tuple[float, ...] | None = None
     do_pad: Literal[False] | None = None
-    do_reduce_labels: Any = None  # of segmentation maps
+    do_reduce_labels: Any = None  # for segmentation maps
     do_convert_rgb: Any = None  # images are read as RGB
     default_to_square: Any = None
     data_format: Any = None  # the model's input has the layout

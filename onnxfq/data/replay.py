@@ -6,7 +6,7 @@ The samples of least digest are kept. Neither the order of the data nor its batc
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import chain
 
 import numpy as np
@@ -92,11 +92,13 @@ class KeptFeeds:
         """Return the feeds for one more pass: all, or the kept samples if the source is read once only."""
         return self.source if self.source.repeats else list(self.feeds)
 
-    def again_without(self, count: int) -> Iterable[Feed]:
-        """Return the feeds for one more pass, except the first `count` of the kept samples."""
+    def again_without(self, held_out: Sequence[Feed]) -> Iterable[Feed]:
+        """Return the feeds for one more pass, except some of the kept samples."""
+        ids = {id(sample) for sample in held_out}
         if not self.source.repeats:
-            return self.feeds[count:]
-        return _Except(self.source, set(self._selection.digests[:count]))
+            return [sample for sample in self.feeds if id(sample) not in ids]
+        selection = zip(self._selection.digests, self.feeds, strict=True)
+        return _Except(self.source, {digest for digest, sample in selection if id(sample) in ids})
 
     def read_first(self) -> Feed:
         """Return the first feed; the next pass still yields it."""
@@ -108,10 +110,10 @@ class KeptFeeds:
         Other data is read ahead by so many feeds, which the next pass still yields: its order then decides.
         """
         if not self.source.repeats:
-            found = self._select()
+            selection = self._select()
             for feed in self._read_ahead(count):
-                found.add(feed)
-            return found.samples[:count]
+                selection.add(feed)
+            return selection.samples[:count]
         if not self._complete:
             for _ in self:
                 pass

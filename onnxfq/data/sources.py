@@ -79,11 +79,10 @@ def open_source(data: Data, reading: SourceContext, again: bool = False) -> Sour
     """Open `data` for one pass.
 
     Args:
-        data: path of an .npz, an .npy, an image, or a folder of one of these kinds; `module:function`,
-            importable from here; an array for the only input; {input name: array} with all samples; an
-            iterable of feeds {input name: array}, of tuples in the order of the inputs, or of arrays, such as
-            a torch DataLoader; an onnxruntime CalibrationDataReader; a function without arguments that
-            returns one of these.
+        data: path of an .npz, an .npy, an image, or a folder of one of these kinds. Or `module:function`,
+            importable from here, or a function without arguments, that returns data. Or an array for the only
+            input, {input name: array} with all samples, or an onnxruntime CalibrationDataReader. Or an
+            iterable, such as a torch DataLoader, of feeds, tuples in the order of the inputs, or arrays.
         reading: inputs of the model, samples per run, and options.
         again: whether an earlier pass has begun.
 
@@ -92,9 +91,9 @@ def open_source(data: Data, reading: SourceContext, again: bool = False) -> Sour
     if not _names_function(data):
         return _open(data, "the data given", reading, again)
     name = str(data)
-    made = import_function(name, "--data")
+    source_data = import_function(name, "--data")
     with faults_of(f"--data {name}"):
-        source = _open(made, name, reading, again)
+        source = _open(source_data, name, reading, again)
     return replace(source, pieces=_watch_pieces(source.pieces, name))
 
 
@@ -156,33 +155,29 @@ def _open_path(path: Path, reading: SourceContext) -> Source:
 
 def _open_folder(folder: Path, reading: SourceContext) -> Source:
     kinds = {".npz": (".npz",), ".npy": (".npy",), "image": SUFFIXES}
-    found: dict[str, list[Path]] = {}
+    paths_of: dict[str, list[Path]] = {}
     # Class folders of an image set are searched; their files are not mixed with files next to them.
     for files in (folder.glob("*"), folder.rglob("*")):
         visible = sorted(
             file for file in files if not any(p.startswith(".") for p in file.relative_to(folder).parts)
         )
-        found = {kind: [f for f in visible if f.suffix.lower() in ends] for kind, ends in kinds.items()}
-        found = {kind: paths for kind, paths in found.items() if paths}
-        if found:
+        paths_of = {kind: [f for f in visible if f.suffix.lower() in ends] for kind, ends in kinds.items()}
+        paths_of = {kind: paths for kind, paths in paths_of.items() if paths}
+        if paths_of:
             break
-    if not found:
+    if not paths_of:
         raise DataError(
             f"no .npz, .npy or image file ({', '.join(SUFFIXES)}) in folder {folder}; write one feed a file "
             "with numpy.savez"
         )
-    if len(found) > 1:
-        listed = " and ".join(f"{len(paths)} {kind}" for kind, paths in found.items())
+    if len(paths_of) > 1:
+        listed = " and ".join(f"{len(paths)} {kind}" for kind, paths in paths_of.items())
         raise DataError(f"folder {folder} holds {listed} files; give a folder with one kind of data")
-    ((kind, paths),) = found.items()
+    ((kind, paths),) = paths_of.items()
     if kind == "image":
         return _open_images(paths, str(folder), reading)
-
-    def pieces() -> Iterator[Piece]:
-        for path in paths:
-            yield Piece(read_arrays(path, reading.inputs))
-
-    return Source(str(folder), pieces(), None if samples_open(reading.inputs) else len(paths))
+    pieces = (Piece(read_arrays(path, reading.inputs)) for path in paths)
+    return Source(str(folder), pieces, None if samples_open(reading.inputs) else len(paths))
 
 
 def _open_images(paths: Sequence[Path], name: str, reading: SourceContext) -> Source:
@@ -261,10 +256,10 @@ def _call_source(make: Any, name: str, reading: SourceContext) -> Source:
         inspect.signature(make).bind()
     except TypeError as fault:
         raise DataError(f"{name} cannot be called without arguments ({fault}); give one that can") from None
-    made = make()
-    if _is_maker(made):
-        raise DataError(f"{name} returns a {type(made).__name__}; return {KINDS}")
-    return open_source(made, reading)
+    data = make()
+    if _is_maker(data):
+        raise DataError(f"{name} returns a {type(data).__name__}; return {KINDS}")
+    return open_source(data, reading)
 
 
 def _piece(element: Any, number: int, inputs: Inputs) -> Piece:

@@ -1,7 +1,8 @@
-"""Validation of arrays against a model's inputs: names, dtypes, shapes, finite values."""
+"""Validation of arrays against a model's inputs: names, dtypes, shapes, finite values; notes to the user."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -9,12 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data.inputs import Feed, Inputs, InputSpec, open_count, samples
-from onnxfq.data.notes import Notes
 from onnxfq.errors import DataError, nearest
 from onnxfq.support.arrays import StoredArray
 from onnxfq.support.records import join_lines
 
 Shape = Sequence[int | None]
+
+log = logging.getLogger(__name__)
+
+
+class Notes:
+    """Logger of warnings, each text once."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def once(self, text: str) -> None:
+        """Log `text` as a warning unless it was logged before."""
+        if text not in self._told:
+            self._told.add(text)
+            log.warning("%s", text)
 
 
 def check_present(given: Collection[str], inputs: Inputs, source: str) -> str:

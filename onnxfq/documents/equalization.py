@@ -113,5 +113,5 @@ class Equalization(Record):
             lines.append(f"           on some samples: {', '.join(t.text() for t in shown_trials)}{worse}")
         lines += [f"           {group.line()}" for group in changed[:shown]]
         if len(changed) > shown:
-            lines.append(f"           and {len(changed) - shown} more; the plan file lists all")
+            lines.append(f"           and {len(changed) - shown} more; the result file lists all")
         return lines

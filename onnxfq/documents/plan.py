@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.documents.encodings import Encoding, lift_calibrator
-from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.rounding import NEAREST, RoundingMethod, Simulation
 from onnxfq.errors import PlanError
 from onnxfq.graph.model import Existing
@@ -119,8 +118,6 @@ class Plan(Record):
     Attributes:
         existing: policy for loading a quantized model, from the recipe.
         bridges: operators that multiply nothing and run in low precision between quantized tensors.
-        equalization: what was done to the channels of the model before it was planned; None if nothing was
-            asked for.
         simulation: rounding mode and arithmetic of fake-quant models, from the recipe.
     """
 
@@ -133,8 +130,15 @@ class Plan(Record):
     skipped: tuple[Skipped, ...]
     existing: Existing = "refuse"
     bridges: tuple[Bridge, ...] = ()
-    equalization: Equalization | None = None
     simulation: Simulation = Simulation()
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _without_former_fields(cls, content: Any) -> Any:
+        """Leave out what plans of an earlier version say of equalization: results hold it now."""
+        if isinstance(content, dict):
+            return {name: value for name, value in content.items() if name != "equalization"}
+        return content
 
     @pydantic.model_validator(mode="after")
     def _placed_once(self) -> Plan:

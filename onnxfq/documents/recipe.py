@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
@@ -35,6 +35,12 @@ class ChannelMethods(NamedTuple):
     smooth: bool = False
     alpha: float | None = None
     confirmed: frozenset[str] = frozenset()
+
+    def only(self, names: Collection[str]) -> ChannelMethods:
+        """Return the same with only these methods."""
+        return self._replace(
+            cross_layer=self.cross_layer and "cross_layer" in names, smooth=self.smooth and "smooth" in names
+        )
 
 
 class Recipe(Record):

@@ -134,6 +134,12 @@ class Evaluation(Record):
     candidates: tuple[CandidateScore, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def lowest_db(self) -> float:
+        """The lowest SQNR in dB of the outputs of the fake-quant model; inf if nothing was compared."""
+        worst = next((one.worst for one in self.candidates[:1]), None)
+        return math.inf if worst is None else worst.sqnr_db
+
     def save(self, path: str | Path) -> None:
         """Write as JSON, whole or not at all."""
         write_document(path, self)

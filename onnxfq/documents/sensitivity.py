@@ -62,6 +62,12 @@ class GroupNoise(Record):
         """SQNR of the outputs in dB with all groups but this one quantized."""
         return None if self.rest is None else ratio_db(1.0, self.rest)
 
+    def layers(self) -> str:
+        """Return its operators, and some of its modules or nodes."""
+        names = self.modules or self.nodes
+        named = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        return f"{', '.join(self.op_types)} {named}"
+
 
 class MetricValues(Record):
     """Metric of the task, on the half of the data that chooses.
@@ -85,7 +91,7 @@ class MetricValues(Record):
         return drop if drop > self.chance else 0.0
 
 
-class Remedy(Record):
+class GroupRemedy(Record):
     """The cheapest groups found that keep a promise when they are not quantized.
 
     Attributes:
@@ -136,7 +142,7 @@ class Sensitivity(Record):
     noise: Amount
     metric: MetricValues | None = None
     groups: tuple[GroupNoise, ...]
-    remedy: Remedy | None = None
+    remedy: GroupRemedy | None = None
 
     @property
     def sqnr_db(self) -> float:
@@ -205,6 +211,18 @@ class Sensitivity(Record):
             f"{len(remedy.kept)} of {len(self.groups)} groups {kind}{cost}: {remedy.before:.4g} -> "
             f"{remedy.reached:.4g} {remedy.measure}, {wanted}"
         )
+
+    def remedy_lines(self, shown: int = 6) -> list[str]:
+        """Return the remedy, and its groups or the worst one, a line each."""
+        remedy = self.remedy
+        assert remedy is not None
+        if not remedy.kept:
+            worst = self.groups[0]
+            return [f"the worst, {worst.layers()}, alone leaves {worst.alone_db:.1f} dB"]
+        groups = [self.groups[at] for at in remedy.kept]
+        lines = [self.remedy_text()]
+        lines += [f"{one.layers()}: alone it leaves {one.alone_db:.1f} dB" for one in groups[:shown]]
+        return [*lines, *([f"and {len(groups) - shown} more"] if len(groups) > shown else [])]
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, whole or not at all."""

@@ -10,8 +10,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from onnxfq.data import Feed, copy_feeds, sample_count
+from onnxfq.calibration.statistics.input_kinds import ObservedInput
+from onnxfq.calibration.statistics.kind import Accumulator, InputKey, Key, Kind, Results, Value
+from onnxfq.data import DataDigest, Feed, copy_feeds, digest_feed
 from onnxfq.data.model_inputs import input_specs
+from onnxfq.execution.gathering import Sum, Tally, gather
 from onnxfq.graph.model import Model
 from onnxfq.graph.segments import most_alive
 from onnxfq.graph.signature import with_outputs
@@ -22,14 +25,7 @@ from onnxfq.runtime.session import Session
 class FloatRuns:
     """Runs of the float model that return the inputs of layers."""
 
-    def __init__(
-        self,
-        model: Model,
-        tensors: set[str],
-        threads: int,
-        memory: int,
-        progress: Callable[[int], None] | None = None,
-    ) -> None:
+    def __init__(self, model: Model, tensors: Iterable[str], threads: int, memory: int) -> None:
         """Prepare the runs.
 
         Args:
@@ -37,17 +33,15 @@ class FloatRuns:
             tensors: to return.
             threads: cores to use, 0 for all.
             memory: bytes that runs side by side may take half of.
-            progress: called with the number of feeds done of a pass.
         """
-        self._progress = progress
-        self._names = sorted(tensors)
+        self._names = sorted(set(tensors))
         proto = _with_values(model.proto, self._names)
         outputs = [_value_name(proto, name) for name in self._names]
         inputs = input_specs(model.proto)
 
-        def open_session(threads_of_run: int) -> Callable[[Feed], tuple[list[NDArray[Any]], int]]:
+        def open_session(threads_of_run: int) -> Callable[[Feed], tuple[list[NDArray[Any]], DataDigest]]:
             session = Session(proto, threads_of_run)
-            return lambda feed: (session.run(feed, outputs), sample_count(feed, inputs))
+            return lambda feed: (session.run(feed, outputs), digest_feed(feed, inputs))
 
         self._runs = ParallelRuns(
             open_session,
@@ -56,16 +50,43 @@ class FloatRuns:
             lambda feed: most_alive(model.proto.graph, {name: array.shape for name, array in feed.items()}),
         )
 
-    def over(self, feeds: Iterable[Feed]) -> Iterator[tuple[dict[str, NDArray[np.float32]], int]]:
-        """Yield the inputs of layers by name and the number of samples of each feed."""
-        for number, (arrays, samples) in enumerate(self._runs.run(copy_feeds(feeds)), 1):
-            found = {
-                name: array.astype(np.float32, copy=False)
-                for name, array in zip(self._names, arrays, strict=True)
-            }
-            yield found, samples
-            if self._progress is not None:
-                self._progress(number)
+    def over(self, feeds: Iterable[Feed]) -> Iterator[tuple[dict[str, NDArray[np.float32]], DataDigest]]:
+        """Yield the inputs of layers by name, and the digest of each feed."""
+        for arrays, digest in self._runs.run(copy_feeds(feeds)):
+            named = zip(self._names, arrays, strict=True)
+            yield {name: array.astype(np.float32, copy=False) for name, array in named}, digest
+
+    def gather(
+        self,
+        feeds: Iterable[Feed],
+        totals: list[dict[Key, Accumulator[Any]]],
+        tally: Tally | None = None,
+        room: int | None = None,
+    ) -> dict[Key, Any]:
+        """Return the totals over `feeds` of kinds that read inputs of layers; see `gather`."""
+
+        def reader(tensor: str) -> Callable[[Results], Results]:
+            place = self._names.index(tensor)
+            return lambda arrays: [arrays[place], arrays[-1]]
+
+        groups = [{key: Sum(total, reader(key[0][0])) for key, total in group.items()} for group in totals]
+        runs = (
+            ([*arrays.values(), np.asarray(digest.samples)], digest) for arrays, digest in self.over(feeds)
+        )
+        return gather(runs, groups, tally or Tally(), room)
+
+    def observe(
+        self,
+        kind: Kind[Value],
+        inputs: Iterable[ObservedInput],
+        feeds: Iterable[Feed],
+        tally: Tally | None = None,
+    ) -> dict[InputKey, Value]:
+        """Return the statistics of `kind` of inputs of layers over `feeds`."""
+        totals: dict[Key, Accumulator[Any]] = {
+            ((one.tensor, one.view), kind.name): kind.empty(one) for one in inputs
+        }
+        return {key: value for (key, _), value in self.gather(feeds, [totals], tally).items()}
 
     def close(self) -> None:
         """End the sessions; another run opens new ones."""

@@ -10,6 +10,9 @@ import onnx
 from onnxfq.graph.model import bodies, list_graphs, list_nodes
 from onnxfq.graph.names import Names
 
+Shape = tuple[int | None, ...]
+"""Sizes of a tensor, None for open ones."""
+
 
 class GraphIndex:
     """Tables of the nodes and tensors of ONNX graphs.
@@ -100,7 +103,7 @@ class GraphIndex:
             taken.update((node.name, *node.input, *node.output))
         return taken
 
-    def shape(self, tensor: str) -> tuple[int | None, ...] | None:
+    def shape(self, tensor: str) -> Shape | None:
         """Return the shape of `tensor`, None for open dimensions; None when its rank is unknown."""
         if tensor in self.constants:
             return tuple(self.constants[tensor].dims)

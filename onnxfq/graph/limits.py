@@ -9,6 +9,7 @@ import onnx
 from onnx import helper
 
 from onnxfq.graph.model import Model, list_nodes
+from onnxfq.graph.prune import keep_constants
 from onnxfq.graph.saturation import Ends, ValueLimit
 
 
@@ -24,9 +25,7 @@ def remove_ends(model: Model, unreached: Mapping[str, Ends]) -> Model:
             node.CopyFrom(_make_rest(node, unreached[name], model.limits[name]))
     used = {name for node in list_nodes(proto.graph) for name in node.input}
     ends_of = {f"{name}/{end}" for name in unreached for end in ("min", "max")}
-    kept = [t for t in proto.graph.initializer if t.name in used or t.name not in ends_of]
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(kept)
+    keep_constants(proto.graph, used | (model.constants.keys() - ends_of))
     return replace(model, proto=proto)
 
 

@@ -1,9 +1,8 @@
-"""Metadata of nodes: notes that viewers show, and the torch module that torch's exporter notes."""
+"""Metadata of nodes: the torch module that torch's exporter notes."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 
 import onnx
 
@@ -30,16 +29,3 @@ def module_path(node: onnx.NodeProto) -> str:
 def module_paths(graph: onnx.GraphProto) -> dict[str, str]:
     """Return the path by node name for the nodes that have one, in bodies too."""
     return {node.name: path for node in list_nodes(graph) if (path := module_path(node))}
-
-
-NodeNotes = Mapping[str, Mapping[str, str]]
-"""Values by node and key."""
-
-
-def note_nodes(proto: onnx.ModelProto, notes: NodeNotes) -> None:
-    """Add `notes` to the metadata of the nodes of `proto`, in place; nodes that it lacks are left out."""
-    for node in list_nodes(proto.graph):
-        for key, value in notes.get(node.name, {}).items():
-            for entry in [entry for entry in node.metadata_props if entry.key == key]:
-                node.metadata_props.remove(entry)
-            node.metadata_props.add(key=key, value=value)

@@ -94,19 +94,26 @@ def read_given(file: ExternalEncodingsFile) -> ExternalEncodings:
     return _read(content, source)
 
 
-def load_encodings(path: str | Path) -> Encodings:
-    """Return onnxfq's own encodings. Raises PlanError, with the remedy for another tool's file."""
+def read_own(path: str | Path) -> Encodings | ExternalEncodings:
+    """Return onnxfq's encodings, or another tool's. Raises PlanError for a file of neither."""
     try:
         return Encodings.load(path)
     except PlanError as fault:
         try:
-            kind = read_given(path).kind
+            return read_given(path)
         except PlanError:
             raise fault from None
-        raise PlanError(
-            f"{path} belongs to another tool ({kind}); make encodings of it with `onnxfq plan` and "
-            "`onnxfq calibrate`, both with --encodings"
-        ) from None
+
+
+def load_encodings(path: str | Path) -> Encodings:
+    """Return onnxfq's own encodings. Raises PlanError, with the remedy for another tool's file."""
+    encodings = read_own(path)
+    if isinstance(encodings, Encodings):
+        return encodings
+    raise PlanError(
+        f"{path} belongs to another tool ({encodings.kind}); make encodings of it with `onnxfq plan` and "
+        "`onnxfq calibrate`, both with --encodings"
+    )
 
 
 def _read(content: Any, source: str) -> ExternalEncodings:

@@ -163,8 +163,8 @@ def _encode_tensor(
                 f"is {placement.float_type}, and its scale is not a number of that type; quantize the "
                 "float32 model, with --float for a half type"
             )
-        made = placement.encode(scale, zero, tensor.global_scale)
-        return made.model_copy(update={"calibrator": EXTERNAL})
+        encoding = placement.encode(scale, zero, tensor.global_scale)
+        return encoding.model_copy(update={"calibrator": EXTERNAL})
     except SpecError as wrong:
         raise fault(f"has scales that do not fit: {wrong}") from None
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError
 from onnxfq.numerics.qtypes import QType
@@ -170,17 +171,17 @@ def _numeric(values: object, depth: int = 0) -> bool:
     return isinstance(values, (int, float)) and not isinstance(values, bool)
 
 
-def _compare_tensors(one: ExternalTensor, other: ExternalTensor) -> bool:
+def _compare_tensors(tensor: ExternalTensor, other: ExternalTensor) -> bool:
     names = [name for name in ExternalTensor.__dataclass_fields__ if name != "where"]
-    return all(_equal(getattr(one, name), getattr(other, name)) for name in names)
+    return all(_equal(getattr(tensor, name), getattr(other, name)) for name in names)
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return np.array_equal(one, other)
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return all(map(_equal, one, other))
-    return bool(one is other or (type(one) is type(other) and one == other))
+def _equal(value: Any, other: Any) -> bool:
+    if isinstance(value, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(value, other)
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return all(map(_equal, value, other))
+    return bool(value is other or (type(value) is type(other) and value == other))
 
 
 @dataclass(frozen=True)
@@ -204,15 +205,22 @@ class WrittenEncodings:
             raise PlanError(f"{kind} holds none of these encodings{first}; use a recipe in that format")
 
 
-def select_calibrated(encodings: Encodings, plan: Plan) -> tuple[Placement, ...]:
-    """Return the placements of `plan` that have an encoding.
+def select_held(
+    encodings: Encodings, plan: Plan, explain_lost: Callable[[Placement, Encoding], str]
+) -> tuple[list[tuple[Placement, Encoding]], dict[str, str]]:
+    """Return the placements of `plan` with the encodings that a format holds, and tensor -> why it is lost.
+
+    Args:
+        encodings: of the plan.
+        plan: the plan.
+        explain_lost: returns why the format cannot hold an encoding; empty when it can.
 
     Raises PlanError when the two belong to different models, or one has no encoding though it had values.
     """
     if encodings.model_sha256 != plan.model_sha256:
         raise PlanError("the encodings and the plan belong to different models; give files of one model")
     part = plan.without(encodings.without_values, "").without_bridges(encodings.unshared, "")
-    placements = part.placements
-    for placement in placements:
-        encodings[placement.tensor]
-    return placements
+    pairs = [(placement, encodings[placement.tensor]) for placement in part.placements]
+    reasons = [explain_lost(*pair) for pair in pairs]
+    lost = {encoding.tensor: why for (_, encoding), why in zip(pairs, reasons, strict=True) if why}
+    return [pair for pair, why in zip(pairs, reasons, strict=True) if not why], lost

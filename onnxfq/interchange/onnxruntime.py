@@ -1,9 +1,9 @@
 """onnxruntime's quantization files: TensorQuantOverrides, and the ranges of its calibrators.
 
-Overrides are the value of extra_options["TensorQuantOverrides"] for `quantize_static`: a tensor's list of
-dictionaries, one for the tensor or one for each channel, with quant_type, scale and zero_point, rmin and
-rmax, symmetric, reduce_range and axis. Ranges are the calibration.json of `write_calibration_table`, and the
-cache of `quantize_static`.
+Overrides are the value of extra_options["TensorQuantOverrides"] for `quantize_static`. A tensor has a list of
+dictionaries, one for the tensor or one for each channel. Their fields are quant_type, scale and zero_point,
+rmin and rmax, symmetric, reduce_range and axis. Ranges are the calibration.json of `write_calibration_table`,
+and the cache of `quantize_static`.
 Source: onnxruntime.quantization (tensor_quant_overrides.py, calibrate.py), Microsoft, MIT.
 """
 
@@ -106,11 +106,11 @@ def _column(
     if any(field not in entry for entry in entries):
         raise reading.fault(f"{name}.{field}", "is in some channels only; give it in all")
     # A dictionary may hold NumPy's numbers.
-    values = [one.tolist() if hasattr(one := entry[field], "tolist") else one for entry in entries]
-    found = reading.numbers(f"{name}.{field}", values).reshape(len(entries), -1)
-    if found.shape[1] != 1:
-        raise reading.fault(f"{name}.{field}", f"has {found.shape[1]} numbers in one entry; give one")
-    return found[:, 0] if channels else found[0, 0].reshape(())
+    values = [number.tolist() if hasattr(number := entry[field], "tolist") else number for entry in entries]
+    column = reading.numbers(f"{name}.{field}", values).reshape(len(entries), -1)
+    if column.shape[1] != 1:
+        raise reading.fault(f"{name}.{field}", f"has {column.shape[1]} numbers in one entry; give one")
+    return column[:, 0] if channels else column[0, 0].reshape(())
 
 
 def _qtype(reading: EncodingsReader, name: str, entry: dict[str, Any]) -> QType | None:

@@ -54,7 +54,7 @@ def read_results(path: Path) -> list[dict[str, NDArray[Any]]]:
     """
     try:
         _, iterations = read_json(read_bytes(path, _MOST).decode("utf-8"))["lst"][0]
-        return [{name: _read(held["values"]) for name, held in one["outputs"].items()} for one in iterations]
+        return [{name: _read(held["values"]) for name, held in run["outputs"].items()} for run in iterations]
     except OSError as fault:
         raise DataError(f"cannot read {path}: {fault.strerror}; give the file of --save-outputs") from None
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as fault:

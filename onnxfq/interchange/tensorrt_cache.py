@@ -17,14 +17,14 @@ import struct
 import numpy as np
 
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.documents.plan import Plan
+from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError
 from onnxfq.interchange.external import (
     EncodingsReader,
     ExternalEncodings,
     ExternalTensor,
     WrittenEncodings,
-    select_calibrated,
+    select_held,
 )
 from onnxfq.numerics.qtypes import QTYPES
 
@@ -32,7 +32,6 @@ HEADER = re.compile(r"TRT-\w+-\w+")
 DEFAULT_HEADER = "TRT-101300-EntropyCalibration2"
 """The algorithm name matches trtexec's calibrator, which ignores caches of other algorithms."""
 
-_WEIGHT = "TensorRT makes the scales of weights itself"
 _HEX = re.compile(r"[0-9a-fA-F]{8}|0")
 
 
@@ -79,22 +78,19 @@ def write_cache(encodings: Encodings, plan: Plan) -> WrittenEncodings:
     each output channel. Raises PlanError for a name with a line break.
     """
     lines = [DEFAULT_HEADER]
-    lost: dict[str, str] = {}
-    for placement in select_calibrated(encodings, plan):
-        encoding = encodings[placement.tensor]
-        why = _WEIGHT if placement.role != "activation" else _explain_lost(encoding)
-        if why:
-            lost[encoding.tensor] = why
-        elif "\n" in encoding.tensor:
+    held, lost = select_held(encodings, plan, _explain_lost)
+    for _, encoding in held:
+        if "\n" in encoding.tensor:
             raise PlanError(f"tensor {encoding.tensor!r}: a cache cannot hold a line break; rename it")
-        else:
-            lines.append(f"{encoding.tensor}: {struct.pack('>f', encoding.scale.item()).hex()}")
+        lines.append(f"{encoding.tensor}: {struct.pack('>f', encoding.scale.item()).hex()}")
     return WrittenEncodings("\n".join(lines) + "\n", len(lines) - 1, lost)
 
 
-def _explain_lost(encoding: Encoding) -> str:
-    """Return why a cache cannot hold the encoding of an activation; empty when it can."""
+def _explain_lost(placement: Placement, encoding: Encoding) -> str:
+    """Return why a cache cannot hold an encoding; empty when it can."""
     spec = encoding.spec
+    if placement.role != "activation":
+        return "TensorRT makes the scales of weights itself"
     if spec.dynamic:
         return "its scales are dynamic"
     if spec.qtype.name != "int8":

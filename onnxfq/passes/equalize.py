@@ -147,7 +147,7 @@ LEAST_SQNR_DB = 100.0
 
 def inexact_folds(model: Model, analysis: Analysis, exponents: NDArray[np.int64]) -> list[Fold]:
     """Return the folds whose constant overflows, or loses more than LEAST_SQNR_DB when it is scaled."""
-    constants, found = GraphIndex(model.proto.graph).constants, []
+    constants, found = model.constants, []
     for fold in analysis.folds:
         by = exponents[fold.plus] - exponents[fold.minus]
         if by.any():

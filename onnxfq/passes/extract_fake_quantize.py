@@ -1,6 +1,6 @@
 """Extraction of `FakeQuantize` nodes to a float model, a plan and encodings.
 
-From these `InsertQdq` writes the Q/DQ model, with the same scales and zero points. One tensor may be
+From these `with_qdq` writes the Q/DQ model, with the same scales and zero points. One tensor may be
 quantized in several ways for several readers, but a plan holds one way per tensor. The others read an
 Identity, which `drop_copies` removes afterwards.
 """

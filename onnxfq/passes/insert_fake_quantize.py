@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -19,9 +18,9 @@ from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor, custom_node, import_domain
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model, list_nodes
+from onnxfq.graph.normalize.opset import edit_model
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS
 from onnxfq.numerics import affine
-from onnxfq.passes.base import Pass
 from onnxfq.passes.insert_qdq import check_encodings
 from onnxfq.runtime import kernels
 
@@ -38,56 +37,49 @@ def switched_tensors(plan: Plan) -> list[str]:
     return [placement.tensor for placement in plan.placements if placement.role != "bias"]
 
 
-@dataclass(frozen=True)
-class InsertFakeQuantize(Pass):
-    """Simulate the plan in float32.
+def with_fake_quantize(model: Model, plan: Plan, encodings: Encodings, switches: Switches = "none") -> Model:
+    """Return `model` that simulates the plan in float32, without float weights that nothing reads.
 
     Weights are rounded now and stored as constants. A model with switches has nodes on weights too, and its
     nodes read the optional graph input `onnxfq/enabled`, so one session runs quantized and in float. Biases
     stay float there: the node has no grid of 32 bits, and their grid is as fine as the sums of products.
+    Raises PlanError when plan or encodings belong to another model, or a mode has no effect.
     """
+    check_encodings(plan, encodings, model)
+    _check_modes(plan)
+    modes = plan.simulation.changes
 
-    plan: Plan
-    encodings: Encodings
-    switches: Switches = "none"
-
-    def requires(self, model: Model) -> None:
-        """Raise PlanError when plan or encodings belong to another model, or a mode has no effect."""
-        check_encodings(self.plan, self.encodings, model)
-        dynamic = [placement.tensor for placement in self.plan.placements if placement.spec.dynamic]
-        if dynamic and self.modes:
-            raise PlanError(
-                f"tensor {dynamic[0]!r} has dynamic scales, which round half_even and divide; use a recipe "
-                "with constant scales"
-            )
-        if "saturate" in self.modes and not any(p.spec.qtype.is_float for p in self.plan.placements):
-            raise PlanError(
-                "saturate: false of a fake-quant model lets float types overflow, and the plan has integers "
-                "only; remove it"
-            )
-
-    @property
-    def modes(self) -> dict[str, Any]:
-        """Modes that are not the default, for the nodes and for `fake_quantize`."""
-        return self.plan.simulation.changes
-
-    def call(self, graph: gs.Graph, opset: int) -> bool:
-        """Insert the nodes; remove float weights without readers."""
+    def insert_nodes(graph: gs.Graph, opset: int) -> bool:
         editor = Editor(graph)
-        switches = _make_switches(editor, graph, self.plan, self.switches)
-        for placement in self.plan.placements:
-            if self.switches != "none" and placement.role == "bias":
+        enabled = _make_switches(editor, graph, plan, switches)
+        for placement in plan.placements:
+            if switches != "none" and placement.role == "bias":
                 continue
-            tensor = editor.tensor(placement)
-            encoding = self.encodings[placement.tensor]
+            tensor, encoding = editor.tensor(placement), encodings[placement.tensor]
             for part in editor.split_by_scope(placement):
-                if isinstance(tensor, gs.Constant) and self.switches == "none":
-                    _round_weight(editor, part, tensor, encoding, self.modes)
+                if isinstance(tensor, gs.Constant) and switches == "none":
+                    _round_weight(editor, part, tensor, encoding, modes)
                 else:
-                    enabled = switches.get(placement.tensor, [])
-                    _insert_node(editor, part, tensor, encoding, enabled, self.modes)
+                    _insert_node(editor, part, tensor, encoding, enabled.get(placement.tensor, []), modes)
         import_domain(graph)
-        return bool(self.plan.placements)
+        return bool(plan.placements)
+
+    return edit_model(model, insert_nodes)
+
+
+def _check_modes(plan: Plan) -> None:
+    modes = plan.simulation.changes
+    dynamic = [placement.tensor for placement in plan.placements if placement.spec.dynamic]
+    if dynamic and modes:
+        raise PlanError(
+            f"tensor {dynamic[0]!r} has dynamic scales, which round half_even and divide; use a recipe "
+            "with constant scales"
+        )
+    if "saturate" in modes and not any(p.spec.qtype.is_float for p in plan.placements):
+        raise PlanError(
+            "saturate: false of a fake-quant model lets float types overflow, and the plan has integers "
+            "only; remove it"
+        )
 
 
 def _make_switches(

@@ -16,11 +16,11 @@ from onnxfq.errors import PlanError
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
+from onnxfq.graph.normalize.opset import edit_model
 from onnxfq.numerics.float_types import FLOATS, find_storage_qtype, holds
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.passes.base import Pass, PassResult
 from onnxfq.passes.equalize import common_encoding, factors_of_weights, to_common_scale
 from onnxfq.passes.qdq_form import (
     PLAIN,
@@ -39,9 +39,10 @@ _OUTPUT_DTYPE_OPSET = 21
 _HALF_OPSET = 19
 
 
-@dataclass(frozen=True)
-class InsertQdq(Pass):
-    """Quantize placed activations at run time and placed weights now.
+def with_qdq(
+    model: Model, plan: Plan, encodings: Encodings, lowest_opset: int = 13, form: QdqForm = PLAIN
+) -> Model:
+    """Return `model` with placed activations quantized at run time, and placed weights now.
 
     An activation gets Q and DQ, shared by all its placed readers. A weight is stored as integers with a DQ
     only: a quarter of the size, and the form of weight-only layers.
@@ -55,91 +56,83 @@ class InsertQdq(Pass):
     DequantizeLinear fits its readers.
 
     ONNX has one operator for dynamic activations, DynamicQuantizeLinear; `form` adds the operators of the
-    target. Weight scales in other small formats are written as their float32 values.
+    target. Weight scales in other small formats are written as their float32 values. If a rewrite of the
+    target fails, the model is written without its rewrites, with a note.
+
+    Raises PlanError when plan or encodings belong to another model, or ONNX lacks a type or mode.
     """
+    check_encodings(plan, encodings, model)
+    _check_formats(plan, encodings, form)
+    opset = _find_opset(plan, encodings, lowest_opset, form)
 
-    plan: Plan
-    encodings: Encodings
-    lowest_opset: int = 13
-    form: QdqForm = PLAIN
+    def write(form: QdqForm) -> Model:
+        written = edit_model(model, lambda graph, at: _insert_pairs(graph, at, plan, encodings, form), opset)
+        if form.finish is None or written is model:
+            return written
+        return replace(written, proto=form.finish(written.proto))
 
-    @property
-    def min_opset(self) -> int:
-        """Lowest opset, at least `lowest_opset`, that supports all formats and block sizes of the plan."""
-        needs = [self.lowest_opset]
-        for placement in self.plan.placements:
-            carrier = find_storage_qtype(placement.spec.qtype)
-            needs += [carrier.min_opset or 0] if carrier else []
-            standard = self.form.writer(placement) is None
-            blocks = standard and needs_blocks(self.encodings[placement.tensor])
-            needs += [_OUTPUT_DTYPE_OPSET] if blocks else []
-            needs += [_HALF_OPSET] if placement.float_type != "float32" else []
-        return max(needs)
+    if form.edit is None and form.finish is None:
+        return write(form)
+    plain = replace(form, edit=None, finish=None)
+    what = f"rewriting {model.source} for {plan.target}"
+    return attempt(what, lambda: write(form), lambda: write(plain))
 
-    def requires(self, model: Model) -> None:
-        """Raise PlanError when plan or encodings belong to another model, or ONNX lacks a type or mode."""
-        check_encodings(self.plan, self.encodings, model)
-        for name, value in self.plan.simulation.changes.items():
-            raise PlanError(f"recipe {self.plan.recipe}: {explain_mode(name, value)}")
-        for placement in self.plan.placements:
-            spec = placement.spec
-            if find_storage_qtype(spec.qtype) is None:
-                raise PlanError(
-                    f"tensor {placement.tensor!r}: the installed onnx has no {spec.qtype}; upgrade "
-                    "onnx, or insert fake-quant nodes instead"
-                )
-            if self.form.writer(placement) is not None:
-                continue
-            if not _standard(spec):
-                raise PlanError(
-                    f"tensor {placement.tensor!r}: target {self.plan.target} has no form of {spec}; insert "
-                    "fake-quant nodes instead"
-                )
-            scales = self.encodings[placement.tensor].scale_array
-            if not holds(scales, placement.float_type):
-                raise PlanError(
-                    f"tensor {placement.tensor!r}: a scale is not a {placement.float_type} number, the type "
-                    "of the tensor; calibrate again with this plan"
-                )
 
-    def run(self, model: Model) -> PassResult:
-        """Apply the pass to a copy, then `form.finish` to the exported model.
+def _find_opset(plan: Plan, encodings: Encodings, lowest: int, form: QdqForm) -> int:
+    """Return the lowest opset, at least `lowest`, that supports all formats and block sizes of the plan."""
+    needs = [lowest]
+    for placement in plan.placements:
+        carrier = find_storage_qtype(placement.spec.qtype)
+        needs += [carrier.min_opset or 0] if carrier else []
+        blocks = form.writer(placement) is None and needs_blocks(encodings[placement.tensor])
+        needs += [_OUTPUT_DTYPE_OPSET] if blocks else []
+        needs += [_HALF_OPSET] if placement.float_type != "float32" else []
+    return max(needs)
 
-        If a rewrite of the target fails, the model is written without its rewrites, with a note.
-        """
-        if self.form.edit is None and self.form.finish is None:
-            return super().run(model)
-        plain = replace(self, form=replace(self.form, edit=None, finish=None))
-        what = f"rewriting {model.source} for {self.plan.target}"
-        return attempt(what, lambda: self._run_rewrites(model), lambda: plain.run(model))
 
-    def _run_rewrites(self, model: Model) -> PassResult:
-        made = super().run(model)
-        if not made.modified or self.form.finish is None:
-            return made
-        return replace(made, model=replace(made.model, proto=self.form.finish(made.model.proto)))
+def _check_formats(plan: Plan, encodings: Encodings, form: QdqForm) -> None:
+    for name, value in plan.simulation.changes.items():
+        raise PlanError(f"recipe {plan.recipe}: {explain_mode(name, value)}")
+    for placement in plan.placements:
+        spec = placement.spec
+        if find_storage_qtype(spec.qtype) is None:
+            raise PlanError(
+                f"tensor {placement.tensor!r}: the installed onnx has no {spec.qtype}; upgrade "
+                "onnx, or insert fake-quant nodes instead"
+            )
+        if form.writer(placement) is not None:
+            continue
+        if not _standard(spec):
+            raise PlanError(
+                f"tensor {placement.tensor!r}: target {plan.target} has no form of {spec}; insert "
+                "fake-quant nodes instead"
+            )
+        if not holds(encodings[placement.tensor].scale_array, placement.float_type):
+            raise PlanError(
+                f"tensor {placement.tensor!r}: a scale is not a {placement.float_type} number, the type "
+                "of the tensor; calibrate again with this plan"
+            )
 
-    def call(self, graph: gs.Graph, opset: int) -> bool:
-        """Insert the pairs; remove float weights without readers."""
-        editor = Editor(graph)
-        factors = factors_of_weights(self.plan, self.encodings)
-        for placement in self.plan.placements:
-            tensor = editor.tensor(placement)
-            encoding = self.encodings[placement.tensor]
-            write = self.form.writer(placement)
-            for part in editor.split_by_scope(placement):
-                if write is not None:
-                    write(editor, part, tensor, encoding)
-                elif part.spec.dynamic:
-                    _insert_dynamic(editor, part, tensor)
-                elif isinstance(tensor, gs.Constant):
-                    factor = factors.get(placement.tensor)
-                    _insert_on_weight(editor, part, tensor, _Written(encoding, opset, factor))
-                else:
-                    _insert_on_activation(editor, part, tensor, _Written(encoding, opset))
-        if self.form.edit is not None:
-            self.form.edit(editor)
-        return bool(self.plan.placements)
+
+def _insert_pairs(graph: gs.Graph, opset: int, plan: Plan, encodings: Encodings, form: QdqForm) -> bool:
+    editor = Editor(graph)
+    factors = factors_of_weights(plan, encodings)
+    for placement in plan.placements:
+        tensor, encoding = editor.tensor(placement), encodings[placement.tensor]
+        write = form.writer(placement)
+        for part in editor.split_by_scope(placement):
+            if write is not None:
+                write(editor, part, tensor, encoding)
+            elif part.spec.dynamic:
+                _insert_dynamic(editor, part, tensor)
+            elif isinstance(tensor, gs.Constant):
+                factor = factors.get(placement.tensor)
+                _insert_on_weight(editor, part, tensor, _Written(encoding, opset, factor))
+            else:
+                _insert_on_activation(editor, part, tensor, _Written(encoding, opset))
+    if form.edit is not None:
+        form.edit(editor)
+    return bool(plan.placements)
 
 
 def _standard(spec: QuantSpec) -> bool:
@@ -253,7 +246,7 @@ def _insert_on_weight(editor: Editor, placement: Placement, tensor: gs.Constant,
 
 def _carrier(encoding: Encoding) -> QType:
     carrier = find_storage_qtype(encoding.spec.qtype)
-    assert carrier is not None, "requires() has refused it"
+    assert carrier is not None, "_check_formats has refused it"
     return carrier
 
 

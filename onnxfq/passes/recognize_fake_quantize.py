@@ -16,8 +16,8 @@ import onnx_graphsurgeon as gs
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor, custom_node, import_domain
 from onnxfq.graph.model import Model
+from onnxfq.graph.normalize.opset import edit_model
 from onnxfq.numerics.qtypes import QType, qtype_of_integers
-from onnxfq.passes.base import Pass
 
 
 def qtype_of_limits(low: float, high: float) -> QType | None:
@@ -28,20 +28,20 @@ def qtype_of_limits(low: float, high: float) -> QType | None:
     return found if found.has_kernel else None
 
 
-@dataclass(frozen=True)
-class RecognizeRounding(Pass):
-    """Replace each chain by one node with the same results, saturated by its Clip."""
+def recognize_rounding(model: Model) -> Model:
+    """Return `model` with each chain replaced by one node of the same results, saturated by its Clip."""
+    return edit_model(model, _replace_chains)
 
-    def call(self, graph: gs.Graph, opset: int) -> bool:
-        """Insert the nodes; remove the chains."""
-        editor = Editor(graph)
-        found = [chain for node in graph.nodes if node.op == "Round" for chain in [_chain(node)] if chain]
-        for chain in found:
-            _replace(editor, graph, chain)
-        if found:
-            import_domain(graph)
-            graph.cleanup(remove_unused_graph_inputs=False).toposort()
-        return bool(found)
+
+def _replace_chains(graph: gs.Graph, opset: int) -> bool:
+    editor = Editor(graph)
+    chains = [chain for node in graph.nodes if node.op == "Round" for chain in [_chain(node)] if chain]
+    for chain in chains:
+        _replace(editor, graph, chain)
+    if chains:
+        import_domain(graph)
+        graph.cleanup(remove_unused_graph_inputs=False).toposort()
+    return bool(chains)
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,3 @@ def _limits(node: gs.Node) -> tuple[float, float] | None:
         return None
     low, high = (float(np.asarray(constant_array(end), np.float64).reshape(())) for end in ends)
     return low, high
-
-
-def recognize_rounding(model: Model) -> Model:
-    """Return `model` with chains that are fake quantization replaced by FakeQuantize nodes."""
-    return RecognizeRounding().run(model).model

@@ -33,16 +33,16 @@ def float_tensors(
         policy: policy of the target, with its reason for float biases.
     """
     placed, wholes = {placement.tensor for placement in placements}, _wholes(graph, placements)
+    weights = _find_moved_weights(graph, placed)
     for tensor in sorted(collect_tensors(graph).values(), key=lambda t: str(t.name)):
         if tensor.name in placed or not _is_float(tensor):
             continue
         producer = (
             tensor.inputs[0].op if tensor.inputs else ("constant" if is_constant(tensor) else "model input")
         )
-        source = _find_moved_weight(tensor, placed)
         why = _explain_skip(tensor, kept, policy)
-        if source:
-            why = Reason("moved-weight", f"the quantized weight {source!r}, transposed")
+        if tensor.name in weights:
+            why = Reason("moved-weight", f"the quantized weight {weights[tensor.name]!r}, transposed")
         if tensor.name in wholes:
             why = Reason("moved-part", f"moved, or a part, of the quantized {wholes[tensor.name]!r}")
         yield Skipped(name=tensor.name, kind="tensor", op_type=producer, why=why)
@@ -102,13 +102,17 @@ def _wholes(graph: gs.Graph, placements: Sequence[Placement]) -> dict[str, str]:
     }
 
 
-def _find_moved_weight(tensor: gs.Tensor, placed: set[str]) -> str:
-    """Return the quantized constant behind the Transpose and Identity nodes of `tensor`; empty if none."""
-    while tensor.inputs and tensor.inputs[0].op in ("Transpose", "Identity"):
-        tensor = tensor.inputs[0].inputs[0]
-        if is_constant(tensor) and tensor.name in placed:
-            return str(tensor.name)
-    return ""
+def _find_moved_weights(graph: gs.Graph, placed: set[str]) -> dict[str, str]:
+    """Return the quantized constant of each tensor that Transpose and Identity nodes make of one."""
+    weights: dict[str, str] = {}
+    for node in nodes_by_graph(graph):
+        if node.op in ("Transpose", "Identity"):
+            source = node.inputs[0].name
+            if is_constant(node.inputs[0]) and source in placed:
+                weights[node.outputs[0].name] = source
+            elif source in weights:
+                weights[node.outputs[0].name] = weights[source]
+    return weights
 
 
 def _is_float(tensor: gs.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""`AccuracyTarget`: the accuracy that a quantized model must keep, and the measurement that proves it.
+"""`AccuracyTarget`: the accuracy that a quantized model must keep or is repaired to, and its measurement.
 
 Half of the data chooses what stays in float, the other half proves the result. Measured on the data that
 chose, a promise could be kept by chance.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from onnxfq.choices import PROTECT_AUTO, PROTECT_DB, ProtectAuto
 from onnxfq.data import Feed
 from onnxfq.data.labels import Labels
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
@@ -20,16 +21,10 @@ from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
+from onnxfq.remedies.quantizer_toggles import QuantizerToggles
+from onnxfq.remedies.samples import choose_split
 from onnxfq.remedies.task_metric import Metric, TaskMetric, check_metric_name
-from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.targets.recipes import RECIPES
-
-CHOICES = 8
-"""Most samples on which an SQNR is chosen; at most half of those that are kept."""
-
-PROOFS = 16
-"""Most samples that prove an SQNR; others than those that chose, if there are any."""
 
 _ROUNDING = 1e-9
 """Relative difference of two sums of equal terms; a drop of exactly the limit is kept."""
@@ -42,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AccuracyTarget:
-    """Accuracy or size that a quantized model must keep; one of `min_sqnr`, `max_drop` and `weight_bits`.
+    """Least accuracy of a quantized model: one of `min_sqnr`, `max_drop` and `weight_bits`, or none of them.
 
     Attributes:
         min_sqnr: SQNR of the outputs in dB, of the logits where a final sigmoid or softmax hides the noise.
@@ -58,6 +53,10 @@ class AccuracyTarget:
         fallback: "float"; "weights" for quantized weights with float activations; or what these layers get
             instead: a number format, such as int16 for ONNX Runtime or float8e4m3fn for TensorRT, or the
             formats of a built-in recipe by its name. The target must take it.
+        repair: without one of the three, dB of the outputs below which another calibrator than `best_error`
+            is tried, activations are smoothed if the data can be read again, and a few layers stay in float,
+            up to one percent of the multiply-adds for each missing dB; None for none, "auto" for 20 dB if
+            activations are quantized. Encodings of another tool are used as they are.
 
     Raises DataError for options that do not go together, SpecError for an unknown format.
     """
@@ -68,12 +67,30 @@ class AccuracyTarget:
     metric: str | Metric | None = None
     fallback: str = FLOAT
     weight_bits: float | None = None
+    repair: float | ProtectAuto | None = PROTECT_AUTO
+
+    @property
+    def is_target(self) -> bool:
+        """Whether an accuracy or a size must be kept."""
+        return any(one is not None for one in (self.min_sqnr, self.max_drop, self.weight_bits))
+
+    def least_db(self, is_observed: bool) -> float | None:
+        """Return the SQNR in dB below which outputs are repaired; None for no repair.
+
+        Args:
+            is_observed: whether activations are quantized.
+        """
+        if isinstance(self.repair, str):
+            return PROTECT_DB if is_observed else None
+        return self.repair
 
     def __post_init__(self) -> None:
         """Refuse options that do not go together."""
         measured = self.labels is not None or self.metric is not None
-        if sum(one is not None for one in (self.min_sqnr, self.max_drop, self.weight_bits)) != 1:
+        if sum(one is not None for one in (self.min_sqnr, self.max_drop, self.weight_bits)) > 1:
             raise DataError("a promise is min_sqnr, max_drop or weight_bits; give one of them")
+        if isinstance(self.repair, str) and self.repair != PROTECT_AUTO:
+            raise DataError(f"repair is {self.repair!r}; give dB, None or {PROTECT_AUTO!r}")
         if self.max_drop is not None and not measured:
             raise DataError(
                 "max_drop needs labels or a metric to measure the drop; give one, or use min_sqnr"
@@ -101,8 +118,9 @@ class Aim(Protocol):
     wanted: float
     """The least value that keeps the promise."""
 
-    noise_limit: float | None
-    """Noise-to-signal ratio that just keeps it; None if noise does not tell."""
+    @property
+    def noise_limit(self) -> float | None:
+        """Noise-to-signal ratio that just keeps it; None if noise does not tell."""
 
     def choose(self, board: QuantizerToggles, state: State) -> float:
         """Return the value on the part of the data that chooses."""
@@ -116,16 +134,21 @@ class Aim(Protocol):
 
 
 class SqnrAim:
-    """SQNR of the outputs in dB on a few of the kept samples, in the order of their digests."""
+    """SQNR of the outputs in dB on a few of the kept samples."""
 
     measure = "dB"
 
-    def __init__(self, wanted: float, kept: Sequence[Feed]) -> None:
-        """Divide the kept samples. Raises DataError without any."""
+    def __init__(self, wanted: float, choosing: Sequence[Feed], proving: Sequence[Feed]) -> None:
+        """Take the samples that choose and those that prove. Raises DataError without any."""
         self.wanted = wanted
-        self.noise_limit: float | None = 10 ** (-wanted / 10)
-        self.choosing = first_feeds(kept, max(1, min(CHOICES, len(kept) // 2)))
-        self.proving = first_feeds(kept[len(self.choosing) :] or kept, PROOFS)
+        self.choosing, self.proving = list(choosing), list(proving)
+        if not self.choosing:
+            raise DataError("measuring the noise of layers needs data; give data")
+
+    @property
+    def noise_limit(self) -> float | None:
+        """Noise-to-signal ratio of the wanted SQNR."""
+        return 10 ** (-self.wanted / 10)
 
     def choose(self, board: QuantizerToggles, state: State) -> float:
         """Return the SQNR on the samples that choose."""
@@ -191,9 +214,9 @@ class MetricAim:
         return rise if abs(rise - self.wanted) > _ROUNDING * abs(before) else self.wanted
 
 
-def open_aim(promise: AccuracyTarget, inputs: QuantizeSession, task: TaskMetric | None) -> Aim:
+def open_aim(promise: AccuracyTarget, kept: Sequence[Feed], task: TaskMetric | None) -> Aim:
     """Return how to measure `promise`, an SQNR or a drop of `task`. Raises DataError without data."""
     if promise.max_drop is None or task is None:
         assert promise.min_sqnr is not None
-        return SqnrAim(promise.min_sqnr, inputs.kept)
+        return SqnrAim(promise.min_sqnr, *choose_split(kept))
     return MetricAim(-promise.max_drop, task)

@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 from onnxfq.calibration.calibrators.groups import MOST_OCTAVES
 from onnxfq.calibration.channel_factors import ALPHAS, Choice, FactorFormat, FactorProduct, choose_factors
+from onnxfq.calibration.statistics.channel_moments import ChannelMoments
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import EqualizedGroup, Method
 from onnxfq.documents.plan import Plan
@@ -27,12 +28,12 @@ from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.equalize import fold_factors, inexact_folds
-from onnxfq.remedies.channel_statistics import ChannelMoments, observe_channels
+from onnxfq.remedies.channel_statistics import observe_channels
 
-LEAST_GAIN_DB = 0.5
+EXPECTED_GAIN_DB = 0.5
 """Expected gain of the products of a group below which its factors stay 1."""
 
-LEAST_GAIN_OF_NODE_DB = 1.0
+EXPECTED_GAIN_OF_NODE_DB = 1.0
 """The same for a group that needs a new Mul."""
 
 _MOST_OCTAVES = 20
@@ -185,7 +186,7 @@ class _Chooser:
         most = _MOST_OCTAVES_OF_HALF if half else _MOST_OCTAVES
         steps = steps and fixed is None
         choice = choose_factors(classes, products, writers, made_by, most, alphas, exponents, steps)
-        least = LEAST_GAIN_OF_NODE_DB if group.explicit else LEAST_GAIN_DB
+        least = EXPECTED_GAIN_OF_NODE_DB if group.explicit else EXPECTED_GAIN_DB
         gain, why = choice.after_db - choice.before_db, ""
         if choice.alpha is None or gain < least:
             why = f"its expected gain is {gain:.1f} dB, below {least:g}"

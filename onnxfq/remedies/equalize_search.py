@@ -1,168 +1,190 @@
-"""Equalization inside `quantize`: the choice of methods, confirmed by the outputs on some samples."""
+"""`EQUALIZE` and `SMOOTH`: channel factors, named by the recipe or chosen by the outputs on some samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import METHODS, Equalization, FactorTrial, Method
-from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import ChannelMethods, Recipe
 from onnxfq.errors import DataError
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
-from onnxfq.interchange import ExternalEncodingsFile
-from onnxfq.numerics.metrics import ratio_db
+from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.equalize import Equalized, equalize
-from onnxfq.remedies.quantizer_toggles import QuantizerToggles
+from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.observe import collect_statistics
-from onnxfq.stages.options import RunOptions
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.planned_encodings import plan_encodings
 
 SAMPLES = 64
-"""Samples that choose factors. Half of them confirm groups, with factors of the others."""
-
-LEAST_GAIN_DB = 0.5
-"""Gain of the outputs that confirms factors."""
+"""Most samples that give the ranges of channels."""
 
 USELESS = "the outputs on some samples gain too little"
 HARMFUL = "the outputs on some samples are better without it"
 
 
-def equalize_inputs(
-    inputs: QuantizeSession,
-    recipe: Recipe,
-    options: RunOptions,
-    encodings: ExternalEncodingsFile | None = None,
-    observed: bool = False,
+def equalize_named(
+    session: QuantizeSession, recipe: Recipe, sources: Sources, options: QuantizeOptions
 ) -> tuple[QuantizeSession, Equalization | None]:
-    """Return `inputs` with the model that `recipe` wants equalized, and what was done.
+    """Return `session` with the model that `recipe` wants equalized by name, and what was done.
 
-    Without data, or with statistics or encodings of the model as it is, nothing is changed, and the result
-    says so. Cross-layer equalization by name then goes by the ranges of weights.
-
-    Args:
-        inputs: the model and its data.
-        recipe: its `equalize` and `smooth`.
-        options: threads.
-        encodings: a file of another tool.
-        observed: whether statistics are given.
-
-    Raises DataError for a method by name that lacks what it needs.
+    Cross-layer equalization without data goes by the ranges of weights. Raises DataError for a method that
+    lacks what it needs.
     """
     methods = recipe.channel_methods
-    if not (methods.cross_layer or methods.smooth):
-        return inputs, None
-    lacks = "statistics or encodings of the model as it is" if observed or encodings is not None else ""
-    named = [name for name in _names(methods) if name not in methods.confirmed]
-    if lacks and named:
+    names = [name for name in METHODS if getattr(methods, name) and name not in methods.confirmed]
+    if not names:
+        return session, None
+    lacks = _explain_lack(sources)
+    if lacks:
         raise DataError(
-            f"recipe {recipe.name} changes channels ({', '.join(named)}), and {lacks} are given; give data "
+            f"recipe {recipe.name} changes channels ({', '.join(names)}), and {lacks} are given; give data "
             "alone, or equalize: depthwise and smooth: none"
         )
-    feeds = [] if lacks or inputs.feeds is None else inputs.feeds.select(SAMPLES)
-    if not feeds and "smooth" in named:
+    feeds = [] if session.feeds is None else session.feeds.select(SAMPLES)
+    if not feeds and "smooth" in names:
         raise DataError(f"recipe {recipe.name} smooths activations and needs data for it; give data")
-    if lacks or (not feeds and not named):
-        return inputs, Equalization(why=f"left: {lacks or 'no data'} given")
-    choosing, confirming = (feeds[::2], feeds[1::2] or feeds) if methods.confirmed else (feeds, [])
-    followed = with_run_ranks(inputs.ranked, feeds[0], everywhere=True) if feeds else inputs.ranked
-    plan = plan_encodings(inputs.ranked, recipe).plan
-    tried = _Trials(inputs, recipe, plan, options, choosing, confirming, followed)
-    with weights_stored_in(inputs.scratch):
-        found = tried.confirm(tried.equalize(methods, choosing), methods)
-        if tried.trials and found.changed:
-            # The groups are confirmed; all feeds know the ranges better than those that chose.
-            left = {g.tensor: g.why for g in found.groups if g.why in (USELESS, HARMFUL)}
-            found = tried.equalize(methods, feeds).without(left)
-        model = tried.with_model(found)
-    return model, Equalization(groups=found.groups, trials=tuple(tried.trials))
+    named = methods.only(names)
+    with weights_stored_in(session.scratch):
+        equalized = _Search(session, recipe, options, feeds).equalize(named, feeds)
+        return _with_model(session, equalized, feeds), Equalization(groups=equalized.groups)
 
 
-def _names(methods: ChannelMethods) -> tuple[Method, ...]:
-    return tuple(name for name in METHODS if getattr(methods, name))
+def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
+    """Return why no channel factors are tried; empty if the recipe lets the judge decide."""
+    return "" if candidate.recipe.channel_methods.confirmed else "the recipe does not ask for it"
+
+
+def explain_unneeded_smoothing(candidate: Candidate, judge: Judge) -> str:
+    """Return why activations are not smoothed unasked; empty if an output is low."""
+    recipe, feeds = candidate.recipe, candidate.session.feeds
+    if recipe.smooth != "none" or recipe.activations is None:
+        return "the recipe names the smoothing"
+    if judge.accuracy is not None:
+        return "an accuracy is promised"
+    if _explain_lack(judge.sources) or judge.sources.moments is not None:
+        return "statistics, moments or encodings of the model as it is are given"
+    if feeds is None or not feeds.source.repeats:
+        return "the data cannot be read again"
+    return judge.explain_sound(candidate)
+
+
+def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
+    """Return the candidate with channel factors for the groups that the outputs confirm.
+
+    Either half of the groups of a method is left out on trial; if that helps, its halves in turn. One group
+    may spoil what the others gain.
+    """
+    recipe, session = candidate.recipe, candidate.session
+    lacks = _explain_lack(judge.sources)
+    if lacks or session.feeds is None:
+        return Refusal(f"{lacks or 'no data'} given")
+    judging = {id(feed) for feed in (*judge.choosing, *judge.proving)}
+    feeds = [feed for feed in session.feeds.select(SAMPLES) if id(feed) not in judging] or judge.choosing
+    methods = recipe.channel_methods
+    with weights_stored_in(session.scratch):
+        search = _Search(session, recipe, judge.options, feeds, judge)
+        equalized, trials = search.confirm(methods.only(methods.confirmed))
+        before = () if candidate.equalization is None else candidate.equalization.groups
+        evidence = Equalization(groups=(*before, *equalized.groups), trials=tuple(trials))
+        if not equalized.changed:
+            return Refusal("no method gains enough", evidence.lines(), evidence)
+        smoothed = build_candidate(
+            _with_model(session, equalized, feeds), recipe, judge.sources, judge.options, evidence
+        )
+    return Proposal(smoothed, evidence=evidence)
+
+
+def smooth(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
+    """Return the candidate with smoothed activations, for a recipe that does not ask for it."""
+    recipe = candidate.recipe.override(smooth="auto")
+    return search_factors(replace(candidate, recipe=recipe), judge)
+
+
+def _explain_lack(sources: Sources) -> str:
+    recorded = sources.statistics is not None or sources.encodings is not None
+    return "statistics or encodings of the model as it is" if recorded else ""
 
 
 @dataclass
-class _Trials:
-    """Equalized models, compared by the outputs of their quantized forms on kept samples."""
+class _Search:
+    """Equalized models, compared by the outputs of their quantized forms."""
 
-    inputs: QuantizeSession
+    session: QuantizeSession
     recipe: Recipe
-    plan: Plan
-    options: RunOptions
-    choosing: Sequence[Feed]
-    confirming: Sequence[Feed]
-    followed: Model
-    reached: float = -np.inf
-    trials: list[FactorTrial] = field(default_factory=list)
+    options: QuantizeOptions
+    feeds: Sequence[Feed]
+    judge: Judge | None = None
 
     def equalize(self, methods: ChannelMethods, feeds: Sequence[Feed]) -> Equalized:
-        """Return factors by `feeds`."""
-        return equalize(self.inputs.model, self.plan, methods, feeds, self.options.threads, self.followed)
+        """Return factors by `feeds`; without any, by the ranges of weights."""
+        session = self.session
+        ranked = with_run_ranks(session.ranked, feeds[0], everywhere=True) if feeds else session.ranked
+        plan = plan_encodings(session.ranked, self.recipe).plan
+        return equalize(session.model, plan, methods, feeds, self.options.threads, ranked)
 
-    def confirm(self, found: Equalized, methods: ChannelMethods) -> Equalized:
-        """Return `found` with the groups that the outputs confirm, as far as `methods` asks for that.
-
-        Either half of the groups of a method is left out on trial; if that helps, its halves in turn. One
-        group may spoil what the others gain.
-        """
-        asked = [g for g in found.groups if not g.why and g.method in methods.confirmed]
-        if not asked:
-            return found
-        plain = found.without({group.tensor: USELESS for group in asked})
-        if not self.inputs.judged.logits:
-            return plain
-        least = self.measure(plain) + LEAST_GAIN_DB
-        best, self.reached = found, self.measure(found)
+    def confirm(self, methods: ChannelMethods) -> tuple[Equalized, list[FactorTrial]]:
+        """Return the factors of `methods` without the groups that are found harmful, and the trials."""
+        equalized = self.equalize(methods, self.feeds)
+        asked = [group for group in equalized.groups if not group.why]
+        plain = equalized.without({group.tensor: USELESS for group in asked})
+        if not asked or not self.session.judged.logits:
+            return plain, []
+        trials: list[FactorTrial] = []
+        least = self._measure(plain, trials) + LEAST_GAIN_DB
+        reached = self._measure(equalized, trials)
         for method in METHODS:
-            mine = [group.tensor for group in asked if group.method == method]
-            for part in _halves(mine) or [mine] * (0 < len(mine) < len(asked)):
-                best = best.without(dict.fromkeys(self._narrow(best, part), HARMFUL))
-        return best if self.reached >= least else plain
+            names = [group.tensor for group in asked if group.method == method]
+            for part in _halves(names) or [names] * (0 < len(names) < len(asked)):
+                equalized, reached = self._narrow(equalized, part, reached, trials)
+        return (equalized if reached >= least else plain), trials
 
-    def _narrow(self, found: Equalized, part: Sequence[str]) -> Sequence[str]:
-        """Return the fewest groups of `part` that are found to be harmful, or none."""
-        least, left = self.reached + LEAST_GAIN_DB, list[str]()
-        parts = [part]
+    def _narrow(
+        self, equalized: Equalized, part: Sequence[str], reached: float, trials: list[FactorTrial]
+    ) -> tuple[Equalized, float]:
+        """Return the factors without the fewest groups of `part` that are harmful, and their SQNR in dB."""
+        best, parts = equalized, [part]
         while parts:
             part = parts.pop()
-            sqnr = self.measure(found.without(dict.fromkeys(part, HARMFUL)))
-            if sqnr >= least:
-                self.reached = least = sqnr
-                left, parts = list(part), _halves(part)
-        return left
+            without = equalized.without(dict.fromkeys(part, HARMFUL))
+            score_db = self._measure(without, trials)
+            if score_db >= reached + LEAST_GAIN_DB:
+                best, reached, parts = without, score_db, _halves(part)
+        return best, reached
 
-    def measure(self, found: Equalized) -> float:
-        """Return the SQNR in dB of the outputs of the quantized model on the feeds that confirm."""
-        inputs, options = self.with_model(found), self.options
-        planned = plan_encodings(inputs.ranked, self.recipe)
-        observing = replace(options.observing, nonfinite=options.data.nonfinite)
-        statistics = collect_statistics(inputs.ranked, planned.unknown, self.choosing, observing)
-        plan, encodings = planned.encode(inputs.model, statistics)
-        board = QuantizerToggles.open(inputs, plan, encodings, options)
-        sqnr = ratio_db(1.0, board.noise(self.confirming, [board.everything])[0])
-        left = tuple(group.tensor for group in found.groups if group.why == HARMFUL)
-        used = {group.method for group in found.groups if not group.why}
-        methods = tuple(name for name in METHODS if name in used)
-        self.trials.append(FactorTrial(methods=methods, left=left, sqnr_db=sqnr))
-        return sqnr
+    def _measure(self, equalized: Equalized, trials: list[FactorTrial]) -> float:
+        """Return the SQNR in dB of the quantized model whose ranges the given samples tell."""
+        assert self.judge is not None
+        session = _with_model(self.session, equalized, self.feeds)
+        planned = plan_encodings(session.ranked, self.recipe)
+        observing = replace(self.options.observing, nonfinite=self.options.data.nonfinite)
+        statistics = collect_statistics(session.ranked, planned.unknown, self.feeds, observing)
+        (score_db,) = self.judge.choose([Candidate.of(session, self.recipe, planned, statistics)])
+        left = tuple(group.tensor for group in equalized.groups if group.why == HARMFUL)
+        used = {group.method for group in equalized.groups if not group.why}
+        methods: tuple[Method, ...] = tuple(name for name in METHODS if name in used)
+        trials.append(FactorTrial(methods=methods, left=left, sqnr_db=score_db))
+        return score_db
 
-    def with_model(self, found: Equalized) -> QuantizeSession:
-        """Return the inputs with the equalized model."""
-        model, feeds = found.model, self.choosing
-        if not found.changed:
-            return self.inputs
-        ranked = with_run_ranks(model, feeds[0]) if feeds and lacks_ranks(model) else model
-        return replace(self.inputs, model=model, ranked=ranked)
+
+def _with_model(session: QuantizeSession, equalized: Equalized, feeds: Sequence[Feed]) -> QuantizeSession:
+    """Return `session` with the equalized model."""
+    if not equalized.changed:
+        return session
+    model: Model = equalized.model
+    ranked = with_run_ranks(model, feeds[0]) if feeds and lacks_ranks(model) else model
+    return replace(session, model=model, ranked=ranked)
 
 
 def _halves(names: Sequence[str]) -> list[Sequence[str]]:
     """Return both halves; nothing of one name, since it was tried alone."""
     middle = len(names) // 2
     return [names[:middle], names[middle:]] if middle else []
+
+
+EQUALIZE = Remedy("equalize", explain_unneeded, search_factors)
+SMOOTH = Remedy("smooth", explain_unneeded_smoothing, smooth)

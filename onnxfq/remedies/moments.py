@@ -1,32 +1,41 @@
-"""`collect_moments`: second moments of the inputs of layers, exact and independent of the order of the data.
+"""Second moments of the inputs of layers, exact and independent of the order of the data.
 
 One pass over the data stores sampled inputs and finds the range of each channel, which decides its grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import groupby
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.calibration.statistics.input_kinds import Ends, ObservedInput
+from onnxfq.calibration.statistics.input_means import ENDS, channel_ends
+from onnxfq.calibration.statistics.input_view import InputSample
+from onnxfq.calibration.statistics.kind import Accumulator, InputKey, Key, Results
 from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder, MomentSums
-from onnxfq.calibration.weights import InputMoments, InputView
-from onnxfq.calibration.weights.inputs import InputSample
-from onnxfq.calibration.weights.moments_file import Key, Ranges, join_sums
+from onnxfq.calibration.statistics.second_moments import MOMENTS, InputSums
+from onnxfq.calibration.weights import InputMoments
+from onnxfq.calibration.weights.moments_file import join_sums
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed, sample_count
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import StatisticsError
 from onnxfq.execution.activation_store import ArrayStore, free_room
 from onnxfq.execution.float_runs import FloatRuns
+from onnxfq.execution.gathering import Tally
 from onnxfq.graph.model import Model
 from onnxfq.remedies.weighted_layers import WeightedLayer
 from onnxfq.runtime.integer_products import find_byte_products
+from onnxfq.runtime.session import Progress
+
+Part = tuple[Sequence[WeightedLayer], Mapping[InputKey, InputSums]]
+"""Some layers, and the moments of all of their inputs."""
 
 ROWS = 1 << 12
 """Least rows of each layer over the whole data, if it has as many."""
@@ -74,7 +83,7 @@ def collect_moments(
     """
     samples = count_samples(model, feeds)
     with closing(FloatRuns(model, read_tensors(layers), threads, MOMENTS_MEMORY)) as runs:
-        yield from sums_of_layers(sample_inputs(runs, layers, feeds, samples, room))
+        yield from moments_of_layers(sample_inputs(runs, layers, feeds, samples, room))
 
 
 def sample_inputs(
@@ -83,10 +92,12 @@ def sample_inputs(
     feeds: Iterable[Feed],
     samples: int,
     room: int | None = None,
-    ranges: Ranges | None = None,
+    ranges: Mapping[InputKey, Ends] | None = None,
     first: int = 0,
-) -> Iterator[SampledInputs]:
-    """Yield the sampled inputs of `layers`, in parts for which a file has room; a run over the data for each.
+    progress: Progress | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Part]:
+    """Yield layers and their moments, as many as a file has room for; a run over the data for each part.
 
     Args:
         runs: of the float model.
@@ -96,15 +107,36 @@ def sample_inputs(
         room: bytes of the file; half of the free ones if None.
         ranges: the grids; those of the data if None.
         first: number of the first feed.
+        progress: called with the number of feeds done of a run.
+        stopped: asked after every feed; once it returns true, nothing more is yielded.
     """
     left = list(layers)
     while left:
-        with closing(SampledInputs(left, samples, free_room() if room is None else room, ranges)) as found:
-            for number, (arrays, count) in enumerate(runs.over(feeds), first):
-                found.add(arrays, count, number)
+        with closing(ArrayStore[InputKey]()) as store:
+            seen: set[InputKey] = set()
+            totals: list[dict[Key, Accumulator[Any]]] = []
+            for layer in left:
+                new = [key for key in layer_keys([layer]) if key not in seen]
+                seen.update(new)
+                totals.append(
+                    {
+                        (key, MOMENTS.name): SampledInput(
+                            key, samples, store, None if ranges is None else ranges[key]
+                        )
+                        for key in new
+                    }
+                )
+            tally = Tally(first, progress, stopped)
+            values = runs.gather(feeds, totals, tally, free_room() if room is None else room)
+            if not tally.complete:
+                return
             runs.close()  # summing needs the memory of the weights; another run opens the sessions again
-            yield found
-            left = left[len(found.layers) :]
+            sums = {key: value for (key, _), value in values.items()}
+            count = next(
+                (n for n, one in enumerate(left) if not sums.keys() >= set(layer_keys([one]))), len(left)
+            )
+            yield left[:count], sums
+            left = left[count:]
 
 
 def read_tensors(layers: Sequence[WeightedLayer]) -> set[str]:
@@ -112,7 +144,7 @@ def read_tensors(layers: Sequence[WeightedLayer]) -> set[str]:
     return {one.tensor for layer in layers for one in layer.inputs}
 
 
-def layer_keys(layers: Sequence[WeightedLayer]) -> list[Key]:
+def layer_keys(layers: Sequence[WeightedLayer]) -> list[InputKey]:
     """Return the inputs of layers, each once."""
     return list(dict.fromkeys((one.tensor, one.view) for layer in layers for one in layer.inputs))
 
@@ -121,149 +153,88 @@ _FeedShape = tuple[tuple[int, ...], int]
 """Shape of an input and number of samples."""
 
 
-class SampledInputs:
-    """Sampled inputs of as many layers as a file has room for, over one pass of the data.
-
-    Attributes:
-        layers: the layers.
-        ranges: magnitudes of the largest and of the least value of each channel, by input.
-    """
+class SampledInput:
+    """Sampled rows of one input over all feeds, in a file; their grid is known at the end."""
 
     def __init__(
-        self, layers: Sequence[WeightedLayer], samples: int, room: int, ranges: Ranges | None
+        self, key: InputKey, samples: int, store: ArrayStore[InputKey], ranges: Ends | None = None
     ) -> None:
-        """Start without inputs; see `sample_inputs`."""
-        self.layers = layers
-        self.ranges = {} if ranges is None else dict(ranges)
-        self._given, self._limited = ranges, False
-        self._samples, self._room = samples, room
-        self._rows = ArrayStore[Key]()
-        self._feeds: dict[Key, list[_FeedShape]] = {}
-        self._last: dict[Key, tuple[_FeedShape, InputSample]] = {}
+        """Start without rows; see `sample_inputs`."""
+        self._key, self._samples, self._rows, self._given = key, samples, store, ranges
+        self._ends = ENDS.empty(ObservedInput(*key))
+        self._feeds: list[_FeedShape] = []
+        self._sample: tuple[_FeedShape, InputSample] | None = None
+        self._stored = self._seen = 0
 
-    def close(self) -> None:
-        """Remove the file."""
-        self._rows.close()
-
-    def add(self, arrays: dict[str, NDArray[np.float32]], count: int, feed: int) -> None:
-        """Store the rows of feed number `feed` with `count` samples; the first one limits the layers.
+    def add(self, results: Results, feed: int) -> None:
+        """Store the rows of feed number `feed`.
 
         Raises StatisticsError for NaN and infinities, and for values outside of given ranges.
         """
-        if not self._limited:
-            self.layers, self._limited = self._limit(arrays, count), True
-        for key in layer_keys(self.layers):
-            if self._given is None:
-                update_ends(self.ranges, key, arrays[key[0]], feed)
-            else:
-                self._check_range(key, arrays[key[0]], feed)
-            self._feeds.setdefault(key, []).append((arrays[key[0]].shape, count))
-            self._rows.append(key, self._sample(key, (arrays[key[0]].shape, count)).take(arrays[key[0]]))
+        x, samples = results[0], int(results[1])
+        if self._given is None:
+            self._ends.add(results, feed)
+        else:
+            self._check_range(x, self._given, feed)
+        taken = self._sample_of((x.shape, samples)).take(x)
+        self._rows.append(self._key, taken)
+        self._feeds.append((x.shape, samples))
+        self._stored, self._seen = self._stored + taken.nbytes, self._seen + samples
 
-    def sum(self, key: Key) -> MomentSums:
-        """Return the moments of an input over all feeds."""
-        channels = ByteGrid.of(self.ranges[key])
-        grid = replace(channels, steps=key[1].spread(channels.steps))
+    @property
+    def bytes(self) -> int:
+        """Size in the file at the end of the data, if it goes on as before."""
+        return self._stored * self._samples // max(self._seen, 1)
+
+    def result(self) -> InputSums:
+        """Return the moments, which are computed when they are read."""
+        ends = self._ends.result().ends if self._given is None else self._given
+        return InputSums(ends, lambda: self._sum(ends))
+
+    def _sum(self, ends: Ends) -> MomentSums:
+        channels = ByteGrid.of(ends)
+        grid = replace(channels, steps=self._key[1].spread(channels.steps))
         adder = MomentAdder(grid, grid, find_byte_products())
-        for shape, taken in zip(self._feeds[key], self._rows.read(key), strict=True):
-            rows = self._sample(key, shape).round(taken, channels)
+        for shape, taken in zip(self._feeds, self._rows.read(self._key), strict=True):
+            rows = self._sample_of(shape).round(taken, channels)
             adder.add(rows, rows)
         return adder.result()
 
-    def _sample(self, key: Key, shape: _FeedShape) -> InputSample:
+    def _sample_of(self, shape: _FeedShape) -> InputSample:
         """Return which rows to take from a feed; the last answer is kept."""
-        if key not in self._last or self._last[key][0] != shape:
-            rows = choose_rows(key[1].count_inputs(shape[0]))
-            self._last[key] = shape, key[1].sample(*shape, rows_per_sample(self._samples, rows))
-        return self._last[key][1]
+        if self._sample is None or self._sample[0] != shape:
+            view = self._key[1]
+            rows = choose_rows(view.count_inputs(shape[0]))
+            self._sample = shape, view.sample(*shape, rows_per_sample(self._samples, rows))
+        return self._sample[1]
 
-    def _check_range(self, key: Key, x: NDArray[np.float32], feed: int) -> None:
-        ends, given = channel_ends(x, key[1]), self.ranges[key]
+    def _check_range(self, x: NDArray[np.float32], given: Ends, feed: int) -> None:
+        ends, tensor = channel_ends(x, self._key[1]), self._key[0]
         if ends.shape != given.shape:
             raise StatisticsError(
-                f"the given ranges of tensor {key[0]!r} are of {given.shape[1]} channels, and it has "
+                f"the given ranges of tensor {tensor!r} are of {given.shape[1]} channels, and it has "
                 f"{ends.shape[1]}; gather them from this model with --ranges"
             )
         if not (ends <= given).all():
             raise StatisticsError(
-                f"feed {feed} gives tensor {key[0]!r} values outside of the given ranges; gather the ranges "
+                f"feed {feed} gives tensor {tensor!r} values outside of the given ranges; gather the ranges "
                 "of all parts of the data with --ranges, and merge them"
             )
 
-    def _limit(self, arrays: dict[str, NDArray[np.float32]], count: int) -> Sequence[WeightedLayer]:
-        seen: set[Key] = set()
-        used = 0
-        for number, layer in enumerate(self.layers):
-            for key in set(layer_keys([layer])) - seen:
-                taken = self._sample(key, (arrays[key[0]].shape, count)).take(arrays[key[0]])
-                used += taken.nbytes * self._samples // max(count, 1)
-                seen.add(key)
-            if number and used > self._room:
-                return self.layers[:number]
-        return self.layers
 
-
-class InputSums(Protocol):
-    """Ranges and sums of the inputs of layers: `SampledInputs`, or those that a cluster gathers."""
-
-    layers: Sequence[WeightedLayer]
-    ranges: dict[Key, NDArray[np.float64]]
-
-    def sum(self, key: Key) -> MomentSums:
-        """Return the moments of an input over all feeds."""
-
-
-def sums_of_inputs(parts: Iterable[InputSums]) -> Iterator[tuple[Key, NDArray[np.float64], MomentSums]]:
-    """Yield each input once, with its ranges and sums."""
-    done: set[Key] = set()
-    for part in parts:
-        for key in layer_keys(part.layers):
+def moments_of_inputs(parts: Iterable[Part]) -> Iterator[tuple[InputKey, InputSums]]:
+    """Yield each input once, with its moments."""
+    done: set[InputKey] = set()
+    for layers, sums in parts:
+        for key in layer_keys(layers):
             if key not in done:
                 done.add(key)
-                yield key, part.ranges[key], part.sum(key)
+                yield key, sums[key]
 
 
-def sums_of_layers(parts: Iterable[InputSums]) -> Iterator[tuple[WeightedLayer, InputMoments]]:
+def moments_of_layers(parts: Iterable[Part]) -> Iterator[tuple[WeightedLayer, InputMoments]]:
     """Yield each layer with the moments of its inputs; neighbours that read the same inputs share them."""
-    for part in parts:
-        for keys, same in groupby(part.layers, lambda layer: layer_keys([layer])):
-            moments = join_sums((part.sum(key) for key in keys), repr(keys[0][0]))
+    for layers, sums in parts:
+        for keys, same in groupby(layers, lambda layer: layer_keys([layer])):
+            moments = join_sums((sums[key].read() for key in keys), repr(keys[0][0]))
             yield from ((layer, moments) for layer in same)
-
-
-def input_ends(
-    runs: FloatRuns, feeds: Iterable[Feed], keys: Iterable[Key], first: int = 0
-) -> dict[Key, NDArray[np.float64]]:
-    """Return the ends of the channels of the inputs of layers; `first` numbers the first feed.
-
-    Raises StatisticsError for an input that holds NaN or infinities.
-    """
-    found: dict[Key, NDArray[np.float64]] = {}
-    for number, (arrays, _) in enumerate(runs.over(feeds), first):
-        for key in keys:
-            update_ends(found, key, arrays[key[0]], number)
-    return found
-
-
-def update_ends(found: dict[Key, NDArray[np.float64]], key: Key, x: NDArray[np.float32], feed: int) -> None:
-    """Extend the ends of `key` in `found` by its tensor `x` of feed number `feed`.
-
-    Raises StatisticsError if `x` holds NaN or infinities.
-    """
-    ends = channel_ends(x, key[1])
-    if not np.isfinite(ends).all():
-        raise StatisticsError(
-            f"feed {feed} gives tensor {key[0]!r} NaN or infinities, which have no moments; remove them from "
-            "the data, or use rounding: nearest and bias_correction: none"
-        )
-    found[key] = np.maximum(found[key], ends) if key in found else ends
-
-
-def channel_ends(x: NDArray[np.float32], view: InputView) -> NDArray[np.float64]:
-    """Return the magnitudes of the largest and of the least value of each channel, [2, channels].
-
-    A channel without positive or without negative values has 0 at that end.
-    """
-    channel = view.channel_axis % x.ndim
-    others = tuple(axis for axis in range(x.ndim) if axis != channel)
-    return np.array([x.max(axis=others, initial=0.0), -x.min(axis=others, initial=0.0)], np.float64)

@@ -128,11 +128,11 @@ def round_given(
     options: RunOptions,
     moments: Moments | None = None,
     ray: str | None = None,
-    held_out: int = 0,
+    held_out: Sequence[Feed] = (),
 ) -> Rounding:
     """Return `round_weights` by moments or the data of `quantize`; without both all stay at nearest.
 
-    The first `held_out` of the samples that are compared are left out of the data.
+    The samples `held_out`, of those that are kept, are left out of the data.
     """
     asked = [p.tensor for p in plan.weights if p.rounding != NEAREST]
     if moments is None and (inputs.feeds is None or not asked):

@@ -7,6 +7,7 @@ layer quantized alone finds both. Squared errors and signals are summed over sam
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -16,23 +17,21 @@ from onnxfq.calibration.statistics import Statistics
 from onnxfq.choices import DEFAULT_RECIPE, RANKING_FEEDS
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels
-from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.sensitivity import GroupNoise, MetricValues, Remedy, Sensitivity
+from onnxfq.documents.sensitivity import GroupNoise, GroupRemedy, MetricValues, Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
 from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, open_aim
-from onnxfq.remedies.equalize_search import equalize_inputs
+from onnxfq.remedies.candidate import Sources, build_candidate
+from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
+from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.layer_costs import measure_costs
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
-from onnxfq.remedies.round_weights import Rounding, round_given
 from onnxfq.remedies.spread_noise import NoiseOf, spread_noise
 from onnxfq.remedies.task_metric import Metric, TaskMetric, check_metric_name
 from onnxfq.runtime.session import Progress
-from onnxfq.stages.inputs import QuantizeSession, open_inputs
-from onnxfq.stages.options import RunOptions
-from onnxfq.stages.planned_encodings import plan_encodings
-from onnxfq.stages.statistics_source import gather_statistics
+from onnxfq.stages.inputs import open_inputs
+from onnxfq.stages.options import QuantizeOptions, RunOptions
 from onnxfq.targets.recipes import load_recipe
 
 MEASURED = 5
@@ -73,7 +72,7 @@ def sensitivity(
     Raises DataError for fewer than one sample, RuntimeLibraryError without ray or its cluster, and the errors
     of `quantize`.
     """
-    options, chosen = options or RunOptions(), load_recipe(recipe)
+    options, chosen = replace(QuantizeOptions.of(options), ray=ray), load_recipe(recipe)
     if promise is not None and promise.weight_bits is not None:
         raise DataError("weight_bits is a promise of quantize; sensitivity takes min_sqnr or max_drop")
     if promise is not None and promise.max_drop is not None:
@@ -83,13 +82,17 @@ def sensitivity(
     check_metric_name(metric)
     if samples < 1:
         raise DataError(f"samples is {samples}; give at least 1")
-    inputs, plan, rounding = _encode(model, data, chosen, statistics, options, ray)
-    board = QuantizerToggles.open(inputs, plan, rounding.encodings, options, rounding.tensors)
+    sources = Sources(statistics=statistics)
+    session = open_inputs(model, data, chosen, options, observed=statistics is not None)
+    session, _ = equalize_named(session, chosen, sources, options)
+    candidate = build_candidate(session, chosen, sources, options)
+    candidate, _ = Judge(candidate, options, sources).better(candidate, EQUALIZE)
+    session, board = candidate.session, candidate.open_toggles(options)
     task = None
     if metric is not None or labels is not None:
-        task = TaskMetric(metric, labels, board, inputs, options.data.limit is not None)
+        task = TaskMetric(metric, labels, board, session, options.data.limit is not None)
     progress = options.stage("sensitivity")
-    feeds = first_feeds(inputs.kept, samples)
+    feeds = first_feeds(session.kept, samples)
     if ray is None:
         ranked = rank_groups(board, feeds, chosen, progress, task)
     else:
@@ -97,24 +100,7 @@ def sensitivity(
             ranked = rank_groups(board, feeds, chosen, progress, task, noise)
     if promise is None:
         return ranked
-    return find_remedy(board, ranked, open_aim(promise, inputs, task), fallback=promise.fallback)
-
-
-def _encode(
-    model: str | Path | onnx.ModelProto,
-    data: Data,
-    recipe: Recipe,
-    statistics: str | Path | Statistics | None,
-    options: RunOptions,
-    ray: str | None,
-) -> tuple[QuantizeSession, Plan, Rounding]:
-    """Return the inputs, and the encoded part of the plan with its weights; statistics are freed."""
-    inputs = open_inputs(model, data, recipe, options, observed=statistics is not None)
-    inputs, _ = equalize_inputs(inputs, recipe, options, None, statistics is not None)
-    planned = plan_encodings(inputs.ranked, recipe)
-    found = gather_statistics(inputs, planned.unknown, statistics, options, ray)
-    plan, encodings = planned.encode(inputs.model, found)
-    return inputs, plan, round_given(inputs, plan, encodings, options, ray=ray)
+    return find_remedy(board, ranked, open_aim(promise, session.kept, task), fallback=promise.fallback)
 
 
 def rank_groups(
@@ -234,7 +220,7 @@ def find_remedy(
             guess = max(least + 1, _first_guess(ranked, order, aim.noise_limit))
             count = _search(measure, aim.wanted, least, guess, len(groups))
     kept = tuple(order[:count])
-    remedy = Remedy(
+    remedy = GroupRemedy(
         measure=aim.measure,
         wanted=aim.wanted,
         reached=measure(count),

@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from onnxfq.calibration.statistics.input_means import channel_ends
 from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder
 from onnxfq.calibration.weights import InputMoments
 from onnxfq.choices import MOMENTS_MEMORY
@@ -26,9 +27,9 @@ from onnxfq.execution.activation_store import ArrayStore
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
 from onnxfq.graph.segments import SegmentedGraph, most_alive, segment_model
-from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.passes.replace_constants import separate_float_readers, weight_tensor
-from onnxfq.remedies.moments import channel_ends, rows_per_sample
+from onnxfq.remedies.moments import rows_per_sample
 from onnxfq.remedies.weighted_layers import WeightedLayer
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.random_numbers import SEED_INPUT, with_seed
@@ -61,7 +62,7 @@ class SequentialModels:
         separate = separate_float_readers(model, plan, weights)
         activations = [p for p in plan.placements if p.role == "activation"]
         part = plan.model_copy(update={"placements": tuple(activations), "bridges": ()})
-        made = InsertFakeQuantize(part, encodings).run(separate).model if activations else separate
+        made = with_fake_quantize(separate, part, encodings) if activations else separate
         kept = _select_feeds(model, feeds)
         self._samples = [sample_count(feed, input_specs(model.proto)) for feed in kept]
         self._float = _Course(model.proto, kept, threads)

@@ -157,7 +157,7 @@ def rounding_rows(model: Model, plan: Plan, encodings: Encodings, moments: Momen
     if not known:
         raise StatisticsError(
             f"the moments hold no input of a weight that recipe {plan.recipe} quantizes; gather them for it "
-            "with `onnxfq moments`"
+            "with `onnxfq observe --moments`"
         )
     asked = tuple(
         p.model_copy(update={"rounding": METHOD if p.tensor in known else NEAREST}) for p in plan.placements

@@ -11,6 +11,7 @@ from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.report.layer_table import lost_values
 from onnxfq.report.record import ResultRecord
+from onnxfq.report.text import list_lines
 from onnxfq.support.records import parse, read_content
 
 RECORDS: dict[str, type[ResultRecord] | type[Evaluation] | type[Sensitivity]] = {
@@ -57,6 +58,10 @@ def read_result(path: str | Path) -> AnyResult:
     """
     content = read_content(path, DataError)
     form = content.get("format") if isinstance(content, dict) else None
+    if form == "onnxfq.result/1":
+        raise DataError(
+            f"{path} is a result of an earlier version; write it again with `onnxfq quantize --json`"
+        )
     if form not in RECORDS:
         raise DataError(
             f"{path} holds no result: its format is {form!r:.60}, wanted is one of {', '.join(RECORDS)}; "
@@ -99,7 +104,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         f"{result.recipe.target}, {origin.feeds} feeds observed",
         tiles=tiles,
         done=[
-            *_paragraphs([*result.protected, *result.equalized, *result.corrected]),
+            *_paragraphs(list_lines(*result.trials)),
             *_lost(table.tensors),
             *_notes([*result.notes, *evaluation.notes]),
         ],

@@ -1,4 +1,4 @@
-"""Layers of a result: what each costs, where it lies, and its figures for Model Explorer and Netron."""
+"""Layers of a result: what each costs, where it lies, and its figures for Model Explorer."""
 
 from __future__ import annotations
 
@@ -165,8 +165,6 @@ class _Neighbours:
         return [self._index.makers[name] for name in node.input if name in self._index.makers]
 
 
-_NOTES = "onnxfq."
-
 _GRADIENTS = {
     "sqnr_db": ("#d73027", "#fee08b", "#1a9850"),
     "sensitivity_db": ("#d73027", "#fee08b", "#1a9850"),
@@ -224,12 +222,3 @@ def write_node_data(table: LayerTable, paths: Mapping[str, Path]) -> list[Path]:
     for name, text in found.items():
         write_text(paths[name], text + "\n")
     return [paths[name] for name in found]
-
-
-def node_notes(result: QuantizeResult) -> dict[str, dict[str, str]]:
-    """Return the same figures as metadata of nodes, by node and key, for `quantize(notes=...)`."""
-    notes: dict[str, dict[str, str]] = {}
-    for name, figures in layer_figures(layer_table(result)).items():
-        for node, value in figures.items():
-            notes.setdefault(node, {})[f"{_NOTES}{name}"] = f"{value:.4g}"
-    return notes

@@ -129,9 +129,6 @@ def _find_row(result: QuantizeResult, tensor: str) -> TensorRow:
     return tensor_row(result, placements[tensor])
 
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 MAX_LABELLED = 256
 """Elements up to which each cell shows its value."""
 
@@ -150,7 +147,7 @@ def plot_quantization_errors(
     Raises SpecError for different shapes, OutputError if the file cannot be written,
     RuntimeLibraryError without matplotlib.
     """
-    arrays = [_matrix(one) for one in (original, quantized, dequantized)]
+    arrays = [_matrix(tensor) for tensor in (original, quantized, dequantized)]
     if len({array.shape for array in arrays}) != 1:
         shapes = ", ".join(str(list(array.shape)) for array in arrays)
         raise SpecError(f"the three tensors must have one shape, got {shapes}")

@@ -9,14 +9,15 @@ import numpy as np
 import onnx
 
 from onnxfq.documents.cast_plan import FloatPlan
+from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation, LayerTable
-from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.trial import Trial
 from onnxfq.graph.external.sizes import weight_bytes
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.report.layer_table import layer_table
-from onnxfq.report.text import list_lines, protection_lines
+from onnxfq.report.text import list_lines
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.support.records import Amount, Count, Record
 from onnxfq.version import VERSION
@@ -64,13 +65,12 @@ class ResultRecord(Record):
 
     Attributes:
         notes: changes made by loading, and what was done with external encodings and rounded weights.
-        protected: the layers that were left in float for the accuracy; empty if that was not needed.
-        equalized: what was done to channels; empty if nothing was asked for.
-        corrected: what was done to biases; likewise.
+        trials: every remedy that could be tried, with its figures and why it was kept or left.
+        equalization: what was done to channels; None if nothing was.
         table: layers and tensors with their noise.
     """
 
-    format: Literal["onnxfq.result/1"] = "onnxfq.result/1"
+    format: Literal["onnxfq.result/2"] = "onnxfq.result/2"
     source: str
     recipe: Recipe
     origin: Origin
@@ -78,12 +78,10 @@ class ResultRecord(Record):
     coverage: tuple[CoverageCount, ...]
     bytes: Sizes
     notes: tuple[str, ...] = ()
-    protected: tuple[str, ...] = ()
-    equalized: tuple[str, ...] = ()
-    corrected: tuple[str, ...] = ()
     plan: Plan
     floats: FloatPlan | None = None
-    sensitivity: Sensitivity | None = None
+    trials: tuple[Trial, ...] = ()
+    equalization: Equalization | None = None
     seconds: dict[str, Amount]
     table: LayerTable
 
@@ -116,14 +114,12 @@ def quantize_record(
         bytes=Sizes(before=before, after=after),
         notes=(
             *result.model.notes,
-            *list_lines(result.recalibration, result.fitted, result.auto_rounding, result.rounding),
+            *list_lines(result.matched, result.equalization, result.rounding),
         ),
-        protected=tuple(protection_lines(result.sensitivity)) if result.sensitivity is not None else (),
-        equalized=tuple(list_lines(result.plan.equalization)),
-        corrected=tuple(list_lines(result.bias_correction)),
         plan=result.plan,
         floats=result.floats,
-        sensitivity=result.sensitivity,
+        trials=result.trials,
+        equalization=result.equalization,
         seconds=result.seconds,
         table=layer_table(result),
     )

@@ -126,7 +126,7 @@ def quantized_tensors(result: QuantizeResult) -> tuple[TensorRow, ...]:
 
 def tensor_row(result: QuantizeResult, placement: Placement) -> TensorRow:
     """Return the row of one placement of the plan."""
-    name, spec, done = placement.tensor, placement.spec, result.plan.equalization
+    name, spec, done = placement.tensor, placement.spec, result.equalization
     by_factors = (
         [group.line() for group in done.groups if group.tensor == name and not group.why] if done else []
     )

@@ -10,7 +10,6 @@ from typing import Any
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.documents.plan import Plan, Skipped
 from onnxfq.documents.scores import LOW_SQNR_DB
-from onnxfq.documents.sensitivity import GroupNoise, Sensitivity
 from onnxfq.pipeline import QuantizeResult
 
 
@@ -109,28 +108,6 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
     return lines
 
 
-def protection_lines(found: Sensitivity, shown: int = 6) -> list[str]:
-    """Return the layers that were left in float, one line each, the worst first; or that none helps."""
-    remedy = found.remedy
-    assert remedy is not None
-    if not remedy.kept:
-        worst = found.groups[0]
-        return [
-            f"protected  none: {remedy.reached:.4g} {remedy.measure}, and few layers in float would not",
-            f"           change that; the worst, {_layers(worst)}, alone leaves {worst.alone_db:.1f} dB",
-        ]
-    kept = [found.groups[at] for at in remedy.kept]
-    lines = [f"protected  {found.remedy_text()}"]
-    lines += [f"           {_layers(one)}: alone it leaves {one.alone_db:.1f} dB" for one in kept[:shown]]
-    return [*lines, *([f"           and {len(kept) - shown} more"] if len(kept) > shown else [])]
-
-
-def _layers(group: GroupNoise) -> str:
-    names = group.modules or group.nodes
-    named = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"{', '.join(group.op_types)} {named}"
-
-
 def list_lines(*parts: Any) -> list[str]:
     """Return the lines of what was done, part by part; None stands for a part that was not."""
     return [line for part in parts if part is not None for line in part.lines()]
@@ -152,10 +129,7 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
         lines += ["", f"against the float model, {evaluation.feeds}{total} samples:"]
         lines += ["  " + line for line in evaluation.table().splitlines()]
     lines.append("")
-    lines += list_lines(result.recalibration)
-    lines += protection_lines(result.sensitivity) if result.sensitivity is not None else []
-    lines += list_lines(result.plan.equalization, result.fitted, result.auto_rounding)
-    lines += list_lines(result.rounding, result.bias_correction)
+    lines += list_lines(*result.trials, result.equalization, result.matched, result.rounding)
     lines += _reason_lines(result.plan.skipped, reasons)
     lines += float_lines(result.floats) if result.floats is not None else []
     lines += [f"note       {note}" for note in result.staged.notes]

@@ -71,7 +71,7 @@ def register_libraries(session_options: onnxruntime.SessionOptions, proto: onnx.
         register_custom_ops(session_options)
     for path in _own_libraries:
         _register(session_options, path, _REMEDY)
-    functions = {(one.domain, one.name) for one in proto.functions}
+    functions = {(function.domain, function.name) for function in proto.functions}
     for node in () if _own_libraries else list_nodes(proto.graph):
         if node.domain not in _KNOWN_DOMAINS and (node.domain, node.op_type) not in functions:
             raise ModelError(

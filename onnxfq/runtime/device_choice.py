@@ -9,14 +9,12 @@ from functools import cache
 from typing import Any, get_args
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import parser
 
 from onnxfq.calibration.statistics import TensorStatistics, empty_state
 from onnxfq.choices import DeviceChoice
 from onnxfq.errors import OnnxfqError, RuntimeLibraryError, SpecError, nearest
-from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.numerics import affine as numerics
 from onnxfq.numerics.block_scales import dynamic_fake_quantize
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
@@ -135,10 +133,8 @@ def _fake_quantize(device: Device) -> str:
     for qtype, rounding in (("int8", "half_even"), ("int4", "half_away"), ("float8e4m3fn", "half_even")):
         for scale, granularity in layouts:
             how: dict[str, Any] = {"qtype": qtype, "rounding": rounding}
-            found = kernels.fake_quantize(x, scale, device=device, **how, **granularity.attributes)
-            fault = _describe_difference(
-                found, numerics.fake_quantize(x, scale, **how, granularity=granularity)
-            )
+            y = kernels.fake_quantize(x, scale, device=device, **how, **granularity.attributes)
+            fault = _describe_difference(y, numerics.fake_quantize(x, scale, **how, granularity=granularity))
             if fault:
                 return f"{qtype} {rounding}: {fault}"
     return ""
@@ -148,10 +144,10 @@ def _dynamic_fake_quantize(device: Device) -> str:
     x = _values()
     for scale_type in ("float32", "e8m0"):
         how: dict[str, Any] = {"qtype": "int8", "scale_type": scale_type}
-        found = kernels.dynamic_fake_quantize(x, device=device, **how, block_shape=(1, 32))
+        results = kernels.dynamic_fake_quantize(x, device=device, **how, block_shape=(1, 32))
         blocked = Granularity(block_shape=(1, 32))
         expected = dynamic_fake_quantize(x, **how, granularity=blocked)
-        fault = _describe_difference(found[0], expected[0]) or _describe_difference(found[1], expected[1])
+        fault = _describe_difference(results[0], expected[0]) or _describe_difference(results[1], expected[1])
         if fault:
             return f"{scale_type}: {fault}"
     return ""
@@ -160,64 +156,53 @@ def _dynamic_fake_quantize(device: Device) -> str:
 def _observe(device: Device) -> str:
     x = _values()
     expected = TensorStatistics.from_array(x)
-    found = TensorStatistics.from_results(*kernels.observe(x, device=device))
-    return _compare_statistics(found, expected)
+    statistics = TensorStatistics.from_results(*kernels.observe(x, device=device))
+    return _compare_statistics(statistics, expected)
 
 
 def _session(device: Device) -> str:
     x, scale = _values(), np.full(37, 0.03, np.float32)
-    node = helper.make_node("FakeQuantize", ["x", "scale"], ["y"], domain=ONNXFQ_DOMAIN, qtype="int8", axis=0)
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape)]
-    constants = [helper.make_tensor("scale", TensorProto.FLOAT, scale.shape, scale)]
-    session = _open_node_session(node, inputs, outputs, constants, device)
-    (found,) = session.run({"x": x})
-    return _describe_difference(
-        found, numerics.fake_quantize(x, scale, qtype="int8", granularity=Granularity(0))
+    session = _open_session(
+        f"(float[37, 129] x) => (float[37, 129] y) <float[37] scale = {{{', '.join(['0.03'] * 37)}}}>"
+        '{ y = onnxfq.FakeQuantize<qtype = "int8", axis = 0>(x, scale) }',
+        device,
     )
+    (y,) = session.run({"x": x})
+    expected = numerics.fake_quantize(x, scale, qtype="int8", granularity=Granularity(0))
+    return _describe_difference(y, expected)
 
 
 def _test_merging(device: Device) -> str:
     x, state = _values(), empty_state()
-    node = helper.make_node("MergeStatistics", ["x", "state"], ["merged"], domain=ONNXFQ_DOMAIN)
-    inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape),
-        helper.make_tensor_value_info("state", TensorProto.INT64, state.shape),
-    ]
-    outputs = [helper.make_tensor_value_info("merged", TensorProto.INT64, state.shape)]
-    session = _open_node_session(node, inputs, outputs, [], device)
+    session = _open_session(
+        f"(float[37, 129] x, int64[{state.size}] state) => (int64[{state.size}] merged)"
+        "{ merged = onnxfq.MergeStatistics(x, state) }",
+        device,
+    )
     (state,) = session.run({"x": x, "state": state})
     (state,) = session.run({"x": x, "state": state})
     once = TensorStatistics.from_array(x)
     return _compare_statistics(TensorStatistics.from_state(state), once.merge(once))
 
 
-def _open_node_session(
-    node: onnx.NodeProto,
-    inputs: list[onnx.ValueInfoProto],
-    outputs: list[onnx.ValueInfoProto],
-    constants: list[onnx.TensorProto],
-    device: Device,
-) -> Session:
-    graph = helper.make_graph([node], "self_test", inputs, outputs, constants)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ONNXFQ_DOMAIN, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    return Session(model, 1, device=device)
+def _open_session(graph: str, device: Device) -> Session:
+    head = '<ir_version: 8, opset_import: ["" : 17, "onnxfq" : 1]> self_test '
+    return Session(parser.parse_model(head + graph), 1, device=device)
 
 
-def _describe_difference(found: NDArray[Any], expected: NDArray[Any]) -> str:
-    if found.tobytes() == expected.tobytes():
+def _describe_difference(result: NDArray[Any], expected: NDArray[Any]) -> str:
+    if result.tobytes() == expected.tobytes():
         return ""
-    different = int((found.view(np.uint32) != expected.view(np.uint32)).sum())
-    return f"{different} of {found.size} values differ from NumPy's"
+    different = int((result.view(np.uint32) != expected.view(np.uint32)).sum())
+    return f"{different} of {result.size} values differ from NumPy's"
 
 
-def _compare_statistics(found: TensorStatistics, expected: TensorStatistics) -> str:
+def _compare_statistics(statistics: TensorStatistics, expected: TensorStatistics) -> str:
     same = (
-        (found.rmin, found.rmax) == (expected.rmin, expected.rmax)
-        and (found.elements, found.zeros) == (expected.elements, expected.zeros)
-        and (found.nans, found.infinities) == (expected.nans, expected.infinities)
-        and np.array_equal(found.bins, expected.bins)
-        and np.array_equal(found.counts, expected.counts)
+        (statistics.rmin, statistics.rmax) == (expected.rmin, expected.rmax)
+        and (statistics.elements, statistics.zeros) == (expected.elements, expected.zeros)
+        and (statistics.nans, statistics.infinities) == (expected.nans, expected.infinities)
+        and np.array_equal(statistics.bins, expected.bins)
+        and np.array_equal(statistics.counts, expected.counts)
     )
     return "" if same else "other statistics than NumPy's"

@@ -34,25 +34,25 @@ class Gathering:
         self._session = session
         self.bindings = session.bindings()
         """Bindings of the states; model inputs that are the same for every feed may be bound here too."""
-        ends = np.cumsum([0, *(one.groups for one in observed)]).tolist()
+        ends = np.cumsum([0, *(tensor.groups for tensor in observed)]).tolist()
         self.rows = [slice(start, stop) for start, stop in pairwise(ends)]
         """Range of states of each tensor."""
         self._total = ends[-1]
-        self._kept = ends[-1] if any(one.feed_ranges for one in observed) else 0
+        self._kept = ends[-1] if any(tensor.feed_ranges for tensor in observed) else 0
         state = empty_state()
         self._states = place.rows(self._total, state.size, state[:STATE_HEADER])
         self._of_feed = place.rows(self._kept, STATE_HEADER, state[:STATE_HEADER])
         self._channels: dict[str, NDArray[np.float32]] = {}  # [2, channels]
-        for one, own in zip(observed, self.rows, strict=True):
-            groups = () if one.shape is None else (one.groups,)
-            names = StateNames.from_tensor(one.tensor)
+        for tensor, own in zip(observed, self.rows, strict=True):
+            groups = () if tensor.shape is None else (tensor.groups,)
+            names = StateNames.from_tensor(tensor.tensor)
             at = self._states.address + own.start * state.nbytes
             self._bind(np.int64, (*groups, state.size), at, names.merged, names.given)
             if self._kept:
                 at = self._of_feed.address + own.start * STATE_HEADER * state.itemsize
                 self._bind(np.int64, (*groups, STATE_HEADER), at, names.of_feed)
-            if one.channels:
-                self._bind_channels(one, place)
+            if tensor.channels:
+                self._bind_channels(tensor, place)
 
     def _bind_channels(self, observed: Observed, place: Place) -> None:
         names = ChannelNames.from_tensor(observed.tensor)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,60 +95,45 @@ Device = Literal["cpu", "cuda"]
 DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 
 
-class Place(Protocol):
-    """Memory of one device: addresses of arrays for kernels, and calls of kernels."""
+class Rows:
+    """A matrix of int64 in the memory of the CPU that kernels read and write while its place is open."""
 
-    def read(self, array: NDArray[Any]) -> int:
-        """Return the address of an array that the kernel reads."""
-
-    def written(self, array: NDArray[Any]) -> int:
-        """Return the address of an array that the kernel writes completely."""
-
-    def updated(self, array: NDArray[Any]) -> int:
-        """Return the address of an array that the kernel reads and writes."""
-
-    def call(self, kernel: str, *arguments: Any) -> None:
-        """Run a kernel. Raises SpecError, or RuntimeLibraryError for errors of a GPU."""
-
-    def rows(self, count: int, size: int, head: NDArray[np.int64]) -> Rows:
-        """Return `count` separate rows of `size` int64: `head` followed by zeros."""
-
-
-class Rows(Protocol):
-    """A matrix of int64 that kernels read and write while its place is open."""
-
-    @property
-    def address(self) -> int:
-        """Start address."""
-
-    def read(self, start: int, stop: int, columns: int) -> NDArray[np.int64]:
-        """Return the current first `columns` of rows `start` to `stop`."""
-
-
-class _CpuRows:
     def __init__(self, count: int, size: int, head: NDArray[np.int64]) -> None:
+        """Make `count` rows of `size` numbers: `head` followed by zeros."""
         self._array = np.zeros((count, size), np.int64)
         self._array[:, : head.size] = head
         self.address = int(self._array.ctypes.data)
 
     def read(self, start: int, stop: int, columns: int) -> NDArray[np.int64]:
+        """Return the current first `columns` of rows `start` to `stop`."""
         return self._array[start:stop, :columns].copy()
 
 
-class _Cpu:
+class Place:
+    """Memory of the CPU: addresses of arrays for kernels, and calls of kernels."""
+
     def read(self, array: NDArray[Any]) -> int:
+        """Return the address of an array that the kernel reads."""
         return int(array.ctypes.data)
 
-    written = updated = read
+    def written(self, array: NDArray[Any]) -> int:
+        """Return the address of an array that the kernel writes completely."""
+        return self.read(array)
+
+    def updated(self, array: NDArray[Any]) -> int:
+        """Return the address of an array that the kernel reads and writes."""
+        return self.read(array)
 
     def call(self, kernel: str, *arguments: Any) -> None:
+        """Run a kernel. Raises SpecError, or RuntimeLibraryError for errors of a GPU."""
         call(f"onnxfq_{kernel}", *arguments)
 
     def rows(self, count: int, size: int, head: NDArray[np.int64]) -> Rows:
-        return _CpuRows(count, size, head)
+        """Return `count` separate rows of `size` int64: `head` followed by zeros."""
+        return Rows(count, size, head)
 
 
-class _Cuda:
+class _Cuda(Place):
     """Memory of the current GPU, freed at the end; written arrays are copied back first."""
 
     def __init__(self) -> None:
@@ -193,7 +178,7 @@ class _Cuda:
             call("onnxfq_cuda_free", memory)
 
 
-class _CudaRows:
+class _CudaRows(Rows):
     def __init__(self, address: int, count: int, size: int, head: NDArray[np.int64]) -> None:
         self.address = address
         self._stride = size * head.itemsize
@@ -230,7 +215,7 @@ def open_place(device: Device) -> Iterator[Place]:
     if device not in DEVICES:
         raise SpecError(f"unknown device {device!r}{nearest(device, DEVICES)}")
     if device == "cpu":
-        yield _Cpu()
+        yield Place()
         return
     place = _Cuda()
     try:

@@ -32,17 +32,17 @@ def widen_model(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> on
     """Return `proto` itself if it has none of the types `halves`, otherwise an emulated copy."""
     if not holds_types(proto, halves):
         return proto
-    made = with_shapes(proto)
-    index = GraphIndex.of_model(made)
+    widened = with_shapes(proto)
+    index = GraphIndex.of_model(widened)
     taken, types = index.names, _types(index)
-    _own_ends(made, taken, types)
+    _own_ends(widened, taken, types)
     for graph in reversed(
-        list_graphs(made.graph)
+        list_graphs(widened.graph)
     ):  # bodies first: their nodes are copied with the enclosing node
         replace_nodes(graph, [n for node in graph.node for n in _with_casts(node, taken, types, halves)])
         # Renamed tensors now have the types of the casts, and ONNX Runtime infers them itself.
         del graph.value_info[:]
-    return made
+    return widened
 
 
 def holds_types(proto: onnx.ModelProto, halves: frozenset[int]) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import parser
 
 from onnxfq.calibration.statistics.moments import MultiplyBytes, Rows, multiply_floats
 from onnxfq.runtime.ort import onnxruntime
@@ -50,15 +49,10 @@ def _is_exact(multiply: MultiplyBytes) -> bool:
 
 
 def _open_session() -> onnxruntime.InferenceSession:
-    types = {"left": TensorProto.UINT8, "right": TensorProto.INT8, "product": TensorProto.INT32}
-    left, right, product = (
-        helper.make_tensor_value_info(name, one, [None] * 3) for name, one in types.items()
-    )
-    node = helper.make_node("MatMulInteger", ["left", "right", "offset"], ["product"])
-    offset = helper.make_tensor("offset", TensorProto.UINT8, [], [_OFFSET])
-    graph = helper.make_graph([node], "byte_products", [left, right], [product], [offset])
-    model: onnx.ModelProto = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 13]>
+        byte_products (uint8[a, m, k] left, int8[a, k, n] right) => (int32[a, m, n] product)
+        <uint8 offset = {{{_OFFSET}}}> {{ product = MatMulInteger(left, right, offset) }}"""
     )
     options = onnxruntime.SessionOptions()
     options.enable_cpu_mem_arena = False  # it would keep the largest product

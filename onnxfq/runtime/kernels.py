@@ -46,20 +46,9 @@ def fake_quantize(
 ) -> NDArray[Any]:
     """Return the result of `numerics.affine.fake_quantize`, bit for bit, at the speed of memory.
 
-    Args:
-        x: as there.
-        scale: as there.
-        zero_point: as there.
-        qtype: as there.
-        axis: of the `Granularity` there.
-        block_size: of the `Granularity` there.
-        block_shape: of the `Granularity` there.
-        rounding: as there.
-        arithmetic: as there.
-        saturate: as there.
-        out: contiguous array to write, of x's type and shape: x itself or memory apart from x.
-        device: "cpu" or "cuda".
-
+    Parameters are the same as there; `axis`, `block_size` and `block_shape` make the `Granularity`. `out` is
+    the contiguous array to write, of x's type and shape: x itself or memory apart from x. `device` is "cpu"
+    or "cuda".
     Raises SpecError for a parameter that breaks its rule, RuntimeLibraryError without such a device.
     """
     qtype = as_qtype(qtype)

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from functools import cache
 from typing import Any
 
-from onnx import TensorProto, helper
+from onnx import parser
 
 from onnxfq.errors import OnnxfqError
 from onnxfq.runtime.devices import Device, gpus
@@ -67,19 +67,13 @@ def _load_cuda_libraries() -> list[str]:
 
 def _provider_problem(missing: list[str]) -> str:
     """Return why a minimal session lacks the CUDA provider; onnxruntime falls back instead of raising."""
-    identity = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "probe",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
-    )
-    model = helper.make_model(identity, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    text = '<ir_version: 8, opset_import: ["" : 17]> probe (float[1] x) => (float[1] y) { y = Identity(x) }'
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _ONLY_FATAL
     # The reason is logged by onnxruntime's own logger, in several lines.
     onnxruntime.set_default_logger_severity(_ONLY_FATAL)
     try:
-        content = model.SerializeToString()
+        content = parser.parse_model(text).SerializeToString()
         used = onnxruntime.InferenceSession(content, options, providers=providers("cuda")).get_providers()
     except Exception as error:  # onnxruntime raises its own classes, one per status code
         return f"onnxruntime cannot use the GPU: {join_lines(error)[:200]}; `onnxfq doctor` tests it"

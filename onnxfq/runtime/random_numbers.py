@@ -91,18 +91,18 @@ def random_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
 
     A Dropout draws if its training_mode is true, or not constant.
     """
-    found, constants = [], None
+    drawing, constants = [], None
     for owner in (proto.graph, *proto.functions):
         for node in list_nodes(owner):
             if node.domain not in STANDARD_DOMAINS:
                 continue
             if node.op_type in RANDOM_OPS:
-                found.append(node)
+                drawing.append(node)
             elif node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
                 constants = _false_constants(proto) if constants is None else constants
                 if node.input[2] not in constants:
-                    found.append(node)
-    return found
+                    drawing.append(node)
+    return drawing
 
 
 def needs_seed(proto: onnx.ModelProto) -> bool:
@@ -147,19 +147,19 @@ def fix_draws(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not random_nodes(proto):
         return proto
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
-    # Names decide what is drawn: the model as given gets those of the normalised one.
-    inline_functions(made)
-    name_tensors(made)
-    made, _ = raise_opset(made, _OPSET, "the model")
-    _RandomRewriter(made).rewrite(made.graph, [])
-    made.graph.input.append(helper.make_tensor_value_info(SEED_INPUT, TensorProto.INT64, []))
-    made.graph.initializer.append(numpy_helper.from_array(_quantiles(), _QUANTILES))
-    made.ir_version = max(made.ir_version, _FUNCTIONS_IR, lowest_ir(default_opset(made)))
-    made.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
-    made.functions.extend(_functions())
-    return made
+    rewritten = onnx.ModelProto()
+    rewritten.CopyFrom(proto)
+    # Names decide what is drawn: the model as given gets the names of the normalised one.
+    inline_functions(rewritten)
+    name_tensors(rewritten)
+    rewritten, _ = raise_opset(rewritten, _OPSET, "the model")
+    _RandomRewriter(rewritten).rewrite(rewritten.graph, [])
+    rewritten.graph.input.append(helper.make_tensor_value_info(SEED_INPUT, TensorProto.INT64, []))
+    rewritten.graph.initializer.append(numpy_helper.from_array(_quantiles(), _QUANTILES))
+    rewritten.ir_version = max(rewritten.ir_version, _FUNCTIONS_IR, lowest_ir(default_opset(rewritten)))
+    rewritten.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+    rewritten.functions.extend(_functions())
+    return rewritten
 
 
 class _RandomRewriter:
@@ -175,19 +175,19 @@ class _RandomRewriter:
 
     def rewrite(self, graph: onnx.GraphProto, steps: Sequence[str]) -> None:
         """Rewrite `graph` and its bodies; `steps` are the numbers of the iterations around it."""
-        made: list[onnx.NodeProto] = []
+        nodes: list[onnx.NodeProto] = []
         for node in graph.node:
             for body in bodies(node):
-                if self._random.isdisjoint(name for one in list_nodes(body) for name in one.output):
+                if self._random.isdisjoint(name for child in list_nodes(body) for name in child.output):
                     continue
                 inner = [*steps]
                 if node.op_type == "Loop":
                     inner.append(body.input[0].name)
                 elif node.op_type == "Scan":
-                    inner.append(self._count_steps(node, body, made))
+                    inner.append(self._count_steps(node, body, nodes))
                 self.rewrite(body, inner)
-            made += self._draw(node, steps) if node.output[0] in self._random else [node]
-        replace_nodes(graph, made)
+            nodes += self._draw(node, steps) if node.output[0] in self._random else [node]
+        replace_nodes(graph, nodes)
 
     def _count_steps(self, node: onnx.NodeProto, body: onnx.GraphProto, before: list[onnx.NodeProto]) -> str:
         """Give a Scan a state that counts its steps; return the name of the count."""
@@ -203,7 +203,7 @@ class _RandomRewriter:
     def _draw(self, node: onnx.NodeProto, steps: Sequence[str]) -> list[onnx.NodeProto]:
         """Return the nodes that take the place of `node`."""
         self._nodes = []
-        given = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         # Equal seeds draw equal numbers, as in ONNX Runtime.
         name = f"seed {given['seed']}" if "seed" in given else node.output[0]
         key = self._call("Mix", SEED_INPUT, self._constant(zlib.crc32(name.encode()) % _PRIME))
@@ -248,12 +248,12 @@ class _RandomRewriter:
         output = output or self._taken.claim(f"{name}/cast")
         if to is None and self._types is not None:
             to = self._types.get(like, TensorProto.FLOAT)
-        made = (
+        cast = (
             helper.make_node("CastLike", [name, like], [output])
             if to is None
             else helper.make_node("Cast", [name], [output], to=to)
         )
-        self._nodes.append(made)
+        self._nodes.append(cast)
         return output
 
     def _call(self, function: str, *inputs: str) -> str:
@@ -286,11 +286,11 @@ def _false_constants(proto: onnx.ModelProto) -> set[str]:
     tensors = [(t.name, t) for graph in graphs for t in graph.initializer]
     nodes: Iterable[onnx.NodeProto] = (n for o in (proto.graph, *proto.functions) for n in list_nodes(o))
     tensors += [
-        (node.output[0], one.t)
+        (node.output[0], attribute.t)
         for node in nodes
         if node.op_type == "Constant"
-        for one in node.attribute
-        if one.name == "value"
+        for attribute in node.attribute
+        if attribute.name == "value"
     ]
     bools = ((name, t) for name, t in tensors if t.data_type == TensorProto.BOOL)
     return {name for name, tensor in bools if not numpy_helper.to_array(tensor).any()}

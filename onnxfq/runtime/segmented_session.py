@@ -1,8 +1,8 @@
 """Sessions of a model of any number of nodes, in segments.
 
 ONNX Runtime's loading grows with the square of the nodes, most of all of those that read only constants, such
-as the DequantizeLinear of a weight. Version 1.31.1 loads a Q/DQ model of 17,500 nodes in 1.7 s, one of 35,000
-in 7 s, a fake-quant model of 25,000 nodes in 4 s, and one of 125,000 in 182 s.
+as the DequantizeLinear of a weight. Version 1.31.1 loads a Q/DQ model of 17,500 nodes in 1.7 s, and one of
+35,000 in 7 s. It loads a fake-quant model of 25,000 nodes in 4 s, and one of 125,000 in 182 s.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class SegmentedSession:
         tensors = dict(with_seed(arrays) if self._draws else arrays)
         for segment, find_session in self._parts:
             given = {name: tensors[name] for name in (*segment.inputs, SEED_INPUT) if name in tensors}
-            made = find_session().run(given, segment.outputs)
+            results = find_session().run(given, segment.outputs)
             for name in segment.dead:
                 tensors.pop(name, None)
-            tensors |= zip(segment.outputs, made, strict=True)
+            tensors |= zip(segment.outputs, results, strict=True)
         return [tensors[name] for name in (self._fetches if outputs is None else outputs)]
 
 
@@ -90,8 +90,8 @@ def open_in_segments(
     """
     graph = proto.graph
     if len(graph.node) > MOST_NODES and not graph.sparse_initializer:
-        made = {name for node in graph.node for name in node.output}
-        if made.issuperset(fetches):
+        computed = {name for node in graph.node for name in node.output}
+        if computed.issuperset(fetches):
             return SegmentedSession(proto, open_session, fetches, given, kept)
     return open_session(proto)
 

@@ -76,10 +76,10 @@ class PlacedFeed:
         if any(array.dtype.kind in "OSU" for array in arrays.values()):
             return feed
         try:
-            made = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a, device, 0) for n, a in arrays.items()}
+            values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a, device, 0) for n, a in arrays.items()}
         except Exception as error:  # onnxruntime raises its own classes, one per status code
             raise _fault(device, feed, error) from None
-        return PlacedFeed(feed, made)
+        return PlacedFeed(feed, values)
 
 
 class NoKernelError(ModelError):
@@ -92,14 +92,13 @@ class Session:
     An exact session uses no graph optimisation and no packed weights, so that a fake-quant model and its Q/DQ
     twin give the same bits. Otherwise one of them could round differently: BatchNormalization fused in one
     only, or a constant matrix packed for a kernel that sums in another order. It computes float16 as in
-    `float32_emulation`. Other sessions run Q/DQ models at ORT_ENABLE_BASIC, because onnxruntime 1.31 rejects
-    or changes valid ones at higher levels (zero-point inputs at opset 21, float8, float16 Concat), and other
-    models at full optimisation.
+    `float32_emulation`. Other sessions run Q/DQ models at ORT_ENABLE_BASIC: onnxruntime 1.31 rejects or
+    changes valid ones at higher levels (zero-point inputs at opset 21, float8, float16 Concat). They run
+    other models at full optimisation.
 
     A bfloat16 model takes and gives float32, as in `float32_emulation`; random numbers are drawn as in
-    `random_numbers`. On a GPU nodes run in the order of
-    the file as far as their inputs are available, so that observed tensors are not kept until the end;
-    kernels that sum in a changing order are not used.
+    `random_numbers`. On a GPU nodes run in the order of the file as far as their inputs are available:
+    observed tensors are not kept until the end. Kernels that sum in a changing order are not used.
     """
 
     def __init__(
@@ -125,9 +124,8 @@ class Session:
             packed: weights are held once more, packed for kernels; slower without. Exact sessions never do.
             pooled: memory of a run is kept for the next one; several sessions together take less without.
 
-        Raises ModelError if the model cannot be loaded, NoKernelError if the runtime lacks one of its
-        operators in its types, RuntimeLibraryError if the device cannot be used,
-        DeviceMemoryError if it lacks memory for the model.
+        Raises ModelError if the model cannot be loaded, NoKernelError for an operator that the runtime lacks
+        in its types, RuntimeLibraryError without the device, DeviceMemoryError if its memory is too small.
         """
         self.device: Device = device
         options = onnxruntime.SessionOptions()
@@ -182,8 +180,8 @@ class Session:
             reason = cuda_problem() or "`onnxfq doctor` tests the GPU"
             raise RuntimeLibraryError(f"onnxruntime fell back to the CPU: {reason}")
         self.output_names: list[str] = [output.name for output in self._session.get_outputs()]
-        self.output_types: dict[str, str] = {one.name: one.type for one in self._session.get_outputs()}
-        self._draws = any(one.name == SEED_INPUT for one in self._session.get_inputs())
+        self.output_types: dict[str, str] = {value.name: value.type for value in self._session.get_outputs()}
+        self._draws = any(value.name == SEED_INPUT for value in self._session.get_inputs())
 
     def _serialize(
         self, model: onnx.ModelProto, options: onnxruntime.SessionOptions, exact: bool, files: ExitStack
@@ -236,8 +234,8 @@ class Session:
             if isinstance(feed, PlacedFeed) and tensors:
                 new = {n: a for n, a in self._seeded(feed.arrays).items() if n not in feed.values}
                 seed = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a) for n, a in new.items()}
-                found = self._session.run_with_ort_values(names, {**feed.values, **seed})
-                return [value.numpy() for value in found]
+                values = self._session.run_with_ort_values(names, {**feed.values, **seed})
+                return [value.numpy() for value in values]
             arrays = feed.arrays if isinstance(feed, PlacedFeed) else feed
             return list(self._session.run(names, self._seeded(arrays)))
         except Exception as error:  # onnxruntime raises its own classes, one per status code

@@ -33,14 +33,8 @@ def with_found_types(model: Model) -> tuple[Model, str]:
     """
     index = GraphIndex(model.proto.graph)
     asked = _read_by_weighted(index, index.values)
-    if not asked:
-        return model, ""
-    try:
-        found = Session(with_outputs(model.proto, asked), 1).output_types
-    except OnnxfqError as error:
-        return model, str(error)
-    known = {name: (_FLOATS[found[name]], None) for name in asked if found.get(name) in _FLOATS}
-    return replace(model, proto=_with_values(model.proto, known)), ""
+    proto, why_not = _with_session_types(model.proto, asked, _FLOATS)
+    return (model if proto is model.proto else replace(model, proto=proto)), why_not
 
 
 def with_all_types(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -53,14 +47,21 @@ def with_all_types(proto: onnx.ModelProto) -> onnx.ModelProto:
     index = GraphIndex(shaped.graph)
     known = {name for name, value in index.values.items() if value.type.WhichOneof("value")}
     asked = [name for name in index.makers if name not in known]
-    if not asked:
-        return shaped
+    return _with_session_types(shaped, asked, _TYPES, exact=True)[0]
+
+
+def _with_session_types(
+    proto: onnx.ModelProto, tensors: list[str], codes: Mapping[str, int], exact: bool = False
+) -> tuple[onnx.ModelProto, str]:
+    """Return `proto` with the types of `tensors` that a session knows and `codes` has; why there is none."""
+    if not tensors:
+        return proto, ""
     try:
-        found = Session(with_outputs(shaped, asked), 1, exact=True).output_types
-    except OnnxfqError:
-        return shaped
-    types = {name: (_TYPES[found[name]], None) for name in asked if found.get(name) in _TYPES}
-    return _with_values(shaped, types)
+        types = Session(with_outputs(proto, tensors), 1, exact=exact).output_types
+    except OnnxfqError as error:
+        return proto, str(error)
+    known = {name: (codes[types[name]], None) for name in tensors if types.get(name) in codes}
+    return _with_values(proto, known), ""
 
 
 def lacks_ranks(model: Model) -> tuple[str, ...]:
@@ -86,9 +87,9 @@ def with_run_ranks(model: Model, feed: Feed, everywhere: bool = False) -> Model:
     if not asked:
         return model
     session = Session(with_outputs(model.proto, asked), 1)
-    found = zip(asked, session.run(feed, asked), strict=True)
+    arrays = zip(asked, session.run(feed, asked), strict=True)
     kinds = {name: _FLOATS.get(session.output_types[name]) for name in asked}
-    ranks = {name: (kind, [None] * array.ndim) for name, array in found if (kind := kinds[name])}
+    ranks = {name: (kind, [None] * array.ndim) for name, array in arrays if (kind := kinds[name])}
     return replace(model, proto=_with_values(model.proto, ranks))
 
 

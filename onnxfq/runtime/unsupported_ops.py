@@ -39,8 +39,8 @@ def explain_unsupported(proto: onnx.ModelProto, *, as_written: bool = True) -> s
     names = ("bfloat16", *NO_KERNEL) if as_written else NO_KERNEL
     known = dict(TensorProto.DataType.items())  # the installed onnx may be older than a type
     missing = {known[name.upper()]: name for name in names if name.upper() in known}
-    found = next((missing[kind] for kind in _types(proto, nodes) if kind in missing), None)
-    return f"ONNX Runtime has no kernels for {found}" if found else ""
+    type_name = next((missing[kind] for kind in _types(proto, nodes) if kind in missing), None)
+    return f"ONNX Runtime has no kernels for {type_name}" if type_name else ""
 
 
 def explain_broken(proto: onnx.ModelProto) -> str:
@@ -53,9 +53,9 @@ def explain_broken(proto: onnx.ModelProto) -> str:
     for node in index.nodes:
         if node.op_type not in ("MatMul", "Gemm") or node.domain not in STANDARD_DOMAINS:
             continue
-        found = [_find_dequantizer(index, name) for name in node.input[:2]]
-        computed = [dq is not None and dq.input[0] not in index.constants for dq in found]
-        for slot, dq in enumerate(found):
+        dequantizers = [_find_dequantizer(index, name) for name in node.input[:2]]
+        computed = [dq is not None and dq.input[0] not in index.constants for dq in dequantizers]
+        for slot, dq in enumerate(dequantizers):
             if dq is None:
                 continue
             where = f"{node.op_type} {node.name!r}, "

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
 from onnxfq.choices import Kernels
-from onnxfq.data import Data
+from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels, read_labels
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
@@ -87,6 +87,7 @@ def compare_forms(
     *,
     twins: bool = False,
     floats: ReferenceRuns | None = None,
+    feeds: Sequence[Feed] | None = None,
 ) -> Evaluation:
     """Compare a quantized model with the float model, or note the reason not to.
 
@@ -100,8 +101,9 @@ def compare_forms(
         options: threads, device and progress.
         twins: whether both forms compute the same bits, as they do unless one has another float type.
         floats: runs of the float model on these feeds.
+        feeds: the samples; None for all that are kept.
     """
-    reference, feeds = inputs.reference, inputs.kept
+    reference, feeds = inputs.reference, inputs.kept if feeds is None else feeds
     lacking = explain_unsupported(qdq)
     notes = [f"Q/DQ model not run: {lacking}"] if lacking else []
     # Without a feed nothing is known about a candidate, least of all that it is equal.

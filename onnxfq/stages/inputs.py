@@ -11,6 +11,8 @@ import onnx
 from onnxfq.data import Data, Feed
 from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.recipe import Recipe
+from onnxfq.documents.rounding import explain_mode
+from onnxfq.errors import RecipeError
 from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_stored_in
 from onnxfq.graph.external.sizes import STAGED, is_large
 from onnxfq.graph.external.tensor import is_external
@@ -23,7 +25,8 @@ from onnxfq.graph.patterns.logits import JudgedTensors, judge_outputs
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.options import RunOptions, open_feeds
-from onnxfq.targets.target import prepare_model
+from onnxfq.targets.recipes import load_recipe
+from onnxfq.targets.target import prepare_model, target_by_name
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,19 @@ class QuantizeSession:
     def kept(self) -> list[Feed]:
         """The samples that a pass over the data has kept, a feed each, in the order of their digests."""
         return [] if self.feeds is None else self.feeds.feeds
+
+
+def load_written_recipe(recipe: str | Path | Recipe) -> Recipe:
+    """Return the loaded recipe. Raises RecipeError if its target or its rounding has no written form."""
+    loaded = load_recipe(recipe)
+    if not target_by_name(loaded.target).is_written:
+        raise RecipeError(
+            f"recipe {loaded.name}: quantize writes a Q/DQ model, and target {loaded.target} has no form for "
+            "it; choose another target, or insert fake-quant nodes with the stages"
+        )
+    for name, value in loaded.simulation.changes.items():
+        raise RecipeError(f"recipe {loaded.name}: {explain_mode(name, value)}")
+    return loaded
 
 
 def open_inputs(

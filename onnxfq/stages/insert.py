@@ -15,8 +15,8 @@ from onnxfq.graph.io.load import MIN_OPSET
 from onnxfq.graph.limits import remove_ends
 from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import FloatName, find_storage_qtype
-from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize, Switches, switched_tensors
-from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.insert_fake_quantize import Switches, switched_tensors, with_fake_quantize
+from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.stages.calibrate import select_calibrated_part
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.targets.target import prepare_model, target_by_name
@@ -36,9 +36,9 @@ def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: 
     PlanError if model, plan and encodings do not belong together, RecipeError for an unregistered target.
     """
     plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
-    inserted = qdq_pass(plan, encodings, max(lowest_opset, MIN_OPSET))
-    made = inserted.run(_without_unreached(model, plan, encodings))
-    proto = with_provenance(made.model.proto, plan, encodings)
+    bare = _without_unreached(model, plan, encodings)
+    written = with_target_qdq(bare, plan, encodings, max(lowest_opset, MIN_OPSET))
+    proto = with_provenance(written.proto, plan, encodings)
     for placement in plan.placements:
         qtype = placement.spec.qtype
         if find_storage_qtype(qtype) is not qtype:
@@ -46,9 +46,12 @@ def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: 
     return proto
 
 
-def qdq_pass(plan: Plan, encodings: Encodings, lowest_opset: int = MIN_OPSET) -> InsertQdq:
-    """Return the pass that writes `plan` for its target. Raises RecipeError for an unknown target."""
-    return InsertQdq(plan, encodings, lowest_opset, target_by_name(plan.target).form)
+def with_target_qdq(model: Model, plan: Plan, encodings: Encodings, lowest_opset: int = MIN_OPSET) -> Model:
+    """Return `model` with the pairs of `plan` in the form of its target.
+
+    Raises RecipeError for an unknown target.
+    """
+    return with_qdq(model, plan, encodings, lowest_opset, target_by_name(plan.target).form)
 
 
 def insert_fake_quantize(
@@ -72,9 +75,8 @@ def insert_fake_quantize(
     """
     plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
     chosen = "one" if switchable and switches == "none" else switches
-    inserted = InsertFakeQuantize(plan, encodings, chosen)
-    made = inserted.run(_without_unreached(model, plan, encodings))
-    proto = with_provenance(made.model.proto, plan, encodings)
+    simulated = with_fake_quantize(_without_unreached(model, plan, encodings), plan, encodings, chosen)
+    proto = with_provenance(simulated.proto, plan, encodings)
     if chosen == "each":
         proto.metadata_props.add(key=SWITCHES_KEY, value=json.dumps(switched_tensors(plan)))
     return proto

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -19,7 +20,8 @@ from onnxfq.calibration.statistics.state import state_bytes
 from onnxfq.data import DataDigest, Feed, copy_feeds, digest_feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Placement, Plan
-from onnxfq.errors import StatisticsError
+from onnxfq.errors import RuntimeLibraryError, StatisticsError
+from onnxfq.execution.cluster import Cluster, split_shards
 from onnxfq.graph.model import Model
 from onnxfq.runtime.device_choice import choose_device, fall_back
 from onnxfq.runtime.devices import Device, gpus
@@ -51,6 +53,7 @@ def collect_statistics(
     feeds: Iterable[Feed],
     options: ObserveOptions | None = None,
     start: Statistics | None = None,
+    ray: str | None = None,
 ) -> Statistics:
     """Run the observed model over all feeds and return the statistics of the activations of `plan`.
 
@@ -62,17 +65,26 @@ def collect_statistics(
         feeds: the data; an iterable that can be repeated if memory requires several passes.
         options: threads, memory, device and progress.
         start: statistics of an interrupted run; its feeds, the first of the same data, are not run again.
+        ray: address of a Ray cluster whose workers share the feeds, or "local" for the cores of this machine.
+            The statistics are the same byte for byte.
+
+    Every worker of a cluster needs onnxfq and the same kind of processor: onnxruntime rounds differently with
+    other vector instructions. Custom-op libraries and data files of the model are read at the same absolute
+    paths. Device "any" is the CPU there, because workers must not differ; with "cuda" each takes a GPU.
 
     Raises:
         StatisticsError: at the first NaN or infinity, with tensor, feed and counts.
         DataError: for feeds that do not fit the model.
         ObservationInterrupted: with the statistics so far, if the only pass is interrupted.
-        RuntimeLibraryError: for a GPU that was requested by name and cannot be used.
+        RuntimeLibraryError: for a GPU that was requested by name and cannot be used, without ray, and for a
+            cluster that fails or has no GPU.
         DeviceMemoryError: for a GPU that was requested by name and lacks memory.
     """
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
     model = prepare_model(model, plan.target)
+    if ray is not None:
+        return _collect_on_ray(model, plan, feeds, ray, options, start)
     device = choose_device(options.device)
     tensors = observed_tensors(model, plan, options)
     _tell_large(tensors, options)
@@ -112,6 +124,48 @@ def collect_statistics(
         values |= observed.values
     observed = Statistics(model.sha256, done, values, data=data)
     return observed if start is None else replace(start, complete=True).join(observed)
+
+
+def _collect_on_ray(
+    model: Model,
+    plan: Plan,
+    feeds: Iterable[Feed],
+    address: str,
+    options: ObserveOptions,
+    start: Statistics | None,
+) -> Statistics:
+    """Return the statistics from the workers of a cluster.
+
+    A shard is a stateless task: if its worker dies, Ray runs it again elsewhere. No feed is lost or counted
+    twice.
+    """
+    device: Device = "cuda" if options.device == "cuda" else "cpu"
+    kind = "GPU" if device == "cuda" else "CPU"
+    plain = replace(options, threads=1, progress=None, device=device)
+    with Cluster(address, options.threads) as cluster:
+        if not cluster.workers(kind):
+            raise RuntimeLibraryError(f"the Ray cluster at {address!r} has no {kind}; use device cpu")
+        opened = cluster.put_opening(partial(_open_on_worker, replace(model), plan, plain))
+        total = None if start is None else replace(start, complete=True)
+        try:
+            source = copy_feeds(feeds) if start is None else skip_resumed(model, feeds, start)
+            shards = split_shards(source, 0 if start is None else start.feeds)
+            for observed in cluster.map(_observe_shard, opened, shards, kind=kind):
+                total = observed if total is None else total.join(observed)
+                if options.progress is not None:
+                    options.progress(total.feeds)
+        except KeyboardInterrupt:
+            so_far = total or Statistics(model.sha256, 0, {})
+            raise ObservationInterrupted(replace(so_far, complete=False)) from None
+    return total or Statistics(model.sha256, 0, {})
+
+
+def _open_on_worker(model: Model, plan: Plan, options: ObserveOptions) -> StatisticsObserver:
+    return observer_on(choose_device(options.device), model, plan, options)
+
+
+def _observe_shard(observer: StatisticsObserver, first: int, shard: list[Feed]) -> Statistics:
+    return observer.run(shard, first)
 
 
 def skip_resumed(model: Model, feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:

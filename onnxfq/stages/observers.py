@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics import (
     HISTOGRAM,
-    Accumulator,
     Key,
     Kind,
     Observed,
@@ -43,20 +42,20 @@ from onnxfq.data.model_inputs import input_specs
 from onnxfq.data.options import Nonfinite
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError
+from onnxfq.execution.gathering import Sum, Tally, gather
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.external.weightless import split_weights
 from onnxfq.graph.model import Model
 from onnxfq.graph.segments import most_alive
 from onnxfq.numerics.granularity import PER_TENSOR
-from onnxfq.passes.base import Pass
-from onnxfq.passes.observe.insert_merging import InsertMerging
+from onnxfq.passes.observe.insert_merging import with_merging
 from onnxfq.passes.observe.insert_observers import (
     OBSERVE_OUTPUTS,
     STATE_OUTPUT,
-    InsertObservers,
     find_observed_shape,
     observe_output,
+    with_observers,
 )
 from onnxfq.placement.equalization import find_channels
 from onnxfq.runtime.device_statistics import Gathering
@@ -68,8 +67,6 @@ from onnxfq.runtime.random_numbers import fix_draws
 from onnxfq.runtime.segmented_session import SegmentedSession, open_in_segments
 from onnxfq.runtime.session import Progress, Session
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -148,8 +145,8 @@ class StatisticsObserver:
             lambda feed: most_alive(graph, {name: array.shape for name, array in feed.items()}),
         )
 
-    def _make_pass(self, plan: Plan) -> Pass:
-        return InsertObservers(plan)
+    def _observe(self, model: Model, plan: Plan) -> Model:
+        return with_observers(model, plan)
 
     def __enter__(self) -> StatisticsObserver:
         """Return the observer."""
@@ -180,7 +177,7 @@ class StatisticsObserver:
 
         Raises as `collect_statistics`.
         """
-        tally = _Tally(first, self._options.progress, stopped)
+        tally = Tally(first, self._options.progress, stopped)
         values: dict[Key, Any] = {}
         for (name, kind), value in self._gather(feeds, tally, room).items():
             if kind == GROUPED_HISTOGRAM.name:
@@ -188,24 +185,17 @@ class StatisticsObserver:
             values[name, kind] = value
         return Statistics(self._model.sha256, tally.done, values, tally.complete, tally.data)
 
-    def _gather(self, feeds: Iterable[Feed], tally: _Tally, room: int | None) -> dict[Key, Any]:
+    def _gather(self, feeds: Iterable[Feed], tally: Tally, room: int | None) -> dict[Key, Any]:
         """Return the totals over `feeds`, by tensor and kind, of the first tensors that fit into `room`."""
         places = {name: place for place, name in enumerate(self._outputs)}
         sums = [
-            {kind.name: _Sum(kind.empty(one), _reader(places, one, kind)) for kind in kinds_of(one)}
+            {
+                (one.tensor, kind.name): Sum(kind.empty(one), _reader(places, one, kind))
+                for kind in kinds_of(one)
+            }
             for one in self._tensors
         ]
-        for arrays in tally.over(self._runs.run(feeds)):
-            for sum_ in (sum_ for own in sums for sum_ in own.values()):
-                sum_.total.add(sum_.read(arrays), tally.number)
-            if room is not None:
-                sizes = accumulate(sum(sum_.total.bytes for sum_ in own.values()) for own in sums)
-                del sums[max(1, sum(size <= room for size in sizes)) :]
-        # Popped, so that their memory is released.
-        tensors = [one.tensor for one in self._tensors[: len(sums)]]
-        return {
-            (tensor, kind): sum_.total.result() for tensor in tensors for kind, sum_ in sums.pop(0).items()
-        }
+        return gather(self._runs.run(feeds), sums, tally, room)
 
     def _insert_observers(self, plan: Plan) -> onnx.ModelProto:
         """Return the model with observers; its outputs are theirs, none if there is nothing to observe.
@@ -217,7 +207,7 @@ class StatisticsObserver:
             self._folder = self._files.enter_context(scratch_folder())
             with room_for_scratch():
                 model = replace(model, proto=split_weights(model.proto, self._folder / "weights"))
-        proto = self._make_pass(plan).run(model).model.proto
+        proto = self._observe(model, plan).proto
         self._outputs = [output.name for output in proto.graph.output] if self._tensors else []
         return proto if self._folder is None else widen_model(fix_draws(proto))
 
@@ -264,10 +254,10 @@ class MergingObserver(StatisticsObserver):
         super().__exit__(*exception)
         self._merging = None
 
-    def _make_pass(self, plan: Plan) -> Pass:
-        return InsertMerging(plan, self._options.feed_ranges, self._options.nonfinite == "stop")
+    def _observe(self, model: Model, plan: Plan) -> Model:
+        return with_merging(model, plan, self._options.feed_ranges, self._options.nonfinite == "stop")
 
-    def _gather(self, feeds: Iterable[Feed], tally: _Tally, room: int | None) -> dict[Key, Any]:
+    def _gather(self, feeds: Iterable[Feed], tally: Tally, room: int | None) -> dict[Key, Any]:
         if not self._tensors:
             return super()._gather(feeds, tally, room)
         ranges: list[NDArray[np.float32]] = []
@@ -288,6 +278,7 @@ class MergingObserver(StatisticsObserver):
                 results["channels"] = gathering.channels(one.tensor)[: one.channels if tally.done else 0]
             for kind in kinds_of(one):
                 arrays = [results[output] for output in kind.outputs]
+                assert kind.read is not None
                 values[one.tensor, kind.name] = kind.read(one, arrays, kept[:, rows])
         return values
 
@@ -335,47 +326,3 @@ def _reader(places: Mapping[str, int], one: Observed, kind: Kind[Any]) -> Callab
         return read
     wanted = [places[observe_output(one.tensor, output)] for output in kind.outputs]
     return lambda arrays: [arrays[place] for place in wanted]
-
-
-class _Sum(NamedTuple):
-    """A total, and the function from the outputs of a run to what it adds."""
-
-    total: Accumulator[Any]
-    read: Callable[[Results], Results]
-
-
-@dataclass
-class _Tally:
-    """Count of the feeds of a run.
-
-    Attributes:
-        first: number of the first feed in messages.
-        data: digest of the samples.
-    """
-
-    first: int
-    progress: Progress | None
-    stopped: Callable[[], bool]
-    done: int = 0
-    data: DataDigest = DataDigest()
-    complete: bool = True
-
-    @property
-    def number(self) -> int:
-        """The number of the next feed, for messages."""
-        return self.first + self.done
-
-    def over(self, runs: Iterable[tuple[Found, DataDigest]]) -> Iterator[Found]:
-        """Yield the result of every run, given with its digest, and count it once the caller has added it up.
-
-        Ends after the last one, or when observing is stopped.
-        """
-        for found, digest in runs:
-            yield found
-            self.done += 1
-            self.data += digest
-            if self.progress is not None:
-                self.progress(self.number)
-            self.complete = not self.stopped()
-            if not self.complete:
-                return

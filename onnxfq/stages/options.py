@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 import onnx
@@ -12,6 +12,7 @@ import onnx
 from onnxfq.choices import MOST_THREADS, DeviceChoice
 from onnxfq.data import DEFAULT_BATCH, Data, DataOptions, Feeds
 from onnxfq.data.model_inputs import input_specs
+from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions
 from onnxfq.errors import DataError
 from onnxfq.runtime.random_numbers import explain_draws
 from onnxfq.stages.batch_axis import find_mixing
@@ -64,6 +65,29 @@ class RunOptions:
         """Return the progress callback of stage `name`, which runs `feeds` feeds."""
         progress = self.progress
         return None if progress is None else lambda done: progress(name, done, feeds)
+
+
+@dataclass(frozen=True)
+class QuantizeOptions(RunOptions):
+    """Options of running models that only `quantize` takes.
+
+    Attributes:
+        floats: the type of the non-quantized part; tensors that do not fit in it stay in float32.
+        runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
+        ray: address of a Ray cluster, or "local", that observes, gathers moments and rounds weights by them;
+            the written model is the same to the bit.
+    """
+
+    floats: FloatOptions = ALL_FLOAT32
+    runtime: str | None = None
+    ray: str | None = None
+
+    @staticmethod
+    def of(options: RunOptions | None) -> QuantizeOptions:
+        """Return `options` with the defaults of `quantize` for what they lack."""
+        if options is None or isinstance(options, QuantizeOptions):
+            return options or QuantizeOptions()
+        return QuantizeOptions(**{one.name: getattr(options, one.name) for one in fields(options)})
 
 
 def open_feeds(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.choices import Missing as Missing
+from onnxfq.choices import Uncalibrated
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
@@ -58,17 +58,17 @@ class PlannedEncodings:
         if self.matched is not None:
             self.matched.refuse_missing(remedy)
 
-    def without_missing(self, missing: Missing) -> PlannedEncodings:
+    def without_uncalibrated(self, uncalibrated: Uncalibrated) -> PlannedEncodings:
         """Return this for a run without data or statistics: tensors that the file lacks stay in float.
 
-        Raises PlanError if `missing` is "stop" and the file lacks something, or if nothing is left to
+        Raises PlanError if `uncalibrated` is "error" and the file lacks something, or if nothing is left to
         quantize.
         """
         if self.matched is None or not self.matched.missing:
             return self
-        if missing == "stop":
+        if uncalibrated == "error":
             self.refuse_missing(
-                "give data to calibrate them, or --missing float to leave their nodes in float"
+                "give data to calibrate them, or --uncalibrated float to leave their nodes in float"
             )
         given = self.matched.given
         part = self.plan.without(self.matched.missing, f"{given.kind} has no scale for it")

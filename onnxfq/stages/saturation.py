@@ -15,6 +15,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import DATA_MOVEMENT
+from onnxfq.graph.prune import leave_out
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Saturation
 from onnxfq.runtime.segmented_session import open_in_segments
 from onnxfq.runtime.session import Session
@@ -42,7 +43,7 @@ def drop_unreached_clips(form: FloatForm, feeds: Iterable[Feed], threads: int = 
 def drop_clips(form: FloatForm, names: Iterable[str]) -> None:
     """Leave out, in place, the Clips that make these tensors; what they limit takes over their ranges."""
     dropped = {name: form.clips.pop(name) for name in names}
-    _leave_out(form.proto.graph, {name: one.tensor for name, one in dropped.items()})
+    leave_out(form.proto.graph, {name: one.tensor for name, one in dropped.items()})
     for name, one in dropped.items():
         form.ranges.setdefault(one.tensor, form.ranges[name])
 
@@ -89,7 +90,7 @@ def drop_repeated_clips(proto: onnx.ModelProto, clips: Mapping[str, Saturation])
         readers = index.readers.get(name, [])
         if name not in index.outputs and all(_limits_alike(node, one, index) for node in readers):
             repeated[name] = index.makers[name].input[0]
-    _leave_out(proto.graph, repeated)
+    leave_out(proto.graph, repeated)
     return len(left) - len(repeated)
 
 
@@ -113,24 +114,3 @@ def _limits_alike(node: onnx.NodeProto, clip: Saturation, index: GraphIndex) -> 
 def _fits(clip: Saturation, step: float) -> bool:
     """Tell whether int8 with this step limits values as the Clip does, within half a step."""
     return clip.low <= -127.5 * step and clip.high >= 126.5 * step
-
-
-def _leave_out(graph: onnx.GraphProto, replaced: Mapping[str, str]) -> None:
-    """Remove the nodes that make the tensors `replaced`; their readers read what these stand for."""
-
-    def final(name: str) -> str:
-        while name in replaced:
-            name = replaced[name]
-        return name
-
-    kept = [node for node in graph.node if replaced.keys().isdisjoint(node.output)]
-    for node in kept:
-        node.input[:] = [final(name) for name in node.input]
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
-    del graph.node[:]
-    graph.node.extend(copies)
-    read = {name for node in copies for name in node.input} | {value.name for value in graph.output}
-    read |= GraphIndex(graph).captured
-    tensors = [tensor for tensor in graph.initializer if tensor.name in read]
-    del graph.initializer[:]
-    graph.initializer.extend(tensors)

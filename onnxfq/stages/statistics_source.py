@@ -13,7 +13,6 @@ from onnxfq.errors import DataError
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.limits import with_limits
 from onnxfq.stages.observe import collect_statistics
-from onnxfq.stages.observe_ray import collect_on_ray
 from onnxfq.stages.options import RunOptions
 
 
@@ -50,9 +49,7 @@ def gather_statistics(
         feed_ranges=any(p.calibrator.is_ordered for p in plan.activations),
         progress=options.stage("observe", inputs.runs),
     )
-    if ray is not None:
-        return collect_on_ray(model, plan, feeds, ray, observing)
-    return collect_statistics(model, plan, feeds, observing)
+    return collect_statistics(model, plan, feeds, observing, ray=ray)
 
 
 def _digest(inputs: QuantizeSession) -> DataDigest:

@@ -83,7 +83,7 @@ class StoredArray:
 
 def load_npz(path: str | Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
     """Return the arrays `names` of an .npz that it has, or all. Raises one of `UNREADABLE` for any fault."""
-    found: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     left = MOST_ARRAYS
     with _own_faults(), _open_zip(path) as packed:  # once: a file of statistics has thousands of arrays
         members = {info.filename: info for info in packed.infolist()}
@@ -95,10 +95,10 @@ def load_npz(path: str | Path, names: Collection[str] | None = None) -> dict[str
                 header = _read_header(stream, info.file_size, f"{name!r} in it is not an array")
                 if header.bytes >= left:
                     raise ValueError(f"its arrays have more than {MOST_ARRAYS >> 30} GB")
-                found[name] = _read_values(stream, header)
+                arrays[name] = _read_values(stream, header)
                 stream.read(1)  # at the end the checksum is compared
             left -= header.bytes
-    return found
+    return arrays
 
 
 def npz_names(path: str | Path) -> list[str]:
@@ -145,7 +145,9 @@ def write_npz(path: Path, arrays: Iterable[tuple[str, NDArray[Any]]]) -> None:
     """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays:
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as stream:
+            member = zipfile.ZipInfo(f"{name}.npy")
+            member.compress_type = zipfile.ZIP_DEFLATED  # of the archive, for names alone
+            with archive.open(member, "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, np.asanyarray(array), allow_pickle=False)
 
 
@@ -203,7 +205,7 @@ def _read_header(stream: IO[bytes], size: int, otherwise: str) -> _Header:
         if version[0] == 1:
             read = np.lib.format.read_array_header_1_0
         header = _Header(*read(stream))
-        whole = all(isinstance(one, int) and one >= 0 for one in header.shape)
+        whole = all(isinstance(size_of_axis, int) and size_of_axis >= 0 for size_of_axis in header.shape)
         if not whole or header.dtype.hasobject:
             raise ValueError("it has no shape, or holds Python objects, which are not loaded")
         if stream.tell() + header.bytes > size:

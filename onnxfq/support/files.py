@@ -66,17 +66,9 @@ def replace_file(path: str | Path) -> Iterator[Path]:
         if handle is None:
             temporary_files.remove_stale(path)
             handle, named = temporary_files.open_temporary(path)
-    written, waits = WrittenFile(handle, named, path), False
-    try:
-        with writing(path):
-            temporary = named or Path(f"{temporary_files.OPEN_FILES}/{handle}")
-            yield temporary
-            # Temporary files are private; give the result the permissions of any new file.
-            temporary.chmod(0o666 & ~_umask())
-            waits = finish_or_wait(written)
-    finally:
-        if not waits:
-            written.close()
+    temporary = named or Path(f"{temporary_files.OPEN_FILES}/{handle}")
+    with _place(WrittenFile(handle, named, path), temporary, 0o666):
+        yield temporary
 
 
 @contextmanager
@@ -92,11 +84,21 @@ def replace_folder(path: str | Path) -> Iterator[Path]:
     with writing(path):
         temporary_files.remove_stale(path)
         handle, folder = temporary_files.open_temporary_folder(path)
-    written, waits = WrittenFile(handle, folder, path, is_folder=True), False
+    with _place(WrittenFile(handle, folder, path, is_folder=True), folder, 0o777):
+        yield folder
+
+
+@contextmanager
+def _place(written: WrittenFile, temporary: Path, mode: int) -> Iterator[None]:
+    """Give what was written in the block its name, now or with the others; remove it if the block raises."""
+    waits = False
     try:
-        with writing(path):
-            yield folder
-            folder.chmod(0o777 & ~_umask())
+        with writing(written.path):
+            yield
+            # Temporary files are private; the result gets the permissions of any new one.
+            mask = os.umask(0)
+            os.umask(mask)
+            temporary.chmod(mode & ~mask)
             waits = finish_or_wait(written)
     finally:
         if not waits:
@@ -114,12 +116,6 @@ def check_folder(path: Path) -> None:
             f"{path} is the current folder, which cannot be replaced as a whole; give a new one"
         )
     check_writable(path / "any" if path.exists() else path)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write_text(path: str | Path, text: str) -> None:

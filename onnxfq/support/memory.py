@@ -41,8 +41,8 @@ def free_memory() -> int | None:
 
 
 def _group_limits() -> list[int]:
-    found = []
+    limits = []
     for path in _GROUP_LIMITS:
         text = path.read_text("ascii").strip() if os.access(path, os.R_OK) else ""
-        found += [int(text)] if text.isdecimal() else []  # "max": no limit
-    return found
+        limits += [int(text)] if text.isdecimal() else []  # "max": no limit
+    return limits

@@ -219,15 +219,15 @@ def check_apart(output: Path, inputs: Iterable[Path]) -> None:
     if "\0" in str(output):
         raise OutputError(f"cannot write {str(output)!r}: no file can have this name; choose another place")
     real = Path(os.path.realpath(output))
-    for one in inputs:
-        if "\0" in str(one):  # what reads it says so
+    for path in inputs:
+        if "\0" in str(path):  # its reader reports it
             continue
-        other = Path(os.path.realpath(one))
+        other = Path(os.path.realpath(path))
         if real == other:
             raise OutputError(f"output {output} is another file of this command too; give another file name")
         if other in real.parents and other.is_dir() and real.exists() and not real.is_dir():
             raise OutputError(
-                f"output {output} would replace a file in folder {one}, which this command reads; give "
+                f"output {output} would replace a file in folder {path}, which this command reads; give "
                 "another file name"
             )
 

@@ -14,9 +14,9 @@ class Reason(str):
 
     def __new__(cls, rule: str, sentence: str) -> Reason:
         """Create a reason; an empty sentence is false, like an empty string."""
-        made = super().__new__(cls, sentence)
-        made.rule = rule
-        return made
+        reason = super().__new__(cls, sentence)
+        reason.rule = rule
+        return reason
 
     def __reduce__(self) -> tuple[type[Reason], tuple[str, str]]:
         """Return what pickle and copy make it from again."""

@@ -50,10 +50,10 @@ class Record(pydantic.BaseModel, metaclass=_OneLine):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy in which the fields of `update` have new values."""
-        made = super().model_copy(update=update, deep=deep)
-        for name in [name for name in made.__dict__ if name not in type(self).model_fields]:
-            del made.__dict__[name]  # pydantic copies cached properties too
-        return made
+        copy = super().model_copy(update=update, deep=deep)
+        for name in [name for name in copy.__dict__ if name not in type(self).model_fields]:
+            del copy.__dict__[name]  # pydantic copies cached properties too
+        return copy
 
     @classmethod
     def file_fields(cls) -> tuple[str, ...]:
@@ -112,9 +112,9 @@ def _check_unfolded(root: yaml.Node) -> None:
 
     def size(node: yaml.Node) -> int:
         if id(node) not in sizes:
-            sizes[id(node)] = _MOST_NODES  # of a reference to itself
+            sizes[id(node)] = _MOST_NODES  # the size of a reference to itself
             pairs = node.value if isinstance(node, yaml.CollectionNode) else ()
-            parts = [part for one in pairs for part in (one if isinstance(one, tuple) else (one,))]
+            parts = [part for child in pairs for part in (child if isinstance(child, tuple) else (child,))]
             sizes[id(node)] = min(_MOST_NODES, 1 + sum(map(size, parts)))
         return sizes[id(node)]
 

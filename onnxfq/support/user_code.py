@@ -82,5 +82,5 @@ def _place(fault: BaseException) -> str:
     if isinstance(fault, SyntaxError) and fault.filename:
         return f" in line {fault.lineno} of {fault.filename}"
     frames = traceback.extract_tb(fault.__traceback__)
-    own = [one for one in frames if not one.filename.startswith((_PACKAGE, "<", *_LIBRARIES))]
+    own = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, "<", *_LIBRARIES))]
     return f" in line {own[-1].lineno} of {own[-1].filename}" if own else ""

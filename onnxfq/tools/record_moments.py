@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from onnxfq.calibration.statistics.moments import MomentSums
+from onnxfq.calibration.statistics import Statistics
+from onnxfq.calibration.statistics.input_kinds import ObservedInput
+from onnxfq.calibration.statistics.input_means import ENDS, ChannelEnds
+from onnxfq.calibration.statistics.kind import InputKey
+from onnxfq.calibration.statistics.second_moments import InputSums
 from onnxfq.calibration.weights import METHODS, Moments
-from onnxfq.calibration.weights.moments_file import Key, Ranges
 from onnxfq.choices import MOMENTS_MEMORY
-from onnxfq.data import Data, DataDigest, Feed, Feeds
+from onnxfq.data import Data, DataDigest, Feeds
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.rounding import NEAREST
 from onnxfq.errors import RecipeError, StatisticsError
 from onnxfq.execution.cluster import Cluster
 from onnxfq.execution.float_runs import FloatRuns
+from onnxfq.execution.gathering import Tally
 from onnxfq.graph.model import Model
-from onnxfq.remedies.moments import input_ends, layer_keys, read_tensors, sample_inputs, sums_of_inputs
-from onnxfq.remedies.moments_ray import RayMoments
+from onnxfq.remedies.moments import Part, layer_keys, moments_of_inputs, read_tensors, sample_inputs
+from onnxfq.remedies.moments_ray import RayInputs
 from onnxfq.remedies.weighted_layers import WeightedLayer, find_layers
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.support.interrupts import note_interrupts
 from onnxfq.targets.target import prepare_model
-
-_Gathered = tuple[Key, NDArray[np.float64], MomentSums | None]
 
 
 def gather_moments(
@@ -64,119 +63,95 @@ def gather_moments(
 
     Raises RecipeError if no weight of the plan is rounded by moments alone, StatisticsError for an input that
     holds NaN or infinities or leaves the given ranges and for a `start` of something else,
-    RuntimeLibraryError without ray or its cluster, MomentsInterrupted after writing the inputs that are done.
+    RuntimeLibraryError without ray or its cluster, KeyboardInterrupt for one before the first input was done;
+    later ones leave a file that is not complete.
     """
     options = options or RunOptions()
     plan.check_model(model.sha256)
     model = prepare_model(model, plan.target)
     layers = _layers(model, plan)
+    keys = layer_keys(layers)
     feeds = open_feeds(model.proto, data, options.batch, options.data)
     given = ranges if ranges is None or isinstance(ranges, Moments) else Moments.load(ranges)
     if given is not None:
-        given.check_model(model.sha256)
-        given.check_inputs(layer_keys(layers))
+        given.statistics.check_model(model.sha256)
+        given.check_inputs(keys)
     progress = options.stage("moments", feeds.runs)
     digest = _read_through(feeds)
-    samples, whole = digest.samples, digest.hex
-    if given is not None:
-        samples, whole = given.samples, given.whole or given.data.hex
-    known = None if given is None else given.ranges
-    keys = layer_keys(layers)
-    done: Ranges = {} if start is None else start.ranges
-    if start is not None:
-        _check_start(start, model, samples, digest, keys)
-    left = [layer for layer in layers if not done.keys() >= set(layer_keys([layer]))]
+    # In place of feeds their samples are counted: the file has the same bytes for any batches.
+    found = Statistics(model.sha256, digest.samples, {}, data=digest)
     with ExitStack() as opened:
-        if left and ray is not None:
-            cluster = opened.enter_context(Cluster(ray, options.threads))
-            spread = RayMoments(
-                cluster, model, left, feeds, samples, memory=memory, ranges=known, progress=progress
-            )
         stopped = opened.enter_context(note_interrupts())
-        source = _Stoppable(feeds, stopped)
-        found: Iterator[_Gathered]
-        if not left:
-            found = iter(())
-        elif ray is None:
-            runs = opened.enter_context(
-                closing(FloatRuns(model, read_tensors(left), options.threads, memory, progress))
-            )
-            if ranges_only:
-                found = _ranges(input_ends(runs, source, keys))
+        cluster = None if ray is None else opened.enter_context(Cluster(ray, options.threads))
+
+        def open_runs(left: Sequence[WeightedLayer]) -> FloatRuns:
+            runs = FloatRuns(model, read_tensors(left), options.threads, memory)
+            return opened.enter_context(closing(runs))
+
+        def find_ranges(inputs: RayInputs | None) -> Mapping[InputKey, ChannelEnds]:
+            """Return the ranges of the data. Raises KeyboardInterrupt if this is interrupted."""
+            if inputs is not None:
+                ends = inputs.ranges(progress, stopped)
             else:
-                found = sums_of_inputs(sample_inputs(runs, left, source, samples, memory, known))
-        else:
-            found = _ranges(spread.ranges) if ranges_only else sums_of_inputs([spread])
-        if start is not None:
-            kept = ((key, ends, start.of(key)) for key, ends in done.items())
-            found = chain(kept, (one for one in found if one[0] not in done))
-        found = found if ranges_only else _until_stopped(found, stopped)
-        moments = Moments.write(output, model.sha256, samples, digest, found, len(keys), whole)
-    if not moments.complete:
-        raise MomentsInterrupted(moments)
-    return moments
+                tally = Tally(0, progress, stopped)
+                ends = open_runs(layers).observe(ENDS, [ObservedInput(*key) for key in keys], feeds, tally)
+            if stopped():
+                raise KeyboardInterrupt
+            return ends
+
+        def moments_of(left: Sequence[WeightedLayer]) -> Iterator[Part]:
+            known = None if given is None else given.ranges
+            if cluster is None:
+                how = memory, known, 0, progress, stopped
+                yield from sample_inputs(open_runs(left), left, feeds, whole.samples, *how)
+                return
+            inputs = RayInputs(cluster, model, left, feeds, memory)
+            if known is None:
+                known = {key: value.ends for key, value in find_ranges(inputs).items()}
+            yield inputs.moments(whole.samples, known)
+
+        if ranges_only:
+            inputs = None if cluster is None else RayInputs(cluster, model, layers, feeds, memory)
+            return Moments(replace(found, values=ENDS.to_keys(find_ranges(inputs))).save(output))
+        whole = digest if given is None else given.whole
+        found = replace(found, whole=DataDigest(whole.value, whole.samples))
+        done = {} if start is None else _check_start(start, found, keys)
+        left = [layer for layer in layers if not done.keys() >= set(layer_keys([layer]))]
+        new = (one for one in moments_of_inputs(moments_of(left)) if one[0] not in done)
+        items = chain(done.items(), _until_stopped(new, stopped))
+        return Moments(found.save(output, items, len(keys)))
 
 
-class MomentsInterrupted(KeyboardInterrupt):
-    """Interruption of `gather_moments` from outside; `moments` has the inputs that were done."""
-
-    def __init__(self, moments: Moments) -> None:
-        """Store the moments gathered so far."""
-        super().__init__("gathering moments was interrupted")
-        self.moments = moments
-
-
-def _check_start(start: Moments, model: Model, samples: int, digest: DataDigest, keys: Sequence[Key]) -> None:
-    """Raise StatisticsError if the interrupted run gathered something else."""
-    start.check_model(model.sha256)
-    if (start.samples, start.data) != (samples, digest):
+def _check_start(start: Moments, found: Statistics, keys: Sequence[InputKey]) -> Mapping[InputKey, InputSums]:
+    """Return the moments of an interrupted run. Raises StatisticsError if it gathered something else."""
+    start.statistics.check_model(found.model_sha256)
+    old, new = start.statistics.data, found.data
+    if (old, start.whole) != (new, found.whole):
         raise StatisticsError(
-            f"the interrupted run read {start.data.samples} samples with digest {start.data.hex[:12]}, these "
-            f"are {digest.samples} with {digest.hex[:12]}; give the same data and --ranges-from"
+            f"the interrupted run read {old.samples} samples with digest {old.hex[:12]}, these are "
+            f"{new.samples} with {new.hex[:12]}; give the same data and --ranges-from"
         )
-    odd = [tensor for tensor, view in start.ranges if (tensor, view) not in keys]
+    odd = [tensor for tensor, view in start.sums if (tensor, view) not in keys]
     if odd:
         raise StatisticsError(
             f"the interrupted run gathered moments of tensor {odd[0]!r}, by which this recipe rounds no "
             "weight; give the same recipe"
         )
+    return start.sums
 
 
-class _Stopped(KeyboardInterrupt):
-    """An interruption while the data is read."""
-
-
-@dataclass(frozen=True)
-class _Stoppable:
-    """Feeds that end with _Stopped once `stopped`."""
-
-    feeds: Feeds
-    stopped: Callable[[], bool]
-
-    def __iter__(self) -> Iterator[Feed]:
-        for feed in self.feeds:
-            if self.stopped():
-                raise _Stopped
-            yield feed
-
-
-def _until_stopped(found: Iterable[_Gathered], stopped: Callable[[], bool]) -> Iterator[_Gathered]:
-    """Yield what is gathered before an interruption; if that is nothing, it goes on."""
+def _until_stopped(
+    moments: Iterable[tuple[InputKey, InputSums]], stopped: Callable[[], bool]
+) -> Iterator[tuple[InputKey, InputSums]]:
+    """Yield what is gathered before an interruption. Raises KeyboardInterrupt if that is nothing."""
     count = 0
-    try:
-        for one in found:
-            yield one
-            count += 1
-            if stopped():
-                return
-    except _Stopped:
-        if not count:
-            raise
-
-
-def _ranges(ranges: Ranges) -> Iterator[_Gathered]:
-    """Yield each input with its ranges and no sums."""
-    return ((key, one, None) for key, one in ranges.items())
+    for one in moments:
+        yield one
+        count += 1
+        if stopped():
+            return
+    if stopped() and not count:
+        raise KeyboardInterrupt
 
 
 def _layers(model: Model, plan: Plan) -> list[WeightedLayer]:

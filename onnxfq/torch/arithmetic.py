@@ -77,8 +77,8 @@ class RoundingGrid:
             raise SpecError(f"unknown rounding {rounding!r}{nearest(rounding, ROUNDINGS)}")
         if arithmetic not in ARITHMETICS:
             raise SpecError(f"unknown arithmetic {arithmetic!r}{nearest(arithmetic, ARITHMETICS)}")
-        found = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
-        return RoundingGrid(found, rounding, arithmetic, saturate, packed_mask)
+        number_type = qtype_by_name(qtype) if isinstance(qtype, str) else qtype
+        return RoundingGrid(number_type, rounding, arithmetic, saturate, packed_mask)
 
 
 @dataclass(frozen=True)

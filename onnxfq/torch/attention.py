@@ -145,7 +145,7 @@ def _additive(mask: Tensor, scores: Tensor) -> Tensor:
 _LEADING = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
-def expand(graph: fx.Graph) -> None:
+def decompose_sdpa(graph: fx.Graph) -> None:
     """Decompose every scaled_dot_product_attention, in place.
 
     Its products are named after the call, with the suffixes _scores and _context.

@@ -48,8 +48,8 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
     replaced = {name: q.observer for name, q in observed.items() if q.calibrating_observer}
     for quantizer in observed.values():
         if quantizer.calibrating_observer:
-            made = make_observer(quantizer.calibrating_observer, quantizer.spec, quantizer.calibrator)
-            quantizer.observer = made.to(quantizer.scale.device)
+            observer = make_observer(quantizer.calibrating_observer, quantizer.spec, quantizer.calibrator)
+            quantizer.observer = observer.to(quantizer.scale.device)
         assert quantizer.observer is not None
         quantizer.observer.reset()
         quantizer.observer_enabled, quantizer.training_only = True, False
@@ -98,7 +98,7 @@ def get_encodings(model: nn.Module) -> Encodings:
 
     Raises PlanError for a quantizer with a zero_point_shift.
     """
-    made = []
+    encodings = []
     for name, quantizer in quantizers(model).items():
         if quantizer.zero_point_shift:
             raise PlanError(
@@ -106,9 +106,9 @@ def get_encodings(model: nn.Module) -> Encodings:
             )
         if quantizer.is_initialized:
             scale, zero_point = (value.cpu().numpy() for value in quantizer.qparams())
-            one = Encoding.of(_tensor(name), quantizer.spec, scale, zero_point)
-            made.append(one.model_copy(update={"calibrator": quantizer.calibrator}))
-    return Encodings(model_sha256="", encodings=tuple(made))
+            encoding = Encoding.of(_tensor(name), quantizer.spec, scale, zero_point)
+            encodings.append(encoding.model_copy(update={"calibrator": quantizer.calibrator}))
+    return Encodings(model_sha256="", encodings=tuple(encodings))
 
 
 def set_encodings(model: nn.Module, encodings: Encodings) -> None:
@@ -140,14 +140,14 @@ def onnx_names(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> dict[str,
     named = [name for name, quantizer in quantizers(model).items() if quantizer.is_initialized]
     with _number_quantizers([quantizers(model)[name] for name in named]):
         exported = load(export_nodes(model, request))
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     if not has_fake_quantize(exported):
-        return found
+        return names
     for node in exported.proto.graph.node:
         if node.op_type == "FakeQuantize":
             scale = tensor_array(exported.constants[node.input[1]])
-            found[_tensor(named[int(np.asarray(scale).flat[0]) - 1])] = node.input[0]
-    return found
+            names[_tensor(named[int(np.asarray(scale).flat[0]) - 1])] = node.input[0]
+    return names
 
 
 def encodings_to_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> Encodings:
@@ -156,17 +156,17 @@ def encodings_to_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> En
     Raises PlanError if two quantizers of one ONNX tensor differ: encodings have one entry for each tensor.
     """
     names = onnx_names(model, inputs)
-    made: dict[str, Encoding] = {}
+    encodings: dict[str, Encoding] = {}
     for encoding in get_encodings(model).encodings:
         if encoding.tensor not in names:
             continue
         renamed = encoding.model_copy(update={"tensor": names[encoding.tensor]})
-        if made.setdefault(renamed.tensor, renamed) != renamed:
+        if encodings.setdefault(renamed.tensor, renamed) != renamed:
             raise PlanError(
                 f"tensor {renamed.tensor!r} has two unequal quantizers, one is {encoding.tensor!r}; "
                 "give both one scale, or export Q/DQ, which keeps both"
             )
-    return Encodings(model_sha256="", encodings=tuple(made.values()))
+    return Encodings(model_sha256="", encodings=tuple(encodings.values()))
 
 
 def encodings_from_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor], encodings: Encodings) -> None:

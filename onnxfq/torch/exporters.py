@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from onnxfq.errors import ModelError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.passes.extract_fake_quantize import Lifted, drop_copies, has_fake_quantize, lift_fake_quantize
-from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.passes.recognize_fake_quantize import recognize_rounding
 from onnxfq.support.temporary import scratch_folder
 from onnxfq.targets.target import DEFAULT_TARGET, prepare_model
@@ -215,8 +215,8 @@ def lift(exported: onnx.ModelProto) -> Lifted | None:
 def lower(lifted: Lifted) -> onnx.ModelProto:
     """Return the Q/DQ model, at the lowest opset, not below the export's, that has its number formats.
 
-    A model that multiplies by 1 / scale, as torch's functions do, gets a warning: QuantizeLinear divides, and
-    a value within a rounding error of the midpoint between two numbers may round to the other one.
+    A model that multiplies by 1 / scale, as torch's functions do, gets a warning. QuantizeLinear divides: a
+    value within a rounding error of the midpoint between two numbers may round to the other one.
     """
     if lifted.reciprocal:
         log.warning(
@@ -224,5 +224,5 @@ def lower(lifted: Lifted) -> onnx.ModelProto:
             "between two steps may round differently; train with arithmetic='divide'",
             lifted.reciprocal,
         )
-    inserted = InsertQdq(lifted.plan, lifted.encodings).run(lifted.model).model
+    inserted = with_qdq(lifted.model, lifted.plan, lifted.encodings)
     return drop_copies(inserted).proto

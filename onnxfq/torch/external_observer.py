@@ -15,7 +15,7 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.observers import Observer, make_observer
 
 
-class ForeignObserver(Observer):
+class ExternalObserver(Observer):
     """Module that observes in its forward and has `calculate_qparams() -> (scale, zero point)`."""
 
     def __init__(self, spec: QuantSpec, inner: nn.Module) -> None:
@@ -86,21 +86,32 @@ def open_observer(
         if isinstance(given, type) and issubclass(given, Observer):
             return given(spec, **keywords)
         given = given(**(_spec_arguments(given, spec) | dict(keywords)))
-    return given if isinstance(given, Observer) else ForeignObserver(spec, given)
+    return given if isinstance(given, Observer) else ExternalObserver(spec, given)
+
+
+def torch_dtype(spec: QuantSpec) -> torch.dtype:
+    """Return torch's quantized dtype for a grid: qint8, quint8, or qint32 for wider ones."""
+    narrow = torch.qint8 if spec.qtype.signed else torch.quint8
+    return narrow if spec.qtype.bits <= 8 else torch.qint32
+
+
+def torch_scheme(spec: QuantSpec) -> torch.qscheme:
+    """Return torch's scheme of a spec: per tensor or per channel, affine or symmetric."""
+    kind = "tensor" if spec.granularity.axis is None else "channel"
+    scheme: torch.qscheme = getattr(torch, f"per_{kind}_{'symmetric' if spec.symmetric else 'affine'}")
+    return scheme
 
 
 def _spec_arguments(maker: Callable[..., Any], spec: QuantSpec) -> dict[str, Any]:
     """Return the arguments of torch.ao's observers that follow from the spec, if `maker` takes them."""
-    kind = "tensor" if spec.granularity.axis is None else "channel"
-    narrow = torch.qint8 if spec.qtype.signed else torch.quint8
     known = {
         "quant_min": int(spec.qtype.qmin),
         "quant_max": int(spec.qtype.qmax),
-        "dtype": narrow if spec.qtype.bits <= 8 else torch.qint32,
-        "qscheme": getattr(torch, f"per_{kind}_{'symmetric' if spec.symmetric else 'affine'}"),
+        "dtype": torch_dtype(spec),
+        "qscheme": torch_scheme(spec),
         "ch_axis": spec.granularity.axis or 0,
     }
-    made = getattr(getattr(maker, "p", maker), "func", maker)  # torch.ao's with_args wraps a partial
-    taken = inspect.signature(made).parameters
+    inner = getattr(getattr(maker, "p", maker), "func", maker)  # torch.ao's with_args wraps a partial
+    taken = inspect.signature(inner).parameters
     fixed = getattr(getattr(maker, "p", maker), "keywords", {})
     return {name: value for name, value in known.items() if name in taken and name not in fixed}

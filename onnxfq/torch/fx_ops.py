@@ -137,7 +137,7 @@ def make_site(
 
 def is_depthwise(op_types: tuple[str, ...], weights: Mapping[str, Tensor], groups: int) -> bool:
     """Tell whether an operator is a convolution whose groups read one channel each."""
-    return op_types == ("Conv",) and groups > 1 and all(one.shape[1] == 1 for one in weights.values())
+    return op_types == ("Conv",) and groups > 1 and all(weight.shape[1] == 1 for weight in weights.values())
 
 
 def explain_unquantized(weights: Mapping[str, Tensor]) -> str:
@@ -194,12 +194,12 @@ def _product(module: nn.Module, node: fx.Node) -> Iterator[FxSite]:
     kind = None
     for slot, weight in enumerate(weights):
         if weight is not None:
-            made = OnnxNode(op_type, {"equation": equation})
+            onnx_node = OnnxNode(op_type, {"equation": equation})
             kind = LayerKind(
                 op_types=(op_type,),
                 weights=lambda module: (),
-                channel_axis=channel_axis(made, slot, weight.ndim),
-                summed_axis=find_summed_axis(made, slot, weight.ndim),
+                channel_axis=channel_axis(onnx_node, slot, weight.ndim),
+                summed_axis=find_summed_axis(onnx_node, slot, weight.ndim),
                 has_input=True,
             )
     yield make_site(node, op_type, (op_type,), operands, kind=kind)
@@ -223,8 +223,8 @@ def weight_of(module: nn.Module, value: Any) -> Tensor | None:
     if not isinstance(value, fx.Node):
         return None
     if value.op == "get_attr":
-        found = reduce(getattr, str(value.target).split("."), module)
-        return found if isinstance(found, Tensor) else None
+        weight = reduce(getattr, str(value.target).split("."), module)
+        return weight if isinstance(weight, Tensor) else None
     if any(isinstance(argument, fx.Node) for argument in value.args[1:]) or value.kwargs:
         return None
     source = weight_of(module, value.args[0]) if value.args else None

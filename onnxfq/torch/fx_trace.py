@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from onnxfq.torch.attention import expand, restore_calls
+from onnxfq.torch.attention import decompose_sdpa, restore_calls
 from onnxfq.torch.fx_ops import (
     FxSite,
     functional_layer,
@@ -88,7 +88,7 @@ def _trace(module: nn.Module) -> Code:
             module.training = training
             graph = _Tracer().trace(module)
             normalize_arguments(module, graph)
-            expand(graph)
+            decompose_sdpa(graph)
             graphs.append(graph)
     except Exception as error:  # tracing runs the user's code, which may raise anything
         text = (str(error) or type(error).__name__).splitlines()[0]
@@ -143,7 +143,7 @@ def calls(code: Code) -> Iterator[FxSite]:
     """
     if not code.graphs:
         return
-    graph = code.graphs[-1]  # of evaluation
+    graph = code.graphs[-1]  # the graph of evaluation
     yield from multiplications(code.module, graph)
     for node in graph.nodes:
         skip = _skip_branch(code.module, node) if _is(node, _SUMS) else None
@@ -235,7 +235,7 @@ def _longer(module: nn.Module, left: fx.Node, right: fx.Node) -> int:
 
 def _ways(module: nn.Module, node: fx.Node) -> dict[fx.Node, int]:
     order = list(node.graph.nodes)
-    position = {one: i for i, one in enumerate(order)}
+    position = {place_of: i for i, place_of in enumerate(order)}
     length = {node: 0}
     for current in reversed(order[: position[node] + 1]):
         if current not in length:
@@ -296,9 +296,9 @@ def rewrite(code: Code, given: Mapping[str, FakeQuantize], sites: Mapping[str, t
         restore_calls(graph, {sites[name][0] for name in given})
         forwards.append(graph)
     swap(code.module, given, SwappedCode)
-    made = [type(fx.GraphModule(code.module, graph)).forward for graph in forwards]
+    functions = [type(fx.GraphModule(code.module, graph)).forward for graph in forwards]
     swapped: Any = type(code.module)
-    swapped.forwards, swapped.weights_read = tuple(made), weights
+    swapped.forwards, swapped.weights_read = tuple(functions), weights
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:

@@ -1,8 +1,8 @@
 """CPU kernels of the library on torch tensors, bit-identical to `arithmetic.py` in one pass over memory.
 
-Each function returns None if the kernels do not apply, and torch's operations do the work: on other devices,
-in float64, with rounding other than half_even or limits that the library lacks, while torch compiles,
-exports, traces, records, transforms or watches operations, and without the library.
+Each function returns None if the kernels do not apply, and torch's operations do the work. The kernels need
+the library and a CPU tensor of up to 32 bits; they know rounding half_even and the library's limits. They do
+not run while torch compiles, exports, traces, records, transforms or watches operations.
 """
 
 from __future__ import annotations

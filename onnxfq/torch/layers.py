@@ -173,8 +173,8 @@ def float_weight(layer: nn.Module, name: str) -> Tensor:
     if weight is None:
         weight = layer.__dict__.get(name)
     if weight is None:
-        made = getattr(getattr(layer, "float_class", type(layer)), name)
-        weight = made.__get__(layer)
+        descriptor = getattr(getattr(layer, "float_class", type(layer)), name)
+        weight = descriptor.__get__(layer)
     assert isinstance(weight, Tensor)
     return weight
 

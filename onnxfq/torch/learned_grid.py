@@ -126,14 +126,13 @@ class LearnedGrid(OwnTypes):
             raise SpecError(f"the zero point of {self.spec} is 0; learn the scale alone")
         if what != "nothing" and self.spec.power_of_two:
             raise SpecError(f"power-of-two scales cannot be learned, got {self.spec}; remove power_of_two")
-        scale, zero_point = self.qparams()
-        for name in ("scale", "zero_point", "rmin", "rmax"):
-            self.__dict__["_parameters"].pop(name, None)
-            self.__dict__["_buffers"].pop(name, None)
-        self.learned = what
-        self._declare(what, scale, zero_point)
+        self._declare(what, *self.qparams())
 
     def _declare(self, what: Learned, scale: Tensor, zero_point: Tensor) -> None:
+        for name in ("scale", "zero_point", "rmin", "rmax"):
+            for kind in ("_parameters", "_buffers"):
+                self.__dict__[kind].pop(name, None)
+        self.learned = what
         if what in ("scale", "scale_zero_point"):
             self.scale = nn.Parameter(scale.clone())
         else:
@@ -153,14 +152,10 @@ class LearnedGrid(OwnTypes):
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         state = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
         if prefix + "learned" in state:
-            learned = LEARNED[int(state.pop(prefix + "learned"))]
+            learned: Any = LEARNED[int(state.pop(prefix + "learned"))]
             if learned != self.learned:
-                for name in ("scale", "zero_point", "rmin", "rmax"):
-                    for kind in ("_parameters", "_buffers"):
-                        self.__dict__[kind].pop(name, None)
-                self.learned = learned  # type: ignore[assignment]
-                device = state[prefix + "scale"]
-                self._declare(self.learned, torch.zeros_like(device), torch.zeros_like(device))
+                scale = state[prefix + "scale"]
+                self._declare(learned, torch.zeros_like(scale), torch.zeros_like(scale))
         # The state gives the shapes of scales: nothing has run yet when it is loaded.
         for name, tensor in [*self._buffers.items(), *self._parameters.items()]:
             given = state.get(prefix + name)

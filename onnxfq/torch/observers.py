@@ -257,22 +257,13 @@ class Fixed(Observer):
     def __init__(self, spec: QuantSpec, calibrator: Calibrator) -> None:
         """Take the range of `calibrator`, which `is_fixed`."""
         super().__init__(spec)
-        self.ends = calibrator(TensorStatistics.from_results(*_NOTHING), spec)
+        self.ends = calibrator(TensorStatistics.from_array(np.zeros(0, np.float32)), spec)
 
     def forward(self, x: Tensor) -> None:
         """Store the range on the device of x."""
         low, high = (torch.tensor(end, dtype=torch.float64, device=x.device) for end in self.ends)
         self.keep((low, high))
 
-
-_NOTHING: tuple[Any, ...] = (
-    (float("inf"), float("-inf")),
-    [0, 0, 0, 0],
-    np.zeros(0, np.int32),
-    np.zeros(0, np.int64),
-    np.zeros((0, 2), np.float32),
-)
-"""Results of a histogram of no tensor."""
 
 OBSERVERS: dict[str, Callable[..., Observer]] = {
     "minmax": MinMax,
@@ -292,8 +283,7 @@ def make_observer(name: str, spec: QuantSpec, calibrator: Calibrator = MINMAX) -
     """
     if name.startswith("moving_average:"):
         parameters = Calibrator.parse(name).parameters
-        return MovingAverage(spec, *(float(one) for one in parameters))
+        return MovingAverage(spec, *map(float, parameters))
     if name not in OBSERVERS:
         raise SpecError(f"unknown observer {name!r}{nearest(name, OBSERVERS)}")
-    made = OBSERVERS[name]
-    return made(spec, calibrator) if made in (Latest, Histogram) else made(spec)
+    return OBSERVERS[name](spec, *([calibrator] if name in ("latest", "histogram") else []))

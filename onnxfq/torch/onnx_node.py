@@ -44,10 +44,10 @@ def onnx_node(
     if torch.jit.is_tracing():
         traced: Tensor = _Traced.apply(x, scale, zeros, attributes)
         return traced
-    made: Tensor = torch.onnx.ops.symbolic(
+    output: Tensor = torch.onnx.ops.symbolic(
         OPERATOR, (x, scale, zeros), attributes, dtype=x.dtype, shape=x.shape, version=1
     )
-    return made
+    return output
 
 
 def has_node(grid: RoundingGrid) -> bool:

@@ -96,7 +96,7 @@ def plan_module(
         model: the module.
         recipe: formats, and overrides by layer, operator and tensor.
         sites: of the module.
-        made_by: the operator that produces a tensor of known range (`producers`).
+        made_by: the operator that produces a tensor of known range (`known_range_ops`).
         attentions: the names of both products of each attention (`attentions`).
 
     Raises RecipeError for names that match nothing and for formats that the target does not accept;

@@ -269,51 +269,33 @@ def _sum_product(gradient: Tensor, derivative: Tensor, shape: torch.Size) -> Ten
     return (gradient * derivative).sum_to_size(shape)
 
 
-class _Scaled(torch.autograd.Function):
-    """Identity with a multiplied gradient."""
+class _StraightThrough(torch.autograd.Function):
+    """Identity, or rounding to integers, halves to even; the gradient passes, multiplied by a factor."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, factor: float) -> Tensor:
-        return x.view_as(x)
+    def forward(x: Tensor, factor: float, rounds: bool) -> Tensor:
+        return torch.round(x) if rounds else x.view_as(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, bool], output: Tensor) -> None:
         ctx.factor = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * ctx.factor, None
-
-
-class _Rounded(torch.autograd.Function):
-    """Rounding to integers, halves to even, with the gradient of the identity."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return torch.round(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient if ctx.factor == 1 else gradient * ctx.factor, None, None
 
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """Return x, with its gradient multiplied by `factor`."""
-    scaled: Tensor = _Scaled.apply(x, factor)
+    scaled: Tensor = _StraightThrough.apply(x, factor, False)
     return scaled
 
 
 def round_straight_through(x: Tensor) -> Tensor:
     """Return x rounded to integers, halves to even, with the gradient of the identity."""
-    rounded: Tensor = _Rounded.apply(x)
+    rounded: Tensor = _StraightThrough.apply(x, 1.0, True)
     return rounded
 
 
@@ -359,7 +341,7 @@ def range_to_params(
 
     The rules and bits are the same as in `onnxfq.choose_qparams`: computed in float64, the scale rounded to
     float32 once. Rounding of the zero point has the gradient of the identity, as in AIMET, and so does
-    rounding of scales to a half type; rounding to powers of two has none.
+    rounding of scales to a half type. Rounding to powers of two has none.
     """
     rules = rules or ParamRules()
     grid = qtype_by_name(qtype) if isinstance(qtype, str) else qtype

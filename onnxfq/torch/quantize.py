@@ -31,7 +31,7 @@ from onnxfq.torch.observers import Fixed
 from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.placement import find_sites, plan_module
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
-from onnxfq.torch.traced_patterns import attentions, producers
+from onnxfq.torch.traced_patterns import attentions, known_range_ops
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -125,7 +125,7 @@ def quantize_module(
         raise ModelError(f"{type(model).__name__} already has a FakeQuantize, {name!r}; remove it first")
     traces = Traces()
     sites = find_sites(model, asked, traces)
-    plan = plan_module(model, asked, sites, producers(model, traces), tuple(attentions(model, traces)))
+    plan = plan_module(model, asked, sites, known_range_ops(model, traces), tuple(attentions(model, traces)))
     pairs = [pair for module in model.modules() for pair in successions(module, traces) if is_foldable(*pair)]
     placed = {placement.tensor: placement for placement in plan.placements}
     device = next((p.device for p in model.parameters()), None)
@@ -148,22 +148,22 @@ def _insert(
     observer: str | Callable[..., nn.Module] | None,
     settings: Mapping[str, Any],
 ) -> None:
-    made: dict[str, FakeQuantize] = {}
+    given: dict[str, FakeQuantize] = {}
     where: dict[str, tuple[str, int]] = {}
     for site in sites:
         for name in (*site.activations, *site.weights):
             placement = placed.get(site.tensor(name))
             if placement is not None and placement.uses[0].node == site.name:
-                made[name] = _quantizer(placement, observer, settings).to(device)
+                given[name] = _quantizer(placement, observer, settings).to(device)
                 # In self-attention, keys and values are the queries and share one quantizer.
-                made[name].may_be_unused = name in ("key", "value")
+                given[name].may_be_unused = name in ("key", "value")
         where |= site.at
-    if not made:
+    if not given:
         return
     if where:
-        rewrite(traces.get_code(module), made, where)
+        rewrite(traces.get_code(module), given, where)
     else:
-        swap(module, made, SwappedAttention if isinstance(module, nn.MultiheadAttention) else Swapped)
+        swap(module, given, SwappedAttention if isinstance(module, nn.MultiheadAttention) else Swapped)
 
 
 def _quantizer(
@@ -179,10 +179,10 @@ def _quantizer(
     # A moving average depends on the order of the tensors, which a histogram does not hold.
     exact = "minmax" if calibrator == MINMAX else str(calibrator) if calibrator.is_ordered else "histogram"
     training = str(calibrator) if calibrator.is_ordered else TRAINING_OBSERVER
-    made = FakeQuantize(spec, training, calibrator=calibrator, training_only=True, **settings)
-    made.calibrating_observer = exact
-    made.observer_enabled = made.in_flight == "never"
-    return made
+    quantizer = FakeQuantize(spec, training, calibrator=calibrator, training_only=True, **settings)
+    quantizer.calibrating_observer = exact
+    quantizer.observer_enabled = quantizer.in_flight == "never"
+    return quantizer
 
 
 def remove_fake_quantize(model: nn.Module) -> None:

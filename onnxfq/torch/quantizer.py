@@ -18,7 +18,7 @@ from onnxfq.numerics.float_types import HALF_TYPES, FloatType
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
-from onnxfq.torch.external_observer import ForeignObserver, open_observer
+from onnxfq.torch.external_observer import ExternalObserver, open_observer
 from onnxfq.torch.learned_grid import Learned, LearnedGrid
 from onnxfq.torch.observers import group_limits
 from onnxfq.torch.onnx_node import is_exporting
@@ -195,9 +195,9 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         Under autocast the model counts as float32.
         """
         half = x.dtype in _HALF_TYPES and not torch.is_autocast_enabled(x.device.type)
-        found = _HALF_TYPES[x.dtype] if half else "float32"
-        if found != self.float_type:
-            self.float_type = found
+        float_type = _HALF_TYPES[x.dtype] if half else "float32"
+        if float_type != self.float_type:
+            self.float_type = float_type
 
     def _round(self, x: Tensor, params: tuple[Tensor, Tensor] | None = None) -> Tensor:
         count = max(x.numel() // max(self.scale.numel(), 1), 1) if self.learned != "nothing" else 0
@@ -266,7 +266,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
             raise StatisticsError(
                 "the observer saw no finite value; run data through the model while it observes"
             )
-        if isinstance(self.observer, ForeignObserver):
+        if isinstance(self.observer, ExternalObserver):
             self._store(*self._observed())
             return self._ends(*self.qparams())
         rmin, rmax = self.observer.limits()
@@ -278,7 +278,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
     def _observed(self) -> tuple[Tensor, Tensor]:
         """Return (scale, zero point) of the observer, which may have its own rule."""
         assert self.observer is not None
-        if isinstance(self.observer, ForeignObserver):
+        if isinstance(self.observer, ExternalObserver):
             return self.observer.params()
         return self._params_of(*self.observer.limits())
 

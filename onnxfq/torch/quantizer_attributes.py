@@ -9,6 +9,7 @@ import torch
 
 from onnxfq.errors import SpecError
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.torch.external_observer import torch_dtype, torch_scheme
 from onnxfq.torch.learned_grid import Learned
 
 _FIXED = ("spec", "grid", "calibrator")
@@ -59,17 +60,12 @@ class QuantizerAttributes:
     @property
     def dtype(self) -> torch.dtype:
         """The quantized dtype of torch for the grid: qint8, quint8, or qint32 for wider ones."""
-        narrow = torch.qint8 if self.spec.qtype.signed else torch.quint8
-        return narrow if self.spec.qtype.bits <= 8 else torch.qint32
+        return torch_dtype(self.spec)
 
     @property
     def qscheme(self) -> torch.qscheme:
         """The scheme of torch: per tensor or per channel, affine or symmetric."""
-        kind = "tensor" if self.spec.granularity.axis is None else "channel"
-        found: torch.qscheme = getattr(
-            torch, f"per_{kind}_{'symmetric' if self.spec.symmetric else 'affine'}"
-        )
-        return found
+        return torch_scheme(self.spec)
 
     @property
     def ch_axis(self) -> int:

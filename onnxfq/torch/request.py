@@ -84,9 +84,9 @@ def bind(
     try:
         bound = signature.bind(*inputs, **kwargs)
     except TypeError as error:
-        found = f"{len(inputs)} inputs" + (f" and {', '.join(kwargs)}" if kwargs else "")
+        counted = f"{len(inputs)} inputs" + (f" and {', '.join(kwargs)}" if kwargs else "")
         raise DataError(
-            f"{name}.forward{signature} does not take {found}: {error}; pass one example tensor "
+            f"{name}.forward{signature} does not take {counted}: {error}; pass one example tensor "
             "for each parameter"
         ) from error
     for parameter, value in bound.arguments.items():

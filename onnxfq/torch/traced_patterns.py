@@ -1,4 +1,4 @@
-"""Patterns in traced modules: fused attention, and producers of a known range (`calibrators.fixed`).
+"""Patterns in traced modules: fused attention, and operators of a known range (`calibrators.fixed`).
 
 Attention is the pattern of `graph.patterns.attention`, two products around a Softmax, applied to the traced
 code of a module; TensorRT fuses it all in low precision or not. nn.MultiheadAttention is one site and
@@ -45,9 +45,9 @@ def attentions(model: nn.Module, traces: Traces) -> Iterator[tuple[str, str]]:
         start = f"{path}." if path else ""
         form = AttentionForm(_makers_of, partial(_op, module), _SOFTMAX, _BEFORE, _BEHIND)
         for node in traces.get_code(module).graphs[-1].nodes:
-            found = match_attention(node, form)
-            if found is not None:
-                yield f"{start}{found.scores.name}", f"{start}{found.mix.name}"
+            attention = match_attention(node, form)
+            if attention is not None:
+                yield f"{start}{attention.scores.name}", f"{start}{attention.mix.name}"
 
 
 def _op(module: nn.Module, node: fx.Node) -> Any:
@@ -83,28 +83,28 @@ _CALLS: dict[Any, str] = {
 _PASSED = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-def producers(model: nn.Module, traces: Traces) -> dict[str, str]:
+def known_range_ops(model: nn.Module, traces: Traces) -> dict[str, str]:
     """Return the ONNX operator that produces each tensor with a known range, by the plan's tensor names.
 
     Covered are inputs of layers and operations in a traced forward or an nn.Sequential. A layer that runs
     several times counts only if the same operator produces all its inputs.
     """
-    found: dict[str, set[str]] = {}
+    ops_by_tensor: dict[str, set[str]] = {}
     for path, module in model.named_modules():
         start = f"{path}." if path else ""
         if isinstance(module, nn.MultiheadAttention):
-            found[f"{start}context_input"] = {"Softmax"}
+            ops_by_tensor[f"{start}context_input"] = {"Softmax"}
         elif isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
             kept = [
                 (name, child) for name, child in module.named_children() if not isinstance(child, _PASSED)
             ]
             for (_, before), (name, _) in pairwise(kept):
-                found.setdefault(f"{start}{name}.input", set()).add(_MODULES.get(type(before), ""))
+                ops_by_tensor.setdefault(f"{start}{name}.input", set()).add(_MODULES.get(type(before), ""))
         elif has_own_code(module) and traces.get_code(module).graphs:
-            for node in traces.get_code(module).graphs[-1].nodes:  # of evaluation
+            for node in traces.get_code(module).graphs[-1].nodes:  # the graph of evaluation
                 for name, source in _reads(node):
-                    found.setdefault(f"{start}{name}", set()).add(_find_node_producer(module, source))
-    return {name: next(iter(ops)) for name, ops in found.items() if len(ops) == 1 and "" not in ops}
+                    ops_by_tensor.setdefault(f"{start}{name}", set()).add(_find_known_op(module, source))
+    return {name: next(iter(ops)) for name, ops in ops_by_tensor.items() if len(ops) == 1 and "" not in ops}
 
 
 def _reads(node: fx.Node) -> list[tuple[str, Any]]:
@@ -117,16 +117,16 @@ def _reads(node: fx.Node) -> list[tuple[str, Any]]:
     return []
 
 
-def _find_node_producer(module: nn.Module, source: Any) -> str:
+def _find_known_op(module: nn.Module, source: Any) -> str:
     if not isinstance(source, fx.Node):
         return ""
     if source.op == "call_module":
         child = module.get_submodule(str(source.target))
         return (
-            _find_node_producer(module, source.args[0])
+            _find_known_op(module, source.args[0])
             if isinstance(child, _PASSED)
             else _MODULES.get(type(child), "")
         )
     if source.op == "call_function" and source.target is F.dropout:
-        return _find_node_producer(module, source.args[0])
+        return _find_known_op(module, source.args[0])
     return _CALLS.get(source.target, "") if source.op in ("call_function", "call_method") else ""

@@ -1,7 +1,7 @@
 """Calibrators on the activations of real networks: against all values, and against the rules of peers.
 
 The networks are the shipped digit network and the transformer of models/; with ONNXFQ_MODELS set to a
-folder as benchmarks/real_models.py takes it, those of four more.
+folder as benchmarks/real_models.py takes it, four more follow.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def transformer(folder, images):
 
 @pytest.fixture(scope="module")
 def tensors(digits_model, digit_images, tmp_path_factory):
-    """Every activation of the networks, by name; those of one value left out."""
+    """Every activation of the networks, by name, without those that hold one value."""
     found = {"digits": activations_of(digits_model, [{"image": digit_images[i : i + 8]} for i in (0, 8)])}
     found["transformer"] = transformer(tmp_path_factory.mktemp("exported"), digit_images)
     folder = os.environ.get("ONNXFQ_MODELS")
@@ -129,7 +129,7 @@ def test_percentile(tensors, percent):
 
 
 def check_ratios(ratios, tensors):
-    """Nine tensors of ten are no worse than 3 %, all but one in forty than 15 %, half have the same end."""
+    """Nine tensors of ten are at most 3 % worse, all but one in forty than 15 %, half have the same end."""
     assert np.mean([ratio == 1.0 for ratio in ratios]) > 0.4
     assert np.quantile(ratios, 0.9) <= 1.03
     assert sum(ratio > 1.15 for ratio in ratios) <= len(tensors) // 40
@@ -167,8 +167,8 @@ def test_entropy(tensors):
     """The method on the linear histogram of all values: the same end to 1/128, or hardly more divergent.
 
     A bin of the tail holds one value or none, so the divergence jumps with every bin, and its least is
-    where the accident of one value puts it; we know a value's place to a bin of 1/64 only. So the divergence
-    is read at the best end within that distance of ours. Where most values are one number (the padding of
+    where the accident of one value puts it; we know a value's place to a bin of 1/64 only. The divergence is
+    read at the best end within that distance of ours. If most values are one number (the padding of
     yolox_nano), it jumps between once and twice as much.
     """
     ratios = []

@@ -84,7 +84,7 @@ def test_symmetric_ranges_of_aimet(limits, expected):
     ],
 )
 def test_symmetric_variants(name, expected):
-    """Symmetric has one more number below 0, strict symmetric has not."""
+    """Symmetric has one more number below 0, strict symmetric lacks it."""
     ends = adjust_min_max(-0.25, 1.0, qtype_by_name(name), symmetric=True)
     assert tuple(float(end) for end in ends) == pytest.approx(expected, rel=2.0**-22)  # float32
 
@@ -138,7 +138,7 @@ def test_unsigned_symmetric():
 
 
 def test_ranges_that_are_none():
-    """Errors are those of choose_qparams."""
+    """Errors are the same as in choose_qparams."""
     with pytest.raises(SpecError, match="a range must be finite in float32"):
         adjust_min_max(np.nan, 1.0, UINT8, symmetric=False)
     with pytest.raises(SpecError, match="float8e5m2 has no zero point"):

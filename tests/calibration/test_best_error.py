@@ -50,7 +50,7 @@ def test_no_method_is_better_in_both(x, spec):
 
 
 def test_a_rare_large_value_does_not_cost_the_typical_ones():
-    """Where squared error keeps one huge value and loses the rest, another method is taken."""
+    """If squared error keeps one huge value and loses the rest, another method is taken."""
     rng = np.random.default_rng(0)
     x = np.append(rng.normal(size=100_000), 2000.0).astype(np.float32)
     stats = TensorStatistics.from_array(x)
@@ -65,7 +65,7 @@ def test_a_rare_large_value_does_not_cost_the_typical_ones():
 
 
 def test_without_outliers_it_is_the_best_sqnr():
-    """Where every method keeps the typical value, squared error decides."""
+    """If every method keeps the typical value, squared error decides."""
     stats = TensorStatistics.from_array(np.random.default_rng(1).normal(size=50_000).astype(np.float32))
     ranges = [method(stats, INT8) for method in METHODS.values()]
     assert best_error(stats, INT8) == ranges[int(np.argmax(estimate_figures(stats, INT8, ranges)[0]))]
@@ -92,6 +92,6 @@ def test_the_middle_half_is_between_the_quartiles(kind):
 
 
 def test_zeros_have_no_middle():
-    """A tensor of zeros gives a range all the same."""
+    """A tensor of zeros gives a range too."""
     stats = TensorStatistics.from_array(np.zeros(9, np.float32))
     assert best_error(stats, INT8) == (0.0, 0.0)

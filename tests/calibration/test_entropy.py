@@ -227,12 +227,12 @@ def test_mirrored_values_give_the_mirrored_range():
     """Asymmetric, -x: the ends change places, to the steps in which they are searched."""
     x, spec = drawn("laplace"), QuantSpec(qtype="int8", symmetric=False)
     one, two = (entropy(TensorStatistics.from_array(v), spec) for v in (x, -x))
-    # Equal bins begin at 0, so those of the mirrored values are the same ones; the bin of zero is not.
+    # Equal bins begin at 0, so the mirrored values have the same ones; the bin of zero differs.
     assert (-two[1], -two[0]) == pytest.approx(one, rel=0.1)
 
 
 def test_spread_is_close_to_the_values_own_histogram():
-    """The linear histogram is that of the values themselves, but for their places inside a bin."""
+    """The linear histogram equals the histogram of the values, except for places inside a bin."""
     stats = TensorStatistics.from_array(drawn("normal"))
     exact = np.histogram(np.abs(drawn("normal")), LINEAR_BINS, (0, stats.amax))[0]
     ours = spread(stats, stats.amax, stats.amax)
@@ -268,4 +268,4 @@ def test_a_range_far_from_zero_is_not_cut_off(name):
     """Values that all lie near the largest one stay inside: a cut below them all has no divergence either."""
     x = np.random.default_rng(3).uniform(0.056, 0.84, size=50_000).astype(np.float32)
     saturated = float((x > entropy(TensorStatistics.from_array(x), QuantSpec(qtype=name))[1]).mean())
-    assert saturated <= 0.25 / 2 ** QTYPES[name].bits + 1e-3  # what one linear bin holds: 1 / 2048
+    assert saturated <= 0.25 / 2 ** QTYPES[name].bits + 1e-3  # one linear bin holds 1 / 2048

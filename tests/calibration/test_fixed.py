@@ -41,6 +41,6 @@ def test_no_output_leaves_its_known_range(x, op_type):
 
 @pytest.mark.parametrize("name", ["range:0,1", "known:Softmax"])
 def test_fixed_names(name):
-    """They are told from those that look at the data."""
+    """They differ from calibrators that look at the data."""
     assert Calibrator.parse(name).is_fixed
     assert not (Calibrator.parse("minmax").is_fixed or Calibrator.parse("percentile:99.9").is_fixed)

@@ -97,7 +97,7 @@ def test_bins_and_candidates_add_up():
 )
 @pytest.mark.parametrize("factor", [1.0, 0.4, 0.05])
 def test_samples_drawn_inside_the_bins_agree(name, symmetric, factor):
-    """The expected error is that of values drawn evenly inside each bin and really quantized."""
+    """The expected error is the error of values drawn evenly inside each bin and really quantized."""
     qtype = QTYPES[name]
     rng = np.random.default_rng(1)
     stats = TensorStatistics.from_array((rng.laplace(size=2000) + 0.3).astype(np.float32))
@@ -117,7 +117,7 @@ def test_samples_drawn_inside_the_bins_agree(name, symmetric, factor):
 
 @pytest.mark.parametrize("name", ["int8", "uint8", "int16", *FLOATS])
 def test_expected_sqnr_is_close_to_the_measured(name):
-    """What the histogram predicts is what quantizing the data gives, to a fifth of a dB."""
+    """The histogram predicts the result of quantizing the data, to a fifth of a dB."""
     x = np.random.default_rng(2).normal(size=50_000).astype(np.float32)
     stats = TensorStatistics.from_array(x)
     scale, zero_point = choose_qparams(stats.rmin, stats.rmax, QTYPES[name], QTYPES[name].is_float)
@@ -134,7 +134,7 @@ def test_values_on_the_grid_have_no_error():
 
 
 def test_power_is_the_sum_of_squares():
-    """The density's power is that of the data, to the width of a bin."""
+    """The density has the power of the data, to the width of a bin."""
     x = np.random.default_rng(4).normal(size=5000).astype(np.float32)
     power = Density.from_statistics(TensorStatistics.from_array(x)).power
     assert power == pytest.approx(float(np.sum(x.astype(np.float64) ** 2)), rel=1 / 64)  # one bin's width
@@ -180,7 +180,7 @@ def test_bins_that_every_grid_makes_zero_add_a_constant(name):
 
 
 def test_range_sqnr_has_the_scale_of_the_spec():
-    """With power-of-two scales the figure is that of the larger scale."""
+    """With power-of-two scales the figure belongs to the larger scale."""
     stats = TensorStatistics.from_array(np.random.default_rng(8).normal(size=5000).astype(np.float32))
     for power_of_two in (False, True):
         spec = QuantSpec(qtype="int8", power_of_two=power_of_two)

@@ -8,42 +8,28 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, conv_relu, feed_for, graph_text, planned, shared_weight, weights
+from builders import build, conv_relu, feed_for, graph_text, planned, shared_weight, weights
+from observed_models import CASES, by_axis, case, known_channels
 
 from onnxfq.calibration.statistics import Statistics, TensorStatistics
-from onnxfq.data import Feed, copy_feeds
-from onnxfq.documents.plan import Plan
+from onnxfq.data import copy_feeds
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, StatisticsError
-from onnxfq.graph.edit import Editor
 from onnxfq.graph.io.load import load
-from onnxfq.graph.model import Model
-from onnxfq.numerics.granularity import Granularity
-from onnxfq.passes.observe.insert_merging import InsertMerging
+from onnxfq.passes.observe.insert_merging import with_merging
 from onnxfq.runtime.devices import Gpu
 from onnxfq.stages import observe as observation
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import MergingObserver, ObserveOptions, StatisticsObserver
 from onnxfq.stages.plan import observation_plan
-from tests.graph.test_bodies import MODELS
-
-CASES = {name: (make, {}) for name, make in BUILDERS.items()} | MODELS
-
-
-def case(name: str, count: int = 3) -> tuple[Model, Plan, list[Feed]]:
-    """A model, what is observed of it, and feeds."""
-    make, more = CASES[name]
-    proto = make()
-    return load(proto), planned(proto), [feed_for(proto, seed) | more for seed in range(count)]
 
 
 def file_bytes(statistics: Statistics, folder: Path) -> bytes:
-    """What the statistics' file holds."""
+    """Content of the statistics' file."""
     statistics.save(folder / "s.npz")
     return (folder / "s.npz").read_bytes()
 
@@ -67,8 +53,8 @@ def test_the_bytes_are_the_same(
 
 def test_golden_graph() -> None:
     """A state is an input and an output, and grows by what its tensor is."""
-    result = InsertMerging(planned(shared_weight()), feed_ranges=True).run(load(shared_weight()))
-    proto = result.model.proto
+    merging = with_merging(load(shared_weight()), planned(shared_weight()), feed_ranges=True)
+    proto = merging.proto
     onnx.checker.check_model(proto, full_check=True)
 
     def nodes(tensor: str) -> list[str]:
@@ -96,7 +82,7 @@ def test_names_that_the_model_has_already(tmp_path: Path) -> None:
     with pytest.raises(
         PlanError, match="'r/statistics/given' has the name of a result of observing tensor 'r'"
     ):
-        InsertMerging(planned(odd)).run(load(odd))
+        with_merging(load(odd), planned(odd))
 
 
 def _named(inner: str, given: str = "x") -> onnx.ModelProto:
@@ -128,7 +114,7 @@ def test_nan_stops_with_tensor_feed_and_counts() -> None:
 
 
 def test_stopped_after_a_feed(tmp_path: Path) -> None:
-    """What was gathered is that of the feeds that were told of, and of no other; progress counts them."""
+    """The statistics cover the reported feeds and no others; progress counts them."""
     model, plan, feeds = case("conv_relu", 6)
     seen: list[int] = []
     options = ObserveOptions(progress=seen.append, device="cpu")
@@ -157,7 +143,7 @@ def test_feeds_may_come_in_the_same_memory(tmp_path: Path) -> None:
 
 
 def test_nothing_to_observe() -> None:
-    """Feeds are counted and digested all the same."""
+    """Feeds are counted and digested too."""
     model, _, feeds = case("conv_relu")
     plan = observation_plan(model).model_copy(update={"placements": ()})
     with MergingObserver(model, plan, ObserveOptions(), "cpu") as observer:
@@ -167,17 +153,17 @@ def test_nothing_to_observe() -> None:
 
 
 def test_a_cluster_without_a_gpu() -> None:
-    """Asked for GPUs that the cluster lacks, no task waits for ever."""
+    """Asked for GPUs that the cluster lacks, no task waits without end."""
     pytest.importorskip("ray", reason="extra ray is not installed")
     code = """
 from builders import conv_relu, feed_for, planned
-from onnxfq.stages.observe_ray import collect_on_ray
+from onnxfq.stages.observe import collect_statistics
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.io.load import load
 from onnxfq.stages.observers import ObserveOptions
 try:
     model, plan, feeds = load(conv_relu()), planned(conv_relu()), [feed_for(conv_relu())]
-    collect_on_ray(model, plan, feeds, "local", ObserveOptions(threads=1, device="cuda"))
+    collect_statistics(model, plan, feeds, ObserveOptions(threads=1, device="cuda"), ray="local")
 except RuntimeLibraryError as error:
     print(error)
 """
@@ -236,21 +222,10 @@ def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
     assert [r.message for r in caplog.records if "CPU" in r.message] == [f"running on the CPU: {fault}"]
 
 
-def by_axis(plan: Plan, tensors: Collection[str]) -> Plan:
-    """The plan with one scale for each index of axis 1 of some of its tensors."""
-    made = [
-        p.model_copy(update={"spec": p.spec.model_copy(update={"granularity": Granularity(1)})})
-        if p.tensor in tensors
-        else p
-        for p in plan.activations
-    ]
-    return plan.model_copy(update={"placements": tuple(made)})
-
-
 @pytest.mark.parametrize("feed_ranges", [False, True], ids=["", "ranges of feeds"])
 @pytest.mark.parametrize("name", ["conv_relu", "gemm", "if", "nested"])
 def test_groups_have_a_state_each(name: str, feed_ranges: bool, tmp_path: Path) -> None:
-    """The file of groups is the same, beside tensors observed as a whole and in bodies; in two runs too."""
+    """The file of groups is the same, next to tensors observed as a whole and in bodies; in two runs too."""
     model, plan, feeds = case(name)
     plan = by_axis(plan, known_channels(model, plan))
     options = ObserveOptions(threads=1, feed_ranges=feed_ranges, device="cpu")
@@ -263,15 +238,8 @@ def test_groups_have_a_state_each(name: str, feed_ranges: bool, tmp_path: Path) 
     assert file_bytes(parts, tmp_path) == expected
 
 
-def known_channels(model: Model, plan: Plan) -> list[str]:
-    """The tensors of a plan whose axis 1 has a known size."""
-    editor = Editor(model.graph())
-    shapes = {p.tensor: editor.tensor(p).shape for p in plan.activations}
-    return [name for name, shape in shapes.items() if shape and len(shape) > 1 and isinstance(shape[1], int)]
-
-
 def test_groups_on_a_small_gpu(monkeypatch, caplog, tmp_path) -> None:
-    """What does not fit into a quarter of its memory at a time is observed in several passes."""
+    """Statistics beyond a quarter of its memory are gathered in several passes."""
     model, plan, feeds = case("shared_weight")
     plan = by_axis(plan, known_channels(model, plan))
     expected = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(device="cpu")), tmp_path)

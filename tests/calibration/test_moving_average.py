@@ -62,6 +62,6 @@ def test_a_feed_without_values_is_passed_over():
 
 
 def test_statistics_without_feed_ranges_are_refused():
-    """What was not recorded is named, with the remedy."""
+    """A missing record is named, with the remedy."""
     with pytest.raises(StatisticsError, match="needs the range of each feed, and these statistics hold none"):
         average_ranges(TensorStatistics.from_array(np.ones(3, np.float32)), SPEC)

@@ -47,7 +47,7 @@ def expected_error(stats, limits, spec):
     st.sampled_from(SCHEMES),
 )
 def test_never_worse_than_minmax(x, spec):
-    """The full range is a candidate: the expected error is at most that of min-max, for any data."""
+    """The full range is a candidate: the expected error is at most the error of min-max, for any data."""
     stats = TensorStatistics.from_array(x)
     chosen = expected_error(stats, mse(stats, spec), spec)
     # The search leaves out bins that every grid makes 0, so its sums round otherwise.

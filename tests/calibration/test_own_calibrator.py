@@ -11,6 +11,7 @@ from builders import conv_relu, feed_for, weights
 import onnxfq
 from onnxfq.calibration.calibrators import CALIBRATORS, CalibrationMethod, Calibrator, register_calibrator
 from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.errors import RecipeError, SpecError
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.report.calibrator_table import calibrator_rows
@@ -68,7 +69,9 @@ def test_it_gives_what_numpy_gives(recipe: Path, tmp_path: Path) -> None:
     assert onnxfq.Plan.load(tmp_path / "p.json") == plan
     other = onnxfq.calibrate(model, plan, statistics, "share:0.75")
     np.testing.assert_array_equal(other["x"].scale, np.float32(x * 0.75))
-    whole = onnxfq.quantize(conv_relu(), feeds, recipe=recipe, rounding="nearest")
+    whole = onnxfq.quantize(
+        conv_relu(), feeds, recipe=onnxfq.load_recipe(recipe).override(weights={"rounding": "nearest"})
+    )
     assert whole.encodings["x"] == made["x"] and whole.encodings["w"] == made["w"]
     assert [row.rmax for row in calibrator_rows(plan, statistics) if row.chosen] == [
         0.5 * statistics["x"].rmax
@@ -87,7 +90,9 @@ def test_its_parameters_are_checked(recipe: Path) -> None:
 def test_files_that_name_it_are_read_without_it(recipe: Path, tmp_path: Path, monkeypatch) -> None:
     """On another machine encodings serve as they are; only calibrating needs the function."""
     feeds = [feed_for(conv_relu(), 0)]
-    made = onnxfq.quantize(conv_relu(), feeds, recipe=recipe, rounding="nearest")
+    made = onnxfq.quantize(
+        conv_relu(), feeds, recipe=onnxfq.load_recipe(recipe).override(weights={"rounding": "nearest"})
+    )
     made.plan.save(tmp_path / "p.json")
     made.encodings.save(tmp_path / "e.json")
     monkeypatch.undo()
@@ -99,13 +104,13 @@ def test_files_that_name_it_are_read_without_it(recipe: Path, tmp_path: Path, mo
 
 @pytest.mark.parametrize("name", ["minmax", "range", "external", "a:b", ""])
 def test_names_that_cannot_be_registered(name: str) -> None:
-    """Those of the package, and what a recipe could not spell."""
+    """Names of the package, and names that a recipe could not spell."""
     with pytest.raises(SpecError, match=f"calibrator '{name}': (the name is taken|a name must be)"):
         register_calibrator(name, CalibrationMethod(share))
 
 
 def test_it_cannot_change_the_statistics(registered: None) -> None:
-    """What one function writes into would be wrong for all that come after it."""
+    """An array that one function writes into would be wrong for all later ones."""
     statistics = TensorStatistics.from_array(np.arange(9, dtype=np.float32))
     before = statistics.counts.copy()
 
@@ -131,8 +136,12 @@ def test_it_cannot_change_the_statistics(registered: None) -> None:
     ids=["raises", "exits", "nothing", "reversed", "nan"],
 )
 def test_a_calibrator_that_fails(registered, function, says):
-    """An exception of any kind, and what is no range, is one line that names the calibrator."""
+    """An exception of any kind, and a result that is not a range, is one line that names the calibrator."""
     register_calibrator("odd", CalibrationMethod(function))
     with pytest.raises(SpecError) as caught:
-        onnxfq.quantize(conv_relu(), [feed_for(conv_relu())], calibrator="odd")
+        onnxfq.quantize(
+            conv_relu(),
+            [feed_for(conv_relu())],
+            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "odd"}),
+        )
     assert f"calibrator 'odd' {says}" in str(caught.value) and "\n" not in str(caught.value)

@@ -42,7 +42,7 @@ def test_asymmetric_cuts_half_at_each_end(x, percent):
     share = (1 - percent / 100) / 2
     high = float(np.quantile(x.astype(np.float64), 1 - share, method="inverted_cdf"))
     low = -float(np.quantile(-x.astype(np.float64), 1 - share, method="inverted_cdf"))
-    # Where half of the values lie beyond each end, the middles of one bin may come out in the wrong order.
+    # If half of the values lie beyond each end, the middles of one bin may come out in the wrong order.
     assert rmax == near(high) and rmin == near(low)
 
 

@@ -25,7 +25,7 @@ SPECS = [
 
 
 def candidates(low, high, spec):
-    """Every (rmin, rmax) that AIMET's enhanced scheme tries, but for those beyond the observed range."""
+    """Every (rmin, rmax) that AIMET's enhanced scheme tries, except beyond the observed range."""
     if spec.symmetric:
         amax = max(-low, high)
         return [(-amax * k / 100, amax * k / 100) for k in range(1, 101)]

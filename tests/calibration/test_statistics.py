@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from observed_models import case
 
 from onnxfq.calibration.statistics import (
     BIN_COUNT,
@@ -26,7 +27,6 @@ from onnxfq.calibration.statistics.histogram import HistogramSum
 from onnxfq.errors import StatisticsError
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import MergingObserver, ObserveOptions
-from tests.calibration.test_merging import case
 
 ANY = hnp.arrays(np.float32, st.integers(0, 30), elements=st.floats(width=32))
 TINY = float(np.finfo(np.float32).tiny)
@@ -219,7 +219,9 @@ AMAX = Kind(
     read=lambda observed, results, feed_ranges: amax_of(results),
     merge=max,
     fingerprint=lambda value: repr(value).encode(),
-    pack=lambda values: {"amax_tensors": np.asarray(list(values)), "amax": np.asarray(list(values.values()))},
+    pack=lambda items: iter(
+        zip(("amax_tensors", "amax"), map(np.asarray, zip(*items, strict=True)), strict=False)
+    ),
     unpack=lambda columns: dict(zip(columns["amax_tensors"].tolist(), columns["amax"].tolist(), strict=True)),
     memory=lambda observed: 8,
 )
@@ -243,7 +245,7 @@ def test_kinds_are_data(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", ["conv_relu", "loop"])
 def test_kinds_are_gathered(monkeypatch, name):
-    """What an output of Observe gives reaches every kind that names it, merged by the model itself too."""
+    """An output of Observe reaches every kind that names it, merged by the model itself too."""
     monkeypatch.setitem(KINDS, "amax", AMAX)
     model, plan, feeds = case(name)
     options = ObserveOptions(threads=1, device="cpu")
@@ -268,7 +270,7 @@ def test_no_such_tensor():
 
 
 def rewrite(path, **changes):
-    """Write the arrays of a statistics file anew, some changed, None: left out."""
+    """Write the arrays of a statistics file again, some changed, None: left out."""
     with np.load(path) as data:
         arrays = {**data, **changes}
     np.savez(path, **{name: value for name, value in arrays.items() if value is not None})
@@ -303,7 +305,7 @@ def test_damaged_arrays(tmp_path, changes, words):
 
 @pytest.mark.parametrize("kind", ["text", "empty", "cut", "bits", "single", "folder"])
 def test_damaged_files(tmp_path, kind):
-    """What is no archive of ours is refused in one line."""
+    """A file that is not our archive is refused in one line."""
     path = tmp_path / "s.npz"
     model_statistics(a=np.random.default_rng(0).normal(size=999)).save(path)
     content = bytearray(path.read_bytes())
@@ -333,7 +335,7 @@ def test_no_such_file(tmp_path):
 
 @pytest.mark.parametrize("spread", [1e-30, 1.0, 1e30])
 def test_a_whole_histogram_holds_its_octaves_only(spread: float) -> None:
-    """It equals that of all feeds at once, in the memory that the limit of observing counts."""
+    """It equals the result of all feeds at once, in the memory that the limit of observing counts."""
     rng = np.random.default_rng(0)
     feeds = [(rng.standard_normal(5000) * spread * 2.0**n).astype(np.float32) for n in (0, -6, 6)]
     made, whole = HistogramSum(Observed("t")), TensorStatistics.from_array(np.concatenate(feeds))

@@ -441,7 +441,7 @@ RUNNING = [
 
 @pytest.mark.parametrize("operator", GIGABYTES)
 def test_bomb_of_a_run(operator: str, server: CommandServer, tmp_path: Path) -> None:
-    """What a model makes only as it runs ends at the limit of memory, in a line with the operator."""
+    """A tensor that a model makes as it runs ends at the limit of memory, in a line with the operator."""
     onnx.save(GIGABYTES[operator], tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=np.ones((2, 4), np.float32))
     for line in RUNNING if operator == "Range" else RUNNING[:1]:
@@ -482,7 +482,7 @@ def test_no_command_changes_its_inputs(inputs: Path, server: CommandServer, tmp_
         shutil.copytree(inputs, folder)
         before = snapshot(folder)
         ended = server.run(line.split(), folder)
-        assert ended.code == (3 if name == "diff" else 0) and not ended.fault, (name, ended)
+        assert ended.code == (3 if name == "inspect.two" else 0) and not ended.fault, (name, ended)
         after = snapshot(folder)
         assert {path: after[path] for path in before} == before, name
         assert all(path.startswith("out") for path in after if path not in before), name

@@ -52,7 +52,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(workplace: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command line that succeeds without a word on stderr; return what it prints."""
+    """Run a command line that succeeds with an empty stderr; return what it prints."""
 
     def call(line: str) -> str:
         assert main(line.split()) == 0
@@ -68,7 +68,7 @@ def stages(run: Run, recipe: str = "tensorrt-int8", form: str = "qdq", more: str
     run(f"plan model.onnx --recipe {recipe} -o p.json")
     run("observe model.onnx --plan p.json --data data.npz -o s.npz")
     run("calibrate model.onnx --plan p.json --statistics s.npz -o e.json")
-    run(f"insert model.onnx --plan p.json --encodings e.json --as {form} -o staged.onnx {more}")
+    run(f"insert model.onnx --plan p.json --encodings e.json --format {form} -o staged.onnx {more}")
 
 
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "recipe.yaml"])
@@ -105,11 +105,11 @@ def test_stages_with_a_file_of_another_tool(run: Run, workplace: Path) -> None:
 
 
 def test_encodings_are_exported(run: Run, workplace: Path) -> None:
-    """`export-encodings` writes what `quantize --encodings` reads, and names what is lost."""
+    """`calibrate --format` writes what `quantize --encodings` reads, and names what is lost."""
     Path("calib.cache").write_text(CACHE, encoding="utf-8")
     run("plan model.onnx --encodings calib.cache -o p.json")
     run("calibrate model.onnx --plan p.json --encodings calib.cache -o e.json")
-    text = run("export-encodings e.json --plan p.json --to tensorrt-cache -o out.cache")
+    text = run("calibrate model.onnx --plan p.json --encodings e.json --format tensorrt-cache -o out.cache")
     assert text.splitlines() == [
         "exported   1 of 2 tensors as tensorrt-cache",
         "left out   w: TensorRT makes the scales of weights itself",
@@ -117,7 +117,7 @@ def test_encodings_are_exported(run: Run, workplace: Path) -> None:
     ]
     assert Path("out.cache").read_text(encoding="utf-8").splitlines()[1:] == ["x: 3d000000"]
     for version in ("0.6.1", "1.0.0", "2.0.0"):
-        run(f"export-encodings e.json --plan p.json --to aimet-{version} -o a.encodings")
+        run(f"calibrate model.onnx --plan p.json --encodings e.json --format aimet-{version} -o a.encodings")
         run("quantize model.onnx --encodings a.encodings -o again.onnx")
         run("quantize model.onnx --encodings calib.cache -o whole.onnx")
         again, whole = onnx.load("again.onnx"), onnx.load("whole.onnx")
@@ -134,11 +134,15 @@ def test_encodings_are_exported(run: Run, workplace: Path) -> None:
         ),
         ("quantize model.onnx --encodings data.npz -o o.onnx", 1, "data.npz is not text"),
         ("quantize model.onnx --encodings calib.cache -o calib.cache", 1, "is another file of this command"),
-        ("quantize model.onnx --encodings calib.cache --missing no -o o.onnx", 2, "'no' is not one of"),
+        ("quantize model.onnx --encodings calib.cache --uncalibrated no -o o.onnx", 2, "'no' is not one of"),
         ("insert model.onnx --plan p.json --encodings calib.cache -o o.onnx", 1, "make encodings of it with"),
-        ("calibrate model.onnx --plan p.json -o e.json", 2, "calibrate needs --statistics, or --encodings"),
         (
-            "export-encodings e.json --plan p.json --to aimet -o o",
+            "calibrate model.onnx --plan p.json -o e.json",
+            2,
+            "give --statistics, or --encodings that cover all activations",
+        ),
+        (
+            "calibrate model.onnx --plan p.json --encodings e.json --format aimet -o o",
             1,
             "are not written as 'aimet'; nearest: aimet",
         ),
@@ -279,7 +283,7 @@ def test_json_of_the_stages(run: Run) -> None:
     assert content == {"tensors": len(seen.tensors), "feeds": 40, "complete": True, "files": ["s.npz"]}
     np.savez("more.npz", **{name: array / 2 for name, array in np.load("data.npz").items()})
     run("observe model.onnx --plan p.json --data more.npz -o t.npz")
-    content = json.loads(run("merge-statistics s.npz t.npz -o m.npz --json"))
+    content = json.loads(run("observe --merge s.npz t.npz -o m.npz --json"))
     assert (content["parts"], content["feeds"], content["files"]) == (["s.npz", "t.npz"], 80, ["m.npz"])
     line = "calibrate model.onnx --plan p.json --statistics s.npz -o e.json --table --table-csv t.csv --json"
     content = json.loads(run(line))
@@ -290,7 +294,7 @@ def test_json_of_the_stages(run: Run) -> None:
     content = json.loads(run("insert model.onnx --plan p.json --encodings e.json -o q.onnx --json"))
     assert (content["form"], content["files"]) == ("qdq", ["q.onnx"])
     assert content["coverage"] == [row._asdict() for row in Plan.load("p.json").coverage()]
-    line = "export-encodings e.json --plan p.json --to tensorrt-cache -o out.cache --json"
+    line = "calibrate model.onnx --plan p.json --encodings e.json --format tensorrt-cache -o out.cache --json"
     content = json.loads(run(line))
     assert (content["tensors"], list(content["left_out"])) == (1, ["w"])
 
@@ -320,7 +324,7 @@ def test_former_values_name_the_present_ones(
 
 
 def test_notes_stand_beside_json(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
-    """What text has as notes goes to standard error, so that standard output is JSON."""
+    """The notes of text go to standard error, so that standard output is JSON."""
     assert main("plan model.onnx -o p.json --equalize cross_layer --json".split()) == 0
     printed = capfd.readouterr()
     assert json.loads(printed.out)["recipe"] == "tensorrt-int8"
@@ -374,7 +378,7 @@ def test_evaluate_with_labels(run: Run) -> None:
 def test_evaluate_of_several_candidates(
     run: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each candidate has the scores of a run of its own, from one run of the float model per feed."""
+    """Each candidate has the scores of a separate run, from one run of the float model per feed."""
     Path("other").mkdir()
     stages(run)
     run("quantize model.onnx --data data.npz --recipe onnxruntime-int8 -o other/staged.onnx")
@@ -427,7 +431,7 @@ def test_inspect(run: Run) -> None:
 
 
 def test_casts_are_noted(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What is changed about the data on the way is a note on stderr, once."""
+    """A change of the data on the way is a note on stderr, once."""
     np.savez("data.npz", x=feed_for(conv_relu(), count=40)["x"].astype(np.float64))
     assert main("quantize model.onnx --data data.npz -o q.onnx".split()) == 0
     assert capfd.readouterr().err.splitlines() == ["onnxfq: note: input x: float64 cast to float32"]
@@ -490,7 +494,7 @@ def test_devices(workplace: Path, capfd: pytest.CaptureFixture[str], line: str) 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_print_recipe_files(name: str, run: Run) -> None:
-    """What `recipes NAME` prints is a file of the same recipe; JSON has the same fields."""
+    """The output of `recipes NAME` prints is a file of the same recipe; JSON has the same fields."""
     Path("printed.yaml").write_text(run(f"recipes {name}"), encoding="utf-8")
     assert load_recipe("printed.yaml") == RECIPES[name]
     assert json.loads(run(f"recipes {name} --json")) == RECIPES[name].model_dump(mode="json")
@@ -545,7 +549,7 @@ def test_completion_of_the_shell(typed: str, found: str) -> None:
 
 def test_reports_of_all_results(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     """Results of three commands share a page, under names that differ; any other file is one line."""
-    run("quantize model.onnx --data data.npz -o q.onnx --artifacts one --node-data nodes.json -q")
+    run("quantize model.onnx --data data.npz -o q.onnx --artifacts one -q")
     run("quantize model.onnx --data data.npz -o r.onnx --artifacts two --calibrator minmax -q")
     Path("e.json").write_text(run("evaluate model.onnx q.onnx --data data.npz --per-tensor --json"))
     run("sensitivity model.onnx --data data.npz -o s.json --report s.html -q")
@@ -555,17 +559,14 @@ def test_reports_of_all_results(run: Run, capfd: pytest.CaptureFixture[str]) -> 
     calibrators = [{row["calibrator"] for row in one["tensors"]} for one in shown[:2]]
     assert any(name.startswith("best_error: ") for name in calibrators[0]) and calibrators[1] == {"minmax"}
     command = dict(shown[0]["facts"])["command"]
-    assert (
-        command
-        == "onnxfq quantize model.onnx --data data.npz -o q.onnx --artifacts one --node-data nodes.json -q"
-    )
+    assert command == "onnxfq quantize model.onnx --data data.npz -o q.onnx --artifacts one -q"
     page = Path("page.html").read_text(encoding="utf-8")
     assert all(label in page for label in ("one/model.result", "two/model.result"))
     before = Path("page.html").read_bytes()
     plan = Path("one/model.plan.json").read_text(encoding="utf-8")
     damaged = Path("e.json").read_text().replace('"feeds":', '"fed": 1, "feeds":')
     for content, reason in (
-        (plan, "holds no result: its format is 'onnxfq.plan/1', wanted is one of onnxfq.result/1"),
+        (plan, "holds no result: its format is 'onnxfq.plan/1', wanted is one of onnxfq.result/2"),
         ("[1]", "holds no result: its format is None"),
         (damaged, "fed: no such field; nearest: feeds"),
         ("{", "is not valid json"),

@@ -62,7 +62,7 @@ def test_every_source_that_a_string_names(workplace: Path) -> None:
 
 
 def test_options_reach_the_values(workplace: Path) -> None:
-    """Scale, mean, std, limit and batch of the command are those of Python."""
+    """Scale, mean, std, limit and batch of the command equal Python's."""
     line = "--data pixels.npy --scale 0.1 --mean 1,2,3 --std 0.5 --limit 33 --batch 16"
     assert main(f"quantize model.onnx -o one.onnx -q {line}".split()) == 0
     described = DataOptions(scale=0.1, mean=(1.0, 2.0, 3.0), std=0.5, limit=33)
@@ -85,7 +85,7 @@ def test_nonfinite_values_can_be_skipped(workplace: Path, capfd: pytest.CaptureF
 
 
 def test_an_example_guards_evaluation_too(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """`evaluate` refuses data on another scale than the example; few samples are no matter there."""
+    """`evaluate` refuses data on another scale than the example; few samples do not matter there."""
     np.savez("one.npz", x=PIXELS[:1] / np.float32(255))
     np.savez("few.npz", x=PIXELS[:3].astype(np.float32))
     line = "evaluate model.onnx model.onnx --data few.npz --example one.npz"

@@ -35,7 +35,7 @@ def test_a_sound_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.skipif(have_gpu(), reason="there is a GPU")
 def test_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is missing stands there with its remedy, and no GPU is tested."""
+    """A missing part stands there with its remedy, and no GPU is tested."""
     main(["doctor"])
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("GPU") and "none: " in line and ";" in line for line in lines)
@@ -77,7 +77,7 @@ def test_both_builds_of_onnxruntime(
 
 
 def test_every_gpu_is_tested(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of several the kernels run on each, sessions on the first, which is the one in use again afterwards."""
+    """With several GPUs kernels run on each, sessions on the first, which is the one in use afterwards."""
     used, asked = [], []
 
     def tested(device: str, in_sessions: bool = True) -> list[Outcome]:

@@ -12,20 +12,19 @@ import onnx
 import pytest
 from builders import conv_relu, stage, weights
 from numpy.typing import NDArray
+from observed_models import X, by_groups, feeds_of, folder, narrow_channels
 
 import onnxfq
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import InputMoments, Moments
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.data.digest import LEAST, DataDigest
 from onnxfq.documents.encodings import Encodings
 from onnxfq.errors import OnnxfqError, PlanError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.plan import make_plan
-from tests.remedies.test_moments_file import X, folder
-from tests.stages.test_activation_groups import by_groups
-from tests.stages.test_observation import feeds_of, narrow_channels
 
 __all__ = ["folder"]  # a fixture
 
@@ -96,18 +95,17 @@ def test_shapes_of_groups(text: str, columns: dict[str, Array], tmp_path: Path) 
         Statistics.load(save(tmp_path / "h.npz", made))
 
 
-HEADS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "blocks": lambda head: head["inputs"][0].update(blocks=BILLION),
-    "no blocks": lambda head: head["inputs"][0].update(blocks=0),
-    "rows": lambda head: head["inputs"][0].update(rows=10**30),
-    "no rows": lambda head: head["inputs"][0].update(rows=None),
-    "window": lambda head: head["inputs"][0]["view"].update(op_type="Conv", kernel=[BILLION, BILLION]),
-    "groups": lambda head: head["inputs"][0]["view"].update(group=BILLION),
-    "no groups": lambda head: head["inputs"][0]["view"].update(group=0),
-    "input twice": lambda head: head["inputs"].append(head["inputs"][0]),
-    "input without arrays": lambda head: head["inputs"].append(head["inputs"][0] | {"tensor": "zz"}),
-    "digests": lambda head: head.update(least=[-1]),
-    "field": lambda head: head.update(more=1),
+NAMES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "window": lambda name: name["view"].update(op_type="Conv", kernel=[BILLION, BILLION]),
+    "groups": lambda name: name["view"].update(group=BILLION),
+    "no groups": lambda name: name["view"].update(group=0),
+    "field": lambda name: name.update(more=1),
+    "no view": lambda name: name.pop("view"),
+}
+ARRAYS: dict[str, Array] = {
+    "rows": np.asarray(-1),
+    "ends": np.full((2, 32), np.inf),
+    "more": np.zeros(1),
 }
 
 
@@ -120,24 +118,56 @@ def arrays(folder: Path) -> dict[str, Array]:
     return dict(np.load(folder / "m.npz"))
 
 
+def column_of(arrays: dict[str, Array], field: str) -> str:
+    """Return the column with a field of the moments of the first input."""
+    return next(name for name in arrays if name.endswith(f"/{field}"))
+
+
 def round_by(folder: Path, arrays: dict[str, Array]) -> None:
     """Read all moments of `arrays`, and round with them."""
     path = save(folder / "h.npz", arrays)
-    Moments.load(path).save(folder / "again.npz")
-    onnxfq.quantize(folder / "m.onnx", folder / "x.npz", folder / "q.onnx", rounding="gptq", moments=path)
+    Moments.load(path).statistics.save(folder / "again.npz")
+    onnxfq.quantize(
+        folder / "m.onnx",
+        folder / "x.npz",
+        folder / "q.onnx",
+        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}),
+        sources=onnxfq.Sources(moments=path),
+    )
 
 
-@pytest.mark.parametrize("what", HEADS)
-def test_heads_of_moments(what: str, folder: Path, arrays: dict[str, Array]) -> None:
-    """A head that does not fit the arrays of its file is refused, before any memory is taken."""
-    head = json.loads(str(arrays["head"]))
-    HEADS[what](head)
-    with pytest.raises(StatisticsError, match=r"h\.npz is not a file of moments"):
-        round_by(folder, arrays | {"head": np.asarray(json.dumps(head))})
+@pytest.mark.parametrize("what", NAMES)
+def test_names_of_moments(what: str, folder: Path, arrays: dict[str, Array]) -> None:
+    """The name of an input that does not fit its arrays is refused, before any memory is taken."""
+    made = {}
+    for column, array in arrays.items():
+        kind, text, field = column.partition("/")[0], *column.partition("/")[2].rpartition("/")[::2]
+        if field:
+            name = json.loads(text)
+            NAMES[what](name)
+            column = f"{kind}/{json.dumps(name)}/{field}"
+        made[column] = array
+    with pytest.raises(StatisticsError, match=r"h\.npz is not a statistics file"):
+        round_by(folder, made)
+
+
+@pytest.mark.parametrize("what", ARRAYS)
+def test_arrays_of_moments(what: str, folder: Path, arrays: dict[str, Array]) -> None:
+    """Rows and ranges that none have, and an array that moments lack, are refused."""
+    name = column_of(arrays, "sums0").removesuffix("sums0")
+    with pytest.raises(StatisticsError, match=r"h\.npz is not a statistics file"):
+        round_by(folder, arrays | {f"{name}{what}": ARRAYS[what]})
+
+
+def test_moments_in_the_form_of_an_earlier_version(folder: Path) -> None:
+    """They are refused with the command that makes them."""
+    path = save(folder / "h.npz", {"head": np.asarray("{}")})
+    with pytest.raises(StatisticsError, match=r"h\.npz has moments .* `onnxfq observe --moments`"):
+        Statistics.load(path)
 
 
 def indefinite(sums: Array) -> Array:
-    """Symmetric sums with a positive diagonal, larger beside it than on it."""
+    """Symmetric sums with a positive diagonal, larger off it than on it."""
     made = np.full_like(sums, sums.max())
     made[:] = made.max()
     for group in made:
@@ -158,15 +188,15 @@ SUMS: dict[str, tuple[Callable[[Array], Array], str]] = {
 @pytest.mark.parametrize("what", SUMS)
 def test_sums_that_are_no_moments(what: str, folder: Path, arrays: dict[str, Array]) -> None:
     """One line names the file and the tensor; nothing is written."""
-    change, words = SUMS[what]
+    (change, words), name = SUMS[what], column_of(arrays, "sums0")
     with pytest.raises(StatisticsError, match=words) as raised:
-        round_by(folder, arrays | {"sums/0/0": change(arrays["sums/0/0"])})
+        round_by(folder, arrays | {name: change(arrays[name])})
     assert "h.npz" in str(raised.value) and "'x'" in str(raised.value)
     assert not (folder / "q.onnx").exists()
 
 
 def test_moments_of_fewer_layers(folder: Path) -> None:
-    """What the recipe rounds and the file lacks is named, with the remedy."""
+    """A tensor that the recipe rounds and the file lacks is named, with the remedy."""
     model = onnxfq.load(folder / "m.onnx")
     recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"})
     fewer = onnxfq.Recipe.model_validate(
@@ -174,7 +204,12 @@ def test_moments_of_fewer_layers(folder: Path) -> None:
     )
     onnxfq.gather_moments(model, onnxfq.make_plan(model, fewer), X, folder / "f.npz")
     with pytest.raises(StatisticsError, match="no moments for tensor 'r' as MatMul reads it: gather them"):
-        onnxfq.quantize(folder / "m.onnx", folder / "x.npz", rounding="gptq", moments=folder / "f.npz")
+        onnxfq.quantize(
+            folder / "m.onnx",
+            folder / "x.npz",
+            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}),
+            sources=onnxfq.Sources(moments=folder / "f.npz"),
+        )
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -249,7 +284,7 @@ def test_data_that_overlaps(scale: int) -> None:
 
 
 def test_samples_that_repeat() -> None:
-    """Where samples repeat within a set, one that both sets have does not tell that they overlap."""
+    """If samples repeat within a set, one in both sets does not show that they overlap."""
     dark = digest(range(1))
     one, two = digest(range(1, 30)) + dark + dark, digest(range(30, 60)) + dark
     assert not one.overlaps(two) and one.overlaps(one)

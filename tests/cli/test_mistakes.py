@@ -1,4 +1,4 @@
-"""What users get wrong: one line that names the thing and the remedy, and nothing left behind."""
+"""Mistakes of users: one line that names the thing and the remedy, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -382,7 +382,7 @@ MISTAKES = {
     "switch without simulation": (
         own_files,
         "insert model.onnx --plan p.json --encodings e.json --switchable -o out.onnx",
-        "--switchable needs --as fakequant",
+        "--switchable needs --format fakequant",
     ),
     "too many labels": (
         lambda: np.save("labels.npy", np.zeros(9)),
@@ -513,7 +513,7 @@ def test_an_interrupt_while_importing(number: signal.Signals, tmp_path: Path) ->
 
 
 def test_a_closed_standard_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where the caller closed it, there is no terminal to fit a table into."""
+    """If the caller closed it, there is no terminal to fit a table into."""
     onnx.save(qdq_of(stage(conv_relu())), tmp_path / "q.onnx")
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["inspect", str(tmp_path / "q.onnx")]) == 0
@@ -522,7 +522,7 @@ def test_a_closed_standard_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_an_interrupt_that_typer_sees(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Inside of a command typer turns Ctrl-C into an exit code: there is a line for it all the same."""
+    """Inside of a command typer turns Ctrl-C into an exit code: there is a line for it too."""
 
     def stop(path: object) -> None:
         raise KeyboardInterrupt

@@ -31,8 +31,8 @@ COMMANDS = {
     "calibrate, table": "calibrate m.onnx --plan p.json --statistics m.stats.npz -o q.json --table-csv OUT",
     "insert": "insert m.onnx --plan p.json --encodings c.json -o OUT",
     "convert": "convert m.onnx --data d.npz -o OUT",
-    "export-encodings": "export-encodings c.json --plan p.json --to tensorrt-cache -o OUT",
-    "merge-statistics": "merge-statistics m.stats.npz other.stats.npz -o OUT",
+    "calibrate, format": "calibrate m.onnx --plan p.json --encodings c.json --format tensorrt-cache -o OUT",
+    "observe --merge": "observe --merge m.stats.npz other.stats.npz -o OUT",
 }
 OTHERS = {"folder": "folder/0.npz", "maker:feeds": "maker.py"}
 """Files behind a word of a command."""
@@ -126,8 +126,8 @@ def test_all_outputs_or_none(
 
 
 SEVERAL = {
-    "quantize m.onnx --data d.npz -o q.onnx --report q.html --node-data n.json --artifacts FOLDER": (
-        *("q.onnx", "q.html", "n.json", "n.bits.json"),
+    "quantize m.onnx --data d.npz -o q.onnx --report q.html --artifacts FOLDER": (
+        *("q.onnx", "q.html"),
         *("FOLDER/m.plan.json", "FOLDER/m.encodings.json", "FOLDER/m.result.json"),
     ),
     "calibrate m.onnx --plan p.json --statistics m.stats.npz -o k.json --table-csv k.csv": (

@@ -44,7 +44,7 @@ def test_quick_stages_say_nothing() -> None:
 
 
 def test_the_bar_shows_stage_count_and_total() -> None:
-    """What a terminal shows while a stage runs."""
+    """Text that a terminal shows while a stage runs."""
     stream = io.StringIO()
     bar = Bar(Console(file=stream, force_terminal=True, width=100))
     with bar.progress:

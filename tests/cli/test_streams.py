@@ -22,13 +22,13 @@ ONNXFQ = f"'{sys.executable}' -m onnxfq"
 MADE = {
     "plan": "plan m.onnx -o p2.json",
     "observe": "observe m.onnx --data d.npz -o s2.npz",
-    "merge-statistics": "merge-statistics s.npz s3.npz -o s2.npz",
-    "moments": "moments m.onnx --data d.npz --rounding gptq -o a.npz",
+    "observe --merge": "observe --merge s.npz s3.npz -o s2.npz",
+    "observe --moments": "observe --moments m.onnx --data d.npz --rounding gptq -o a.npz",
     "calibrate": "calibrate m.onnx --plan p.json --statistics s.npz -o k2.json --table",
     "insert": "insert m.onnx --plan p.json --encodings k.json -o i.onnx",
     "quantize": "quantize m.onnx --data d.npz -o q2.onnx --report r.html",
     "sensitivity": "sensitivity m.onnx --data d.npz -o n.json",
-    "export-encodings": "export-encodings k.json --plan p.json --to tensorrt-cache -o c.cache",
+    "calibrate --format": "calibrate m.onnx --plan p.json --encodings k.json --format aimet-1.0.0 -o c.json",
     "convert": "convert o.onnx -o v.onnx",
     "handoff": "handoff q.onnx --data d.npz -o kit",
     "report": "report r.json -o r2.html",
@@ -37,7 +37,7 @@ MADE = {
     "check": "check q.onnx",
     "compare": "compare q.onnx --data d.npz",
     "inspect": "inspect q.onnx",
-    "diff": "diff q.onnx q.onnx",
+    "inspect A B": "inspect q.onnx q.onnx",
     "recipes": "recipes",
     "doctor": "doctor",
     "help": "--help",
@@ -84,7 +84,7 @@ def test_every_command_is_tried() -> None:
 
 @pytest.mark.parametrize("name", MADE)
 def test_streams(files: Path, name: str) -> None:
-    """What a command writes stands, however its standard output ends; only a full one is an error."""
+    """The files of a command stand, however its standard output ends; only a full one is an error."""
     line, made = MADE[name], files / OUTPUTS.get(name, "m.onnx")
     endings = {
         "| true; exit ${PIPESTATUS[0]}": (0, 0),
@@ -145,7 +145,7 @@ def metric(outputs, truth):
     ],
 )
 def test_code_that_prints(files: Path, line: str) -> None:
-    """What functions of the user print in any way goes to standard error; standard output is JSON."""
+    """All that functions of the user print goes to standard error; standard output is JSON."""
     (files / "loud.py").write_text(LOUD)
     ended = shell(f"{ONNXFQ} {line}", files)
     assert ended.returncode == 0, ended.stderr

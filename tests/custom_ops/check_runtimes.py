@@ -1,4 +1,4 @@
-"""Runs the operators in several versions of onnxruntime, each in a virtual environment of its own.
+"""Runs the operators in several versions of onnxruntime, each in its own virtual environment.
 
     python tests/custom_ops/check_runtimes.py [VERSION ...] [--library FILE] [--folder FOLDER]
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 VERSIONS = ["1.20.1", "1.22.1", "1.24.4", "1.31.1"]
 
-# What runs in each environment: only numpy, onnx and onnxruntime are there, and the library's path.
+# The script of each environment: only numpy, onnx and onnxruntime are there, and the library's path.
 SMOKE = '''
 import sys
 import numpy as np

@@ -218,7 +218,7 @@ def ort_merge_statistics(x: np.ndarray, state: np.ndarray, **blocks: Any) -> np.
 
 
 class Ops:
-    """What the tests of this folder call."""
+    """Functions that the tests of this folder call."""
 
     session = staticmethod(make_session)
     fake_quantize = staticmethod(ort_fake_quantize)

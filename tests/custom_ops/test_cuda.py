@@ -13,7 +13,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from body_models import MODELS
 from builders import BUILDERS, feed_for, planned
+from observed_models import by_axis, known_channels
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.calibration.statistics import TensorStatistics, empty_state
@@ -29,8 +31,6 @@ from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.score import score_models
-from tests.calibration.test_merging import by_axis, known_channels
-from tests.graph.test_bodies import MODELS
 
 try:
     HAVE_GPU = bool(gpus())
@@ -46,7 +46,7 @@ LAYOUTS: list[tuple[tuple[int, ...], Any]] = [((), None), ((7, 1, 1), (1, -1, -1
 
 
 def values(dtype: np.dtype) -> np.ndarray:
-    """Random bits of a type, without NaN, whose bits are not told."""
+    """Random bits of a type, without NaN, whose bits are not defined."""
     bits = np.random.default_rng(5).integers(0, 2 ** (8 * dtype.itemsize), 7 * 9 * 33, np.uint32)
     x = bits.astype(f"u{dtype.itemsize}").view(dtype).reshape(7, 9, 33)
     with np.errstate(invalid="ignore"):  # signalling NaN
@@ -99,7 +99,7 @@ def test_rows_stay_on_the_gpu() -> None:
 
 
 def test_self_test_passes() -> None:
-    """What `onnxfq doctor` runs."""
+    """The self-test of `onnxfq doctor` passes."""
     assert [outcome.fault for outcome in self_test("cuda", in_sessions=False)] == [""] * 3
 
 

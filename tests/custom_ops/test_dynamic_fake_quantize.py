@@ -216,7 +216,7 @@ def test_non_finite_values_do_not_move_the_scale(rng, same_bits):
 
 @pytest.mark.parametrize(("qtype", "scale_type", "symmetric"), KINDS)
 def test_the_result_is_static_fake_quantization_with_the_scales(rng, same_bits, qtype, scale_type, symmetric):
-    """What the second and third output say is what the first was made with."""
+    """The second and third output are the parameters of the first."""
     x = rng.standard_normal((6, 96)).astype(np.float32)
     options = {"qtype": qtype, "scale_type": scale_type, "symmetric": symmetric}
     y, scale, zero_point = kernels.dynamic_fake_quantize(x, axis=1, block_size=32, **options)
@@ -238,7 +238,7 @@ def test_one_granularity_said_in_several_ways(rng, same_bits):
 
 @pytest.mark.parametrize("size", [*range(34), 63, 64, 65, 129, 20_000, 40_001])
 def test_every_size_and_alignment(rng, same_bits, size):
-    """Rows of any length at odd addresses, in place too: every element, and not one beside them."""
+    """Rows of any length at odd addresses, in place too: every element, and none outside."""
     for options in ({}, {"axis": 0, "block_size": 16}, {"axis": 0, "block_size": 32}, {"axis": 0}):
         options = {"qtype": "int8", **options}
         for offset in range(3):

@@ -92,7 +92,7 @@ def test_observe_refuses_other_flags(ops):
     ids=["no-axis", "no-axis-blocked", "zero-points", "out-shape", "out-dtype"],
 )
 def test_kernel_refuses_its_own(options):
-    """What only the NumPy function can get wrong is a SpecError too, before any memory is touched."""
+    """Mistakes that only the NumPy function allows are SpecErrors too, before any memory is touched."""
     with pytest.raises(SpecError):
         kernels.fake_quantize(X, **options, qtype="int8")
 
@@ -196,7 +196,7 @@ def test_missing_library_names_the_remedy(monkeypatch):
 
 
 def test_refused_library_is_one_line(monkeypatch, tmp_path):
-    """A file that is no library is reported with its path."""
+    """A file that is not a library is reported with its path."""
     import onnxruntime
 
     broken = tmp_path / "broken.so"

@@ -16,7 +16,7 @@ from onnxfq.runtime import kernels
 from onnxfq.runtime.custom_ops import register_custom_ops
 
 SHAPE = (3, 5, 7)
-# Every width that ONNX has, some that it has not, and limits of one's own.
+# Every width that ONNX has, some that it lacks, and other limits.
 INTEGERS = [
     "int2",
     "uint2",
@@ -146,7 +146,7 @@ def test_nan_stays_nan(ops):
 @pytest.mark.parametrize("size", range(34))
 @pytest.mark.parametrize("varying", [False, True], ids=["one-scale", "scale-per-element"])
 def test_every_size_and_alignment(size, varying, rng):
-    """From nothing to two vectors of 16, at odd addresses: every element, and not one beside them."""
+    """From nothing to two vectors of 16, at odd addresses: every element, and none outside."""
     scale = rng.uniform(0.01, 0.1, size if varying else 1).astype(np.float32)
     for offset in range(4):
         source = rng.standard_normal(size + offset).astype(np.float32)[offset:]

@@ -53,7 +53,7 @@ def test_every_code_stays(qtype, rounding, saturate):
 
 @pytest.mark.parametrize("qtype", FLOATS)
 def test_cast_of_ml_dtypes(rng, qtype):
-    """Without saturation the grid is that of ml_dtypes' cast: all 16-bit floats, and a million float32."""
+    """Without saturation the grid is the one of ml_dtypes' cast: all 16-bit floats, and a million float32."""
     inputs = [all_halves().astype(np.float32), all_halves(ml_dtypes.bfloat16).astype(np.float32)]
     inputs.append(rng.integers(0, 1 << 32, 1_000_000, dtype=np.uint32).view(np.float32))
     inputs.append((rng.standard_normal(200_000) * QTYPES[qtype].qmax / 2).astype(np.float32))

@@ -85,7 +85,7 @@ def test_numbers_of_another_byte_order() -> None:
 
 @pytest.mark.parametrize("layout", ["misaligned", "every second", "read-only"])
 def test_a_result_that_kernels_cannot_write(layout: str) -> None:
-    """An `out` that is no plain memory is refused."""
+    """An `out` that is not plain memory is refused."""
     x = np.linspace(-1, 1, 12, dtype=np.float32)
     for kernel in (kernels.fake_quantize, kernels.dynamic_fake_quantize):
         given = (x, 0.1) if kernel is kernels.fake_quantize else (x,)

@@ -16,7 +16,7 @@ HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 def expected_statistics(x: np.ndarray) -> list[np.ndarray]:
-    """What the four outputs mean, said with NumPy."""
+    """The four outputs, computed with NumPy."""
     x = x.ravel()
     finite = x[np.isfinite(x)] + np.float32(0)
     bounds = [finite.min(), finite.max()] if finite.size else [np.inf, -np.inf]
@@ -45,7 +45,7 @@ def edge_values() -> np.ndarray:
 
 
 def inputs() -> dict[str, np.ndarray]:
-    """Named tensors, each a case of its own."""
+    """Named tensors, each a separate case."""
     rng = np.random.default_rng(3)
     normal = rng.standard_normal(70_007).astype(np.float32)
     return {

@@ -1,4 +1,4 @@
-"""Observe by channels and blocks against plain NumPy: each group as a tensor of its own."""
+"""Observe by channels and blocks against plain NumPy: each group as a separate tensor."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def joined(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def expected_groups(x: np.ndarray, blocks: dict) -> Found:
-    """What the four outputs mean: NumPy's statistics of each group, its elements found by their indices."""
+    """The four outputs: NumPy's statistics of each group, its elements found by their indices."""
     sizes = block_sizes(x.shape, blocks)
     counts = [-(-n // b) if b else 1 for n, b in zip(x.shape, sizes, strict=True)]
     places = [j // b for j, b in zip(np.indices(x.shape), sizes, strict=True)] if x.size else []
@@ -145,7 +145,7 @@ def test_any_blocks(ops, data: st.DataObject) -> None:
 
 
 def test_calls_do_not_see_each_other(ops) -> None:
-    """Counters come back empty for the next call, those of NaN and infinities too."""
+    """Counters come back empty for the next call, also of NaN and infinities."""
     for case in ("channels last, long", "channels", "tiles", "channels last"):
         shape, blocks = CASES[case]
         for seed in (1, 2):
@@ -190,7 +190,7 @@ def test_ranges_of_channels_beside_the_whole(ops, shape, lanes: int, histogram: 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_ranges_of_channels_of_halves(ops, dtype: type) -> None:
-    """They are those of the same numbers in float32."""
+    """They equal the statistics of the same numbers in float32."""
     x = values((2, 5, 40, 70)).astype(dtype)
     found, expected = (ops.observe(one, channel_ranges=1) for one in (x, x.astype(np.float32)))
     assert_same(found, expected)

@@ -79,7 +79,7 @@ def test_any_split_gives_the_same_feeds(
 
 @given(splits(), st.integers(1, 9))
 def test_digest_and_limit_do_not_hang_on_batches(both: tuple[list[Feed], list[Feed]], batch: int) -> None:
-    """The digest is that of the samples, in any order and batch; a limit takes the first ones."""
+    """The digest belongs to the samples, in any order and batch; a limit takes the first ones."""
     single, split = both
     whole, turned = Feeds(split, ALL, batch), Feeds(single[::-1], ALL, 0)
     list(whole), list(turned)
@@ -120,14 +120,14 @@ def test_batch_0_leaves_feeds_as_they_are() -> None:
     ],
 )
 def test_what_counts_no_samples_is_as_given(inputs: tuple[InputSpec, ...]) -> None:
-    """Where axis 0 is not known to count samples in every input, feeds are not cut or joined."""
+    """If axis 0 is not known to count samples in every input, feeds are not cut or joined."""
     feeds = [{"ids": np.zeros((n, 2), np.int64), "mask": np.zeros((1, 3), np.float32)} for n in (1, 3, 9)]
     same(list(Feeds(feeds, inputs)), feeds)
     assert [sample_count(feed, inputs) for feed in feeds] == [1, 1, 1]
 
 
 def test_unequal_counts_are_one_sample() -> None:
-    """A feed whose inputs differ in axis 0, as boxes beside images do, is not taken apart."""
+    """A feed whose inputs differ in axis 0, as boxes and images do, is not taken apart."""
     feeds = [{"ids": np.zeros((n, 2), np.int64), "mask": np.zeros((2, 3), np.float32)} for n in (2, 3, 2)]
     got = list(Feeds(feeds, (IDS, MASK), 8))
     same(got, feeds)
@@ -148,7 +148,7 @@ def test_limit_reads_no_further() -> None:
 
 
 def test_feeds_without_samples_are_left_out() -> None:
-    """A feed of no samples adds none; nothing but such is no data."""
+    """A feed of no samples adds none; only such feeds are not data."""
     empty = {"ids": np.zeros((0, 2), np.int64), "mask": np.zeros((0, 2), np.float32), "flag": np.True_}
     (feed,) = Feeds([empty, sample(0, 2, True), empty], ALL, 0)
     assert sample_count(feed, ALL) == 1

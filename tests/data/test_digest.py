@@ -65,7 +65,7 @@ def test_a_sum_without_order(digests: list[int], random, split: int) -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 0])
 def test_a_sample_is_hashed_once(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Feeds carry the digest that their survey found, and it is that of their bytes."""
+    """Feeds carry the digest that their survey found, and it is the digest of their bytes."""
     spec = InputSpec("x", np.dtype(np.float32), (None, 2, 3))
     feeds = Feeds([{"x": X + n} for n in range(5)], (spec,), batch)
     given = list(feeds)

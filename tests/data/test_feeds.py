@@ -192,7 +192,7 @@ def test_an_empty_folder(tmp_path):
 
 
 class Loader:
-    """An iterable that starts anew each time, as a data loader does."""
+    """An iterable that starts again each time, as a data loader does."""
 
     def __iter__(self):
         """Yield two feeds."""
@@ -211,7 +211,7 @@ class Loader:
     ],
 )
 def test_iterables(make, again):
-    """Any iterable of feeds does; a one-shot iterator is told from data the second time, with a remedy."""
+    """Any iterable of feeds does; a second pass over a one-shot iterator is refused, with a remedy."""
     feeds = Feeds(make(), (spec(3),))
     assert [feed["x"][0] for feed in feeds] == [0.0, 1.0]
     if again:
@@ -259,7 +259,7 @@ def test_lists_of_numbers_are_arrays():
     ],
 )
 def test_data_that_is_no_feeds(data, words):
-    """What is no feed is refused with what a feed is."""
+    """Other objects than feeds are refused, with the form of a feed."""
     assert words in refused(data, spec(3))
 
 

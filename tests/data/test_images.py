@@ -217,7 +217,7 @@ def test_other_preprocessors_are_refused(tmp_path: Path, change: dict[str, objec
 
 
 def test_images_of_several_sizes(folder: Path) -> None:
-    """Where the size is open, images of one size come together; a fixed batch cannot hold two sizes."""
+    """If the size is open, images of one size come together; a fixed batch cannot hold two sizes."""
     Image.fromarray(PIXELS[0, :5]).save(folder / "16.png")
     feeds = list(Feeds(folder, spec(None, None, None, 3), 8, DataOptions(scale=1)))
     assert [feed["x"].shape for feed in feeds] == [(8, 6, 9, 3), (8, 6, 9, 3), (1, 5, 9, 3)]
@@ -253,7 +253,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("case", MISTAKES)
 def test_mistakes(folder: Path, case: str) -> None:
-    """What images cannot be is one line with what would help."""
+    """A wrong image is one line with the remedy."""
     options, inputs, words = MISTAKES[case]
     with pytest.raises(DataError) as caught:
         read(folder, inputs, **options)

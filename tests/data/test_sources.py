@@ -196,7 +196,7 @@ def test_a_loader_begins_when_it_is_read() -> None:
 
 
 def test_totals_of_loaders() -> None:
-    """A torch loader tells how many samples it will give: those of its sampler, whole batches if so asked."""
+    """The total of a torch loader is the length of its sampler, in whole batches if it drops the rest."""
     pytest.importorskip("torch")
     from torch.utils.data import DataLoader, SubsetRandomSampler
 
@@ -208,7 +208,7 @@ def test_totals_of_loaders() -> None:
 
 
 def test_parts_after_the_inputs_are_left_out_with_one_note(caplog: pytest.LogCaptureFixture) -> None:
-    """Labels that a loader gives beside the inputs are dropped, and told once; too few parts are refused."""
+    """Labels that a loader gives after the inputs are dropped, with one note; too few parts are refused."""
     pairs = [(sample, np.int64(0)) for sample in X] * 2
     assert len(list(Feeds(pairs, (INPUT,), 8))) == 4
     notes = [record.getMessage() for record in caplog.records if "parts" in record.getMessage()]
@@ -236,7 +236,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_second_pass_over_what_has_one(case: str) -> None:
-    """What can be gone through once says so when it is wanted again, with what to give instead."""
+    """Data that can be read once says so at a second pass, with the remedy."""
     make, words = REFUSED[case]
     feeds = Feeds(make(), (INPUT,), 8)
     assert len(list(feeds)) == 2
@@ -341,7 +341,7 @@ def test_fixed_batches_are_cut_from_any_multiple() -> None:
 
 
 def test_tensors_on_a_device_are_fetched() -> None:
-    """A tensor that has a gradient and lies elsewhere, and so is no array yet, is detached and copied."""
+    """A tensor that has a gradient and lies elsewhere, and so is not an array yet, is detached and copied."""
 
     class Remote:
         def __init__(self, values: np.ndarray, state: tuple[str, ...] = ()) -> None:

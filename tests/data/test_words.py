@@ -18,7 +18,7 @@ PIXELS = RNG.integers(0, 256, (40, 3, 8, 8)).astype(np.float32)
 
 
 def told(caplog: pytest.LogCaptureFixture, data: object, inputs=ROWS, **options: object) -> list[str]:
-    """Go through the data twice; return what was told."""
+    """Go through the data twice; return the notes."""
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         feeds = Feeds(data, inputs, 8, DataOptions(**options))
@@ -58,7 +58,7 @@ def test_good_data_has_no_words(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_few_samples(caplog: pytest.LogCaptureFixture, data, inputs, words: str) -> None:
-    """Less than 32 samples are told with what is usual, those of a fixed batch counted."""
+    """Fewer than 32 samples give a note with the usual number; a fixed batch counts."""
     (line,) = told(caplog, data, inputs)
     assert words in line and line.endswith("samples; 100 to 500 are usual for calibration")
     assert told(caplog, data, inputs, survey=False) == []
@@ -83,7 +83,7 @@ def test_constant_and_repeated_samples(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_single_numbers_are_not_constant(caplog: pytest.LogCaptureFixture) -> None:
-    """A sample of one number is not blamed for having one value; a mask of ones beside ids neither."""
+    """A sample of one number is not blamed for having one value; nor is a mask of ones next to ids."""
     numbers = (InputSpec("x", np.dtype(np.int64), (None,)),)
     assert told(caplog, np.arange(40), numbers) == []
     both = (
@@ -113,7 +113,7 @@ def test_values_that_are_not_finite(caplog: pytest.LogCaptureFixture, value: flo
 
 
 def test_raw_pixels(caplog: pytest.LogCaptureFixture) -> None:
-    """Whole numbers from 0 to 255 for a float image are told once, unless a scale or an example is given."""
+    """Whole numbers from 0 to 255 for a float image give a note once, without a scale or an example."""
     (line,) = told(caplog, PIXELS, IMAGE)
     assert line == (
         f"input x: the values are whole numbers from 0 to {PIXELS.max():g}, as raw pixels; if the model was "
@@ -197,7 +197,7 @@ def test_preparation_is_that_of_torch(layout: str) -> None:
 
 
 def test_preparation_reaches_the_one_float_input() -> None:
-    """Integer inputs beside it are left alone; with two float inputs it is not guessed which is meant."""
+    """Other integer inputs are left alone; with two float inputs it is not guessed which is meant."""
     ids, x = np.arange(4).reshape(4, 1), np.ones((4, 2), np.float64)
     specs = (InputSpec("ids", np.dtype(np.int64), (None, 1)), InputSpec("x", np.dtype(np.float16), (None, 2)))
     (feed,) = Feeds({"ids": ids, "x": x}, specs, 8, DataOptions(scale=3, mean=1, std=4))

@@ -102,7 +102,7 @@ def test_faults_name_source_and_field(content, words):
     ],
 )
 def test_broken_files(tmp_path, name, content, words):
-    """A file that is no document is one line that names it."""
+    """A file that is not a document is one line that names it."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(PlanError) as caught:
         read_document(tmp_path / name, Outer, PlanError)

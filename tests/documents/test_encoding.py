@@ -283,7 +283,7 @@ def test_encodings_compare_after_their_arrays_were_read():
 
 
 def test_a_copy_with_other_encodings_finds_those():
-    """What is remembered of one set of encodings is not asked for the next."""
+    """The cache of one set of encodings does not serve the next."""
     first, second = (Encoding.of(name, INT8, f32(1).reshape(()), i32(0).reshape(())) for name in "ab")
     encodings = Encodings(model_sha256="ab" * 32, encodings=(first,))
     assert encodings["a"] is first
@@ -294,7 +294,7 @@ def test_a_copy_with_other_encodings_finds_those():
 
 
 def test_files_of_earlier_versions(tmp_path):
-    """The calibrator stood in the spec, and that of external scales was called `given`."""
+    """The calibrator stood in the spec, and external scales had one called `given`."""
     for before, now in (("percentile:99.9", "percentile:99.9"), ("given", "external")):
         path = saved(tmp_path, lambda c: c["encodings"][0].pop("calibrator"))
         content = json.loads(path.read_text())
@@ -349,7 +349,7 @@ def many():
 
 
 def test_many_scales_are_exact_through_an_array_file(tmp_path):
-    """NumPy reads them beside the JSON, which is small; loaded they are equal to the bit."""
+    """NumPy reads them apart from the JSON, which is small; loaded they are equal to the bit."""
     made, path = many(), tmp_path / "m.encodings.json"
     assert made.save(path) == (path, tmp_path / "m.encodings.npz")
     assert path.stat().st_size < 5_000 and sorted(tmp_path.iterdir()) == [path, tmp_path / "m.encodings.npz"]

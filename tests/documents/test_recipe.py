@@ -10,6 +10,7 @@ from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.placement.weighted_ops import list_numbers
 from onnxfq.targets.recipe_schema import recipe_schema
 from onnxfq.targets.recipes import RECIPES, load_recipe
 
@@ -264,7 +265,7 @@ def test_unknown_recipe(name, words):
 
 
 def test_broken_yaml(tmp_path):
-    """What is no YAML is one line with the place."""
+    """A file that is not YAML is one line with the place."""
     with pytest.raises(RecipeError, match=r"mine.yaml is not valid yaml: .* line 2") as caught:
         loaded(tmp_path, "a: [1\nb: 2")
     assert "\n" not in str(caught.value)
@@ -283,8 +284,11 @@ TENSORS = {"x", "conv1/out"}
     ],
 )
 def test_names_that_are_there(tmp_path, override):
-    """Names, globs and op types that the model has pass."""
-    loaded(tmp_path, f"overrides: [{override}]").check_names(NODES, TENSORS)
+    """Names, globs and op types pass in the model that has them, and in no other."""
+    recipe = loaded(tmp_path, f"overrides: [{override}]")
+    recipe.check_names(NODES, TENSORS)
+    with pytest.raises(RecipeError, match="which the model lacks"):
+        recipe.check_names({"other": "Relu"}, {"elsewhere"})
 
 
 @pytest.mark.parametrize(
@@ -341,9 +345,12 @@ def test_override():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_scheme_makes_a_spec(name):
-    """What a recipe accepts, a QuantSpec accepts."""
-    for scheme in filter(None, (RECIPES[name].activations, RECIPES[name].weights)):
-        QuantSpec(qtype=scheme.qtype, symmetric=scheme.symmetric)
+    """A scheme's whole number format makes a QuantSpec with the same fields."""
+    schemes = [scheme for scheme in (RECIPES[name].activations, RECIPES[name].weights) if scheme]
+    assert schemes
+    for scheme in schemes:
+        spec = QuantSpec(**list_numbers(scheme))
+        assert list_numbers(spec) == list_numbers(scheme)
 
 
 def test_block_shapes(tmp_path):

@@ -1,4 +1,4 @@
-"""Peak memory of observing, measured in processes of their own: bounded, whatever the number of samples."""
+"""Peak memory of observing, measured in separate processes: bounded, whatever the number of samples."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ before, seen = anonymous(), []
 options = RunOptions(threads=2, progress=lambda *_: seen.append(anonymous()))
 rng = np.random.default_rng(0)
 feeds = [{"x": rng.standard_normal((1, 5000)).astype(np.float32)} for _ in range(2)]
-result = onnxfq.quantize(proto, feeds, sys.argv[2], rounding="nearest", options=options)
+recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
+result = onnxfq.quantize(proto, feeds, sys.argv[2], recipe=recipe, options=options)
 assert proto == onnx.load(sys.argv[1]) and result.model.sha256 == onnxfq.load(sys.argv[1]).sha256
 print(max(seen) - before)
 """
@@ -132,7 +133,7 @@ def test_weights_are_not_held_many_times(tmp_path) -> None:
 
 
 def test_a_given_model_is_held_once(tmp_path) -> None:
-    """A ModelProto of 200 MB: at most twice that besides the caller's own, which stays as it is.
+    """A ModelProto of 200 MB: at most twice that on top of the caller's, which stays as it is.
 
     Twice, because onnxruntime has the weights of models under 512 MB once more, packed for its kernels.
     """

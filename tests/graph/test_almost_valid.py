@@ -1,4 +1,4 @@
-"""What ONNX Runtime runs and ONNX's checker refuses is taken, and computes what it computed."""
+"""Models that ONNX Runtime runs and ONNX's checker refuses are taken, with the same results."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from builders import build, feed_for, weights
 from onnx import helper
 
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.errors import ModelError, OnnxfqError
 from onnxfq.graph.checker import RUNTIME_OPS
 from onnxfq.graph.io.load import load
@@ -18,6 +19,7 @@ from onnxfq.graph.io.save import save
 from onnxfq.graph.model import list_nodes
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
+from onnxfq.targets.recipes import load_recipe
 
 
 def spelled(proto: onnx.ModelProto) -> None:
@@ -91,7 +93,7 @@ def test_an_input_of_unknown_rank() -> None:
 
 
 def test_an_output_of_a_custom_operator() -> None:
-    """What nothing can infer is named."""
+    """A type that nothing can infer is named."""
     made = build(
         "g (float[N,4] x) => (float[N,4] y) { h = MatMul (x, w) y = own.Odd (h) }",
         {"w": weights(4, 4)},
@@ -103,7 +105,7 @@ def test_an_output_of_a_custom_operator() -> None:
 
 
 def test_two_opsets() -> None:
-    """Of two versions of one domain it is not known which is meant."""
+    """Two versions of one domain are ambiguous."""
     spoiled = proto()
     spoiled.opset_import.append(helper.make_opsetid("ai.onnx", 13))
     with pytest.raises(ModelError, match="imports ai.onnx at opsets 13 and 17"):
@@ -131,7 +133,7 @@ def registered() -> set[str]:
 
 
 def test_the_operators_that_only_onnxruntime_has_are_those_it_registers() -> None:
-    """Those that it dropped at opset 10 do not count, nor its own copies between devices."""
+    """Operators that it dropped at opset 10 do not count, nor its own copies between devices."""
     gone = {"GivenTensorFill"}  # registered without a kernel
     assert registered() - gone <= RUNTIME_OPS
     assert registered() >= RUNTIME_OPS
@@ -188,18 +190,20 @@ MISFITS = [
 ]
 
 
-@pytest.mark.parametrize("recipe", [{}, {"rounding": "qronos"}])
+@pytest.mark.parametrize("rounding", ["auto", "qronos"])
 @pytest.mark.parametrize(("text", "shape", "message"), MISFITS)
-def test_operands_that_do_not_fit(
-    text: str, shape: tuple[int, ...], message: str, recipe: dict[str, str]
-) -> None:
+def test_operands_that_do_not_fit(text: str, shape: tuple[int, ...], message: str, rounding: str) -> None:
     """Shapes that cannot be multiplied are one line with both, and ONNX Runtime refuses the model too."""
     rank = 2 if "Gemm" in text else 4
     made = build(
         f"g (float[N,3,8,8] x) => (float[{','.join('abcd'[:rank])}] y) {{ {text} }}", {"w": weights(*shape)}
     )
     with pytest.raises(ModelError, match=f"of shape .*: {message}.*export it again"):
-        quantize(made, [feed_for(made)], **recipe)
+        quantize(
+            made,
+            [feed_for(made)],
+            recipe=load_recipe(DEFAULT_RECIPE).override(weights={"rounding": rounding}),
+        )
     with pytest.raises(OnnxfqError):
         Session(made, 1).run(feed_for(made))
 

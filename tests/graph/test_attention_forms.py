@@ -19,7 +19,7 @@ from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.runtime.session import Session
 from onnxfq.targets.target import prepare_model
 
-# What ONNX's cases of Attention have that keeps one whole; a padded mask is one shorter than the keys.
+# Features of ONNX's cases of Attention that keep one whole; a padded mask is one shorter than the keys.
 WHOLE = ("qk_matmul", "mode3", "nonpad", "padded_kv", "window", "softmax_precision")
 # They name a window of no limit.
 UNLIMITED = ("attention_local_window_default",)
@@ -45,7 +45,7 @@ def operators(proto: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in proto.graph.node]
 
 
-@pytest.mark.filterwarnings("ignore")  # of onnx over its own cases
+@pytest.mark.filterwarnings("ignore")  # warnings of onnx about its own cases
 def test_onnx_cases() -> None:
     """Each of ONNX's cases keeps its outputs, and stays whole only for what it names."""
     whole = []
@@ -121,7 +121,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_guards_that_stay(change: str) -> None:
-    """What is not exactly such a guard is left as it is."""
+    """Anything but exactly such a guard is left as it is."""
     proto = masked(17, "float")
     proto.graph.input.append(helper.make_tensor_value_info("v2", TensorProto.FLOAT, [2, 2, 3, 3]))
     del proto.graph.output[0].type.tensor_type.shape.dim[3]
@@ -133,7 +133,7 @@ def test_guards_that_stay(change: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-fp8", "onnxruntime-int8"])
 def test_both_products_are_quantized(recipe: str) -> None:
-    """The products of an Attention are placed like those of one that was written out by hand."""
+    """The products of an Attention are placed as in one that was written out by hand."""
     proto = build(
         """g (float[N,3,8] x) => (float[N,3,8] y) { q = MatMul (x, w) [inner] a = Attention
             <q_num_heads = 2, kv_num_heads = 2, is_causal = 1> (q, x, x) y = MatMul (a, w) }""",

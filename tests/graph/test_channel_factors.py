@@ -109,7 +109,7 @@ NETWORKS = {
 
 
 def network(name: str) -> onnx.ModelProto:
-    """Return a network of the table; its attention reads values of a projection of their own."""
+    """Return a network of the table; its attention reads values of a separate projection."""
     given_, nodes, _ = NETWORKS[name]
     if name == "values":
         nodes = nodes.replace("(v1, k0)", "(v0, k0)").replace("(a, v2)", "(a, vt)")

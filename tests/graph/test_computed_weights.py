@@ -1,4 +1,4 @@
-"""What is computed from constants alone is one constant where it is multiplied, and nowhere else."""
+"""A tensor computed from constants alone is one constant if it is multiplied, else unchanged."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_kept(name: str) -> None:
 
 
 def test_a_weight_that_has_other_readers() -> None:
-    """What else reads the parts of a weight still finds them."""
+    """Other readers of the parts of a weight still find them."""
     proto = build(
         """g (float[N,4] x) => (float[N,4] y, float[4,4] k) {
             d = Mul (w, w) t = Add (d, w) m = MatMul (x, t) y = Add (m, b) k = Relu (d) }""",
@@ -106,7 +106,7 @@ def test_a_weight_that_has_other_readers() -> None:
 
 
 def test_constants_that_do_not_go_together() -> None:
-    """What cannot be computed is refused, in one line."""
+    """A tensor that cannot be computed is refused, in one line."""
     proto = build(
         "g (float[N,4] x) => (float[N,4] y) { v = MatMul (a, b) y = MatMul (x, v) }",
         {"a": weights(4, 5), "b": weights(4, 4)},

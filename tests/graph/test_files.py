@@ -22,7 +22,7 @@ from onnxfq.tools.inspect import inspect_model
 
 @pytest.fixture
 def external(tmp_path: Path) -> Path:
-    """A model whose weights lie in a file beside it."""
+    """A model whose weights lie in a file next to it."""
     path = tmp_path / "model.onnx"
     onnx.save(
         conv_relu(),
@@ -36,7 +36,7 @@ def external(tmp_path: Path) -> Path:
 
 
 def test_external_data_is_read(external: Path) -> None:
-    """Weights beside the model are inside the loaded one, with the values of the original."""
+    """Weights next to the model are inside the loaded one, with the values of the original."""
     assert (external.parent / "model.data").exists()
     model = load(external)
     for name, value in constants(conv_relu()).items():
@@ -172,7 +172,7 @@ def test_links_that_leave_the_folder_are_refused(external: Path, tmp_path: Path)
 
 
 def test_a_link_is_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an output leads to is replaced, the link stays; with data, which would be missed: refused."""
+    """The target of an output link is replaced, the link stays; with data, which would be missed: refused."""
     (tmp_path / "far").mkdir()
     (tmp_path / "out.onnx").symlink_to("far/model.onnx")
     save(conv_relu(), tmp_path / "out.onnx")
@@ -193,7 +193,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files_are_refused(tmp_path: Path, damage: str) -> None:
-    """A file that is no model, or half of one, is a ModelError of one line that names it."""
+    """A file that is not a model, or half of one, is a ModelError of one line that names it."""
     path = tmp_path / "model.onnx"
     path.write_bytes(DAMAGES[damage](conv_relu().SerializeToString()))
     with pytest.raises(ModelError, match=r"model\.onnx") as caught:

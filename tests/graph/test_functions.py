@@ -12,7 +12,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.runtime.session import Session
-from onnxfq.targets.tensorrt.rules.graph_view import infer_types
+from onnxfq.targets.tensorrt.rules.node_sites import infer_types
 
 HEADER = '<ir_version: 9, opset_import: ["" : 18, "own" : 1]> g (float[N,4] x) => (float[N,4] y)'
 CASES = {
@@ -51,7 +51,7 @@ def model_of(text: str, header: str = HEADER) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("name", CASES)
 def test_onnxruntime_computes_the_same(name: str) -> None:
-    """What attributes, their defaults and names mean is what they mean to ONNX Runtime, to the bit."""
+    """Attributes, their defaults and names have the meaning of ONNX Runtime, to the bit."""
     proto = model_of(CASES[name])
     feed = feed_for(proto)
     made = load(proto).proto
@@ -61,7 +61,7 @@ def test_onnxruntime_computes_the_same(name: str) -> None:
 
 
 def test_overloads() -> None:
-    """Two functions of one name are told apart by their overload."""
+    """Two functions of one name differ by their overload."""
     proto = model_of(
         """{ h = own.D (x, w) y = own.D (h, w) }
         <domain: "own", opset_import: ["" : 21]> D (a, b) => (c) { c = MatMul (a, b) }
@@ -89,7 +89,7 @@ def test_what_is_kept_and_what_nothing_calls() -> None:
 
 
 def test_the_rules_of_a_target_read_defaults() -> None:
-    """What the rules of a target see is what loading sees, and the model stays as it is."""
+    """The rules of a target see the same as loading, and the model stays as it is."""
     proto = model_of(CASES["defaults"])
     before = proto.SerializeToString()
     made = infer_types(proto, frozenset())
@@ -98,7 +98,7 @@ def test_the_rules_of_a_target_read_defaults() -> None:
 
 
 def test_nodes_of_one_name_in_a_function() -> None:
-    """ONNX Runtime refuses a function with two nodes of one name: they get names of their own."""
+    """ONNX Runtime refuses a function with two nodes of one name: they get unique names."""
     proto = model_of(
         """{ h = own.D (x, w) y = own.D (h, w) }
         <domain: "own", opset_import: ["" : 18]>

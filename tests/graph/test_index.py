@@ -54,7 +54,7 @@ def test_links_of_random_models(proto: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("name", sorted(BUILDERS))
 def test_bodies(name: str) -> None:
-    """What bodies read or give is captured, and what is computed in one names the body."""
+    """Tensors that bodies read or give are captured; a tensor computed in one names the body."""
     proto = load(BUILDERS[name]()).proto
     inner = [graph for graph in list_graphs(proto.graph) if graph is not proto.graph]
     read = {name for graph in inner for node in graph.node for name in node.input if name}

@@ -20,7 +20,7 @@ CONSTANTS = {
     "two": np.asarray([2], np.int64),
     "many": np.asarray([5, 6, 7], np.int64),
 }
-# What is computed, as text of a graph that reads x [N, 6, 9], and whether the open size has a part in it.
+# The computation, as text of a graph that reads x [N, 6, 9], and whether the open size has a part in it.
 TEXTS = {
     "a size": ("s = Shape (x) y = Gather (s, one)", False),
     "the last size": ("s = Shape (x) y = Gather (s, last)", False),
@@ -63,7 +63,7 @@ def test_as_the_reference_computes(case: str) -> None:
     ],
 )
 def test_what_is_not_known(text: str) -> None:
-    """What data decides, and what no rule stands for, is nothing."""
+    """Sizes that data decides, or that no rule covers, are unknown."""
     extra = ", int64[1] i" if "i)" in text else ""
     model = build(f"g (float[N,6,9] x{extra}) => (int64[M] y) {{ {text} }}", opset=17)
     assert evaluate_integers(load(model).graph().outputs[0]) is None

@@ -46,7 +46,7 @@ def feeds() -> list[dict[str, np.ndarray]]:
 
 
 def assert_near(got: Evaluation, want: Evaluation) -> None:
-    """Scores agree; the sums of large models run in another order, for their weights are not packed."""
+    """Scores agree; the sums of large models run in another order: their weights are not packed."""
     for have, expected in zip(got.candidates, want.candidates, strict=True):
         for a, b in zip(have.outputs, expected.outputs, strict=True):
             assert a.cosine == pytest.approx(b.cosine, rel=1e-6)
@@ -180,11 +180,11 @@ def test_every_stage_takes_weights_in_a_file(
         "plan q.onnx --requantize -o p.json",
         "observe q.onnx --plan p.json --data d.npz -o s.npz",
         "calibrate q.onnx --plan p.json --statistics s.npz -o e.json --table",
-        "export-encodings e.json --plan p.json --to aimet-1.0.0 -o aimet.json",
+        "calibrate q.onnx --plan p.json --encodings e.json --format aimet-1.0.0 -o aimet.json",
         "insert q.onnx --plan p.json --encodings e.json -o r.onnx",
         "check q.onnx",
         "inspect q.onnx",
-        "diff inside.onnx q.onnx",
+        "inspect inside.onnx q.onnx",
         "convert q.onnx -o c.onnx --data d.npz",
         "handoff q.onnx -o folder --data d.npz",
         "compare q.onnx --data d.npz",

@@ -23,7 +23,7 @@ def test_a_chain_and_a_branch() -> None:
     # At c: a, b and c; x went after a.
     assert most_alive(graph, {"x": (4, 2)}) == 3 * 4 * 4 * 4
     assert most_alive(graph, {"x": (1, 2)}) == 3 * 4 * 4
-    assert most_alive(graph, {}) is None  # how large N is was not told
+    assert most_alive(graph, {}) is None  # the size of N is unknown
 
 
 @pytest.mark.parametrize("name", sorted(BUILDERS))

@@ -108,7 +108,7 @@ def test_names_change_nothing(scheme: str, name: str) -> None:
 
 
 def test_an_input_named_like_an_observer() -> None:
-    """The one name that cannot be given away is that of an input: refused, with the remedy."""
+    """Only the name of an input cannot be given away: refused, with the remedy."""
     taken = observe_output("h", OBSERVE_OUTPUTS[0])
     proto, _ = renamed(
         build("g (float[N,4] x) => (float[N,4] y) { h = Relu (x) y = MatMul (h, w) }", {"w": weights(4, 4)}),

@@ -92,7 +92,7 @@ def test_sparse_weights_become_dense(where: str, coordinates: bool) -> None:
 
 
 def test_initializers_are_no_inputs() -> None:
-    """A weight that old exporters list among the inputs is no input, and the IR version allows that."""
+    """A weight that old exporters list among the inputs is not an input, and the IR version allows that."""
     proto = build(
         "g (float[N,4] x, float[4,4] w) => (float[N,4] y) { y = MatMul (x, w) }",
         {"w": weights(4, 4)},
@@ -105,7 +105,7 @@ def test_initializers_are_no_inputs() -> None:
 
 
 def test_dimensions_of_minus_one_are_open() -> None:
-    """-1, which ONNX does not allow, is an open dimension with a name of its own."""
+    """-1, which ONNX does not allow, is an open dimension with a unique name."""
     proto = build("g (float[N,4] x) => (float[M,4] y) { y = Relu (x) }")
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = -1
@@ -140,7 +140,7 @@ def test_moves_of_constants_are_folded(op: str) -> None:
 
 
 def test_folded_outputs_and_transposes_stay() -> None:
-    """What is an output of the graph is not folded, nor is a Transpose, which other readers may share."""
+    """An output of the graph is not folded, nor is a Transpose, which other readers may share."""
     proto = build(
         """g (float[N,4] x) => (float[N,4] y, float[4,4] copy) {
             copy = Identity (w) t = Transpose (w) h = MatMul (x, t) y = MatMul (h, copy) }""",
@@ -258,7 +258,7 @@ def test_opset_that_cannot_be_raised_is_named() -> None:
 
 
 def test_spellings_that_onnxruntime_takes() -> None:
-    """A graph without a name, and ONNX's own domain under its long name, are no reason to refuse."""
+    """A graph without a name, and ONNX's own domain under its long name, are not a reason to refuse."""
     plain = conv_relu()
     spelled = conv_relu()
     spelled.graph.name = ""

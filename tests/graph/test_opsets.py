@@ -152,7 +152,7 @@ STRUCTURES: dict[str, Structure] = {
     ),
     "matmul": _matmul("N,4", "y = MatMul (x, w)", "N,4", **W),
     "matmul, constant left": _matmul("4,N", "y = MatMul (w, x)", "4,N", **W),
-    # Of a width that blocks of 16, 32 and 128 divide, which the narrow ones do not have.
+    # A width that blocks of 16, 32 and 128 divide, which the narrow ones do not have.
     "matmul, wide": _matmul("N,128", "y = MatMul (x, w)", "N,256", w=weights(128, 256)),
     "gemm, wide": _matmul(
         "N,256", "y = Gemm <transB = 1> (x, w, b)", "N,64", w=weights(64, 256), b=weights(64)
@@ -421,7 +421,7 @@ def _kind(refusal: str) -> str:
 
 
 def test_every_structure_at_every_opset(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """What is written is valid, loads and runs; what is not has a reason; and nothing else happens."""
+    """A written model is valid, loads and runs; any other has a reason; nothing else happens."""
     every = request.config.getoption("--all-opsets")
     opsets = tuple(range(7, NEWEST + 1)) if every else QUICK_OPSETS
     recipes: dict[str, Recipe] = {"int16": one_format("int16")} if every else {}

@@ -16,6 +16,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.schemes import WeightScheme
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.pipeline import quantize
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.onnxruntime.releases import _IR_OF_TYPE, Release, release_of
 from onnxfq.targets.recipes import load_recipe
 
@@ -36,7 +37,7 @@ def loads(opset: int, ir_version: int) -> bool:
     try:
         content = proto.SerializeToString()
         onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception:  # onnxruntime raises classes of its own, one per status code
+    except Exception:  # onnxruntime raises its own classes, one per status code
         return False
     return True
 
@@ -51,6 +52,7 @@ def test_the_table_is_true_of_the_installed_release() -> None:
 
 def test_ir_versions_are_those_of_onnx() -> None:
     """ONNX's own checker and its table of opsets agree with the IR version of each type."""
+    compared: set[str] = set()
     for name, ir_version in _IR_OF_TYPE.items():
         if not hasattr(onnx.TensorProto, name):
             continue
@@ -64,6 +66,8 @@ def test_ir_versions_are_those_of_onnx() -> None:
         if kinds:  # the first DequantizeLinear with the type is of the opset that came with its IR version
             first = helper.find_min_ir_version_for([helper.make_opsetid("", min(kinds))])
             assert ir_version <= first, name
+            compared.add(name)
+    assert compared >= {"FLOAT8E4M3FN", "FLOAT8E5M2", "INT4", "UINT4"} and len(compared) >= 6
 
 
 @pytest.mark.parametrize(("runtime", "ir"), [("1.17", 9), ("1.18", 10), ("ort==1.22", 10), ("1.31.1", 13)])
@@ -72,7 +76,7 @@ def test_the_ir_version_is_one_that_the_release_reads(runtime: str, ir: int, tmp
     proto = linear(8, 4)
     proto.ir_version = 13
     words = runtime if "==" in runtime else f"onnxruntime=={runtime}"
-    kept = quantize(proto, [feed_for(proto)], tmp_path / "q.onnx", runtime=words)
+    kept = quantize(proto, [feed_for(proto)], tmp_path / "q.onnx", options=QuantizeOptions(runtime=words))
     plain = quantize(proto, [feed_for(proto)])
     made = onnx.load(tmp_path / "q.onnx")
     assert made.ir_version == ir == kept.qdq.ir_version and plain.qdq.ir_version == 13
@@ -122,13 +126,17 @@ def test_what_a_release_cannot_read(
     proto = build(text, {"w": weights(256, 4)}, opset=opset, ir=10)
     with pytest.raises((ModelError, RecipeError)) as caught:
         quantize(
-            proto, [feed_for(proto)], tmp_path / "q.onnx", recipe=recipe, runtime=f"onnxruntime=={runtime}"
+            proto,
+            [feed_for(proto)],
+            tmp_path / "q.onnx",
+            recipe=recipe,
+            options=QuantizeOptions(runtime=f"onnxruntime=={runtime}"),
         )
     assert says in str(caught.value) and not list(tmp_path.iterdir())
 
 
 def test_types_that_came_later() -> None:
-    """Where the opset would do, the types of tensors decide."""
+    """If the opset would do, the types of tensors decide."""
     proto = build("g (float[4] x) => (float[4] y) { y = Relu (x) }", opset=20, ir=10)
     proto.graph.value_info.append(helper.make_tensor_value_info("h", onnx.TensorProto.INT4, [4]))
     with pytest.raises(ModelError, match="needs IR version 10 for int4, and onnxruntime 9.9 reads 9"):

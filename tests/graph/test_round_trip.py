@@ -158,7 +158,7 @@ def test_bodies_keep_what_they_say() -> None:
 
 
 def test_quantization_annotations_survive() -> None:
-    """What other tools wrote about ranges stays on the graph."""
+    """Notes of other tools about ranges stay on the graph."""
     proto = build("g (float[N,4] x) => (float[N,4] y) { [a] y = MatMul (x, w) }", {"w": weights(4, 4)})
     note = proto.graph.quantization_annotation.add(tensor_name="x")
     note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="w")
@@ -208,7 +208,7 @@ def test_device_configurations_survive() -> None:
 
 
 def test_training_is_left_out_with_a_note() -> None:
-    """What makes new float weights is of no use for stored integers."""
+    """Passes that make new float weights do not apply to stored integers."""
     proto = build("g (float[N,4] x) => (float[N,4] y) { [a] y = MatMul (x, w) }", {"w": weights(4, 4)})
     step = proto.training_info.add()
     step.algorithm.name = "step"
@@ -231,7 +231,7 @@ KINDS = {
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_no_tensor_survives(name: str) -> None:
-    """Sequences and optionals keep their types, are no float tensors, and do not get in the way."""
+    """Sequences and optionals keep their types, are not float tensors, and do not get in the way."""
     proto = build(
         f"g (float[N,4] x) => (float[N,4] y) {{ {KINDS[name]} }}",
         {"w": weights(4, 4)} | ({"i": np.int64(0)} if name == "sequence" else {}),

@@ -1,4 +1,4 @@
-"""Where a model says one shape and computes another, what is computed counts, as in ONNX Runtime."""
+"""If a model declares one shape and computes another, the computed one counts, as in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def dims(value: onnx.ValueInfoProto) -> list[int | str]:
 
 @pytest.mark.parametrize("said", SAID)
 def test_inner_tensors(said: str) -> None:
-    """It is told, corrected, and what is written loads."""
+    """It is reported and corrected, and the written model loads."""
     proto = build(
         f"g (float[N,4] x) => (float[N,4] y) <{SAID[said]} h> {{ h = Relu (x) y = MatMul (h, w) }}",
         {"w": weights(4, 4)},
@@ -34,7 +34,7 @@ def test_inner_tensors(said: str) -> None:
 
 
 def test_outputs_and_bodies() -> None:
-    """Outputs are corrected and keep their names; tensors of a body are no other than those of the graph."""
+    """Outputs are corrected and keep their names; tensors of a body are treated as in the graph."""
     proto = build(
         """g (float[N,4] x, bool c) => (float[N,5] y, float[N,4] z) {
             y = MatMul (x, w)

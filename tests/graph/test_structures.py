@@ -222,7 +222,7 @@ def test_operators_that_multiply_inside(name: str) -> None:
 
 
 def test_standard_attention() -> None:
-    """An Attention of ONNX that cannot be written as products, for its size is open, stays in float."""
+    """An Attention of ONNX that cannot be written as products, because its size is open, stays in float."""
     proto = build(
         """g (float[2,3,4] x, float[2,3,N] k) => (float[] y) {
             q = MatMul (x, w) [inner] y = Attention <q_num_heads = 2, kv_num_heads = 2> (q, k, k) }""",

@@ -17,7 +17,7 @@ from onnxfq.runtime.session import Session
 
 
 def test_weights_in_a_file_give_the_same_model(tmp_path) -> None:
-    """The light copy, saved beside the file, computes what the whole model computes."""
+    """The light copy, saved next to the file, computes what the whole model computes."""
     proto = linear(64, 32)
     proto.metadata_props.add(key="kept", value="yes")
     light = split_weights(proto, tmp_path / "weights")
@@ -54,7 +54,7 @@ def test_values_that_shapes_hang_on_stay() -> None:
 
 
 def test_a_model_is_checked_without_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX's checker is given no weight together with the rest, and takes the model all the same."""
+    """ONNX's checker is given no weight together with the rest, and accepts the model."""
     proto, sizes, check = linear(64, 64), [], onnx.checker.check_model
     monkeypatch.setattr(onnx.checker, "check_model", lambda one: (sizes.append(one.ByteSize()), check(one)))
     check_model(proto)

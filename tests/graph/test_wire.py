@@ -146,7 +146,7 @@ def test_large_models_of_every_structure(name: str, recipe: str, tmp_path: Path)
 def test_weights_in_the_file_or_in_memory_give_one_model(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Where the weights of a model are that is one piece makes no difference."""
+    """The place of the weights of a model in one piece makes no difference."""
     path, feed = tmp_path / "m.onnx", feed_for(BUILDERS[name]())
     onnx.save(BUILDERS[name](), path)
     quantize(path, [feed], tmp_path / "held.onnx")

@@ -142,7 +142,7 @@ def main() -> None:
         sim.compute_encodings(feeds)
         has_blocks = name.startswith(("blocks", "LPBQ"))
         one: dict[str, Any] = {"files": files(sim, VERSIONS[1:] if has_blocks else VERSIONS)}
-        if "convolutions" not in name:  # of those AIMET writes none that onnxruntime runs
+        if "convolutions" not in name:  # AIMET writes none that onnxruntime runs
             qdq = sim.to_onnx_qdq()
             one |= {"activations": parameters(qdq), "weights": rounded(qdq, weights)}
         variants[name] = one

@@ -59,7 +59,7 @@ def test_weights_round_as_in_aimets_qdq_model(name: str, version: str, tmp_path:
 
 @pytest.mark.parametrize(("name", "version"), FILES)
 def test_activations_have_aimets_scales(name: str, version: str, tmp_path: Path) -> None:
-    """Scale and zero point are those of AIMET's own Q/DQ model, on signed or unsigned integers."""
+    """Scale and zero point equal AIMET's own Q/DQ model, on signed or unsigned integers."""
     _, found = fitted(small(), written_by_aimet(name, version, tmp_path), "onnxruntime-int8")
     encodings = by_tensor(found)
     for tensor, said in vectors()["variants"][name].get("activations", {}).items():
@@ -87,7 +87,7 @@ def test_versions_agree(name: str, tmp_path: Path) -> None:
 
 
 def test_what_a_reshape_gives_has_the_scale_of_what_it_reads(tmp_path: Path) -> None:
-    """1.0.0 has no entry for the output of a Flatten: it is on the grid of its input, and that is told."""
+    """1.0.0 has no entry for the output of a Flatten: it is on the grid of its input, and a line says so."""
     _, found = fitted(small(), written_by_aimet("symmetric", "1.0.0", tmp_path))
     assert found.moved == {"f": "p"}
     assert "external   'f' has the scale of 'p'" in found.lines()
@@ -97,7 +97,7 @@ def test_what_a_reshape_gives_has_the_scale_of_what_it_reads(tmp_path: Path) -> 
 def test_symmetric_encodings_make_a_model_for_tensorrt(version: str, tmp_path: Path) -> None:
     """Q/DQ stand where TensorRT wants them, none round a Flatten, and nothing in the model is refused."""
     path = written_by_aimet("symmetric", version, tmp_path)
-    result = onnxfq.quantize(small(), None, encodings=path)
+    result = onnxfq.quantize(small(), None, sources=onnxfq.Sources(encodings=path))
     assert not [f for f in onnxfq.check(result.qdq).findings if f.severity == "error"]
     pairs = {node.input[0] for node in result.qdq.graph.node if node.op_type == "QuantizeLinear"}
     assert pairs == set(ACTIVATIONS)
@@ -113,7 +113,7 @@ def test_zero_points_are_refused_for_tensorrt(name: str, tensor: str, tmp_path: 
     path = written_by_aimet(name, "1.0.0", tmp_path)
     message = f"tensor '{tensor}': TensorRT takes zero points of 0 only; use symmetric: true where {path}"
     with pytest.raises(RecipeError, match="or another recipe than tensorrt-int8") as caught:
-        onnxfq.quantize(small(), None, encodings=path)
+        onnxfq.quantize(small(), None, sources=onnxfq.Sources(encodings=path))
     assert message in str(caught.value)
 
 
@@ -131,7 +131,9 @@ def test_the_weight_of_a_linear_is_rounded_in_front_of_its_transpose(tmp_path: P
         {"name": "w", "output_dtype": "int8", "y_scale": scales, "axis": 0},
     ]
     result = onnxfq.quantize(
-        proto, None, encodings=file(tmp_path, {"version": "2.0.0", "encodings": entries})
+        proto,
+        None,
+        sources=onnxfq.Sources(encodings=file(tmp_path, {"version": "2.0.0", "encodings": entries})),
     )
     (node,) = [n for n in result.qdq.graph.node if n.op_type == "DequantizeLinear" and n.name.startswith("w")]
     arrays = {t.name: onnx.numpy_helper.to_array(t) for t in result.qdq.graph.initializer}
@@ -141,7 +143,7 @@ def test_the_weight_of_a_linear_is_rounded_in_front_of_its_transpose(tmp_path: P
 
 
 def test_float_entries_stay_in_float(tmp_path: Path) -> None:
-    """What AIMET leaves in float16 is not quantized, and the plan says so."""
+    """A tensor that AIMET leaves in float16 is not quantized, and the plan says so."""
     content = copy.deepcopy(vectors()["variants"]["symmetric"]["files"]["1.0.0"])
     content["activation_encodings"] = [
         {"name": e["name"], "dtype": "FLOAT", "bw": 16, "enc_type": "PER_TENSOR"} if e["name"] == "r" else e
@@ -340,7 +342,7 @@ def test_what_is_written_is_read_again(
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_formats_come_back_with_a_recipe_of_another(scheme: str, tmp_path: Path) -> None:
-    """What the file says of formats goes before what the recipe says, of every tensor."""
+    """The formats in the file override the recipe, for every tensor."""
     model, plan = planned(scheme)
     encodings = encodings_of(None, plan, model)
     path = file(tmp_path, WRITERS["aimet-2.0.0"](encodings, plan).text)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import BYTES
 from given_files import fitted, small, vectors
 
 from onnxfq.errors import OnnxfqError
-from tests.support.test_damaged_files import BYTES
 
 CACHE = "TRT-8501-EntropyCalibration2\nimage: 3cf99020\nr: 3e17f254\nf: 3d83ee54\ns: 3c00fab6\n"
 RANGES = {

@@ -137,7 +137,7 @@ def by_onnxruntime(overrides: dict[str, Any], folder: Path) -> dict[str, tuple[A
 @pytest.mark.filterwarnings("ignore")  # onnxruntime's own
 @pytest.mark.parametrize("name", OVERRIDES)
 def test_overrides_give_onnxruntimes_scales(name: str, tmp_path: Path) -> None:
-    """A dictionary of overrides is taken as it is: scales and zero points are those of `quantize_static`."""
+    """A dictionary of overrides is taken as it is: scales and zero points equal `quantize_static`."""
     recipe = load_recipe("onnxruntime-int8")
     _, found = fitted(network(), OVERRIDES[name], recipe)
     mine = by_tensor(found)
@@ -161,8 +161,13 @@ def test_a_format_alone_is_calibrated(tmp_path: Path) -> None:
     data = feed_for(network(), count=8)
     given = {"x": [{"quant_type": QuantType.QInt16, "symmetric": True}]}
     with pytest.raises(PlanError, match="has no scale for 2 activation"):
-        onnxfq.quantize(network(), None, recipe="onnxruntime-int8", encodings=given)
-    result = onnxfq.quantize(network(), data, recipe="onnxruntime-int8", calibrator="minmax", encodings=given)
+        onnxfq.quantize(network(), None, recipe="onnxruntime-int8", sources=onnxfq.Sources(encodings=given))
+    result = onnxfq.quantize(
+        network(),
+        data,
+        recipe=onnxfq.load_recipe("onnxruntime-int8").override(activations={"calibrator": "minmax"}),
+        sources=onnxfq.Sources(encodings=given),
+    )
     x = result.encodings["x"]
     assert (x.spec.qtype.name, x.spec.symmetric) == ("int16", True)
     ends = data["x"].min().astype(np.float64), data["x"].max().astype(np.float64)
@@ -185,11 +190,18 @@ def test_ranges_give_what_the_same_data_give(which: str, recipe: str, tmp_path: 
     write_calibration_table(ranges.data, str(tmp_path))
     save_tensors_data(ranges, tmp_path / "cache.json")
     path = tmp_path / ("calibration.json" if which == "table" else "cache.json")
-    given = onnxfq.quantize(network(), None, recipe=recipe, encodings=path)
+    given = onnxfq.quantize(network(), None, recipe=recipe, sources=onnxfq.Sources(encodings=path))
     data = {"x": feed_for(network(), count=8)["x"]}
     options = onnxfq.RunOptions(batch=1)
-    plain = load_recipe(recipe).override(activations={"equalize": "none", "calibrator": "minmax"})
-    own = onnxfq.quantize(network(), data, recipe=plain, rounding="nearest", options=options)
+    plain = load_recipe(recipe).override(
+        activations={"equalize": "none", "calibrator": "minmax"}, weights={"rounding": "nearest"}
+    )
+    own = onnxfq.quantize(
+        network(),
+        data,
+        recipe=plain,
+        options=options,
+    )
     for mine, theirs in zip(own.encodings.encodings, given.encodings.encodings, strict=True):
         if mine.tensor == "x" or mine.tensor.startswith("w"):
             np.testing.assert_array_equal(theirs.scale, mine.scale)
@@ -198,7 +210,9 @@ def test_ranges_give_what_the_same_data_give(which: str, recipe: str, tmp_path: 
             np.testing.assert_allclose(theirs.scale, mine.scale, rtol=1e-5)
     assert given.encodings.source.startswith("onnxruntime calibration")
     with pytest.raises(PlanError, match="give calibration.json"):
-        onnxfq.quantize(network(), None, encodings=tmp_path / "calibration.flatbuffers")
+        onnxfq.quantize(
+            network(), None, sources=onnxfq.Sources(encodings=tmp_path / "calibration.flatbuffers")
+        )
 
 
 @pytest.mark.parametrize(
@@ -232,7 +246,7 @@ def test_ranges_give_what_the_same_data_give(which: str, recipe: str, tmp_path: 
     ],
 )
 def test_damaged_files(content: Any, message: str, tmp_path: Path) -> None:
-    """What is wrong in a file is one line that names tensor and field."""
+    """A fault in a file is one line that names tensor and field."""
     with pytest.raises(PlanError) as caught:
         plan, found = fitted(network(), file(tmp_path, content))
         found.refuse_missing("give data")

@@ -78,7 +78,10 @@ def test_scales_are_the_hex_of_the_file(header: str, tmp_path: Path, nothing_run
     names = float_tensors(proto)
     scales = {name: np.float32(0.1) / np.float32(3 + number) for number, name in enumerate(names)}
     result = onnxfq.quantize(
-        proto, None, tmp_path / "o.onnx", encodings=file(tmp_path, cache(scales, header))
+        proto,
+        None,
+        tmp_path / "o.onnx",
+        sources=onnxfq.Sources(encodings=file(tmp_path, cache(scales, header))),
     )
     found = scales_in(result.qdq)
     assert set(found) == {p.tensor for p in result.plan.activations} and len(found) > 2
@@ -86,8 +89,8 @@ def test_scales_are_the_hex_of_the_file(header: str, tmp_path: Path, nothing_run
     assert result.encodings.source == f"TensorRT calibration cache ({header})"
     assert not result.statistics.tensors and not result.evaluation.candidates
     assert result.encodings.statistics_sha256 == ""
-    assert result.fitted is not None
-    lines = "\n".join(result.fitted.lines())
+    assert result.matched is not None
+    lines = "\n".join(result.matched.lines())
     assert all(name in lines for name in set(names) - set(found)) and "weights    " in lines
     for own in encode_weights(result.model, result.plan):
         assert result.encodings[own.tensor] == own
@@ -97,7 +100,7 @@ def test_data_beside_a_whole_cache_are_compared_with_only(tmp_path: Path) -> Non
     """With data nothing is observed either: the result is compared, on the same scales."""
     proto = conv_relu()
     path = file(tmp_path, cache({"x": 0.125}))
-    result = onnxfq.quantize(proto, feed_for(proto, count=8), encodings=path)
+    result = onnxfq.quantize(proto, feed_for(proto, count=8), sources=onnxfq.Sources(encodings=path))
     assert not result.statistics.tensors and result.evaluation.candidates
     assert result.encodings["x"].scale == (0.125,)
     onnxfq.write_report(result, tmp_path / "report.html")
@@ -116,7 +119,7 @@ def test_names_with_blanks_and_colons(tmp_path: Path) -> None:
 
 
 def test_unknown_and_unneeded_names_are_listed(tmp_path: Path) -> None:
-    """What the model lacks is told with the nearest names, what the plan does not need by name."""
+    """Tensors that the model lacks are listed with the nearest names, unneeded ones by name."""
     _, found = fitted(conv_relu(), file(tmp_path, cache({"x": 0.5, "c": 0.25, "xx_": 0.5, "y": 1.0})))
     assert found.lines() == [
         "external   TensorRT calibration cache (TRT-8501-EntropyCalibration2): 1 of 4 tensors used",
@@ -141,10 +144,10 @@ def test_what_the_cache_lacks_stops(tmp_path: Path) -> None:
     """Activations without a scale are an error that names each, the nearest name and both remedies."""
     path = file(tmp_path, cache({"first": 0.5, "secnd": 0.25}))
     with pytest.raises(PlanError) as caught:
-        onnxfq.quantize(gemms(), None, tmp_path / "o.onnx", encodings=path)
+        onnxfq.quantize(gemms(), None, tmp_path / "o.onnx", sources=onnxfq.Sources(encodings=path))
     assert str(caught.value) == (
-        f"{path} has no scale for 1 activation(s) of the plan; give data to calibrate them, or --missing "
-        "float to leave their nodes in float: 'second' (nearest: secnd)"
+        f"{path} has no scale for 1 activation(s) of the plan; give data to calibrate them, or "
+        "--uncalibrated float to leave their nodes in float: 'second' (nearest: secnd)"
     )
     assert not (tmp_path / "o.onnx").exists()
 
@@ -152,7 +155,9 @@ def test_what_the_cache_lacks_stops(tmp_path: Path) -> None:
 def test_what_the_cache_lacks_is_calibrated_from_data(tmp_path: Path) -> None:
     """With data the rest is observed, and nothing but the rest; the given scale stays as it is."""
     data = feed_for(gemms(), count=16)
-    result = onnxfq.quantize(gemms(), data, encodings=file(tmp_path, cache({"first": 0.5})))
+    result = onnxfq.quantize(
+        gemms(), data, sources=onnxfq.Sources(encodings=file(tmp_path, cache({"first": 0.5})))
+    )
     assert set(result.statistics.tensors) == {"second"}
     whole = onnxfq.quantize(gemms(), data)
     assert result.encodings["second"] == whole.encodings["second"]
@@ -160,22 +165,29 @@ def test_what_the_cache_lacks_is_calibrated_from_data(tmp_path: Path) -> None:
 
 
 def test_what_the_cache_lacks_may_stay_in_float(tmp_path: Path, nothing_runs: None) -> None:
-    """`missing="float"` leaves the node that needs it in float, with the reason."""
+    """`uncalibrated="float"` leaves the node that needs it in float, with the reason."""
     path = file(tmp_path, cache({"first": 0.5}))
-    result = onnxfq.quantize(gemms(), None, encodings=path, missing="float")
+    result = onnxfq.quantize(gemms(), None, sources=onnxfq.Sources(encodings=path, uncalibrated="float"))
     assert [str(row) for row in result.plan.coverage()] == ["Gemm 1/2"]
     assert "has no scale for it" in next(s.why for s in result.plan.skipped if s.name == "second")
     with pytest.raises(PlanError, match="nothing to quantize: every node needs"):
-        onnxfq.quantize(conv_relu(), None, encodings=file(tmp_path, cache({"x": 0.0})), missing="float")
+        onnxfq.quantize(
+            conv_relu(),
+            None,
+            sources=onnxfq.Sources(encodings=file(tmp_path, cache({"x": 0.0})), uncalibrated="float"),
+        )
 
 
 def test_a_scale_of_zero_counts_as_lacking(tmp_path: Path) -> None:
-    """TensorRT writes 0 for what was never anything else: it is no scale, and the reason is told."""
+    """TensorRT writes 0 for tensors that are always 0: it is not a scale, and a line says why."""
     path = file(tmp_path, cache({"x": 0.0, "c": math.inf}))
     with pytest.raises(PlanError, match=r"'x' \(line 2 has scale 0, and scales are finite and positive\)"):
-        onnxfq.quantize(conv_relu(), None, encodings=path)
+        onnxfq.quantize(conv_relu(), None, sources=onnxfq.Sources(encodings=path))
     data = feed_for(conv_relu(), count=8)
-    assert onnxfq.quantize(conv_relu(), data, encodings=path).encodings["x"].calibrator == "best_error"
+    assert (
+        onnxfq.quantize(conv_relu(), data, sources=onnxfq.Sources(encodings=path)).encodings["x"].calibrator
+        == "auto"
+    )
 
 
 @pytest.mark.parametrize("recipe", ["tensorrt-mxfp8", "tensorrt-fp8"])
@@ -183,7 +195,7 @@ def test_recipes_that_have_no_int8_refuse(recipe: str, tmp_path: Path) -> None:
     """A cache is of int8: a recipe of another format says so before anything is written."""
     path = file(tmp_path, cache({"first": 0.5, "second": 1.0}))
     with pytest.raises(RecipeError):
-        onnxfq.quantize(gemms(), None, recipe=recipe, encodings=path)
+        onnxfq.quantize(gemms(), None, recipe=recipe, sources=onnxfq.Sources(encodings=path))
 
 
 def test_zero_points_move_for_onnxruntime(tmp_path: Path) -> None:
@@ -212,7 +224,7 @@ def test_zero_points_move_for_onnxruntime(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_lines(line: str, message: str, tmp_path: Path) -> None:
-    """A line that is no entry is one message with its number."""
+    """A line that is not an entry is one message with its number."""
     path = file(tmp_path, f"{HEADERS[0]}\n{line}\n")
     with pytest.raises(PlanError) as caught:
         read_given(path)
@@ -233,7 +245,7 @@ def test_damaged_lines(line: str, message: str, tmp_path: Path) -> None:
     ],
 )
 def test_files_of_no_format(content: bytes, message: str, tmp_path: Path) -> None:
-    """The format is told from the content; a file of none is one line with all that are known."""
+    """The content shows the format; a file of none is one line with all that are known."""
     path = tmp_path / "calib.cache"
     path.write_bytes(content)
     with pytest.raises(PlanError) as caught:
@@ -281,7 +293,7 @@ def test_a_real_network(tmp_path: Path, nothing_runs: None) -> None:
     proto = onnx.load(path)
     rng = np.random.default_rng(0)
     scales = {name: np.float32(rng.uniform(0.001, 0.2)) for name in float_tensors(proto)}
-    result = onnxfq.quantize(path, None, encodings=file(tmp_path, cache(scales)))
+    result = onnxfq.quantize(path, None, sources=onnxfq.Sources(encodings=file(tmp_path, cache(scales))))
     found = scales_in(result.qdq)
     assert len(found) > 30
     assert found == {name: scales[name].tobytes() for name in found}

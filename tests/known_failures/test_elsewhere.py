@@ -13,7 +13,7 @@ ORT, TRT, MODELOPT = (
     for name in ("microsoft/onnxruntime", "NVIDIA/TensorRT", "NVIDIA/Model-Optimizer")
 )
 
-# What goes wrong elsewhere: (where it was told, the test that has it).
+# Failures of other projects: (where it was reported, the test that has it).
 ELSEWHERE = {
     "memory of calibrating grows with the samples until the process is killed": (
         f"{ORT}/issues/10503",

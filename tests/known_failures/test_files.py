@@ -22,7 +22,7 @@ FP8 = {
     "weight_type": QuantType.QFLOAT8E4M3FN,
     "calibrate_method": CalibrationMethod.Distribution,
 }
-pytestmark = pytest.mark.filterwarnings("ignore")  # of ONNX Runtime's quantizer, which is not under test
+pytestmark = pytest.mark.filterwarnings("ignore")  # ONNX Runtime's quantizer is not under test
 
 
 def product(opset: int = 17, half: bool = False) -> onnx.ModelProto:

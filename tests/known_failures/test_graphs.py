@@ -1,4 +1,4 @@
-"""Graphs on which other quantizers stop or write nonsense: names, sharing, and what ONNX allows besides."""
+"""Graphs on which other quantizers stop or write nonsense: names, sharing, and other rules of ONNX."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ort_quantizer import MEASURED, by_ort, loads
 from onnxfq.pipeline import quantize
 from onnxfq.stages.options import RunOptions
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of ONNX Runtime's quantizer, which is not under test
+pytestmark = pytest.mark.filterwarnings("ignore")  # ONNX Runtime's quantizer is not under test
 
 W = {f"w{i}": weights(4, 4, seed=i) for i in range(3)}
 
@@ -147,7 +147,7 @@ def test_onnxruntime_fails(name: str, tmp_path: Path) -> None:
         pytest.skip("measured with ONNX Runtime 1.31.1")
     try:
         made = by_ort(case.make(), feeds_of(case.make()), tmp_path, per_channel=name.endswith("input"))
-    except Exception:  # AssertionError, and those of ONNX Runtime
+    except Exception:  # AssertionError, and the classes of ONNX Runtime
         assert case.theirs == "refused"
     if made is not None and callable(case.theirs):
         assert case.theirs(made)

@@ -1,7 +1,8 @@
-"""What other quantizers get wrong about ranges: what they depend on, and what is no number."""
+"""Faults of other quantizers about ranges: their dependences, and values that are not numbers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +14,19 @@ from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationMethod
 from ort_quantizer import MEASURED, by_ort
 
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.errors import DataError, PlanError
 from onnxfq.graph.io.load import load
 from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
-from onnxfq.stages.options import RunOptions
+from onnxfq.stages.options import QuantizeOptions, RunOptions
+from onnxfq.targets.recipes import load_recipe
 
 METHODS = ["minmax", "percentile", "entropy", "mse"]
 ONE_BY_ONE = RunOptions(batch=1)
-pytestmark = pytest.mark.filterwarnings("ignore")  # of ONNX Runtime's quantizer, which is not under test
+pytestmark = pytest.mark.filterwarnings("ignore")  # ONNX Runtime's quantizer is not under test
 
 
 def product(width: int = 4) -> onnx.ModelProto:
@@ -69,7 +72,14 @@ def test_neither_batch_nor_order_moves_a_scale(method: str) -> None:
     """
     samples = outlier()
     found = {
-        scale(quantize(product(1000), {"x": given}, calibrator=method, options=RunOptions(batch=batch)))
+        scale(
+            quantize(
+                product(1000),
+                {"x": given},
+                recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
+                options=RunOptions(batch=batch),
+            )
+        )
         for given, batch in [(samples, 1), (samples, 8), (samples, 64), (samples[::-1].copy(), 1)]
     }
     assert len(found) == 1
@@ -78,7 +88,16 @@ def test_neither_batch_nor_order_moves_a_scale(method: str) -> None:
 
 def test_entropy_looks_for_a_range(tmp_path: Path) -> None:
     """ONNX Runtime 1.31.1 puts all data in 128 bins for 128 steps: its entropy is minmax, outlier and all."""
-    entropy, widest = (scale(quantize(product(1000), {"x": outlier()}, calibrator=m)) for m in METHODS[2::-2])
+    entropy, widest = (
+        scale(
+            quantize(
+                product(1000),
+                {"x": outlier()},
+                recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": m}),
+            )
+        )
+        for m in METHODS[2::-2]
+    )
     assert entropy < widest / 5
     if MEASURED:
         theirs = [scale_by_ort(feeds_of(outlier()), tmp_path, method) for method in ("Entropy", "MinMax")]
@@ -93,8 +112,20 @@ def test_samples_of_different_shapes(method: str) -> None:
     """
     rows = weights(9, 4)
     options = RunOptions(batch=0)
-    apart = quantize(product(), [{"x": rows[:2]}, {"x": rows[2:]}], calibrator=method, options=options)
-    assert scale(apart) == scale(quantize(product(), [{"x": rows}], calibrator=method, options=options))
+    apart = quantize(
+        product(),
+        [{"x": rows[:2]}, {"x": rows[2:]}],
+        recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
+        options=options,
+    )
+    assert scale(apart) == scale(
+        quantize(
+            product(),
+            [{"x": rows}],
+            recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
+            options=options,
+        )
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -107,7 +138,13 @@ def test_a_tensor_that_one_sample_makes_empty(method: str, tmp_path: Path) -> No
     rows = weights(8, 4)
     feeds = [{"x": rows, "i": np.int64(chosen)} for chosen in ([0, 5], [])]
     both, first = (
-        quantize(proto, given, calibrator=method, options=RunOptions(batch=0)) for given in (feeds, feeds[:1])
+        quantize(
+            proto,
+            given,
+            recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
+            options=RunOptions(batch=0),
+        )
+        for given in (feeds, feeds[:1])
     )
     np.testing.assert_array_equal(both.encodings["h"].scale_array, first.encodings["h"].scale_array)
     if MEASURED and method == "entropy":
@@ -168,7 +205,11 @@ def test_dead_channels_and_tensors_have_scales(method: str) -> None:
         "g (float[N,3,6,6] x) => (float[N,4,4,4] y) { z = Mul (x, zero) y = Conv (z, w, b) }",
         {"w": weight, "b": weights(4), "zero": np.float32(0)},
     )
-    found = quantize(proto, [{"x": weights(2, 3, 6, 6)}], calibrator=method)
+    found = quantize(
+        proto,
+        [{"x": weights(2, 3, 6, 6)}],
+        recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
+    )
     for encoding in found.encodings.encodings:
         assert np.all(np.isfinite(encoding.scale_array)) and np.all(encoding.scale_array > 0)
     assert found.evaluation.candidates[0].outputs[0].sqnr_db == np.inf
@@ -183,12 +224,16 @@ def test_all_samples_count_for_the_type(tmp_path: Path) -> None:
     rows = np.ones((3, 4), np.float32)
     rows[2] = 90  # 90,000 behind Mul, beyond float16
     for samples, stays in ((rows[:2], False), (rows, True)):
-        found = quantize(proto, {"x": samples}, floats=FloatOptions(name="fp16"), options=ONE_BY_ONE)
+        found = quantize(
+            proto,
+            {"x": samples},
+            options=replace(QuantizeOptions.of(ONE_BY_ONE), floats=FloatOptions(name="fp16")),
+        )
         assert found.floats is not None
         assert ("far" in {node.name for node in found.floats.nodes}) == stays
 
 
 def test_no_data_is_no_random_data() -> None:
-    """ModelOpt 0.47.0 calibrates on random numbers when it gets no data, told at INFO level only."""
+    """ModelOpt 0.47.0 calibrates on random numbers when it gets no data, and says so at INFO level only."""
     with pytest.raises(DataError, match="needs data to observe 1 activations"):
         quantize(product(), None)

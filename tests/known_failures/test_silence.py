@@ -1,4 +1,4 @@
-"""What other quantizers leave out, or do not do, without a word."""
+"""Steps that other quantizers leave out in silence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxfq.graph.model import list_nodes
 from onnxfq.pipeline import quantize
 from onnxfq.targets.recipes import load_recipe
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of ONNX Runtime's quantizer, which is not under test
+pytestmark = pytest.mark.filterwarnings("ignore")  # ONNX Runtime's quantizer is not under test
 
 X = {"x": weights(8, 4)}
 TRUE = {"cond": np.asarray(True)}
@@ -168,7 +168,7 @@ def test_a_transposed_weight_has_its_channels(tmp_path: Path) -> None:
 
 
 def test_what_a_message_tells_to_do_can_be_done(tmp_path: Path) -> None:
-    """ModelOpt 0.47.0 refuses pickled data and names an option that its parser excludes beside that data."""
+    """ModelOpt 0.47.0 refuses pickled data and names an option that its parser excludes with that data."""
     np.savez(tmp_path / "data.npz", x=np.asarray([weights(4, 4)] * 3 + [None], object))
     proto = build("g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": weights(4, 4)})
     with pytest.raises(DataError, match="data.npz .*numpy.savez"):

@@ -32,7 +32,7 @@ def test_sums_are_numpys():
 
 
 def test_figures_are_the_textbooks():
-    """SQNR is 10 log10 of a power ratio; the cosine is that of the angle."""
+    """SQNR is 10 log10 of a power ratio; the cosine belongs to the angle."""
     sums = ErrorSums.from_arrays(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
     assert sums.sqnr_db == pytest.approx(20.0, rel=1e-15)  # 25 to 0.25
     assert ErrorSums.from_arrays(np.array([1.0, 0.0]), np.array([1.0, 1.0])).cosine == pytest.approx(

@@ -109,7 +109,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_result_lies_on_its_grid_and_is_never_worse(name):
-    """Rounding the result once more changes no bit; the expected error is at most that of nearest."""
+    """Rounding the result once more changes no bit; the expected error is at most the error of nearest."""
     spec, view = CASES[name]
     rng = np.random.default_rng(3)
     shape = (8, 6, 3, 3) if "conv" in name else (48, 40)

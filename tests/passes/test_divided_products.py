@@ -11,11 +11,12 @@ import pytest
 from builders import Arrays, Staged, build, feed_for, stage, weights
 
 from onnxfq.documents.cast_plan import FloatOptions
-from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_qdq
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.rewrites.block_formats import block_writer
@@ -131,7 +132,7 @@ def products(model: onnx.ModelProto) -> int:
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("split", [*SPLITS, *PACKED])
 def test_a_split_product_is_divided(split: str, product: str) -> None:
-    """Each part has a product of its own, nothing is split or asked for its size, and numbers stay."""
+    """Each part has its own product, nothing is split or asked for its size, and numbers stay."""
     model = attend(split, product)
     staged, made = written(model)
     ops = Counter(node.op_type for node in made.graph.node)
@@ -143,7 +144,7 @@ def test_a_split_product_is_divided(split: str, product: str) -> None:
     ]
     assert len(integers) == 3
     feed = feed_for(model, seed=5)
-    plain = InsertQdq(staged.plan, staged.encodings).run(staged.model).model.proto
+    plain = with_qdq(staged.model, staged.plan, staged.encodings).proto
     expected = Session(plain, 1).run(feed)
     # Kernels add up products of other widths in another order, and a later pair may round the other way.
     np.testing.assert_allclose(Session(made, 1).run(feed)[0], expected[0], rtol=0, atol=0.02)
@@ -156,9 +157,9 @@ def test_nvfp4_is_divided(split: str) -> None:
     codes = [t for t in made.graph.initializer if t.data_type == onnx.TensorProto.FLOAT4E2M1]
     blocks = [t for t in made.graph.initializer if t.data_type == onnx.TensorProto.FLOAT8E4M3FN]
     assert [list(t.dims) for t in codes] == [[64, 64]] * 3 and [list(t.dims) for t in blocks] == [[4, 64]] * 3
-    plain = InsertQdq(staged.plan, staged.encodings, form=QdqForm(block_writer)).run(staged.model)
+    plain = with_qdq(staged.model, staged.plan, staged.encodings, form=QdqForm(block_writer))
     for kind, parts in ((onnx.TensorProto.FLOAT4E2M1, codes), (onnx.TensorProto.FLOAT8E4M3FN, blocks)):
-        (whole,) = (t for t in plain.model.proto.graph.initializer if t.data_type == kind)
+        (whole,) = (t for t in plain.proto.graph.initializer if t.data_type == kind)
         joined = np.concatenate([onnx.numpy_helper.to_array(t) for t in parts], axis=1)
         np.testing.assert_array_equal(joined, onnx.numpy_helper.to_array(whole))
 
@@ -196,7 +197,12 @@ def test_tensorrt_keeps_the_weights(split: str, recipe: str, tmp_path: Path) -> 
     """The builder keeps every promise of the divided products, of a half model in NVFP4."""
     path = tmp_path / "q.onnx"
     floats = FloatOptions("fp16" if recipe == "tensorrt-nvfp4" else "fp32")
-    onnx.save(quantize(attend(split), [feed_for(attend(split))], recipe=recipe, floats=floats).qdq, path)
+    onnx.save(
+        quantize(
+            attend(split), [feed_for(attend(split))], recipe=recipe, options=QuantizeOptions(floats=floats)
+        ).qdq,
+        path,
+    )
     result = check(path, build=BuildOptions())
     assert result.passed, result.findings
     assert len({node.node for node in result.engine}) >= 3

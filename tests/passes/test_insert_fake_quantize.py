@@ -8,18 +8,18 @@ import pytest
 from builders import BUILDERS, Staged, build, constants, conv_relu, graph_text, shared_weight, stage, weights
 from keyword_numerics import fake_quantize
 
-from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, InsertFakeQuantize
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, with_fake_quantize
 from onnxfq.runtime.session import Session
 
 
 def inserted(staged: Staged, switchable: bool = False) -> onnx.ModelProto:
     """Insert FakeQuantize nodes and see that the model is valid."""
-    result = InsertFakeQuantize(staged.plan, staged.encodings, "one" if switchable else "none").run(
-        staged.model
+    simulation = with_fake_quantize(
+        staged.model, staged.plan, staged.encodings, "one" if switchable else "none"
     )
-    assert result.modified
-    onnx.checker.check_model(result.model.proto, full_check=True)
-    return result.model.proto
+    assert simulation is not staged.model
+    onnx.checker.check_model(simulation.proto, full_check=True)
+    return simulation.proto
 
 
 def test_golden_graph() -> None:
@@ -72,11 +72,17 @@ def test_switch(name: str) -> None:
 
 
 def test_switch_of_the_smallest_ir_version() -> None:
-    """A model of IR version 3 has initializers after the pass, which that version wants among the inputs."""
+    """IR version 3 wants initializers among the inputs: the model gets version 4, and its switch works."""
     proto = build(
         "g (float[N,4] x) => (float[N,N] y) { t = Transpose (x) y = MatMul (x, t) }", opset=13, ir=3
     )
-    inserted(stage(proto), switchable=True)
+    staged = stage(proto)
+    made = inserted(staged, switchable=True)
+    assert proto.ir_version == 3 and made.ir_version == 4
+    assert [value.name for value in made.graph.input] == ["x", ENABLED_INPUT]
+    (off,) = Session(made, 1, exact=True).run(staged.feed | {ENABLED_INPUT: np.asarray(False)})
+    (want,) = Session(staged.model.proto, 1, exact=True).run(staged.feed)
+    np.testing.assert_array_equal(off, want)
 
 
 def test_taken_name_of_the_switch() -> None:

@@ -9,23 +9,23 @@ from builders import BUILDERS, graph_text, planned, shared_weight, stage
 
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.graph.io.load import load
-from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
+from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, observe_output, with_observers
 from onnxfq.runtime.session import Session
 
 
 def test_golden_graph() -> None:
     """Each activation is observed; what only the model's own outputs needed is gone."""
     model = load(shared_weight())
-    result = InsertObservers(planned(shared_weight())).run(model)
-    onnx.checker.check_model(result.model.proto, full_check=True)
+    observed = with_observers(model, planned(shared_weight()))
+    onnx.checker.check_model(observed.proto, full_check=True)
     seen = {t: ", ".join(observe_output(t, name) for name in OBSERVE_OUTPUTS) for t in "xr"}
-    assert graph_text(result.model.proto) == [
+    assert graph_text(observed.proto) == [
         f"[x/observe] {seen['x']} = Observe (x)",
         "[first] h = MatMul (x, w)",
         "[relu] r = Relu (h)",
         f"[r/observe] {seen['r']} = Observe (r)",
     ]
-    assert [v.name for v in result.model.proto.graph.output] == [
+    assert [v.name for v in observed.proto.graph.output] == [
         *seen["x"].split(", "),
         *seen["r"].split(", "),
     ]
@@ -33,7 +33,7 @@ def test_golden_graph() -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 def test_statistics_are_those_of_the_tensor(name: str) -> None:
-    """What the observed model gathers equals NumPy's statistics of the tensor of the float model."""
+    """The statistics of the observed model equal NumPy's statistics of the tensor of the float model."""
     staged = stage(BUILDERS[name]())
     tensors = [p.tensor for p in staged.plan.activations]
     probe = onnx.ModelProto()

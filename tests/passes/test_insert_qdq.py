@@ -28,19 +28,19 @@ from keyword_numerics import quantize
 from onnxfq.documents.encodings import Encodings
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
-from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
-from onnxfq.passes.insert_qdq import InsertQdq
-from onnxfq.passes.observe.insert_observers import InsertObservers
+from onnxfq.passes.insert_fake_quantize import with_fake_quantize
+from onnxfq.passes.insert_qdq import with_qdq
+from onnxfq.passes.observe.insert_observers import with_observers
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_qdq
 
 
 def inserted(staged: Staged) -> onnx.ModelProto:
     """Insert Q/DQ and see that the model is valid."""
-    result = InsertQdq(staged.plan, staged.encodings).run(staged.model)
-    assert result.modified
-    onnx.checker.check_model(result.model.proto, full_check=True)
-    return result.model.proto
+    written = with_qdq(staged.model, staged.plan, staged.encodings)
+    assert written is not staged.model
+    onnx.checker.check_model(written.proto, full_check=True)
+    return written.proto
 
 
 GOLDEN = {
@@ -153,7 +153,7 @@ BLOCKED = {
 
 @pytest.mark.parametrize("case", BLOCKED)
 def test_new_formats_raise_the_opset(case: str) -> None:
-    """4 and 16 bits and blocks need opset 21; every node still has a name of its own."""
+    """4 and 16 bits and blocks need opset 21; every node still has a unique name."""
     text = """g (float[N,4] x) => (float[N,1] y) {
         [mm] h = MatMul (x, w) [mean] y = ReduceMean <axes = [1]> (h) }"""
     proto = inserted(
@@ -193,27 +193,22 @@ def test_names_that_are_taken() -> None:
     Session(made, 1).run(staged.feed)
 
 
-@pytest.mark.parametrize("insert", [InsertQdq, InsertFakeQuantize])
+@pytest.mark.parametrize("insert", [with_qdq, with_fake_quantize])
 def test_second_application_is_refused(insert) -> None:
     """A pass does not quantize what it has quantized: the plan's uses read something else by then."""
     staged = stage(two_branch())
-    one = insert(staged.plan, staged.encodings).run(staged.model).model
+    quantized = insert(staged.model, staged.plan, staged.encodings)
     with pytest.raises(PlanError, match=r"the plan says input \d of node 'conv1' is 'h', it reads 'h/.*'"):
-        insert(staged.plan, staged.encodings).run(one)
+        insert(quantized, staged.plan, staged.encodings)
 
 
 def test_empty_plans_change_nothing() -> None:
-    """A plan without placements gives the model itself back, and says so."""
+    """A plan without placements gives the model itself back."""
     staged = stage(conv_relu())
     empty = staged.plan.model_copy(update={"placements": ()})
-    for one in (
-        InsertQdq(empty, staged.encodings),
-        InsertFakeQuantize(empty, staged.encodings),
-        InsertObservers(empty),
-    ):
-        result = one.run(staged.model)
-        assert not result.modified
-        assert result.model is staged.model
+    assert with_qdq(staged.model, empty, staged.encodings) is staged.model
+    assert with_fake_quantize(staged.model, empty, staged.encodings) is staged.model
+    assert with_observers(staged.model, empty) is staged.model
     insert_qdq(staged.model, empty, staged.encodings)
     assert not staged.model.proto.metadata_props
 
@@ -238,17 +233,17 @@ def test_edited_plans_are_checked(edit: str) -> None:
     content["placements"][0] |= change
     plan = type(staged.plan).model_validate(content)
     with pytest.raises(PlanError, match=message):
-        InsertQdq(plan, staged.encodings).run(staged.model)
+        with_qdq(staged.model, plan, staged.encodings)
 
 
 def test_plan_and_encodings_of_another_model() -> None:
     """A plan, or encodings, of another model are refused, also when all names fit."""
     staged, other = stage(conv_relu()), load(conv_relu(18))
     with pytest.raises(PlanError, match="the plan was made for a model with SHA-256"):
-        InsertQdq(staged.plan, staged.encodings).run(other)
+        with_qdq(other, staged.plan, staged.encodings)
     plan = staged.plan.model_copy(update={"model_sha256": other.sha256})
     with pytest.raises(PlanError, match="the encodings were made for another model"):
-        InsertQdq(plan, staged.encodings).run(other)
+        with_qdq(other, plan, staged.encodings)
 
 
 def test_missing_encodings_are_named() -> None:
@@ -256,4 +251,4 @@ def test_missing_encodings_are_named() -> None:
     staged = stage(conv_relu())
     few = Encodings(model_sha256=staged.encodings.model_sha256, encodings=staged.encodings.encodings[:1])
     with pytest.raises(PlanError, match=re.escape("no encoding for tensor 'w'")):
-        InsertQdq(staged.plan, few).run(staged.model)
+        with_qdq(staged.model, staged.plan, few)

@@ -66,7 +66,7 @@ def product(k: int, n: int, rows: int, seed: int, one_sign: bool) -> tuple[onnx.
 )
 @settings(deadline=None, max_examples=40)
 def test_sums_are_whole_numbers(k: int, n: int, rows: int, seed: int, one_sign: bool) -> None:
-    """The sum is that of 64-bit integers, made float32 once, times the product of both scales."""
+    """The sum is computed in 64-bit integers, made float32 once, times the product of both scales."""
     proto, feed = product(k, n, rows, seed, one_sign)
     made = integer_products(proto)
     assert (made.products, made.left) == (("mm",), {})
@@ -76,7 +76,7 @@ def test_sums_are_whole_numbers(k: int, n: int, rows: int, seed: int, one_sign: 
 
 
 def test_long_sums_are_split() -> None:
-    """Where float32 sums of the integers would round, the two halves do not: the case is one of those."""
+    """If float32 sums of the integers would round, the two halves do not: the case is one of those."""
     proto, feed = product(2000, 3, 2, 0, one_sign=True)
     total = feed["q"].astype(np.int64) @ constant(proto, "wq").astype(np.int64)
     assert total.max() > EXACT
@@ -95,7 +95,7 @@ QUANTIZED = sorted(set(BUILDERS) - {"if_body", "vector_weight"})
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_every_product(name: str) -> None:
-    """Each product is that of float64 numbers, which are exact here; the bias and alpha come behind it."""
+    """Each product equals the product in float64, which are exact here; the bias and alpha come behind it."""
     staged = stage(BUILDERS[name]())
     proto = qdq_of(staged)
     made = integer_products(proto)
@@ -116,7 +116,7 @@ OPERATORS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_outputs_are_near(name: str) -> None:
-    """The whole model is what Q/DQ computes but for values at the edge between two steps."""
+    """The whole model is what Q/DQ computes except at the edge between two steps."""
     staged = stage(BUILDERS[name]())
     proto = qdq_of(staged)
     outputs = [output.name for output in proto.graph.output]
@@ -175,7 +175,7 @@ def test_casts_pass() -> None:
 
 
 def test_what_is_left() -> None:
-    """Weight-only, float8, zero points and bodies stay in float; the reason is told where there is one."""
+    """Weight-only, float8, zero points and bodies stay in float; the reason is given where there is one."""
     assert "one side" in integer_products(qdq_of(stage(linear(256, 6), "tensorrt-int4"))).left["mm"]
     assert "int8" in integer_products(qdq_of(stage(linear(64, 6), "tensorrt-fp8"))).left["mm"]
     proto, _ = product(8, 2, 2, 0, one_sign=False)

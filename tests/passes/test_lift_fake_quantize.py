@@ -11,7 +11,7 @@ from keyword_numerics import fake_quantize
 from onnxfq.errors import ModelError, PlanError
 from onnxfq.graph.io.load import load
 from onnxfq.passes.extract_fake_quantize import drop_copies, has_fake_quantize, lift_fake_quantize
-from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.runtime.ort import onnxruntime
 
 
@@ -26,7 +26,7 @@ def lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the Q/DQ model of a model with FakeQuantize nodes."""
     lifted = lift_fake_quantize(load(proto))
     assert not has_fake_quantize(lifted.model)
-    return drop_copies(InsertQdq(lifted.plan, lifted.encodings).run(lifted.model).model).proto
+    return drop_copies(with_qdq(lifted.model, lifted.plan, lifted.encodings)).proto
 
 
 def run(proto: onnx.ModelProto, **feeds: np.ndarray) -> list[np.ndarray]:
@@ -93,7 +93,7 @@ def test_reciprocals_are_counted():
 
 
 def test_a_plain_model_has_none():
-    """A model without the nodes is told from one with them."""
+    """Models with and without the nodes are distinguished."""
     assert not has_fake_quantize(load(model_of("g (float[5,4] x) => (float[5,4] y) { y = Neg (x) }")))
 
 
@@ -118,7 +118,7 @@ NODE = """g (float[5,4] x{more}) => (float[5,4] c) {{
     ids=["computed scale", "rounding", "fraction", "blocks"],
 )
 def test_what_quantize_linear_cannot_say(error, message, parts, arrays):
-    """What QuantizeLinear cannot say is refused in one line with the tensor's name."""
+    """A grid that QuantizeLinear cannot express is refused in one line with the tensor's name."""
     text = NODE.format(**{"more": "", "attr": "", **parts})
     with pytest.raises(error, match=f"tensor 'x'.*{message}") as raised:
         lift_fake_quantize(load(model_of(text, arrays)))

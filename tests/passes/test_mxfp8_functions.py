@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
-from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -59,7 +59,7 @@ def edges(count: int) -> np.ndarray:
     [((400, 32), 1), ((400, 32), -1), ((32, 400), 0), ((5, 64, 40), 1), ((2, 2, 100, 32), 3)],
 )
 def test_the_functions_are_the_simulation(shape, axis):
-    """Values and exponents are those of `dynamic_fake_quantize` with e8m0 to the bit, on every axis."""
+    """Values and exponents equal `dynamic_fake_quantize` with e8m0 to the bit, on every axis."""
     flat = edges(int(np.prod(shape)) // 32)
     at = axis % len(shape)
     moved = flat.reshape(*(n for d, n in enumerate(shape) if d != at), shape[at])
@@ -108,9 +108,9 @@ def test_the_written_model_runs(proto, tmp_path: Path):
 
 
 def test_the_twins_of_a_written_model():
-    """The quantized activation of a written model is that of the fake-quant model, to the bit."""
+    """The quantized activation of a written model equals the fake-quant model's, to the bit."""
     staged = stage(linear(64, 6), "tensorrt-mxfp8")
-    simulated = InsertFakeQuantize(staged.plan, staged.encodings).run(staged.model).model.proto
+    simulated = with_fake_quantize(staged.model, staged.plan, staged.encodings).proto
     feed = {"x": edges(200).reshape(100, 64)}
     got, expected = (Session(p, 1, exact=True).run(feed)[0] for p in (qdq_of(staged), simulated))
     np.testing.assert_array_equal(got, expected)
@@ -127,7 +127,7 @@ def test_functions_for_bodies():
     staged = stage(proto, "tensorrt-mxfp8")
     written = qdq_of(staged)
     assert not {node.domain for node in written.graph.node} - {""} and explain_unsupported(written) == ""
-    simulated = InsertFakeQuantize(staged.plan, staged.encodings).run(staged.model).model.proto
+    simulated = with_fake_quantize(staged.model, staged.plan, staged.encodings).proto
     feed = {"x": edges(64).reshape(-1, 64), "c": np.asarray(True)}
     got, expected = (Session(p, 1, exact=True).run(feed)[0] for p in (written, simulated))
     np.testing.assert_array_equal(got, expected)
@@ -147,7 +147,7 @@ def test_a_written_model_is_still_quantized():
 
 
 def test_a_model_without_its_functions_cannot_run():
-    """What makes it run are the functions: without them it is known that it cannot."""
+    """The functions make it run; without them it is refused."""
     proto = qdq_of(stage(linear(64, 6), "tensorrt-mxfp8"))
     assert explain_unsupported(proto) == ""
     del proto.functions[:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from agreement import twins
 from builders import (
     build,
     constants,
@@ -20,7 +21,6 @@ from builders import (
 from keyword_numerics import fake_quantize
 
 from onnxfq.graph.model import default_opset
-from tests.test_agreement import twins
 
 BLOCKS = {
     "rows and columns": ((4, 6), [2, 3]),
@@ -58,7 +58,7 @@ def test_blocks_along_one_axis_are_the_same(case: str, qtype: str) -> None:
 
 
 def test_fewest_scales_are_stored() -> None:
-    """Of the axes that blocks may go along, the one that leaves the fewest scales is taken."""
+    """Blocks go along the allowed axis with the fewest scales."""
     proto = build("g (float[N,8] x) => (float[N,12] y) { y = MatMul (x, w) }", {"w": weights(8, 12)})
     written = qdq_of(stage(proto, one_format("int8", granularity="block_shape", block_shape=[2, 6])))
     assert constants(written)["w/scale"].shape == (8, 2)

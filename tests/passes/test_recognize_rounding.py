@@ -9,7 +9,7 @@ from builders import build
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.affine import fake_quantize
 from onnxfq.numerics.qtypes import QTYPES
-from onnxfq.passes.recognize_fake_quantize import RecognizeRounding, qtype_of_limits, recognize_rounding
+from onnxfq.passes.recognize_fake_quantize import qtype_of_limits, recognize_rounding
 
 NUMBERS = {
     "s": 0.1, "r": 4.0, "q": 0.25, "z": 3.0, "two": 2.0,
@@ -65,9 +65,9 @@ def test_chains(name):
     """A chain that is quantization is one node with its numbers; any other stays as it was written."""
     nodes, expected = CHAINS[name]
     model = chain(nodes)
-    result = RecognizeRounding().run(model)
-    found = result.model.proto.graph
-    assert result.modified == (expected is not None)
+    recognized = recognize_rounding(model)
+    found = recognized.proto.graph
+    assert (recognized is not model) == (expected is not None)
     if expected is None:
         assert [n.op_type for n in found.node] == [n.op_type for n in model.proto.graph.node]
         return
@@ -78,15 +78,15 @@ def test_chains(name):
     assert (node.op_type, node.input[0], node.output[0]) == ("FakeQuantize", "x", "y")
     assert attributes == {"qtype": qtype, "arithmetic": arithmetic}
     assert (held[node.input[1]], held[node.input[2]]) == (np.float32(scale), zero_point)
-    assert not RecognizeRounding().run(result.model).modified
+    assert recognize_rounding(recognized) is recognized
 
 
 @pytest.mark.parametrize("name", [name for name, (_, expected) in CHAINS.items() if expected])
 def test_the_node_computes_what_the_chain_did(name):
     """The chain in NumPy, operator by operator in float32, gives the bits of fake_quantize with its numbers.
 
-    But for a zero point added before the rounding: that sum rounds once more, and a value at the middle
-    between two steps may go to the other one. Of that chain those are left out.
+    Except for a zero point added before the rounding: that sum rounds once more, and a value at the middle
+    between two steps may go to the other one. Such values are left out.
     """
     nodes, (qtype, scale, zero_point, arithmetic) = CHAINS[name]
     x = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32) * 3

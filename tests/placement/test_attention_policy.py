@@ -1,4 +1,4 @@
-"""Attention for TensorRT: both products or neither, limits told; small shapes left out on request."""
+"""Attention for TensorRT: both products or neither, limits reported; small shapes left out on request."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def fused(proto: onnx.ModelProto, recipe: str, folder: Path) -> dict[str, int]:
     ],
 )
 def test_the_plan_says_what_is_fused(recipe, head, tokens, tmp_path: Path):
-    """Where the plan tells of no limit the engine has one kernel for the attention; else it has none."""
+    """The engine has one kernel for the attention exactly if the plan reports no limit."""
     proto = heads(head, tokens)
     told = any("not fused: " in why for why in why_of(planned(proto, recipe), "scores"))
     assert told == (recipe == "tensorrt-int8" and (head, tokens) != (64, 64))
@@ -99,30 +99,34 @@ def test_all_or_none(kept, other):
     assert [str(row) for row in plan.coverage()] == ["MatMul 4/6"]
 
 
+WEIGHT_ONLY = ("tensorrt-int4", "tensorrt-int8-weights")
+
+
+@pytest.mark.parametrize("recipe", WEIGHT_ONLY)
+@pytest.mark.parametrize(("batch", "words"), [(1, ["export with an open batch"]), (2, []), ("N", [])])
+def test_weights_behind_attention(batch: int | str, words: list[str], recipe: str) -> None:
+    """With one fixed sample the output projection stays in float, with the reason; else all are quantized."""
+    whys = [s.why for s in planned(encoder(batch), recipe).skipped if s.kind == "node" and s.name == "out"]
+    assert len(whys) == len(words)
+    assert all(word in why for word, why in zip(words, whys, strict=True))
+
+
+@BUILDER
+@pytest.mark.parametrize("recipe", WEIGHT_ONLY)
 @pytest.mark.parametrize("batch", [1, 2, "N"])
-def test_weights_behind_attention(batch: int | str, tmp_path: Path) -> None:
-    """With one sample for ever the output projection stays in float, with the reason; else all are int4.
-
-    TensorRT keeps every weight that is planned int4 so, with float16 around.
-    """
-    proto = encoder(batch)
-    for recipe in ("tensorrt-int4", "tensorrt-int8-weights"):
-        plan = planned(proto, recipe)
-        kept = {s.name: s.why for s in plan.skipped if s.kind == "node"}
-        assert ("out" in kept) == (batch == 1)
-        assert batch != 1 or "export with an open batch" in kept["out"]
-        if not builder_installed():
-            continue
-        made = unmeasured(proto, recipe, "fp16")
-        for found in build_all(tmp_path, {recipe: made}).values():
-            for row in counts(made, found).values():
-                assert set(row) - {"attention in one kernel"} == {"MatMul weight-only as weight-only"}, row
+def test_built_weights_behind_attention(batch: int | str, recipe: str, tmp_path: Path) -> None:
+    """TensorRT keeps every weight that is planned weight-only so, with float16 around."""
+    made = unmeasured(encoder(batch), recipe, "fp16")
+    (reports,) = build_all(tmp_path, {recipe: made}).values()
+    rows = list(counts(made, reports).values())
+    assert rows
+    for row in rows:
+        assert set(row) - {"attention in one kernel"} == {"MatMul weight-only as weight-only"}, row
 
 
+@BUILDER
 def test_a_masked_attention_is_one_kernel(tmp_path: Path) -> None:
     """The guard of masked rows that torch exports is in the way of no fused kernel, in int8 and float8."""
-    if not builder_installed():
-        pytest.skip("TensorRT for RTX is not installed")
     proto = encoder(2)
     proto.graph.input.append(
         onnx.helper.make_tensor_value_info("look", onnx.TensorProto.BOOL, [2, 1, 1, 128])
@@ -220,7 +224,7 @@ def test_other_targets_are_left_alone():
     assert not any("fused" in p.why for p in plan.placements)
 
 
-@pytest.mark.filterwarnings("ignore")  # of the exporters, which are not under test
+@pytest.mark.filterwarnings("ignore")  # the exporters are not under test
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
 def test_the_exporters_of_torch(dynamo, masked, tmp_path: Path):

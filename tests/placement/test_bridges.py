@@ -43,7 +43,7 @@ def scale_of(encodings: Encodings, tensor: str) -> float:
 
 
 def test_a_skip_connection() -> None:
-    """The Concat, its inputs and the MaxPool beside it have one pair a tensor, all of one scale."""
+    """The Concat, its inputs and the MaxPool next to it have one pair a tensor, all of one scale."""
     proto = network()
     one = stage(proto)
     assert bridges(one.plan) == {"pool": ("b", "c"), "join": ("b", "d", "e")}
@@ -65,7 +65,7 @@ def test_a_skip_connection() -> None:
 
 
 def test_values_of_other_sizes_keep_their_scales() -> None:
-    """Where one scale costs too much, the encodings name the operator, and its inputs lose their pairs."""
+    """If one scale costs too much, the encodings name the operator, and its inputs lose their pairs."""
     one = stage(network(k=weights(4, 4, 1, 1) * 1000))
     assert one.encodings.unshared == ("join",)
     assert scale_of(one.encodings, "b") < scale_of(one.encodings, "e") / 100
@@ -178,10 +178,12 @@ def test_an_override_that_changes_nothing(op_type: str) -> None:
 
 
 def test_scales_of_a_file(tmp_path: Path) -> None:
-    """A file of scales without those of the inputs of a Concat is used as it is, the Concat in float."""
+    """A file without scales of the inputs of a Concat is used as it is, the Concat in float."""
     one = stage(network(k=weights(4, 4, 1, 1) * 1000))
     path = tmp_path / "cache"
     path.write_text(onnxfq.export_encodings(one.encodings, one.plan, "tensorrt-cache").text, encoding="utf-8")
-    made = onnxfq.quantize(network(k=weights(4, 4, 1, 1) * 1000), [one.feed], encodings=path)
+    made = onnxfq.quantize(
+        network(k=weights(4, 4, 1, 1) * 1000), [one.feed], sources=onnxfq.Sources(encodings=path)
+    )
     assert bridges(made.plan) == {"pool": ("b", "c")} and "join" in {s.name for s in made.plan.skipped}
     assert scale_of(made.encodings, "e") == pytest.approx(scale_of(one.encodings, "e"))

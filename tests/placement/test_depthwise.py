@@ -56,7 +56,7 @@ def test_input_of_a_depthwise_convolution(recipe: str) -> None:
     ids=["another reader", "two channels a group", "computed weight"],
 )
 def test_one_scale(proto: onnx.ModelProto) -> None:
-    """Where a reader adds channels, or the weight cannot take up the factors, there is one scale as ever."""
+    """If a reader adds channels, or the weight cannot take up the factors, there is one scale as ever."""
     assert not spec_of(proto).equalized and spec_of(proto).granularity.axis is None
 
 
@@ -77,7 +77,7 @@ def test_open_channels() -> None:
 
 
 def test_several_outputs_a_channel() -> None:
-    """A channel that is read for several outputs is one all the same."""
+    """A channel that is read for several outputs is still one."""
     text = """g (float[N,4,6,6] h) => (float[N,8,6,6] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"""
     assert spec_of(build(text, {"w1": weights(8, 1, 3, 3)})).equalized
 
@@ -88,7 +88,7 @@ def test_several_outputs_a_channel() -> None:
     ids=str,
 )
 def test_recipes_that_do_not(changes: dict) -> None:
-    """`none`, a range of one's own and several scales are not overruled."""
+    """`none`, a given range and several scales are not overruled."""
     base = load_recipe("onnxruntime-int8" if "granularity" in changes else "tensorrt-int8")
     made = base.activations.model_copy(
         update={"qtype": QuantSpec(qtype="int8").qtype, "symmetric": True} | changes

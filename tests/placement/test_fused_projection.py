@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onnxfq.documents.plan import Plan
-from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
-from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.insert_fake_quantize import with_fake_quantize
+from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.runtime.session import Session
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.tools.check import check
@@ -32,7 +32,7 @@ SPLIT = {
     + "q2, k2, v2 = Split <axis = 0, num_outputs = 3> (t) "
     + "".join(f"{n}3 = Squeeze ({n}2, i0) " for n in "qkv"),
 }
-# Where the factor of the scores is; Shape gives it as torch's exporter of TorchScript does.
+# Place of the factor of the scores; Shape gives it as torch's exporter of TorchScript does.
 SCALED = {
     "queries": "qs = Mul (q3, factor) [scores] s = MatMul (qs, kt) ",
     "both": "qs = Mul (q3, root) ks = Mul (kt, root) [scores] s = MatMul (qs, ks) ",
@@ -157,7 +157,7 @@ def test_why_it_is_so(tmp_path: Path) -> None:
     proto = attend()
     assert activations(planned(proto, kept)) == APART
     staged = stage(proto, kept)
-    whole = InsertQdq(staged.plan, staged.encodings).run(staged.model).model.proto
+    whole = with_qdq(staged.model, staged.plan, staged.encodings).proto
     assert [(f.rule, f.severity, f.node) for f in check(whole).findings] == [
         ("attention-parts", "warning", "qkv")
     ]
@@ -176,8 +176,8 @@ def outputs_too(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     return proto
 
 
-# A reader of the parts beside attention, or arithmetic on one of them: then one pair would round what
-# is not to be rounded, and but for the arithmetic the builder keeps the product low anyway.
+# Another reader of the parts than attention, or arithmetic on one of them: then one pair would round what
+# must not be rounded, and without the arithmetic the builder keeps the product low anyway.
 NOT_JOINED = {
     "the product is an output": lambda: outputs_too(attend(), "f"),
     "a part is an output": lambda: outputs_too(attend(), "v3"),
@@ -192,7 +192,7 @@ NOT_JOINED = {
 
 @pytest.mark.parametrize("case", NOT_JOINED)
 def test_other_readers_keep_the_pairs_apart(case: str) -> None:
-    """What anything but attention reads is not rounded for its sake."""
+    """A tensor with other readers than attention is not rounded for its sake."""
     assert activations(planned(NOT_JOINED[case]())) == APART
 
 
@@ -227,14 +227,14 @@ def test_other_targets_keep_their_pairs() -> None:
 def test_simulation_and_deployed_model_are_twins(split: str, scaled: str, seed: int) -> None:
     """Both models give the same numbers, to the bit."""
     staged = stage(attend(split, scaled, shape=(2, 9, 2, 16)))
-    simulation = InsertFakeQuantize(staged.plan, staged.encodings).run(staged.model).model.proto
+    simulation = with_fake_quantize(staged.model, staged.plan, staged.encodings).proto
     feed = feed_for(staged.model.proto, seed)
     one, other = (Session(proto, 1, exact=True).run(feed, ["y"])[0] for proto in (simulation, qdq_of(staged)))
     np.testing.assert_array_equal(one, other)
 
 
 def test_converted_models_keep_what_they_have() -> None:
-    """What the source has a range of keeps its pair: the parts in one source, the whole in another."""
+    """A tensor with a range in the source keeps its pair: the parts in one source, the whole in another."""
     for recipe, found in ((with_override(tensors=["f"], keep_float=True), APART), ("tensorrt-int8", JOINED)):
         source = qdq_of(stage(attend(shape=(2, 9, 2, 16)), recipe))
         pairs = {node.input[0] for node in convert(source).qdq.graph.node if node.op_type == "QuantizeLinear"}

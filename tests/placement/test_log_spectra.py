@@ -52,7 +52,7 @@ def test_the_products_of_a_spectrum_stay_in_float(name: str) -> None:
         ("[re] a = MatMul (x, cos) b = Mul (a, a) s = Sqrt (b) c = Mul (s, s) l = Log (c)", ["re"]),
         ("[re] a = MatMul (x, cos) l = Log (a)", ["re"]),
         ("[re] a = MatMul (x, cos) t = Sin (two) u = Mul (a, t) b = Mul (u, u) l = Log (b)", ["re"]),
-        # What follows is no spectrum: the square is of what is not linear, or the logarithm of a probability.
+        # No spectra: the square of a function that is not linear, or the logarithm of a probability.
         ("[re] a = MatMul (x, cos) r = Relu (a) b = Mul (r, r) l = Log (b)", []),
         ("[re] a = MatMul (x, cos) b = Softmax (a) l = Log (b)", []),
         ("[re] a = MatMul (x, cos) e = Exp (a) c = Add (e, least) l = Log (c)", []),
@@ -100,7 +100,7 @@ def test_formats_that_keep_small_powers() -> None:
 
 
 def test_the_logarithm_is_that_of_the_float_model(tmp_path: Path) -> None:
-    """Of a tone above quiet noise, to the bit; in int8 the noise is gone."""
+    """For a tone above quiet noise, to the bit; in int8 the noise is gone."""
     proto = spectrum()
     proto.graph.output.append(onnx.helper.make_tensor_value_info("l", onnx.TensorProto.FLOAT, ["N", 8]))
     rng = np.random.default_rng(0)
@@ -119,7 +119,7 @@ def test_the_logarithm_is_that_of_the_float_model(tmp_path: Path) -> None:
 
 
 def test_statistics_serve_recipes_that_quantize_it() -> None:
-    """What is observed without a plan holds for float8 as well."""
+    """Statistics gathered without a plan hold for float8 as well."""
     model = load(spectrum())
     statistics = collect_statistics(model, observation_plan(model), [{"x": weights(8, 32)}])
     wanted = make_plan(model, load_recipe("tensorrt-fp8")).activations

@@ -41,7 +41,7 @@ def test_identity_skip(order: str) -> None:
     ids=["scale", "identity", "batch-norm"],
 )
 def test_folded_operators_between(main: str) -> None:
-    """What is folded into the Conv, its BatchNormalization or a scale, does not hide it."""
+    """Nodes folded into the Conv, its BatchNormalization or a scale, do not hide it."""
     text = f"""g (float[N,4,5,5] x) => (float[N,4,5,5] y) {{
         h = Relu (x) {main} [add] s = Add (c, h) y = Conv (s, w2) }}"""
     values = {
@@ -61,7 +61,7 @@ def test_block_with_batch_norm() -> None:
 
 
 def test_downsample_skip() -> None:
-    """Of two branches that end in a Conv the shorter one is the skip."""
+    """If two branches end in a Conv, the shorter one is the skip."""
     assert skips(planned(downsample())) == [("down", "add", 1)]
 
 
@@ -85,7 +85,7 @@ def test_conv_read_by_others() -> None:
     ids=["gate", "lower-rank"],
 )
 def test_stretched_operand_is_no_skip(skip: str, why: str) -> None:
-    """An operand that is broadcast is no skip branch."""
+    """A broadcast operand is not a skip branch."""
     assert skips(block("c = Conv (h, w)", skip)) == [], why
 
 

@@ -1,4 +1,4 @@
-"""What each target takes: recipes of formats, nodes left in float, refusals."""
+"""Acceptance by each target: recipes of formats, nodes left in float, refusals."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from agreement import twins
 from builders import (
     attention,
     build,
@@ -28,7 +29,6 @@ from onnxfq.graph.model import default_opset
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.builder.build import builder_installed
-from tests.test_agreement import twins
 
 
 def test_float8_recipe() -> None:
@@ -108,7 +108,7 @@ def product(x: str, text: str, *shape: int) -> onnx.ModelProto:
     return build(f"g (float[{x}] x) => (float y) {{ [mm] y = {text} }}", {"w": weights(*shape)})
 
 
-# Of one form: what TensorRT keeps, and what it multiplies in float (or ends over) but for a number.
+# Pairs that differ in one number: TensorRT keeps one, and multiplies the other in float (or fails).
 ALONE = {
     "int8 odd columns": (product("N,64", "MatMul (x, w)", 64, 9), "odd: 9 columns"),
     "int8 odd sum": (product("N,33", "Gemm <transB = 1> (x, w)", 64, 33), "odd: 33 to sum over"),
@@ -139,7 +139,7 @@ def alone(case: str) -> Recipe:
 
 @pytest.mark.parametrize("case", ALONE)
 def test_weights_alone_stay_low_or_in_float(case: str) -> None:
-    """What TensorRT would multiply in float for its sizes is not promised to have few bits."""
+    """A product that TensorRT runs in float for its sizes is not promised to have few bits."""
     proto, why = ALONE[case]
     if not why:
         assert [str(row) for row in planned(proto, alone(case)).coverage()] in (["MatMul 1/1"], ["Gemm 1/1"])
@@ -260,7 +260,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals(case: str) -> None:
-    """What a target cannot take is refused when planning, with target, rule and remedy in one line."""
+    """Formats that a target lacks are refused when planning, with target, rule and remedy in one line."""
     chosen, message = REFUSED[case]
     with pytest.raises(RecipeError) as caught:
         planned(linear(4, 4), chosen)

@@ -54,7 +54,7 @@ AXES = {
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])
 @pytest.mark.parametrize("name", AXES)
 def test_weights_are_quantized_along_output_channels(name: str, recipe: str) -> None:
-    """The axis is that of the stored constant, whatever stands between it and its reader."""
+    """The axis belongs to the stored constant, whatever stands between it and its reader."""
     proto, expected = AXES[name]
     assert axes(planned(proto, recipe)) == expected
 
@@ -189,7 +189,7 @@ def test_no_float_reader_sees_rounded_weights(case: str) -> None:
 
 
 def test_unknown_types_stay_with_a_reason() -> None:
-    """What a custom operator gives has no known type, so its reader stays in float and says so."""
+    """The output of a custom operator has no known type, so its reader stays in float and says so."""
     proto = build(
         """g (float[N,4] x) => (float[N,4] y) {
             [first] h = MatMul (x, w) o = mine.Odd (h) [second] y = MatMul (o, w) }""",

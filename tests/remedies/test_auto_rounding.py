@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,9 @@ from onnxfq.data.options import DataOptions
 from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switch_activations
 from onnxfq.remedies import rounding_search as auto_rounding
+from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.runtime.session import Session
-from onnxfq.stages.options import RunOptions
+from onnxfq.stages.options import QuantizeOptions, RunOptions
 
 
 def layers() -> onnx.ModelProto:
@@ -52,7 +54,7 @@ def recipe(bits: int, **weight_fields: object) -> Recipe:
 @pytest.mark.parametrize("model", sorted(set(BUILDERS) - {"attention", "same_tensor_twice"}))
 @pytest.mark.parametrize("kind", ["tensorrt-int8", "mxint8"])
 def test_a_switch_changes_no_bit_and_leaves_weights_quantized(model: str, kind: str) -> None:
-    """On: the bits of the simulation. Off: those of a simulation of the weights alone."""
+    """On: the bits of the simulation. Off: the figures of a simulation of the weights alone."""
     staged = stage(BUILDERS[model](), kind)
     simulation = insert_fake_quantize(staged.model, staged.plan, staged.encodings)
     switched = switch_activations(simulation)
@@ -73,7 +75,13 @@ def test_a_switch_changes_no_bit_and_leaves_weights_quantized(model: str, kind: 
 def test_the_share_is_that_of_two_evaluations() -> None:
     """Noise of weights alone over the whole noise, on two feeds."""
     data, options = [{"x": feed["x"][:1]} for feed in feeds(2)], RunOptions(exact=True)
-    result = quantize(layers(), data, recipe=recipe(4, rounding="nearest"), protect=None, options=options)
+    result = quantize(
+        layers(),
+        data,
+        recipe=recipe(4, rounding="nearest"),
+        accuracy=AccuracyTarget(repair=None),
+        options=options,
+    )
     part = result.plan.model_copy(update={"placements": result.plan.weights})
     alone = insert_fake_quantize(result.model, part, result.encodings)
     scores = evaluate(
@@ -90,14 +98,17 @@ def test_the_share_is_that_of_two_evaluations() -> None:
 
 def test_weights_that_make_the_noise_are_rounded(tmp_path: Path) -> None:
     """Feeds that gave no moments confirm the gain, and so do feeds that `quantize` has not seen."""
-    result = quantize(layers(), feeds(), tmp_path / "auto.onnx", recipe=recipe(4), protect=None)
-    found = result.auto_rounding
-    assert found is not None and found.is_kept and set(found.shares) == {"y", "z"}
-    assert all(0.5 <= share for share in found.shares.values())
-    assert all(found.reached[name] > found.before[name] + 3 for name in "yz")
+    result = quantize(
+        layers(), feeds(), tmp_path / "auto.onnx", recipe=recipe(4), accuracy=AccuracyTarget(repair=None)
+    )
+    trial = result.trial("rounding")
+    assert trial.is_kept and trial.after > trial.before + 3
+    assert sum(line.startswith("weights make ") for line in trial.details) == 2  # of y and of z
     assert result.recipe.weights.rounding == result.encodings.rounding == "gptq"
-    assert found.lines()[0].startswith("rounding   auto: weights make ")
-    nearest = quantize(layers(), feeds(), recipe=recipe(4, rounding="nearest"), protect=None).qdq
+    assert trial.lines()[0].startswith("rounding   kept, ")
+    nearest = quantize(
+        layers(), feeds(), recipe=recipe(4, rounding="nearest"), accuracy=AccuracyTarget(repair=None)
+    ).qdq
     compared = {"auto": tmp_path / "auto.onnx", "nearest": nearest}
     auto, plain = evaluate(layers(), compared, feeds(80)[48:]).candidates
     for one, other in zip(auto.outputs, plain.outputs, strict=True):
@@ -105,23 +116,21 @@ def test_weights_that_make_the_noise_are_rounded(tmp_path: Path) -> None:
 
 
 def test_the_gain_is_that_of_samples_without_moments() -> None:
-    """Of two samples one gives moments, which it alone fits perfectly; the figures are of the other."""
+    """One of two samples gives moments, which it alone fits perfectly; the figures are of the other."""
     rng = np.random.default_rng(12)
     data = [{"x": rng.normal(size=(1, 48)).astype(np.float32)} for _ in range(2)]
     data.sort(key=sample_digest)
-    result = quantize(layers(), data, recipe=recipe(4), protect=None)
-    found = result.auto_rounding
-    assert found is not None and found.is_kept
-    other, fitted = (evaluate(layers(), result.simulation, [one]).candidates[0].outputs for one in data)
-    for name, held_out, own in zip("yz", other, fitted, strict=True):
-        assert found.reached[name] == pytest.approx(held_out.sqnr_db, abs=1e-3)  # sums in another order
-        assert own.sqnr_db > held_out.sqnr_db + 3
+    result = quantize(layers(), data, recipe=recipe(4), accuracy=AccuracyTarget(repair=None))
+    trial = result.trial("rounding")
+    assert trial.is_kept
+    outputs = evaluate(layers(), result.simulation, data).candidates[0].outputs
+    assert all(own.sqnr_db > trial.after + 3 for own in outputs)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"recipe": recipe(4), "rounding": "nearest"},
+        {"recipe": recipe(4).override(weights={"rounding": "nearest"})},
         {"recipe": recipe(4, rounding="nearest")},
         {"recipe": recipe(8)},
         {"recipe": recipe(4), "options": RunOptions(data=DataOptions(nonfinite="skip"))},
@@ -133,25 +142,27 @@ def test_all_weights_are_nearest(options: dict) -> None:
     data = feeds()
     if options["recipe"].weights.qtype == "int8":
         data = [feed_for(layers(), seed, 2) for seed in range(32)]
-    result = quantize(layers(), data, protect=None, **options)
-    assert result.auto_rounding is None and result.encodings.rounding == ""
+    result = quantize(layers(), data, accuracy=AccuracyTarget(repair=None), **options)
+    assert not result.trial("rounding").is_needed and result.encodings.rounding == ""
 
 
 def test_an_override_keeps_its_rounding() -> None:
     """Only weights whose rounding is `auto` are rounded."""
     kept = recipe(4).model_dump() | {"overrides": [{"nodes": ["mm2"], "weights": {"rounding": "nearest"}}]}
-    result = quantize(layers(), feeds(), recipe=Recipe.model_validate(kept), protect=None)
-    assert result.auto_rounding is not None and result.auto_rounding.is_kept
+    result = quantize(
+        layers(), feeds(), recipe=Recipe.model_validate(kept), accuracy=AccuracyTarget(repair=None)
+    )
+    assert result.trial("rounding").is_kept
     assert {p.tensor: p.rounding for p in result.plan.weights} == {"w1": "gptq", "w2": NEAREST}
 
 
 def test_long_work_is_only_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounding that takes more than seconds is left to the user, who is told how to ask for it."""
+    """Rounding that takes more than seconds is left to the user, and a line says how to ask for it."""
     monkeypatch.setattr(auto_rounding, "MOST_MULTIPLIES", 2 * auto_rounding.LEAST_MULTIPLIES)
-    result = quantize(layers(), feeds(), recipe=recipe(4), protect=None)
-    assert result.auto_rounding is not None and not result.auto_rounding.is_kept
-    line = result.auto_rounding.lines()[0]
-    assert "--rounding gptq can reduce it, in 0.0 T multiply-adds; all weights stay at nearest" in line
+    result = quantize(layers(), feeds(), recipe=recipe(4), accuracy=AccuracyTarget(repair=None))
+    trial = result.trial("rounding")
+    assert trial.is_needed and not trial.is_kept
+    assert trial.lines()[0].endswith("--rounding gptq can reduce it, in 0.0 T multiply-adds")
     assert result.encodings.rounding == ""
 
 
@@ -165,9 +176,8 @@ def test_weights_that_cannot_be_rounded_are_told() -> None:
         {"inner": weights(4, 4)},
     )
     data = [feed_for(proto, seed) for seed in range(8)]
-    result = quantize(proto, data, recipe=recipe(4), protect=None)
-    assert result.auto_rounding is not None and not result.auto_rounding.is_kept
-    assert result.auto_rounding.lines()[0].endswith("gptq rounds none of them; all weights stay at nearest")
+    result = quantize(proto, data, recipe=recipe(4), accuracy=AccuracyTarget(repair=None))
+    assert result.trial("rounding").lines()[0].endswith("left: gptq rounds none of them")
     assert result.encodings.rounding == ""
 
 
@@ -176,9 +186,15 @@ def test_how_it_is_compared_changes_no_weight(kind: str, tmp_path: Path) -> None
     """An exact comparison writes the same model; a float16 part leaves the choice as it is."""
     options = RunOptions(exact=kind == "exact")
     floats = FloatOptions("fp16") if kind == "fp16" else FloatOptions()
-    plain = quantize(layers(), feeds(), recipe=recipe(4), protect=None)
-    other = quantize(layers(), feeds(), recipe=recipe(4), protect=None, options=options, floats=floats)
-    assert other.auto_rounding is not None and other.auto_rounding.is_kept
+    plain = quantize(layers(), feeds(), recipe=recipe(4), accuracy=AccuracyTarget(repair=None))
+    other = quantize(
+        layers(),
+        feeds(),
+        recipe=recipe(4),
+        accuracy=AccuracyTarget(repair=None),
+        options=replace(QuantizeOptions.of(options), floats=floats),
+    )
+    assert other.trial("rounding").is_kept
     if kind == "exact":
         assert other.qdq.graph == plain.qdq.graph
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,15 +18,16 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
+from onnxfq.graph.model import Model
 from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
-from onnxfq.remedies.correct_biases import BiasCorrection, InputMeans, correct_biases, find_targets
+from onnxfq.remedies.accuracy_target import AccuracyTarget
+from onnxfq.remedies.candidate import Sources, build_candidate
+from onnxfq.remedies.correct_biases import InputMeans, correct_biases, find_targets
+from onnxfq.remedies.judge import Judge, Proposal
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.inputs import open_inputs
-from onnxfq.stages.insert import insert_fake_quantize
-from onnxfq.stages.options import open_feeds
+from onnxfq.stages.options import QuantizeOptions, open_feeds
 from onnxfq.stages.plan import make_plan
-from onnxfq.stages.planned_encodings import plan_encodings
-from onnxfq.stages.statistics_source import gather_statistics
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import prepare_model
 
@@ -75,7 +77,8 @@ def run(proto: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 class Quantized:
     """A correction, and the fake-quant models without and with it."""
 
-    made: BiasCorrection
+    made: Model
+    details: Sequence[str]
     encodings: Encodings
     plain: onnx.ModelProto
     corrected: onnx.ModelProto
@@ -83,24 +86,23 @@ class Quantized:
 
 def correct(proto: onnx.ModelProto, data: object, batch: int = 1) -> Quantized:
     """Quantize the weights of `proto` and correct its biases."""
-    options = RunOptions(threads=1, batch=batch)
-    inputs = open_inputs(proto, data, INT4, options)
-    found = plan_encodings(inputs.ranked, INT4)
-    plan, encodings = found.encode(inputs.model, gather_statistics(inputs, found.unknown, None, options))
-    made = correct_biases(inputs, inputs.model, plan, encodings, options)
-    models = (insert_fake_quantize(model, plan, encodings) for model in (inputs.model, made.model))
-    return Quantized(made, encodings, *models)
+    options = QuantizeOptions(threads=1, batch=batch)
+    candidate = build_candidate(open_inputs(proto, data, INT4, options), INT4, Sources(), options)
+    proposal = correct_biases(candidate, Judge(candidate, options, Sources()))
+    assert isinstance(proposal, Proposal)
+    models = (one.simulate() for one in (candidate, proposal.candidate))
+    return Quantized(proposal.candidate.model, proposal.details, candidate.encodings, *models)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_outputs_keep_their_means(name: str) -> None:
-    """The mean of each output channel of a corrected layer is that of the float layer, in ONNX Runtime."""
+    """The mean of each output channel of a corrected layer equals the float layer's, in ONNX Runtime."""
     proto = LAYERS[name]
     x = DATA if "conv" in name or "groups" in name else ROWS
     result = correct(proto, x)
-    made, wanted, found = result.made, run(proto, x), run(result.corrected, x)
+    wanted, found = run(proto, x), run(result.corrected, x)
     axes = tuple(axis for axis in range(wanted.ndim) if axis != 1)
-    assert made.is_kept and not made.left
+    assert result.details == ["1 layers"]
     assert np.abs(found - wanted).max() > 0.01
     # Biases and outputs are float32 numbers of up to about 100.
     np.testing.assert_allclose(found.mean(axis=axes), wanted.mean(axis=axes), rtol=0, atol=3e-5)
@@ -113,8 +115,8 @@ def test_a_bias_gets_the_formula() -> None:
     lost = weights(64, 6).astype(np.float64) - result.encodings["w"].fake_quantize(weights(64, 6))
     wanted = weights(1, 6) + ROWS.astype(np.float64).mean(axis=0) @ lost
     # Inputs are rounded to 24 bits of the largest one of a channel, and the bias to float32.
-    np.testing.assert_allclose(weight_array(result.made.model, "b"), wanted, rtol=0, atol=1e-6)
-    assert (weight_array(result.made.model, "w") == weights(64, 6)).all()
+    np.testing.assert_allclose(weight_array(result.made, "b"), wanted, rtol=0, atol=1e-6)
+    assert (weight_array(result.made, "w") == weights(64, 6)).all()
 
 
 @pytest.mark.parametrize("rank", [1, 2])
@@ -141,11 +143,9 @@ def means_of(data: object, batch: int = 1, threads: int = 1) -> list[bytes]:
     model = prepare_model(load(network()), INT4.target)
     targets, _ = find_targets(model, model, make_plan(model, INT4))
     kept = KeptFeeds(open_feeds(model.proto, data, batch))
-    confirming = kept.select(8)
-    means = InputMeans(
-        model, [one.key for one in targets], kept.again_without(len(confirming)), confirming, threads
-    )
-    return [mean(one.key).tobytes() for one in targets for mean in (means.of_rest, means.of_all)]
+    parts = kept.again_without(kept.select(8)), kept.again()
+    keys = [one.key for one in targets]
+    return [InputMeans(model, keys, part, threads).of(key).tobytes() for part in parts for key in keys]
 
 
 def network() -> onnx.ModelProto:
@@ -192,27 +192,23 @@ def test_what_stays_has_a_reason() -> None:
     """Layers without a bias that can change are named; a bias that others read stays as it is for them."""
     result = correct(network(), DATA)
     made, float_outputs = result.made, run(network(), DATA)
-    assert made.layers == ("c1", "c2", "c4")
-    assert made.left == {
-        "up": "ConvTranspose has other inputs at each position of its output",
-        "fc5": "its bias 'b5' has shape [1], not one value for each of 12 output channels",
-        "fc6": "no Add of a constant alone reads its output",
-    }
-    assert made.is_kept
-    assert (weight_array(made.model, "b") == weights(8)).all()
-    biases = {
-        node.name: list(node.input)[2:] for node in made.model.proto.graph.node if node.name in "c1 c2 c4 up"
-    }
+    assert result.details == [
+        "3 layers",
+        "'up' stays: ConvTranspose has other inputs at each position of its output",
+        "'fc5' stays: its bias 'b5' has shape [1], not one value for each of 12 output channels",
+        "'fc6' stays: no Add of a constant alone reads its output",
+    ]
+    assert (weight_array(made, "b") == weights(8)).all()
+    biases = {node.name: list(node.input)[2:] for node in made.proto.graph.node if node.name in "c1 c2 c4 up"}
     assert biases == {"c1": ["c1/bias"], "c2": ["c2/bias"], "up": ["b"], "c4": ["c4/bias"]}
     before, after = (
         ((run(one, DATA) - float_outputs) ** 2).sum() for one in (result.plain, result.corrected)
     )
     assert after < before
-    assert "biases     corrected: 3 layers" in made.lines()[0]
 
 
 def test_no_float_bias_beside_integer_ones() -> None:
-    """Where the target quantizes biases, an old one changes under its name; a layer without is left."""
+    """If the target quantizes biases, an old one changes under its name; a layer without is left."""
     model = load(LAYERS["conv"])
     place = BiasFinder(model, make_plan(model, INT4), True).find("conv", 0, "w", 6)
     assert isinstance(place, BiasPlace)
@@ -250,29 +246,38 @@ def test_quantize_keeps_only_a_gain() -> None:
     recipe = RECIPES["tensorrt-int4"].override(weights={"rounding": "nearest"})
     recipe = recipe.model_copy(update={"bias_correction": "auto"})
     proto = row_layer("[fc] h = MatMul (x, w) [add] y = Add (h, b)", w=weights(64, 6), b=weights(6))
-    made = quantize(proto, ROWS, recipe=recipe, protect=None)
-    none = quantize(proto, ROWS, recipe=recipe.model_copy(update={"bias_correction": "none"}), protect=None)
-    assert none.bias_correction is None
-    assert made.bias_correction is not None and made.bias_correction.is_kept
+    made = quantize(proto, ROWS, recipe=recipe, accuracy=AccuracyTarget(repair=None))
+    none = quantize(
+        proto,
+        ROWS,
+        recipe=recipe.model_copy(update={"bias_correction": "none"}),
+        accuracy=AccuracyTarget(repair=None),
+    )
+    assert not none.trial("biases").is_needed and made.trial("biases").is_kept
     assert {p.key: p.value for p in made.qdq.metadata_props}["onnxfq.bias_correction"] == "auto"
-    assert "biases     corrected: 1 layers" in quantize_summary(made)
+    assert "biases     kept, " in quantize_summary(made) and "           1 layers" in quantize_summary(made)
     before, after = (one.evaluation.candidates[0].outputs[0].sqnr_db for one in (none, made))
     assert after > before + 0.1
     centred = ROWS * np.where(RNG.random(ROWS.shape) < 0.5, -1, 1).astype(np.float32)
     centred = np.concatenate([centred, -centred])  # means of 0
-    left = quantize(proto, centred, recipe=recipe, protect=None, options=RunOptions(batch=40))
-    same = quantize(
-        proto, centred, recipe=recipe.model_copy(update={"bias_correction": "none"}), protect=None
+    left = quantize(
+        proto, centred, recipe=recipe, accuracy=AccuracyTarget(repair=None), options=RunOptions(batch=40)
     )
-    assert left.bias_correction is not None and not left.bias_correction.is_kept
+    same = quantize(
+        proto,
+        centred,
+        recipe=recipe.model_copy(update={"bias_correction": "none"}),
+        accuracy=AccuracyTarget(repair=None),
+    )
+    assert left.trial("biases").is_needed and not left.trial("biases").is_kept
     assert left.qdq.SerializeToString() == same.qdq.SerializeToString()
-    assert "gain too little" in quantize_summary(left)
+    assert "biases     left, " in quantize_summary(left)
 
 
 def test_no_correction_without_other_feeds() -> None:
     """One sample cannot confirm its own means, and no data has none."""
-    made = correct(LAYERS["conv"], [{"x": DATA[:1]}], batch=0).made
-    assert made.lines() == ["biases     not corrected: the data has one sample, and none is left to confirm"]
     recipe = RECIPES["tensorrt-int4"].model_copy(update={"bias_correction": "auto"})
+    result = quantize(LAYERS["matmul"], [{"x": ROWS[:1]}], recipe=recipe, options=RunOptions(batch=0))
+    assert "biases     left: one sample cannot both choose and prove it" in quantize_summary(result)
     result = quantize(LAYERS["matmul"], None, recipe=recipe)
-    assert "biases     not corrected: no data was given" in quantize_summary(result)
+    assert "biases     left: no data was given" in quantize_summary(result)

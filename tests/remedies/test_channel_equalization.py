@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 import onnxfq
 from onnxfq.calibration.channel_factors import FactorFormat, FactorProduct, choose_factors
 from onnxfq.cli.main import main
-from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError, RecipeError
@@ -26,6 +25,8 @@ from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.equalize import fold_factors
 from onnxfq.remedies.equalize_search import HARMFUL
+from onnxfq.remedies.samples import split_samples
+from onnxfq.report.record import ResultRecord
 from onnxfq.runtime.session import Session
 from onnxfq.targets.recipes import RECIPES, load_recipe
 
@@ -109,7 +110,9 @@ def sqnr(proto: onnx.ModelProto, chosen: Recipe) -> float:
 def quantize(proto: onnx.ModelProto, chosen: Recipe) -> onnxfq.QuantizeResult:
     """Return the quantized model without protection, compared on all feeds."""
     options = onnxfq.RunOptions(exact=True)
-    return onnxfq.quantize(proto, feeds(proto), recipe=chosen, protect=None, options=options)
+    return onnxfq.quantize(
+        proto, feeds(proto), recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None), options=options
+    )
 
 
 def output_db(result: onnxfq.QuantizeResult) -> float:
@@ -153,7 +156,9 @@ def test_factors_cost_a_trained_network_nothing() -> None:
     images = np.load(folder / "mnist_t10k.npz")["images"][:32].astype(np.float32)
     proto, data = onnx.load(folder / "mnist_op8.onnx"), [{"Input3": image[None]} for image in images]
     found = [
-        output_db(onnxfq.quantize(model, data, recipe=recipe(way), protect=None))
+        output_db(
+            onnxfq.quantize(model, data, recipe=recipe(way), accuracy=onnxfq.AccuracyTarget(repair=None))
+        )
         for model in (onnxfq.load(proto).proto, scale_channels(onnxfq.load(proto).proto, 0))
         for way in ("none", "cross_layer")
     ]
@@ -167,7 +172,7 @@ def test_smoothing_wins_back_what_outliers_cost() -> None:
     result = quantize(proto, recipe("none", "auto"))
     assert output_db(result) > outliers + 3
     assert len(result.model.proto.graph.node) == len(load(proto).proto.graph.node)
-    done = result.plan.equalization
+    done = result.equalization
     assert done is not None and [group.method for group in done.groups if not group.why] == ["smooth"]
     assert "smooth 'n'" in done.lines()[2]
 
@@ -203,7 +208,10 @@ def test_outliers_of_normalizations_cost_little(name: str, tmp_path: Path) -> No
     assert planted == {"vit": 10, "llama": 7}[name]
     damaged = fold_factors(model, analysis, exponents).proto
     plain, smooth = (
-        onnxfq.quantize(damaged, data, recipe=recipe("none", how), protect=None) for how in ("none", "auto")
+        onnxfq.quantize(
+            damaged, data, recipe=recipe("none", how), accuracy=onnxfq.AccuracyTarget(repair=None)
+        )
+        for how in ("none", "auto")
     )
     one, other = (r.evaluation.candidates[0].outputs[0].sqnr_db for r in (plain, smooth))
     assert other > one + 6
@@ -219,13 +227,13 @@ def test_what_a_body_reads_keeps_its_size() -> None:
             proto,
             data,
             recipe=recipe(*how),
-            protect=None,
+            accuracy=onnxfq.AccuracyTarget(repair=None),
             options=onnxfq.RunOptions(exact=True),
         )
         for how in (("none", "none"), ("cross_layer", "0.7"))
     )
-    assert smooth.plan.equalization is not None
-    found = {group.tensor: group.readers for group in smooth.plan.equalization.groups if not group.why}
+    assert smooth.equalization is not None
+    found = {group.tensor: group.readers for group in smooth.equalization.groups if not group.why}
     assert found == {"n": ("m0",)} and output_db(smooth) > output_db(plain) + 0.5
     for feed in data[:2]:
         want, got = (Session(r.model.proto, 1, exact=True).run(feed) for r in (plain, smooth))
@@ -237,35 +245,57 @@ def test_low_outputs_are_smoothed() -> None:
     proto = network(PRE_NORM, 50.0)
     plain = quantize(proto, recipe("depthwise"))
     options = onnxfq.RunOptions(exact=True)
-    repaired = onnxfq.quantize(proto, feeds(proto), protect=output_db(plain) + 3, options=options)
-    assert repaired.plan.equalization is not None and repaired.plan.equalization.changed
+    repaired = onnxfq.quantize(
+        proto, feeds(proto), accuracy=onnxfq.AccuracyTarget(repair=output_db(plain) + 3), options=options
+    )
+    assert repaired.equalization is not None and repaired.equalization.changed
     assert output_db(repaired) > output_db(plain) + 3 and not repaired.recipe.overrides
-    good = onnxfq.quantize(proto, feeds(proto), protect=output_db(plain), options=options)
-    assert good.plan.equalization is None and good.qdq == plain.qdq
-    once = onnxfq.quantize(proto, iter(feeds(proto)), protect=output_db(plain) + 3, options=options)
-    assert once.plan.equalization is None
+    good = onnxfq.quantize(
+        proto, feeds(proto), accuracy=onnxfq.AccuracyTarget(repair=output_db(plain)), options=options
+    )
+    assert good.equalization is None and good.qdq == plain.qdq
+    once = onnxfq.quantize(
+        proto,
+        iter(feeds(proto)),
+        accuracy=onnxfq.AccuracyTarget(repair=output_db(plain) + 3),
+        options=options,
+    )
+    assert once.equalization is None
 
 
 def test_only_the_group_that_does_harm_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A channel of one group is small in the samples that choose factors, and large in those that confirm."""
+    """A channel of one group is small in the samples that give factors, and large in those that judge."""
     proto = network(TWO_PRODUCTS, 50.0)
-    data = [{"x": f["x"], "u": g["x"]} for f, g in zip(feeds(proto), feeds(proto)[::-1], strict=True)]
-    for feed in data:  # of two samples, the second of which confirms
-        feed["u"][1, ..., 0] *= 60.0
-    numbers = {row.tobytes(): number for number, row in enumerate(row for f in data for row in f["x"])}
+    samples = [
+        {name: feed["x"][row : row + 1] for name in "xu"} for feed in feeds(proto) for row in range(2)
+    ] * 6
+    samples = [{"x": one["x"] + np.float32(n) / 1024, "u": one["u"].copy()} for n, one in enumerate(samples)]
+    count = len(samples)
+    split, unused = split_samples(list(range(count)))
+    for number in (*split[0].choosing, *split[0].proving):
+        samples[number]["u"][..., 0] *= 60.0
+    assert len(unused) >= 4
+    numbers = {sample["x"].tobytes(): number for number, sample in enumerate(samples)}
     monkeypatch.setattr("onnxfq.data.digest.sample_digest", lambda sample: numbers[sample["x"].tobytes()])
     options = onnxfq.RunOptions(exact=True)
     plain, smooth = (
-        onnxfq.quantize(proto, data, recipe=recipe("none", way), protect=None, options=options)
+        onnxfq.quantize(
+            proto,
+            samples,
+            recipe=recipe("none", way),
+            accuracy=onnxfq.AccuracyTarget(repair=None),
+            options=options,
+        )
         for way in ("none", "auto")
     )
-    assert smooth.plan.equalization is not None
-    left = {group.tensor: group.why for group in smooth.plan.equalization.groups if group.why}
+    assert smooth.equalization is not None
+    left = {group.tensor: group.why for group in smooth.equalization.groups if group.why}
     assert left == {"c": HARMFUL}
-    trials = [(t.methods, t.left) for t in smooth.plan.equalization.trials]
+    assert smooth.trial("equalize").is_kept
+    trials = [(t.methods, t.left) for t in smooth.equalization.trials]
     assert trials[:2] == [((), ()), (("smooth",), ())] and (("smooth",), ("c",)) in trials
     assert [y > x + 6 for x, y in zip(all_db(plain), all_db(smooth), strict=True)] == [True, False]
-    assert "smooth without 1 group" in "".join(smooth.plan.equalization.lines())
+    assert "smooth without 1 group" in "".join(smooth.equalization.lines())
 
 
 def test_a_new_mul_smooths_what_a_sum_reads_too() -> None:
@@ -276,7 +306,12 @@ def test_a_new_mul_smooths_what_a_sum_reads_too() -> None:
     added = [node for node in result.model.proto.graph.node if node.op_type == "Mul"]
     assert [(node.input[0], node.output[0]) for node in added] == [("n", "n/scaled")]
     assert [node.input[0] for node in result.model.proto.graph.node if node.op_type == "Add"] == ["n"]
-    plain = onnxfq.quantize(network(POST_NORM), feeds(proto), recipe=recipe("none", "0.7"), protect=None)
+    plain = onnxfq.quantize(
+        network(POST_NORM),
+        feeds(proto),
+        recipe=recipe("none", "0.7"),
+        accuracy=onnxfq.AccuracyTarget(repair=None),
+    )
     assert not any(node.op_type == "Mul" for node in plain.model.proto.graph.node)
 
 
@@ -288,7 +323,13 @@ def test_a_new_mul_where_only_a_run_finds_the_rank() -> None:
     data = [{"u": f["x"].reshape(-1, 144), "s": np.asarray([-1, 9, 16])} for f in feeds(network(POST_NORM))]
     options = onnxfq.RunOptions(exact=True)
     found = [
-        onnxfq.quantize(proto, data, recipe=recipe("none", way), protect=None, options=options)
+        onnxfq.quantize(
+            proto,
+            data,
+            recipe=recipe("none", way),
+            accuracy=onnxfq.AccuracyTarget(repair=None),
+            options=options,
+        )
         for way in ("none", "0.7")
     ]
     assert output_db(found[1]) > output_db(found[0]) + 4
@@ -303,7 +344,7 @@ def test_other_formats_take_the_methods_too(name: str) -> None:
     if base.activations is not None and not base.activations.dynamic:
         base = base.override(activations={"equalize": "auto"})
     plain, smooth = (
-        onnxfq.quantize(proto, feeds(proto), recipe=r, protect=None)
+        onnxfq.quantize(proto, feeds(proto), recipe=r, accuracy=onnxfq.AccuracyTarget(repair=None))
         for r in (RECIPES[name], base.override(smooth="auto"))
     )
     one, other = (min(o.sqnr_db for o in r.evaluation.candidates[0].outputs) for r in (plain, smooth))
@@ -364,7 +405,8 @@ def test_artifacts_belong_together(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*argv, "--smooth", "auto", "--equalize", "auto", "--artifacts", str(folder)]) == 0
     assert "equalized" in capsys.readouterr().out
     plan = Plan.load(folder / "m.plan.json")
-    assert isinstance(plan.equalization, Equalization) and plan.equalization.trials
+    record = ResultRecord.model_validate_json((folder / "m.result.json").read_text())
+    assert record.equalization is not None and record.equalization.trials
     plan.check_model(load(folder / "m.equalized.onnx").sha256)
     again = [
         str(folder / "m.equalized.onnx"),
@@ -382,11 +424,14 @@ def test_what_lacks_data_is_refused_or_said() -> None:
     with pytest.raises(DataError, match="needs data"):
         onnxfq.quantize(proto, None, recipe=RECIPES["tensorrt-int8-weights"].override(smooth="0.5"))
     with pytest.raises(DataError, match="statistics or encodings of the model"):
-        onnxfq.quantize(proto, feeds(proto), recipe=recipe("cross_layer"), encodings={"x": {"scale": 1.0}})
+        onnxfq.quantize(
+            proto,
+            feeds(proto),
+            recipe=recipe("cross_layer"),
+            sources=onnxfq.Sources(encodings={"x": {"scale": 1.0}}),
+        )
     result = onnxfq.quantize(proto, None, recipe=RECIPES["tensorrt-int8-weights"].override(smooth="auto"))
-    assert result.plan.equalization is not None and result.plan.equalization.lines() == [
-        "equalized  left: no data given"
-    ]
+    assert result.trial("equalize").lines() == ["equalize   left: no data was given"]
     with pytest.raises(RecipeError, match="smooth"):
         recipe("none", "1.5")
     with pytest.raises(RecipeError, match="smooth"):
@@ -394,7 +439,7 @@ def test_what_lacks_data_is_refused_or_said() -> None:
 
 
 def test_a_recipe_file_names_the_methods(tmp_path: Path) -> None:
-    """The fields of a file are those of the recipe."""
+    """A file has the fields of the recipe."""
     path = tmp_path / "r.yaml"
     path.write_text("smooth: 0.7\nactivations: {equalize: cross_layer}\n")
     methods = load_recipe(path).channel_methods

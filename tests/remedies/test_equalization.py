@@ -75,7 +75,7 @@ def stages(
 
 
 def ran(proto: onnx.ModelProto) -> NDArray[np.float32]:
-    """What ONNX Runtime gives, nothing optimised."""
+    """Outputs of ONNX Runtime, nothing optimised."""
     return np.asarray(Session(proto, 1, exact=True).run(feeds()[0])[0])
 
 
@@ -127,7 +127,7 @@ def test_far_less_noise(recipe: str) -> None:
 
 
 def test_channels_of_one_size_have_no_mul() -> None:
-    """Where all factors are 1 the graph is that of one scale."""
+    """If all factors are 1, the graph is the same as with one scale."""
     text = """g (float[N,4,6,6] x) => (float[N,4,6,6] y) { y = Conv <group = 4, pads = [1,1,1,1]> (x, w) }"""
     model = load(build(text, {"w": weights(4, 1, 3, 3)}))
     plan = make_plan(model, load_recipe("tensorrt-int8"))
@@ -153,7 +153,7 @@ def test_ranges_of_channels() -> None:
 
 
 def test_file_and_merge(tmp_path: Path) -> None:
-    """Ranges are kept in the file, and parts of the data in any order give those of all of it."""
+    """Ranges are kept in the file, and parts of the data in any order give the ranges of all."""
     model, plan, statistics, encodings = stages(network(), "tensorrt-int8")
     parts = [
         collect_statistics(model, plan, part, ObserveOptions(threads=1))
@@ -178,7 +178,7 @@ def test_statistics_without_channels() -> None:
 
 
 def test_observed_for_every_recipe() -> None:
-    """What is observed without a plan serves both recipes."""
+    """Statistics gathered without a plan serve both recipes."""
     model = load(network())
     statistics = collect_statistics(model, observation_plan(model), feeds(), ObserveOptions(threads=1))
     for recipe in RECIPES:
@@ -216,7 +216,7 @@ def test_encodings_that_are_no_powers_of_two_apart() -> None:
 
 @pytest.mark.parametrize(("option", "found"), [((), True), (("--equalize", "none"), False)], ids=str)
 def test_command(option: tuple[str, ...], found: bool, tmp_path: Path) -> None:
-    """`quantize` equalizes unless it is told not to."""
+    """`quantize` equalizes unless switched off."""
     onnx.save(network(), tmp_path / "m.onnx")
     np.savez(tmp_path / "data.npz", x=np.concatenate([feed["x"] for feed in feeds()]))
     arguments = ["quantize", tmp_path / "m.onnx", "--data", tmp_path / "data.npz", "-o", tmp_path / "q.onnx"]
@@ -228,7 +228,9 @@ def test_command(option: tuple[str, ...], found: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("floats", ["fp16", "bf16"])
 def test_with_a_half_remainder(floats: str) -> None:
     """The model that has the rest in 16 bits runs, and gives nearly the same."""
-    made = onnxfq.quantize(network(), feeds(), floats=onnxfq.FloatOptions(floats))
+    made = onnxfq.quantize(
+        network(), feeds(), options=onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions(floats))
+    )
     assert made.evaluation.candidates[0].outputs[0].sqnr_db > 20.0
     if floats == "fp16":
         assert made.evaluation.candidates[1].outputs[0].sqnr_db > 20.0

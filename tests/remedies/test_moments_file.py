@@ -9,35 +9,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
-from builders import build, weights
+from observed_models import X, folder
 from typer.testing import CliRunner
 
 import onnxfq
+from onnxfq.calibration.statistics.input_means import ChannelEnds
 from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import Moments
-from onnxfq.calibration.weights.moments_file import Key
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.cli.main import build_app
-from onnxfq.remedies.moments import SampledInputs
+from onnxfq.remedies.moments import SampledInput
 
-X = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
+__all__ = ["folder"]
+"""A fixture, which pytest finds by its name."""
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with two models and data."""
-    for name, seed in (("m", 0), ("other", 9)):
-        made = build(
-            "g (float[N,32] x) => (float[N,8] y) { h = MatMul (x, w1) r = Relu (h) y = MatMul (r, w2) }",
-            {"w1": weights(32, 64, seed=seed), "w2": weights(64, 8, seed=1)},
-        )
-        onnx.save(made, tmp_path / f"{name}.onnx")
-    np.savez(tmp_path / "x.npz", x=X)
-    for at in (0, 1):
-        np.savez(tmp_path / f"x{at}.npz", x=X[at::2])
-    return tmp_path
+def merge(one: Moments, other: Moments) -> Moments:
+    """Return the moments over both parts."""
+    return Moments(one.statistics.merge(other.statistics))
 
 
 def run(command: str) -> str:
@@ -52,50 +42,55 @@ def run(command: str) -> str:
 def test_quantize_rounds_without_running_the_model(folder: Path):
     """Parts merged on the command line round to the bits of `quantize` with all data, and name it."""
     how = "--recipe tensorrt-int8 --rounding gptq"
-    usual = onnxfq.quantize(folder / "m.onnx", folder / "x.npz", folder / "a.onnx", rounding="gptq")
+    usual = onnxfq.quantize(
+        folder / "m.onnx",
+        folder / "x.npz",
+        folder / "a.onnx",
+        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}),
+    )
     for what, of in (("ranges", "--ranges"), ("moments", f"--ranges-from {folder}/ranges.npz")):
         for at in (0, 1):
             out = folder / f"{what}{at}.npz"
             assert "2 inputs over 12 samples" in run(
-                f"moments {folder}/m.onnx --data {folder}/x{at}.npz {how} {of} -o {out}"
+                f"observe --moments {folder}/m.onnx --data {folder}/x{at}.npz {how} {of} -o {out}"
             )
         both = f"{folder}/{what}0.npz {folder}/{what}1.npz"
-        assert "2 inputs over 24 samples" in run(f"merge-statistics {both} -o {folder}/{what}.npz")
+        assert "2 inputs over 24 samples" in run(f"observe --merge {both} -o {folder}/{what}.npz")
     rounded = onnxfq.quantize(
         folder / "m.onnx",
         folder / "x.npz",
         folder / "b.onnx",
-        rounding="gptq",
-        moments=folder / "moments.npz",
+        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}),
+        sources=onnxfq.Sources(moments=folder / "moments.npz"),
     )
     assert rounded.rounding is not None and usual.rounding is not None
     assert rounded.rounding.tensors == usual.rounding.tensors
     assert rounded.rounding.layers == usual.rounding.layers
-    digest = Moments.load(folder / "moments.npz").data.hex[:12]
+    digest = Moments.load(folder / "moments.npz").statistics.data.hex[:12]
     assert rounded.encodings.rounding == f"gptq by moments of 24 samples with digest {digest}"
     assert usual.encodings.rounding == "gptq"
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """Ctrl-C keeps the inputs that are done; --resume gathers the others, and writes the bytes of one run."""
-    how = f"moments {folder}/m.onnx --data {folder}/x.npz --recipe tensorrt-int8 --rounding gptq -o"
+    how = f"observe --moments {folder}/m.onnx --data {folder}/x.npz --recipe tensorrt-int8 --rounding gptq -o"
     run(f"{how} {folder}/whole.npz")
-    usual = SampledInputs.sum
+    usual = SampledInput._sum
 
-    def press(self: SampledInputs, key: Key) -> MomentSums:
+    def press(self: SampledInput, *arguments: Any) -> MomentSums:
         signal.raise_signal(signal.SIGINT)
-        return usual(self, key)
+        return usual(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SampledInputs, "sum", press)
+        patch.setattr(SampledInput, "_sum", press)
         said = run(f"{how} {folder}/part.npz")
     assert "interrupted after 1 inputs" in said and "continue with --resume" in said
     part = folder / "part.npz"
     for fault in (
         run(f"quantize {folder}/m.onnx --rounding gptq --data {folder}/x.npz --moments {part} -o {folder}/q"),
-        run(f"merge-statistics {part} {part} -o {folder}/both.npz"),
+        run(f"observe --merge {part} {part} -o {folder}/both.npz"),
     ):
-        assert "interrupted run, which reached 1 inputs; continue it with `onnxfq moments --resume`" in fault
+        assert "interrupted run, which reached 1 inputs; continue it with `onnxfq observe --resume`" in fault
     other = how.replace("x.npz", "x0.npz")
     assert "give the same data" in run(f"{other} {part} --resume")
     assert "nothing to resume" in run(f"{how} {folder}/whole.npz --resume")
@@ -105,15 +100,15 @@ def test_an_interrupted_run_goes_on_where_it_stopped(folder: Path, monkeypatch: 
 
 def test_an_interruption_before_the_first_input_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """Ctrl-C while the model runs over the data."""
-    usual = SampledInputs.add
+    usual = SampledInput.add
 
-    def press(self: SampledInputs, *arguments: Any) -> None:
+    def press(self: SampledInput, *arguments: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         usual(self, *arguments)
 
-    monkeypatch.setattr(SampledInputs, "add", press)
+    monkeypatch.setattr(SampledInput, "add", press)
     how = f"--data {folder}/x.npz --recipe tensorrt-int8 --rounding gptq"
-    run(f"moments {folder}/m.onnx {how} -o {folder}/part.npz")
+    run(f"observe --moments {folder}/m.onnx {how} -o {folder}/part.npz")
     assert not (folder / "part.npz").exists()
 
 
@@ -128,7 +123,9 @@ model = onnxfq.load("m.onnx")
 plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
 for name, where in (("one", None), ("ray", "local")):
     onnxfq.gather_moments(model, plan, {"x": x}, f"{name}.npz", ray=where)
-    onnxfq.quantize("m.onnx", {"x": x}, f"{name}.onnx", rounding="gptq", ray=where)
+    recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"})
+    options = onnxfq.QuantizeOptions(ray=where)
+    onnxfq.quantize("m.onnx", {"x": x}, f"{name}.onnx", recipe=recipe, options=options)
 x[700] = np.inf
 try:
     onnxfq.gather_moments(model, plan, {"x": x}, "bad.npz", ray="local",
@@ -163,7 +160,9 @@ def test_weights_alone_need_no_data(folder: Path):
         {"name": "w4", "target": "onnxruntime", "activations": None, "weights": {"qtype": "int4"}}
     ).override(weights={"rounding": "gptq"})
     onnxfq.gather_moments(model, onnxfq.make_plan(model, recipe), folder / "x.npz", folder / "m.npz")
-    found = onnxfq.quantize(folder / "m.onnx", None, None, recipe=recipe, moments=folder / "m.npz")
+    found = onnxfq.quantize(
+        folder / "m.onnx", None, None, recipe=recipe, sources=onnxfq.Sources(moments=folder / "m.npz")
+    )
     assert found.rounding is not None and [one.method for one in found.rounding.layers] == ["gptq", "gptq"]
     assert all(one.after_db > one.before_db for one in found.rounding.layers)
 
@@ -172,17 +171,21 @@ def test_the_table_of_calibrate_shows_what_rounding_gains(folder: Path):
     """Two rows for each weight: the expected SQNR that `quantize --rounding` reports before and after."""
     run(f"plan {folder}/m.onnx -o {folder}/p.json")
     run(f"observe {folder}/m.onnx --plan {folder}/p.json --data {folder}/x.npz -o {folder}/s.npz")
-    run(f"moments {folder}/m.onnx --data {folder}/x.npz --rounding gptq -o {folder}/m.npz")
+    run(f"observe --moments {folder}/m.onnx --data {folder}/x.npz --rounding gptq -o {folder}/m.npz")
     given = f"{folder}/m.onnx --plan {folder}/p.json --statistics {folder}/s.npz -o {folder}/e.json"
     lines = run(f"calibrate {given} --moments {folder}/m.npz --table").splitlines()
-    usual = onnxfq.quantize(folder / "m.onnx", folder / "x.npz", rounding="gptq")
+    usual = onnxfq.quantize(
+        folder / "m.onnx",
+        folder / "x.npz",
+        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}),
+    )
     for layer in usual.rounding.layers:
         at = next(n for n, line in enumerate(lines) if line.split()[:2] == [layer.weight, "nearest"])
         assert lines[at].split()[-2:] == [f"{layer.before_db:.1f}", "*"]
         name, *_, gained = lines[at + 1].split()
         assert (name, gained) == ("gptq", f"{layer.after_db:.1f}")
     assert "give --table" in run(f"calibrate {given} --moments {folder}/m.npz")
-    run(f"moments {folder}/other.onnx --data {folder}/x.npz --rounding gptq -o {folder}/o.npz")
+    run(f"observe --moments {folder}/other.onnx --data {folder}/x.npz --rounding gptq -o {folder}/o.npz")
     assert "SHA-256" in run(f"calibrate {given} --moments {folder}/o.npz --table")
 
 
@@ -193,35 +196,46 @@ def test_what_does_not_fit_is_refused(folder: Path):
     x = {at: folder / f"x{at}.npz" for at in (0, 1)}
     ranges = {at: onnxfq.gather_moments(model, plan, x[at], folder / "r.npz", ranges_only=True) for at in x}
     own = {at: onnxfq.gather_moments(model, plan, x[at], folder / f"o{at}.npz") for at in x}
-    both = ranges[0].merge(ranges[1])
+    both = merge(ranges[0], ranges[1])
     part = onnxfq.gather_moments(model, plan, x[0], folder / "p.npz", ranges=both)
     other = onnxfq.gather_moments(model, plan, x[1], folder / "q.npz", ranges=both)
     third = onnxfq.gather_moments(model, plan, X[:12] / 2, folder / "t.npz", ranges=both)
     whole = onnxfq.gather_moments(model, plan, folder / "x.npz", folder / "w.npz")
 
-    narrow = replace(both, ranges={key: ends[:, :5] for key, ends in both.ranges.items()})
+    values = {key: ChannelEnds(value.ends[:, :5]) for key, value in both.statistics.values.items()}
+    narrow = Moments(replace(both.statistics, values=values))
 
     def quantize(moments: Moments, name: str = "m", rounding: str = "gptq") -> None:
         onnxfq.quantize(
-            folder / f"{name}.onnx", folder / "x.npz", folder / "out.onnx", rounding=rounding, moments=moments
+            folder / f"{name}.onnx",
+            folder / "x.npz",
+            folder / "out.onnx",
+            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": rounding}),
+            sources=onnxfq.Sources(moments=moments),
         )
 
     refused = (
         (lambda: quantize(whole, "other"), "gathered from a model with SHA-256 .* this one has"),
-        (lambda: quantize(whole, rounding="nearest"), "for which moments have no effect"),
-        (lambda: quantize(whole, rounding="qronos"), "needs the inputs of the quantized model"),
+        (
+            lambda: quantize(whole, rounding="nearest"),
+            "for which moments have no effect",
+        ),
+        (
+            lambda: quantize(whole, rounding="qronos"),
+            "needs the inputs of the quantized model",
+        ),
         (lambda: quantize(part), "of 12 of 24 samples; merge"),
         (lambda: quantize(both), "has ranges and no moments"),
-        (lambda: own[0].merge(own[1]), "different grids .*--ranges-from"),
-        (lambda: own[0].merge(both), "ranges alone"),
-        (lambda: both.merge(narrow), "differ in the channels of tensor 'x'"),
+        (lambda: merge(own[0], own[1]), "different grids; .*--ranges-from"),
+        (lambda: merge(own[0], both), "only one side has"),
+        (lambda: merge(both, narrow), "tensor 'x': the parts have 32 and 5 channels"),
         (
             lambda: onnxfq.gather_moments(model, plan, X, folder / "z.npz", ranges=narrow),
             "given ranges of tensor 'x' are of 5 channels, and it has 32; gather them",
         ),
-        (lambda: part.merge(part), "p.npz .12 samples. and .*p.npz .12. hold the same samples"),
-        (lambda: part.merge(other).merge(third), "36 samples together, and the ranges are of 24"),
-        (lambda: quantize(part.merge(third)), "24 samples with digest .* ranges of others"),
+        (lambda: merge(part, part), "p.npz .12 samples. and .*p.npz .12. hold the same samples"),
+        (lambda: merge(merge(part, other), third), "36 samples together, and the ranges are of 24"),
+        (lambda: quantize(merge(part, third)), "24 samples with digest .* ranges of others"),
         (
             lambda: onnxfq.gather_moments(model, plan, [{"x": 9 * X}], folder / "z.npz", ranges=both),
             "feed 0 gives tensor 'x' values outside of the given ranges",
@@ -232,7 +246,7 @@ def test_what_does_not_fit_is_refused(folder: Path):
             ),
             "rounds no weight by moments",
         ),
-        (lambda: Moments.load(folder / "x.npz"), "x.npz is not a file of moments"),
+        (lambda: Moments.load(folder / "x.npz"), "x.npz is not a statistics file"),
         (lambda: Moments.load(folder / "none.npz"), "no such file"),
     )
     for call, message in refused:
@@ -243,5 +257,5 @@ def test_what_does_not_fit_is_refused(folder: Path):
     held = bytearray((folder / "w.npz").read_bytes())
     held[len(held) // 3] ^= 0xFF
     (folder / "bad.npz").write_bytes(held)
-    with pytest.raises(onnxfq.OnnxfqError, match="bad.npz is not a file of moments"):
+    with pytest.raises(onnxfq.OnnxfqError, match="bad.npz is not a statistics file"):
         quantize(Moments.load(folder / "bad.npz"))

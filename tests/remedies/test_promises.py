@@ -11,7 +11,7 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.data import Feed, sample_digest
 from onnxfq.errors import DataError, RecipeError
-from onnxfq.remedies.accuracy_target import CHOICES, PROOFS
+from onnxfq.remedies.samples import choose_split
 from onnxfq.runtime.session import Session
 
 DRAWN = 25
@@ -34,10 +34,9 @@ def proving_db(result: onnxfq.QuantizeResult, proto: onnx.ModelProto, data: Feed
     rows = sorted(
         (data["x"][n : n + 1] for n in range(len(data["x"]))), key=lambda x: sample_digest({"x": x})
     )
-    chosen = max(1, min(CHOICES, len(rows) // 2))
     pairs = [
         (Session(proto, 1).run({"x": row})[0], Session(result.simulation, 1).run({"x": row})[0])
-        for row in (rows[chosen:] or rows)[:PROOFS]
+        for row in choose_split(rows).proving
     ]
     noise = sum(float(np.square(a.astype(np.float64) - b).sum()) for a, b in pairs)
     signal = sum(float(np.square(a.astype(np.float64)).sum()) for a, _ in pairs)
@@ -49,17 +48,19 @@ def test_a_promise_is_kept_or_refused(seed: int) -> None:
     """Near the value that quantizing gives: kept on samples that did not choose, or refused in one line."""
     proto, data = draw(seed)
     rng = np.random.default_rng(seed)
-    plain = onnxfq.quantize(proto, data, protect=None)
+    plain = onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(repair=None))
     wanted = plain.evaluation.candidates[0].outputs[0].sqnr_db + rng.uniform(-3, 4)
     fallback = str(rng.choice(["float", "weights"]))
     try:
-        kept = onnxfq.quantize(proto, data, promise=onnxfq.AccuracyTarget(min_sqnr=wanted, fallback=fallback))
+        kept = onnxfq.quantize(
+            proto, data, accuracy=onnxfq.AccuracyTarget(min_sqnr=wanted, fallback=fallback)
+        )
     except RecipeError as refusal:
         assert "cannot keep" in str(refusal) and "\n" not in str(refusal)
         return
     # The switchboard sums one-thread runs of segments, whose float sums differ in the last bits.
     assert proving_db(kept, proto, data) > wanted - 0.01
-    protected = onnxfq.quantize(proto, data, protect=wanted)
+    protected = onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(repair=wanted))
     assert protected.sensitivity is None or protected.sensitivity.remedy is not None
 
 
@@ -112,14 +113,14 @@ def test_what_is_no_finite_number(value: object) -> None:
     """It is refused in a line that names the metric, whatever a metric returns."""
     proto, data = draw(1)
     with pytest.raises(DataError, match=r"metric <?lambda>? returned .*; return a finite number"):
-        onnxfq.quantize(proto, data, promise=onnxfq.AccuracyTarget(max_drop=1, metric=lambda *_: value))
+        onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(max_drop=1, metric=lambda *_: value))
 
 
 @pytest.mark.parametrize("value", [1, True, np.float16(2), np.array(3.0), np.array([4.0])])
 def test_what_is_a_number(value: object) -> None:
     """Numbers of Python and NumPy, and arrays of one element, are accepted."""
     proto, data = draw(1)
-    onnxfq.quantize(proto, data, promise=onnxfq.AccuracyTarget(max_drop=1, metric=lambda *_: value))
+    onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(max_drop=1, metric=lambda *_: value))
 
 
 def test_nobody_writes_into_the_data() -> None:
@@ -136,7 +137,7 @@ def test_nobody_writes_into_the_data() -> None:
                     refused.append(True)
         return 1.0
 
-    onnxfq.quantize(proto, data, promise=onnxfq.AccuracyTarget(max_drop=1, metric=scribble))
+    onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(max_drop=1, metric=scribble))
     assert len(refused) >= 4 * len(before) // 2 and np.array_equal(data["x"], before)
 
 
@@ -146,7 +147,7 @@ def test_labels_in_any_form(form) -> None:
     proto, data = draw(3)
     numbers = Session(proto, 1).run(data)[0].argmax(1).tolist()
     labels = pytest.importorskip("torch").tensor(numbers) if form == "torch" else form(numbers)
-    result = onnxfq.quantize(proto, data, promise=onnxfq.AccuracyTarget(max_drop=100, labels=labels))
+    result = onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(max_drop=100, labels=labels))
     found = onnxfq.evaluate(proto, result.simulation, data, labels=labels)
     assert found.accuracy == 1.0
     assert onnxfq.sensitivity(proto, data, labels=labels).metric is not None
@@ -157,4 +158,4 @@ def test_what_is_no_labels(labels: object) -> None:
     """One line tells what labels are."""
     proto, data = draw(3)
     with pytest.raises(DataError, match="the given labels(: labels must be whole| are no labels)"):
-        onnxfq.quantize(proto, data, promise=onnxfq.AccuracyTarget(max_drop=1, labels=labels))
+        onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(max_drop=1, labels=labels))

@@ -15,8 +15,8 @@ from builders import build, weights
 from onnx import numpy_helper
 
 from onnxfq import quantize
+from onnxfq.calibration.statistics.input_view import InputView, spread_positions
 from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder, multiply_floats
-from onnxfq.calibration.weights.inputs import InputView, spread_positions
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import OutputError, RecipeError, StatisticsError
 from onnxfq.execution.activation_store import ArrayStore
@@ -269,7 +269,12 @@ def error(rounding) -> float:
 def test_quantize_writes_the_rounded_weights(method, tmp_path):
     """Simulation and Q/DQ model agree to the bit, the file names the method, and order changes no byte."""
     recipe = load_recipe("tensorrt-int8")
-    made = quantize(network(), DATA, tmp_path / "one.onnx", recipe=recipe, rounding=method)
+    made = quantize(
+        network(),
+        DATA,
+        tmp_path / "one.onnx",
+        recipe=load_recipe(recipe).override(weights={"rounding": method}),
+    )
     assert made.evaluation.candidates
     assert {p.key: p.value for p in made.qdq.metadata_props}["onnxfq.rounding"] == method
     assert made.rounding is not None
@@ -285,8 +290,7 @@ def test_quantize_writes_the_rounded_weights(method, tmp_path):
             network(),
             DATA[::-1],
             tmp_path / "two.onnx",
-            recipe=recipe,
-            rounding=method,
+            recipe=load_recipe(recipe).override(weights={"rounding": method}),
             options=RunOptions(batch=8),
         )
         assert again.qdq.SerializeToString() == made.qdq.SerializeToString()
@@ -294,7 +298,11 @@ def test_quantize_writes_the_rounded_weights(method, tmp_path):
 
 def test_one_shot_data_and_no_data():
     """Data that can be read only once serves with what was kept of it; without data nothing is rounded."""
-    made = quantize(network(), ({"x": x[None]} for x in DATA), recipe="tensorrt-int8", rounding="gptq")
+    made = quantize(
+        network(),
+        ({"x": x[None]} for x in DATA),
+        recipe=load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}),
+    )
     assert made.rounding is not None
     assert len(made.rounding.layers) >= 4
     proto = build("g (float[N,64] x) => (float[N,8] y) { [fc] y = MatMul (x, w) }", {"w": weights(64, 8)})
@@ -315,7 +323,7 @@ def test_a_tied_weight_keeps_its_float_reader():
     )
     ids = RNG.integers(0, 40, size=(64,))
     recipe = INT4.model_copy(update={"target": "onnxruntime"})
-    made = quantize(proto, {"ids": ids}, recipe=recipe, rounding="gptq")
+    made = quantize(proto, {"ids": ids}, recipe=load_recipe(recipe).override(weights={"rounding": "gptq"}))
     assert made.rounding is not None
     assert [layer.weight for layer in made.rounding.layers] == ["table"]
     float_table = weight_array(made.rounding.model, "table/float")
@@ -354,7 +362,7 @@ def test_weights_that_stay_at_nearest(place):
         },
     )
     data = [{"x": RNG.normal(size=(4, 16)).astype(np.float32), "c": np.asarray(True)}] * 3
-    made = quantize(proto, data, recipe="tensorrt-int8", rounding="gptq")
+    made = quantize(proto, data, recipe=load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
     assert made.rounding is not None
     assert [layer.weight for layer in made.rounding.layers] == ["w1"]
     wanted = "not multiply it as one matrix" if place == "three axes" else "a body of If, Loop or Scan"

@@ -15,6 +15,7 @@ from builders import BUILDERS, build, conv_relu, feed_for, stage, weights
 from planted_chain import FACTOR, LAYERS, WIDTH, chain, with_modules
 
 import onnxfq
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.cli.main import main
 from onnxfq.data import sample_digest
 from onnxfq.documents.sensitivity import MetricValues, Sensitivity
@@ -225,13 +226,13 @@ def test_bad_samples(data) -> None:
 
 def test_a_promised_sqnr_is_kept(data) -> None:
     """The planted layers alone stay in float; other feeds than the choosing ones prove it."""
-    broken = onnxfq.quantize(chain((3, 6)), data, protect=None)
-    kept = onnxfq.quantize(chain((3, 6)), data, promise=onnxfq.AccuracyTarget(min_sqnr=25))
+    broken = onnxfq.quantize(chain((3, 6)), data, accuracy=onnxfq.AccuracyTarget(repair=None))
+    kept = onnxfq.quantize(chain((3, 6)), data, accuracy=onnxfq.AccuracyTarget(min_sqnr=25))
     assert broken.sensitivity is None and kept.sensitivity is not None
     assert {s.name for s in kept.plan.skipped if s.kind == "node"} == {"m3", "m6"}
     assert kept.recipe.overrides[-1].keep_float and kept.sensitivity.remedy.reached >= 25
     assert output_db(kept) > output_db(broken)
-    sound = onnxfq.quantize(chain(), data, promise=onnxfq.AccuracyTarget(min_sqnr=20))
+    sound = onnxfq.quantize(chain(), data, accuracy=onnxfq.AccuracyTarget(min_sqnr=20))
     assert sound.qdq == onnxfq.quantize(chain(), data).qdq and sound.sensitivity is None
 
 
@@ -249,21 +250,24 @@ def test_a_promise_that_cannot_be_kept(tmp_path: Path, data, capfd: pytest.Captu
     text = capfd.readouterr().err
     assert "cannot keep 200 dB" in text and "8 of 8 groups" in text and not (tmp_path / "q.onnx").exists()
     assert main([*line, "-o", str(tmp_path / "q.onnx"), "--min-sqnr", "36"]) == 0
-    assert "protected  " in capfd.readouterr().out
+    assert "promised   kept" in capfd.readouterr().out
 
 
 def test_protected_by_default(data) -> None:
     """Two fatal layers of thirty stay in float without any option; a sound network pays nothing."""
-    broken = onnxfq.quantize(chain((9, 20), 30), data, protect=None)
+    broken = onnxfq.quantize(chain((9, 20), 30), data, accuracy=onnxfq.AccuracyTarget(repair=None))
     kept = onnxfq.quantize(chain((9, 20), 30), iter(data))  # read only once
     assert output_db(broken) < 20 < output_db(kept)
     assert {s.name for s in kept.plan.skipped if s.kind == "node"} == {"m9", "m20"}
     summary = quantize_summary(kept)
     assert (
-        "protected  2 of 30 groups in float, 6.7% of the multiply-adds" in summary and "MatMul m9" in summary
+        "           2 of 30 groups in float, 6.7% of the multiply-adds" in summary and "MatMul m9" in summary
     )
     sound = onnxfq.quantize(chain((), 30), data)
-    assert sound.qdq == onnxfq.quantize(chain((), 30), data, protect=None).qdq and sound.sensitivity is None
+    assert (
+        sound.qdq == onnxfq.quantize(chain((), 30), data, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
+        and sound.sensitivity is None
+    )
 
 
 def test_another_calibrator_first() -> None:
@@ -275,24 +279,34 @@ def test_another_calibrator_first() -> None:
     data = [{"x": rng.normal(size=(1, size)).astype(np.float32)} for _ in range(32)]
     for feed in data:
         feed["x"][0, 0] = 60
-    asked = onnxfq.quantize(model, data, calibrator="mse")
-    assert asked.recalibration is None and output_db(asked) < 20
+    asked = onnxfq.quantize(
+        model, data, recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "mse"})
+    )
+    assert not asked.trial("calibrator").is_needed and output_db(asked) < 20
     chosen = onnxfq.quantize(model, iter(data))  # read only once
-    assert chosen.recalibration.calibrator == "entropy" and output_db(chosen) > 30
+    assert chosen.trial("calibrator").is_kept and output_db(chosen) > 30
     assert chosen.recipe.activations.calibrator.name == "entropy" and not chosen.recipe.overrides
-    assert chosen.encodings == onnxfq.quantize(model, data, calibrator="entropy").encodings
-    assert "calibrated by entropy: 38." in quantize_summary(chosen)
-    promised = onnxfq.quantize(model, data, promise=onnxfq.AccuracyTarget(min_sqnr=25))
+    assert (
+        chosen.encodings
+        == onnxfq.quantize(
+            model,
+            data,
+            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "entropy"}),
+        ).encodings
+    )
+    assert "activations are calibrated by entropy" in quantize_summary(chosen)
+    assert chosen.trial("calibrator").after > 38
+    promised = onnxfq.quantize(model, data, accuracy=onnxfq.AccuracyTarget(min_sqnr=25))
     assert promised.qdq == chosen.qdq and promised.sensitivity is None
-    sound = onnxfq.quantize(model, data, protect=None)
-    assert sound.recalibration is None and output_db(sound) < 20
+    sound = onnxfq.quantize(model, data, accuracy=onnxfq.AccuracyTarget(repair=None))
+    assert not sound.trial("calibrator").is_needed and output_db(sound) < 20
 
 
 def test_protection_that_does_not_help(data) -> None:
     """Where each layer is more than a tenth of the network, all stay quantized, and the summary says so."""
-    result = onnxfq.quantize(chain(), data, protect=60)
+    result = onnxfq.quantize(chain(), data, accuracy=onnxfq.AccuracyTarget(repair=60))
     assert not result.recipe.overrides and result.sensitivity.remedy.kept == ()
-    assert "protected  none: " in quantize_summary(result)
+    assert "protected  left: few layers in float would not change that" in quantize_summary(result)
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +330,7 @@ def mean_maximum(outputs, feeds) -> float:
 
 def test_a_promised_drop_is_kept(data, labels) -> None:
     """The metric, or top-1 of the labels, falls by at most the promise on the half that proves."""
-    broken = onnxfq.quantize(chain((3, 6)), data, protect=None)
+    broken = onnxfq.quantize(chain((3, 6)), data, accuracy=onnxfq.AccuracyTarget(repair=None))
     right = score_models(chain(), {"int8": broken.simulation}, data, labels=labels)
     assert right.accuracy == 1 and right.candidates[0].accuracy < 0.9
     for promise in (
@@ -324,10 +338,10 @@ def test_a_promised_drop_is_kept(data, labels) -> None:
         onnxfq.AccuracyTarget(max_drop=0, labels=labels, metric=share_right),
         onnxfq.AccuracyTarget(max_drop=0.01, metric=mean_maximum),
     ):
-        kept = onnxfq.quantize(chain((3, 6)), data, promise=promise)
+        kept = onnxfq.quantize(chain((3, 6)), data, accuracy=promise)
         assert {"m3", "m6"} & {s.name for s in kept.plan.skipped if s.kind == "node"}
         assert kept.sensitivity.remedy.before < kept.sensitivity.remedy.reached >= -promise.max_drop
-    sound = onnxfq.quantize(chain(), data, promise=onnxfq.AccuracyTarget(max_drop=0, labels=labels))
+    sound = onnxfq.quantize(chain(), data, accuracy=onnxfq.AccuracyTarget(max_drop=0, labels=labels))
     assert sound.sensitivity is None
 
 
@@ -348,7 +362,7 @@ def tiny_class(outputs, labels) -> float:
 
 
 def test_ranked_by_a_metric(tmp_path: Path, data, capfd: pytest.CaptureFixture[str]) -> None:
-    """The metric of each group is that of a model with it alone, or all but it; it goes before the SQNR."""
+    """The metric of each group measures a model with it alone, or all but it; it goes before the SQNR."""
     proto, session = two_branches(), Session(two_branches(), 1)
     feeds = [{"x": feed["x"], "z": feed["x"] * np.where(np.arange(WIDTH) == 3, FACTOR, 1)} for feed in data]
     feeds = [{name: array.astype(np.float32) for name, array in feed.items()} for feed in feeds]
@@ -368,7 +382,9 @@ def test_ranked_by_a_metric(tmp_path: Path, data, capfd: pytest.CaptureFixture[s
             override = onnxfq.Override(nodes=tuple(nodes), keep_float=True)
             recipe = onnxfq.load_recipe("tensorrt-int8").model_copy(update={"overrides": (override,)})
             made = Session(
-                onnxfq.quantize(proto, feeds, recipe=recipe, protect=None, options=options).simulation
+                onnxfq.quantize(
+                    proto, feeds, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None), options=options
+                ).simulation
             )
             outputs = ({"y": made.run(feed)[0]} for feed in half)
             assert value == pytest.approx(tiny_class(outputs, truth))
@@ -402,9 +418,14 @@ def test_a_rise_of_the_metric_is_chance() -> None:
 
 @pytest.mark.parametrize("fallback", ["weights", "int16"])
 def test_fallbacks(data, fallback) -> None:
-    """What is not quantized by the recipe gets quantized weights alone, or the wider format."""
+    """Groups outside the recipe get quantized weights alone, or the wider format."""
     promise = onnxfq.AccuracyTarget(min_sqnr=30, fallback=fallback)
-    kept = onnxfq.quantize(chain((3, 6)), data, recipe="onnxruntime-int8", promise=promise, rounding="gptq")
+    kept = onnxfq.quantize(
+        chain((3, 6)),
+        data,
+        recipe=onnxfq.load_recipe("onnxruntime-int8").override(weights={"rounding": "gptq"}),
+        accuracy=promise,
+    )
     readers = {use.node: p for p in kept.plan.activations for use in p.uses}
     weights_of = {use.node for p in kept.plan.weights for use in p.uses}
     assert {"m3", "m6"} <= weights_of and output_db(kept) > 25
@@ -424,7 +445,7 @@ def test_fallbacks(data, fallback) -> None:
 def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
     """The layers with the most noise get the wider recipe, as many as the average allows.
 
-    A weight behind a Transpose, that of layer `turned`, belongs to its MatMul.
+    A weight behind a Transpose, as of layer `turned`, belongs to its MatMul.
     """
     rng = np.random.default_rng(3)
     names = [f"w{n}" for n in range(8)]
@@ -438,24 +459,30 @@ def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
     feeds = [{"x": rng.normal(size=(1, 256)).astype(np.float32)} for _ in range(4)]
     # Other methods would learn four samples by heart.
     recipe = onnxfq.load_recipe(recipe).override(weights={"rounding": "nearest"})
-    plain = onnxfq.quantize(build(text, values), feeds, recipe=recipe, protect=None)
+    plain = onnxfq.quantize(
+        build(text, values), feeds, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None)
+    )
     for limit, widened in ((4, 0), (5, 2), (8, 8)):
         promise = onnxfq.AccuracyTarget(weight_bits=limit, fallback=fallback)
-        mixed = onnxfq.quantize(build(text, values), feeds, recipe=recipe, promise=promise)
+        mixed = onnxfq.quantize(build(text, values), feeds, recipe=recipe, accuracy=promise)
         formats = {p.uses[0].node: p.spec.qtype.name for p in mixed.plan.weights}
         wider = {node for node, qtype in formats.items() if qtype == wide}
-        assert len(wider) == widened and len(formats) == 8 and (not widened or "m2" in wider)
+        assert len(wider) == widened and len(formats) == 8
         assert mixed.sensitivity.remedy.weight_bits == limit
-        assert not widened or output_db(mixed) > output_db(plain)
+        if widened:
+            assert "m2" in wider
+            assert output_db(mixed) > output_db(plain)
+        else:
+            assert output_db(mixed) == output_db(plain)
     with pytest.raises(RecipeError, match="gives weights 4 bits on average, and at most 3 were promised"):
         promise = onnxfq.AccuracyTarget(weight_bits=3, fallback=fallback)
-        onnxfq.quantize(build(text, values), feeds, recipe=recipe, promise=promise)
+        onnxfq.quantize(build(text, values), feeds, recipe=recipe, accuracy=promise)
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "a promise is min_sqnr, max_drop or weight_bits; give one"),
+        ({"min_sqnr": 1, "max_drop": 1}, "a promise is min_sqnr, max_drop or weight_bits; give one"),
         ({"max_drop": 1}, "max_drop needs labels or a metric"),
         ({"min_sqnr": 20, "labels": np.zeros(2)}, "labels and a metric are for max_drop"),
         ({"max_drop": -1, "labels": np.zeros(2)}, "max_drop is -1; give a number of at least 0"),
@@ -481,16 +508,16 @@ def test_promises_that_make_no_sense(fields, words) -> None:
 def test_metrics_that_fail(data, metric, words) -> None:
     """The user's fault is one line with the metric's name."""
     with pytest.raises(DataError, match=words):
-        onnxfq.quantize(chain(), data, promise=onnxfq.AccuracyTarget(max_drop=1, metric=metric))
+        onnxfq.quantize(chain(), data, accuracy=onnxfq.AccuracyTarget(max_drop=1, metric=metric))
 
 
 def test_labels_that_do_not_fit(data) -> None:
     """A number of labels other than the rows is an error, and so is data that is read only once."""
     with pytest.raises(DataError, match="15 labels for 16 rows"):
-        onnxfq.quantize(chain(), data, promise=onnxfq.AccuracyTarget(max_drop=1, labels=np.zeros(15, int)))
+        onnxfq.quantize(chain(), data, accuracy=onnxfq.AccuracyTarget(max_drop=1, labels=np.zeros(15, int)))
     with pytest.raises(DataError, match="can be read only once"):
         onnxfq.quantize(
-            chain(), iter(data), promise=onnxfq.AccuracyTarget(max_drop=1, labels=np.zeros(16, int))
+            chain(), iter(data), accuracy=onnxfq.AccuracyTarget(max_drop=1, labels=np.zeros(16, int))
         )
 
 
@@ -518,9 +545,12 @@ def test_weights_alone_are_protected_on_request(data) -> None:
     recipe = {"name": "w4", "target": "onnxruntime", "activations": None, "weights": weights}
     for protect, ranked in (("auto", False), (20.0, True)):
         found = onnxfq.quantize(
-            chain((3,)), data, recipe=onnxfq.Recipe.model_validate(recipe), protect=protect
+            chain((3,)),
+            data,
+            recipe=onnxfq.Recipe.model_validate(recipe),
+            accuracy=onnxfq.AccuracyTarget(repair=protect),
         )
         assert found.evaluation is not None and found.evaluation.candidates[0].outputs[0].sqnr_db < 20
         assert (found.sensitivity is not None) == ranked
-    with pytest.raises(RecipeError, match="protect is 'always'; give dB, None or 'auto'"):
-        onnxfq.quantize(chain(()), data, protect="always")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="repair is 'always'; give dB, None or 'auto'"):
+        onnxfq.quantize(chain(()), data, accuracy=onnxfq.AccuracyTarget(repair="always"))  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ def test_text_names_a_tensor_once_and_marks_the_chosen() -> None:
 
 
 def test_csv_keeps_every_digit() -> None:
-    """What is read back are the numbers of the rows."""
+    """The file has the numbers of the rows."""
     made = stage(conv_relu())
     rows = calibrator_rows(made.plan, made.statistics)
     for row, read in zip(rows, csv.DictReader(io.StringIO(calibrator_csv(rows))), strict=True):

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from engines import build_all, counts
 from planted_chain import WIDTH, chain, with_modules
 
 from onnxfq.cli.main import main
@@ -22,9 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(with_modules(chain((3, 6))), made / "m.onnx")
     np.savez(made / "d.npz", x=np.random.default_rng(1).normal(size=(16, WIDTH)).astype(np.float32))
     line = ["quantize", str(made / "m.onnx"), "--data", str(made / "d.npz"), "-q"]
-    noted = ["-o", str(made / "noted.onnx"), "--node-data", str(made / "nodes.json")]
-    assert main([*line, *noted, "--artifacts", str(made / "kept")]) == 0
-    assert main([*line, "-o", str(made / "plain.onnx")]) == 0
+    assert main([*line, "-o", str(made / "noted.onnx"), "--artifacts", str(made / "kept")]) == 0
+    result = str(made / "kept/m.result.json")
+    assert main(["report", result, "-o", str(made / "r.html"), "--node-data", str(made / "nodes.json")]) == 0
     return made
 
 
@@ -47,31 +46,29 @@ def test_node_data(folder: Path) -> None:
     assert bits["a3"] == {"value": 32} and not rows["a3"].quantized
 
 
-def test_notes_are_all_that_differs(folder: Path) -> None:
-    """Nodes carry the same figures; without them the model is the one that is written by default."""
-    noted, plain = (onnx.load(folder / f"{name}.onnx") for name in ("noted", "plain"))
-    found = {node.name: {e.key: e.value for e in node.metadata_props} for node in noted.graph.node}
-    content = json.loads((folder / "nodes.json").read_text(encoding="utf-8"))["results"]
-    assert float(found["m0"]["onnxfq.sqnr_db"]) == pytest.approx(content["a0"]["value"], abs=0.01)
-    assert (found["m0"]["onnxfq.bits"], found["m3"]["onnxfq.bits"]) == ("8", "32")
-    for node in noted.graph.node:
-        for entry in [entry for entry in node.metadata_props if entry.key.startswith("onnxfq.")]:
-            node.metadata_props.remove(entry)
-    assert noted == plain
-
-
-def test_the_builder_takes_notes(folder: Path) -> None:
-    """TensorRT builds the model with notes as the one without, layer by layer."""
-    pytest.importorskip("tensorrt_rtx")
-    models = {name: onnx.load(folder / f"{name}.onnx") for name in ("noted", "plain")}
-    built = build_all(folder, models)
-    noted, plain = (counts(models[name], built[name]) for name in models)
-    assert noted == plain and noted
-
-
 def test_overlays_replace_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The files next to the named one are outputs too: none of them may be an input."""
-    (folder / "x.bits.npz").write_bytes((folder / "d.npz").read_bytes())
-    line = ["quantize", str(folder / "m.onnx"), "--data", str(folder / "x.bits.npz"), "-q"]
-    assert main([*line, "-o", str(folder / "o.onnx"), "--node-data", str(folder / "x.npz")]) == 1
+    for name in ("x.json", "x.bits.json"):
+        (folder / name).write_bytes((folder / "kept/m.result.json").read_bytes())
+    line = ["report", str(folder / "x.bits.json"), "-o", str(folder / "o.html")]
+    assert main([*line, "--node-data", str(folder / "x.json")]) == 1
     assert "another file of this command" in capfd.readouterr().err
+
+
+def test_one_result_has_node_data(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Layers of two results, or of what has none, are wrong usage."""
+    result = str(folder / "kept/m.result.json")
+    for results in ([result, result], [str(folder / "kept/m.evaluation.json")]):
+        line = ["report", *results, "-o", str(folder / "o.html"), "--node-data", str(folder / "y.json")]
+        assert main(line) == 2
+        assert "--node-data is for one result of quantize" in capfd.readouterr().err
+    assert not (folder / "y.json").exists()
+
+
+def test_results_of_an_earlier_version_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """They are refused with the command that writes them again."""
+    (tmp_path / "r.json").write_text('{"format": "onnxfq.result/1"}')
+    assert main(["report", str(tmp_path / "r.json"), "-o", str(tmp_path / "o.html")]) == 1
+    assert (
+        "result of an earlier version; write it again with `onnxfq quantize --json`" in capfd.readouterr().err
+    )

@@ -19,6 +19,7 @@ from planted_chain import LAYERS, WIDTH, chain, with_modules
 
 from onnxfq.cli.main import main
 from onnxfq.pipeline import quantize
+from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.report.contents import read_result
 from onnxfq.report.html import render_page
 from onnxfq.report.record import quantize_record
@@ -75,7 +76,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     rng = np.random.default_rng(1)
     data = [{"x": rng.normal(size=(1, WIDTH)).astype(np.float32)} for _ in range(16)]
     proto = with_modules(chain((3, 6)))
-    protected, plain = (quantize_record(quantize(proto, data, protect=least)) for least in (20.0, None))
+    protected, plain = (
+        quantize_record(quantize(proto, data, accuracy=AccuracyTarget(repair=least)))
+        for least in (20.0, None)
+    )
     odd = two_branch()
     for node in odd.graph.node:
         node.output[:] = [HOSTILE if name == "h" else name for name in node.output]

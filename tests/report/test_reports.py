@@ -26,6 +26,7 @@ from onnxfq.errors import PlanError
 from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.pipeline import QuantizeResult, quantize
+from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.report.html import render_report, write_report
 from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.tensor_rows import TensorError, quantized_tensors, tensor_errors
@@ -69,7 +70,7 @@ def test_rows_follow_the_plan(result: QuantizeResult) -> None:
 
 
 def test_weight_noise_is_exact(result: QuantizeResult) -> None:
-    """The figure of a weight is that of its values, computed in float64."""
+    """The figure of a weight is the SQNR of its values, computed in float64."""
     row = next(row for row in rows_of(result) if row.tensor == "w1")
     w = weights(4, 4, 3, 3, seed=1).astype(np.float64)
     noise = w - fake_quantize(w.astype(np.float32), row.encoding.scale_array, qtype="int8", axis=0)
@@ -79,7 +80,7 @@ def test_weight_noise_is_exact(result: QuantizeResult) -> None:
 
 
 def test_activation_noise_is_expected_from_the_histogram(result: QuantizeResult) -> None:
-    """The figure of an activation comes from its statistics and is near that of its values."""
+    """The figure of an activation comes from its statistics and is near the SQNR of its values."""
     row = next(row for row in rows_of(result) if row.tensor == "h")
     scale = float(row.encoding.scale_array)
     qtype = row.encoding.spec.qtype
@@ -186,7 +187,7 @@ def test_the_guilty_layer_comes_first(protect: float | None) -> None:
     """The first rows name the planted layers by their modules, protected or not; the others are sound."""
     rng = np.random.default_rng(1)
     data = [{"x": rng.normal(size=(1, WIDTH)).astype(np.float32)} for _ in range(16)]
-    result = quantize(with_modules(chain((3, 6))), data, protect=protect)
+    result = quantize(with_modules(chain((3, 6))), data, accuracy=AccuracyTarget(repair=protect))
     record = quantize_record(result)
     first, second, *others = record.table.layers
     assert {first.module, second.module} == {"blocks.0.fc3", "blocks.1.fc6"}
@@ -210,7 +211,7 @@ def test_running_noise_is_that_of_onnxruntime(result: QuantizeResult) -> None:
             for proto in (result.model.proto, result.simulation)
         ]
         sums = sums + ErrorSums.from_arrays(*both)
-    # Other outputs are fetched beside it, so that other operators fuse.
+    # Other outputs are fetched with it, so that other operators fuse.
     assert rows["conv2"].output_db == pytest.approx(sums.sqnr_db, abs=0.01)
 
 
@@ -226,7 +227,7 @@ def test_histograms_count_all_values(result: QuantizeResult) -> None:
 
 
 def test_exact_tensors_have_a_place(tmp_path: Path) -> None:
-    """A weight on the grid has endless SQNR: it is drawn and written all the same."""
+    """A weight on the grid has endless SQNR: it is still drawn and written."""
     proto = build(
         "g (float[N,4] x) => (float[N,4] y) { y = MatMul (x, w) }", {"w": 127 * np.eye(4, dtype=np.float32)}
     )
@@ -251,7 +252,7 @@ def test_figures_show_the_rows(result: QuantizeResult) -> None:
 
 
 def test_channels_are_drawn_before_and_after() -> None:
-    """Of a depthwise input each channel has a bar as observed, and one divided by its power of two."""
+    """Each channel of a depthwise input has a bar as observed, and one divided by its power of two."""
     proto = build(
         "g (float[N,8,6,6] x) => (float[N,8,6,6] y) { y = Conv <group = 8, pads = [1,1,1,1]> (x, w) }",
         {"w": weights(8, 1, 3, 3)},
@@ -301,7 +302,7 @@ def test_text(result: QuantizeResult) -> None:
 
 
 def test_worst_output_is_the_verdict(result: QuantizeResult) -> None:
-    """Of several outputs the summary begins with the one of lowest SQNR."""
+    """The summary begins with the output of lowest SQNR."""
     (candidate,) = result.evaluation.candidates[-1:]
     scores = [candidate.outputs[0].model_copy(update={"output": f"o{db}", "sqnr_db": db}) for db in (31, 24)]
     scores = candidate.model_copy(update={"outputs": tuple(scores)})

@@ -1,4 +1,4 @@
-"""Choosing a device: what a machine lacks is told in one line, be its driver real, missing or fake."""
+"""Choosing a device: a line says what a machine lacks, be its driver real, missing or fake."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANY = choice._choose_any
 
 @pytest.fixture(autouse=True)
 def fresh(auto_is_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test finds out anew, and leaves nothing behind."""
+    """Every test starts without a cache, and leaves none behind."""
     monkeypatch.setattr(choice, "_choose_any", ANY)
     for cached in (choice._choose_any, choice.gpu_problem):
         cached.cache_clear()
@@ -37,7 +37,7 @@ def fresh(auto_is_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 @pytest.fixture
 def no_gpu() -> str:
-    """What is wrong with the GPU here; skips where nothing is."""
+    """The fault of the GPU here; skips without one."""
     problem = gpu_problem()
     if not problem:
         pytest.skip("a GPU works here")
@@ -56,7 +56,7 @@ def test_cuda_without_a_gpu_is_one_line(no_gpu: str) -> None:
 def test_auto_is_the_cpu_without_a_gpu(
     no_gpu: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where there is no GPU, any is the CPU and nobody is bothered; who asks for more is told why."""
+    """Without a GPU any is the CPU, in silence; a request for one is refused with the reason."""
     monkeypatch.setattr(choice, "gpus_of_driver", lambda: 0)
     with caplog.at_level(logging.INFO, "onnxfq"):
         assert choose_device("any") == choose_device("cpu") == "cpu"
@@ -67,7 +67,7 @@ def test_auto_is_the_cpu_without_a_gpu(
 def test_auto_says_that_it_takes_a_gpu(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where a GPU works, any takes it and names it in one line, once."""
+    """If a GPU works, any takes it and names it in one line, once."""
     gpu = Gpu(0, "a GPU", 90, 141 << 30, 13000, 13000)
     monkeypatch.setattr(choice, "cuda_problem", lambda: "")
     monkeypatch.setattr(choice, "self_test", lambda device: [Outcome(device, "Kernel", "")])

@@ -17,7 +17,7 @@ from onnxfq.runtime.session import Session
 
 @pytest.fixture
 def no_gpu() -> str:
-    """What is wrong with the GPU here; skips where nothing is."""
+    """The fault of the GPU here; skips without one."""
     problem = cuda_problem()
     if not problem:
         pytest.skip("a GPU works here")
@@ -48,7 +48,7 @@ def test_missing_provider_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_provider_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, no_gpu: str) -> None:
-    """Where the provider's own libraries are missing, onnxruntime falls back silently; here it is said."""
+    """If the provider's libraries are missing, onnxruntime falls back silently; here a line says so."""
     if "CUDAExecutionProvider" not in devices.onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has no CUDA provider")
     monkeypatch.setattr(devices, "gpus", lambda: ())
@@ -57,7 +57,7 @@ def test_provider_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_libraries_that_are_nowhere_are_named(capfd: pytest.CaptureFixture[str], no_gpu: str) -> None:
-    """What onnxruntime prints of libraries that it cannot load becomes part of the one line."""
+    """The names that onnxruntime prints of missing libraries become part of the one line."""
     missing = devices._load_cuda_libraries()
     assert capfd.readouterr().out == ""
     if not missing:

@@ -44,7 +44,7 @@ def feeds(count: int = 3) -> Iterator[dict[str, np.ndarray]]:
 
 
 def test_ranks_of_a_run() -> None:
-    """What ONNX cannot tell is known after a run; sizes stay open, for the next feed may have others."""
+    """A run gives the ranks that ONNX cannot infer; sizes stay open: the next feed may differ."""
     model = load(reshaped())
     assert lacks_ranks(model) == ("h", "m", "r")
     found = with_run_ranks(model, next(feeds()))
@@ -71,7 +71,7 @@ def test_unknown_ranks_are_no_error() -> None:
 
 
 def test_the_plan_tells_what_a_run_would(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Without data a note names tensor and remedy; with data the plan is that of `quantize`."""
+    """Without data a note names tensor and remedy; with data the plan equals the one of `quantize`."""
     path = tmp_path / "m.onnx"
     onnx.save(reshaped(), path)
     (tmp_path / "feeds").mkdir()

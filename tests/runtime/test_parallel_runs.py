@@ -58,8 +58,8 @@ def runs(made: list[Watched], cores: int, room: int, needed: int | None) -> Para
 @pytest.mark.parametrize(
     ("cores", "room", "needed", "at_a_time"),
     [
-        (4, 300, 100, 4),  # told beforehand: three beside the first fit
-        (4, 299, 100, 3),  # told that they do not: one runs alone, two fit beside it
+        (4, 300, 100, 4),  # known beforehand: three more than the first fit
+        (4, 299, 100, 3),  # known not to fit: one runs alone, two more fit
         (4, 300, None, 4),
         (4, 100, None, 2),
         (4, 0, None, 1),

@@ -14,6 +14,7 @@ import pytest
 from builders import build, weights
 from numpy.typing import NDArray
 
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.pipeline import quantize
@@ -74,6 +75,9 @@ def in_function() -> onnx.ModelProto:
     model.functions.append(onnx.parser.parse_function(f"{head} {body}"))
     return model
 
+
+NEAREST = load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "nearest"})
+"""A recipe without a remedy for weights."""
 
 NETWORKS = {draw: (lambda draw=draw: network(draw)) for draw in DRAWS} | {"local function": in_function}
 
@@ -140,7 +144,7 @@ def test_choices() -> None:
 @pytest.mark.parametrize("to", [1, 10, 11, 16], ids=["float", "half", "double", "bfloat16"])
 @pytest.mark.parametrize("opset", [13, 17])
 def test_types(to: int, opset: int) -> None:
-    """A draw has the type of its attribute, else of the tensor it is like; the numbers are those of float."""
+    """A draw has the type of its attribute, else of the tensor it is like; the numbers equal float's."""
     x = np.zeros((4, 8), np.float32)
     plain = drawn("y = RandomNormalLike (x)", x, opset)
     for text in (
@@ -189,10 +193,12 @@ def test_equal_runs_end_in_equal_files(name: str, tmp_path: Path, caplog: pytest
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_figures_hold_no_noise_of_draws(name: str, tmp_path: Path) -> None:
-    """The SQNR is that of quantization: the model equals itself, and evaluate finds what quantize did."""
+    """The SQNR shows quantization alone: the model equals itself, and evaluate finds what quantize did."""
     proto = NETWORKS[name]()
     exact = RunOptions(exact=True)
-    result = quantize(proto, FEED, tmp_path / "q.onnx", protect=None, options=exact)
+    result = quantize(
+        proto, FEED, tmp_path / "q.onnx", recipe=NEAREST, accuracy=AccuracyTarget(repair=None), options=exact
+    )
     (score,) = {c.outputs[0].sqnr_db for c in result.evaluation.candidates}
     assert 25 < score < 60
     same = evaluate(proto, {"itself": proto, "q": tmp_path / "q.onnx"}, FEED, options=exact)
@@ -264,7 +270,7 @@ def test_segments_draw_as_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("name", ["RandomNormalLike", "Dropout", "Scan"])
 def test_sensitivity_and_promises_repeat(name: str, tmp_path: Path) -> None:
-    """What measures many states of the switches gives the same record for equal runs and any threads."""
+    """Measuring many states of the switches gives the same record for equal runs and any threads."""
     proto = NETWORKS[name]()
     found = {
         sensitivity(proto, FEED, options=RunOptions(batch=4, threads=n % 2 + 1)).model_dump_json()
@@ -272,13 +278,21 @@ def test_sensitivity_and_promises_repeat(name: str, tmp_path: Path) -> None:
     }
     assert len(found) == 1
     before = (
-        quantize(proto, FEED, protect=None, options=RunOptions(batch=4)).evaluation.candidates[0].outputs[0]
+        quantize(
+            proto,
+            FEED,
+            recipe=NEAREST,
+            accuracy=AccuracyTarget(repair=None),
+            options=RunOptions(batch=4),
+        )
+        .evaluation.candidates[0]
+        .outputs[0]
     )
     made = [
         quantize(
             proto,
             FEED,
-            promise=AccuracyTarget(min_sqnr=before.sqnr_db - 0.5),
+            accuracy=AccuracyTarget(min_sqnr=before.sqnr_db - 3),
             options=RunOptions(batch=4, threads=n),
         )
         for n in (1, 2)
@@ -287,7 +301,7 @@ def test_sensitivity_and_promises_repeat(name: str, tmp_path: Path) -> None:
 
 
 def test_inference_draws_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """A Dropout that is not told to train is no random node: no note, and the model runs as it is."""
+    """A Dropout that does not train is not a random node: no note, and the model runs as it is."""
     for text in ("y = Dropout (x)", "t = Constant <value = bool {0}> () y = Dropout (x, , t)"):
         proto = build(f"g (float[N,4] x) => (float[N,4] y) {{ {text} }}")
         assert fix_draws(proto) is proto
@@ -296,7 +310,7 @@ def test_inference_draws_nothing(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_training_as_an_input() -> None:
-    """Where an input decides whether a Dropout trains, it does so only when told."""
+    """If an input decides whether a Dropout trains, it trains only when the input is true."""
     proto = build(
         """g (float[N,64] x, bool t) => (float[N,64] y, bool[N,64] m) {
             r = Constant <value = float {0.5}> () y, m = Dropout (x, r, t) }"""

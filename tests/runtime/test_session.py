@@ -40,14 +40,14 @@ def test_valid_model_that_full_optimisation_breaks() -> None:
 
 
 def test_custom_operators_are_known(tmp_path: Path) -> None:
-    """A model of domain onnxfq loads, from a file too, without a word from the caller."""
+    """A model of domain onnxfq loads, from a file too, without a step by the caller."""
     staged = stage(conv_relu())
     onnx.save(insert_fake_quantize(staged.model, staged.plan, staged.encodings), tmp_path / "m.onnx")
     assert Session(tmp_path / "m.onnx", 1).run(staged.feed, ["y"])[0].shape == (4, 4, 6, 6)
 
 
 def test_models_that_do_not_load() -> None:
-    """What onnxruntime refuses is a ModelError of one line."""
+    """A refusal of onnxruntime is a ModelError of one line."""
     with pytest.raises(ModelError, match="onnxruntime cannot load the model") as caught:
         Session(build("g (float[N] x) => (float[N] y) { y = Odd (x) }"))
     assert "\n" not in str(caught.value)
@@ -61,7 +61,7 @@ def test_feeds_that_do_not_run() -> None:
 
 
 def test_a_feed_on_a_device_runs_in_several_sessions() -> None:
-    """What was copied once gives the bits of the arrays, beside sequences too; faults are told alike."""
+    """Copied feeds give the bits of the arrays, with sequences too; faults are reported alike."""
     proto = build(
         """g (float[N,4] x, int64 n) => (float[N,4] y, seq(float[N,4]) s) {
             y = Relu (x) z = Neg (x) s = SequenceConstruct (y, z) }"""

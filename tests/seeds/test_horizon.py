@@ -38,7 +38,7 @@ def test_the_formula_is_horizons():
 
 
 def test_settings_are_readable():
-    """quant_min, quant_max, dtype, qscheme and ch_axis are those of torch.ao."""
+    """quant_min, quant_max, dtype, qscheme and ch_axis equal torch.ao's."""
     ours = FakeQuantize(dtype="qint16", averaging_constant=0.5)
     assert (ours.quant_min, ours.quant_max, ours.ch_axis) == (-32768, 32767, -1)
     assert ours.qscheme == torch.per_tensor_symmetric and FakeQuantize().dtype == torch.qint8

@@ -157,7 +157,7 @@ def test_layers_quantize_input_and_weight(name, arguments, shape):
 
 
 def test_initialize_quantizes_models_built_inside():
-    """Layers of a block are quantized, except those of the list; own modules have a map."""
+    """Layers of a block are quantized, except the ones in the list; own modules have a map."""
 
     class Twice(nn.Linear):
         pass

@@ -31,7 +31,7 @@ MOST_BYTES, MOST_SECONDS = 8e9, 3600.0
 
 
 class Run(NamedTuple):
-    """What a command took: seconds of processor time, peak resident bytes, the lines it printed."""
+    """Costs of a command: seconds of processor time, peak resident bytes, the lines it printed."""
 
     seconds: float
     peak: int

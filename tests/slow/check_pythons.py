@@ -1,4 +1,4 @@
-"""Runs the package in several versions of Python, each in a virtual environment of its own.
+"""Runs the package in several versions of Python, each in its own virtual environment.
 
     python tests/slow/check_pythons.py WHEEL [--most 2] [--folder FOLDER]
 
@@ -30,7 +30,7 @@ COMMANDS = (
     "evaluate demo/digits.onnx digits.int8.onnx --data demo/calibration.npz --json",
     "check digits.int8.onnx",
 )
-"""What a user runs first, and every library that the core imports."""
+"""The first steps of a user, and every library that the core imports."""
 
 
 def find_interpreters() -> dict[int, Path]:

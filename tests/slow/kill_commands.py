@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 def start(line: str, folder: Path) -> subprocess.Popen[bytes]:
-    """Start a command in `folder`, in a process group of its own."""
+    """Start a command in `folder`, in its own process group."""
     words = [sys.executable, "-m", "onnxfq", *line.split()]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return subprocess.Popen(words, cwd=folder, start_new_session=True, **quiet)

@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def run_check(name: str, folder: Path) -> tuple[int, list[str]]:
-    """Return the exit code of a check, and its last lines; what it prints is shown as it comes."""
+    """Return the exit code of a check, and its last lines; its output is shown at once."""
     command = CHECKS[name][1]
     if "WHEEL" in command:
         build = [

@@ -13,10 +13,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from agreement import twins, with_outputs
+from body_models import staged as staged_bodies
 from builders import BUILDERS, build, conv_relu, feed_for, linear, stage, two_branch, weights, without
+from half_models import as_type, half_feed
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from observed_models import by_groups, feeds_of, file_bytes, narrow_channels
 
 from onnxfq.calibration.calibrators import Calibrator, observing_names
 from onnxfq.calibration.statistics import BIN_COUNT, GroupStatistics, Observed, Statistics, TensorStatistics
@@ -43,23 +47,11 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import make_plan
-from tests.graph.test_bodies import staged as staged_bodies
-from tests.stages.test_half_models import as_type, half_feed
-from tests.stages.test_observation import feeds_of, file_bytes, narrow_channels
-from tests.test_agreement import twins, with_outputs
 
 NETWORKS = {name: make for name, make in BUILDERS.items() if name not in ("attention", "same_tensor_twice")}
 """Without those that sum over two axes of one tensor."""
 PER_AXIS = {"granularity": "per_axis"}
 BLOCKED = {"granularity": "blocked", "block_size": 3}
-
-
-def by_groups(target: str = "onnxruntime", **activations: Any) -> Recipe:
-    """A recipe whose activations are asymmetric int8 of the granularity given."""
-    scheme = {"qtype": "int8", "symmetric": False, "calibrator": "minmax"} | activations
-    return Recipe.model_validate(
-        {"name": "groups", "target": target, "activations": scheme, "weights": {"qtype": "int8"}}
-    )
 
 
 def parts_of(x: NDArray[np.float32], granularity: Granularity) -> list[NDArray[np.float32]]:
@@ -114,7 +106,7 @@ def test_statistics_are_those_of_the_groups(name: str, changes: dict[str, Any]) 
 
 
 def test_what_the_groups_of_an_operator_are() -> None:
-    """Of a convolution the input channels, of a product the index that is summed over."""
+    """For a convolution the input channels, for a product the index that is summed over."""
     conv, product = load(conv_relu()), load(linear(7, 5))
     assert [
         make_plan(model, by_groups("simulation", **changes)).activations[0].spec.granularity
@@ -137,11 +129,11 @@ def test_what_the_groups_of_an_operator_are() -> None:
 @pytest.mark.parametrize(("changes", "direct"), [(PER_AXIS, True), (BLOCKED, False)])
 def test_channels_are_observed_in_the_blocked_layout(tmp_path: Path, changes: Any, direct: bool) -> None:
     """An observer of channels reads the runtime's own layout; of other groups the layout of the model."""
-    from onnxfq.passes.observe.insert_observers import InsertObservers
+    from onnxfq.passes.observe.insert_observers import with_observers
 
     model = load(narrow_channels())
     plan = make_plan(model, by_groups("simulation", **changes))
-    onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
+    onnx.save(with_observers(model, plan).proto, tmp_path / "model.onnx")
     open_observing_session(tmp_path / "model.onnx", 1)
     written = onnx.load(tmp_path / "model.observed.onnx", load_external_data=False).graph
     turned = {name for node in written.node if node.op_type == "ReorderOutput" for name in node.output}
@@ -294,7 +286,7 @@ def test_twins_of_16_bit_floats(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("qtype", ["int8", "uint16", "int16"])
 @pytest.mark.parametrize("changes", [PER_AXIS, BLOCKED], ids=["per_axis", "blocked"])
 def test_written_models_run_fully_optimised(tmp_path: Path, changes: dict[str, Any], qtype: str) -> None:
-    """What quantize writes for ONNX Runtime gives its numbers at the session's defaults as well."""
+    """Models for ONNX Runtime give their numbers at the session's defaults as well."""
     proto = build(
         """g (float[N,6,5,5] x) => (float[N,7] y) {
             c = Conv <kernel_shape = [3,3]> (x, w)
@@ -316,7 +308,7 @@ def test_written_models_run_fully_optimised(tmp_path: Path, changes: dict[str, A
 
 
 def test_more_scales_are_more_exact() -> None:
-    """Channels of different size lose less where each has a scale of its own."""
+    """Channels of different size lose less if each has its own scale."""
     proto, rng = linear(16, 4), np.random.default_rng(0)
     spread = np.exp2(np.linspace(-3, 3, 16)).astype(np.float32)
     feeds = [{"x": rng.standard_normal((1, 16)).astype(np.float32) * spread} for _ in range(64)]
@@ -496,7 +488,7 @@ def test_bodies(name: str) -> None:
 
 
 def test_a_state_too_large_for_a_loop_is_refused() -> None:
-    """What a Loop would carry is named with its size."""
+    """The state that a Loop would carry is named with its size."""
     proto = build(
         """g (float[2,300] x, int64 trips, bool go) => (float[2,300] y) {
             [turns] y = Loop (trips, go, x) <body = b (int64 i, bool c, float[2,300] a)
@@ -510,7 +502,7 @@ def test_a_state_too_large_for_a_loop_is_refused() -> None:
 
 
 def test_the_table_has_a_row_for_all_groups() -> None:
-    """One row a calibrator, with the widest ends; the noise is that of all groups together."""
+    """One row a calibrator, with the widest ends; the noise covers all groups together."""
     model = load(conv_relu())
     plan = make_plan(model, by_groups("simulation", **PER_AXIS))
     feeds = [feed_for(conv_relu(), seed) for seed in (0, 1)]
@@ -534,7 +526,7 @@ def test_the_table_has_a_row_for_all_groups() -> None:
 
 
 def test_reports_know_the_noise_of_all_groups() -> None:
-    """The SQNR of a tensor in a report is that of its values, each rounded with the scale of its channel."""
+    """The SQNR of a tensor in a report comes from its values, each rounded with the scale of its channel."""
     model = load(two_branch())
     plan = make_plan(model, by_groups("simulation", **PER_AXIS))
     feeds = [feed_for(two_branch(), seed, 60) for seed in (0, 1)]
@@ -561,14 +553,14 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "plan {0}/m.onnx --recipe {0}/r.yaml -o {0}/p.json",
         "observe {0}/m.onnx --plan {0}/p.json --data {0}/0.npz -o {0}/0.stats.npz",
         "observe {0}/m.onnx --plan {0}/p.json --data {0}/1.npz -o {0}/1.stats.npz",
-        "merge-statistics {0}/0.stats.npz {0}/1.stats.npz -o {0}/s.npz",
+        "observe --merge {0}/0.stats.npz {0}/1.stats.npz -o {0}/s.npz",
         "calibrate {0}/m.onnx --plan {0}/p.json --statistics {0}/s.npz -o {0}/e.json --table",
         "insert {0}/m.onnx --plan {0}/p.json --encodings {0}/e.json -o {0}/q.onnx",
         "evaluate {0}/m.onnx {0}/q.onnx --data {0}/1.npz --per-tensor",
         "inspect {0}/q.onnx",
         "quantize {0}/m.onnx --data {0}/0.npz --recipe {0}/r.yaml -o {0}/o.onnx --report {0}/o.html "
         "--artifacts {0}/made --rounding nearest",
-        "diff {0}/q.onnx {0}/o.onnx --tolerance 1000",
+        "inspect {0}/q.onnx {0}/o.onnx --tolerance 1000",
     ):
         assert main(line.format(folder).split()) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
@@ -610,7 +602,7 @@ def test_merging_is_associative_and_commutative(
 
 
 def test_counts_beyond_32_bits() -> None:
-    """Where a count may need more, all of them get 64 bits and none is lost."""
+    """If a count may need more, all of them get 64 bits and none is lost."""
     made = GroupSum(Observed("t", Granularity(0), (2,)))
     count = (1 << 31) + 7
     for feed in range(3):

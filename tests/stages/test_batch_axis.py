@@ -152,20 +152,20 @@ def test_one_array_is_one_sample(name: str, tmp_path: Path) -> None:
 
 
 def test_weak_mixing_is_found_in_quantized_models() -> None:
-    """A Q/DQ model of a sequence is told from one of rows, although its values move by whole steps."""
+    """Q/DQ models of sequences and of rows are distinguished, although its values move by whole steps."""
     for name, whole in (("recurrent", True), ("sequence to class", True)):
         proto = made(MIXED[name])
         data = feeds_of(proto, 12, 8)
-        quantized = onnxfq.quantize(proto, data, protect=None).qdq
+        quantized = onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
         assert [len(feed["x"]) for feed in open_feeds(quantized, data)] == [12] * 8, (name, whole)
     proto = made(BATCHED["recurrent, batch first"])
     data = feeds_of(proto, 12, 8)
-    quantized = onnxfq.quantize(proto, data, protect=None).qdq
+    quantized = onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
     assert [len(feed["x"]) for feed in open_feeds(quantized, data)] == [1] * 96
 
 
 def test_every_command_keeps_sequences_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Whatever the batch, each command says it, and the result is that of --batch 0."""
+    """Whatever the batch, each command says it, and the result is the same as with --batch 0."""
     proto = made(MIXED["recurrent"])
     onnx.save(proto, tmp_path / "m.onnx")
     (tmp_path / "d").mkdir()
@@ -177,7 +177,7 @@ def test_every_command_keeps_sequences_whole(tmp_path: Path, capfd: pytest.Captu
     commands = {
         "quantize": ["quantize", model, *data, "-o", "OUT.onnx"],
         "observe": ["observe", model, *data, "-o", "OUT.npz"],
-        "moments": ["moments", model, *data, "--rounding", "gptq", "-o", "OUT.npz"],
+        "moments": ["observe", "--moments", model, *data, "--rounding", "gptq", "-o", "OUT.npz"],
         "sensitivity": ["sensitivity", model, *data, "-o", "OUT.json"],
         "evaluate": ["evaluate", model, qdq, *data, "--json"],
         "compare": ["compare", qdq, *data, "--json"],
@@ -197,7 +197,7 @@ def test_every_command_keeps_sequences_whole(tmp_path: Path, capfd: pytest.Captu
 
 
 def test_a_graph_in_arrays_of_unequal_size(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """One graph in one file is no number of samples: the error names --batch 0, which takes it."""
+    """One graph in one file is not a number of samples: the error names --batch 0, which takes it."""
     proto = made(MIXED["graph"])
     onnx.save(proto, tmp_path / "m.onnx")
     x = RNG.normal(size=(7, 8)).astype(np.float32)

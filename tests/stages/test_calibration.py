@@ -137,7 +137,7 @@ def test_progress_counts_feeds() -> None:
 
 
 def test_what_no_run_reached_stays_in_float(caplog) -> None:
-    """A tensor without a value has no range: what reads it stays in float, and that is told."""
+    """A tensor without a value has no range: its readers stay in float, and a line says so."""
     proto = build(
         """g (float[N,4] x, float[M,4] z) => (float[N,4] y, float[M,4] u) {
             y = MatMul (x, w) u = MatMul (z, w) }""",
@@ -165,7 +165,7 @@ def test_nothing_was_reached() -> None:
 
 
 def test_dead_channels_are_listed(caplog) -> None:
-    """Channels of zeros get the scale 1, which is told with their numbers."""
+    """Channels of zeros get the scale 1, and a line gives their numbers."""
     proto = conv_relu()
     weight = next(w for w in proto.graph.initializer if w.name == "w")
     values = onnx.numpy_helper.to_array(weight).copy()

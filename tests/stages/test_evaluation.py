@@ -15,9 +15,9 @@ from onnxfq.cli.main import main
 from onnxfq.data.labels import read_labels
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
+from onnxfq.execution import sides
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import PlacedFeed, Session
-from onnxfq.stages import score
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.options import MOST_THREADS, RunOptions
@@ -53,7 +53,7 @@ def test_accuracy_counts_labels() -> None:
 
 @pytest.mark.parametrize("count", [1, 3], ids=["too few", "too many"])
 def test_number_of_labels(count: int) -> None:
-    """Labels and rows must be equally many; both numbers are told."""
+    """Labels and rows must be equally many; the error has both numbers."""
     with pytest.raises(DataError, match=rf"{count} labels for .*2 rows of output 'y'; give one label per"):
         score_models(REFERENCE, {"minus": NEGATED}, [{"x": X}], labels=np.zeros(count, np.int64))
 
@@ -73,7 +73,7 @@ def test_too_few_labels_are_found_early() -> None:
 
 
 def test_equalized_channels_are_compared_as_they_were() -> None:
-    """The pair of an equalized tensor holds other numbers; its score is that of the simulation."""
+    """The pair of an equalized tensor holds other numbers; its score comes from the simulation."""
     proto = build(
         """g (float[N,4,6,6] x) => (float[N,4,6,6] y) { a = Mul (x, k) h = Relu (a)
             y = Conv <group = 4, pads = [1,1,1,1]> (h, w) }""",
@@ -116,7 +116,7 @@ def test_numbers_that_cannot_be_meant(given: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("insert", [insert_qdq, insert_fake_quantize], ids=["qdq", "fakequant"])
 def test_inner_tensors(insert) -> None:
-    """With per_tensor each computed activation has a score; those of model inputs have none to compare."""
+    """With per_tensor each computed activation has a score; model inputs have none to compare."""
     staged = stage(two_branch())
     candidate = insert(staged.model, staged.plan, staged.encodings)
     result = evaluate(staged.model.proto, candidate, [staged.feed], per_tensor=True)
@@ -140,7 +140,7 @@ def test_inner_tensors_stand_in_the_order_of_computation() -> None:
 
 
 def test_other_outputs_are_refused() -> None:
-    """A candidate with other outputs is no candidate."""
+    """A candidate with other outputs is refused."""
     other = build("g (float[N,3] x) => (float[N,3] z) { z = Neg (x) }")
     with pytest.raises(ModelError, match="other has outputs z, the reference y"):
         score_models(REFERENCE, {"other": other}, [{"x": X}])
@@ -154,7 +154,7 @@ def test_other_shapes_are_refused() -> None:
 
 
 def test_sizes_that_follow_from_values() -> None:
-    """Where values decide how many rows there are, unlike feeds are left out and told, others compared."""
+    """If values decide the number of rows, unlike feeds are left out with a note, others compared."""
     text = """g (float[N,3] x) => (float[K,3] kept, float[N,3] y) {{
         z = Mul (x, two) m = ReduceMax <axes = [1], keepdims = 0> ({0}) c = Greater (m, zero)
         kept = Compress <axis = 0> (x, c) y = Identity ({0}) }}"""
@@ -219,7 +219,7 @@ def test_bad_labels(tmp_path: Path, name: str) -> None:
 
 
 def test_doubled_node_names_are_run() -> None:
-    """ONNX Runtime refuses two nodes of one name, which ONNX allows: such a reference is run all the same."""
+    """ONNX Runtime refuses two nodes of one name, which ONNX allows: such a reference still runs."""
     proto = shared_weight()
     for node in proto.graph.node:
         node.name = "same"
@@ -268,8 +268,8 @@ def test_a_gpu_without_room(device, monkeypatch, caplog) -> None:
     feeds = [staged.feed] * 3
     expected = score_models(two_branch(), candidates, feeds, device="cpu")
     Narrow.made = 0
-    monkeypatch.setattr(score, "choose_device", lambda wanted: "cuda")
-    monkeypatch.setattr(score, "Session", Narrow)
+    monkeypatch.setattr(sides, "choose_device", lambda wanted: "cuda")
+    monkeypatch.setattr(sides, "Session", Narrow)
     of = PlacedFeed.from_feed
     monkeypatch.setattr(PlacedFeed, "from_feed", staticmethod(lambda feed, device: of(feed, "cpu")))
     if device == "cuda":

@@ -1,4 +1,4 @@
-"""Models that are quantized already, and models with operators that ONNX Runtime has not."""
+"""Models that are quantized already, and models with operators that ONNX Runtime lacks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def in_part(proto: onnx.ModelProto, node: str) -> onnx.ModelProto:
 @pytest.mark.parametrize("insert", [insert_qdq, insert_fake_quantize])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_requantize_takes_quantizers_out(name: str, insert: object) -> None:
-    """Stripped, a quantized model is the float one but for the rounding of weights: the same plan."""
+    """Stripped, a quantized model is the float one except for the rounding of weights: the same plan."""
     one = stage(BUILDERS[name]())
     made = insert(one.model, one.plan, one.encodings)
     model = load(made, "requantize")
@@ -97,7 +97,7 @@ def test_what_is_no_pair_cannot_be_taken_out() -> None:
 
 
 def test_keep_existing_quantizes_the_rest() -> None:
-    """What is quantized keeps its pair to the bit; the float node gets one; both stand in the plan."""
+    """A quantized tensor keeps its pair to the bit; the float node gets one; both stand in the plan."""
     proto = in_part(two_branch(), "conv2")
     with pytest.raises(ModelError, match="already quantized .* --keep-existing to quantize the rest"):
         planned(proto)
@@ -206,7 +206,7 @@ def test_an_operator_that_onnxruntime_has_not(
 
 
 def test_workers_of_a_cluster_have_the_library(odd: Path, tmp_path: Path) -> None:
-    """What a Ray cluster observes of a model with an operator of the user's is what one process does."""
+    """A Ray cluster observes a model with the user's operator as one process does."""
     pytest.importorskip("ray", reason="extra ray is not installed")
     onnx.save(build(WITH_ODD, {"w": weights(4, 4)}, mine=1), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=weights(40, 4))
@@ -225,7 +225,7 @@ def test_workers_of_a_cluster_have_the_library(odd: Path, tmp_path: Path) -> Non
 
 
 def test_a_library_that_is_none(tmp_path: Path) -> None:
-    """A missing library and a file that is no library are one line each, and leave later sessions alone."""
+    """A missing library and a file of another kind are one line each, and leave later sessions alone."""
     with pytest.raises(RuntimeLibraryError, match="no such custom-op library"):
         library.use_custom_ops(tmp_path / "none.so")
     (tmp_path / "text.so").write_text("hello")

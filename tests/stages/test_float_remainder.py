@@ -1,4 +1,4 @@
-"""What is not quantized in float16 or bfloat16: types, reasons, and what runs it."""
+"""The remainder in float16 or bfloat16: types, reasons, and what runs it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from agreement import with_outputs
 from builders import BUILDERS, build, feed_for, if_body, linear, weights, whole_recipe
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,11 +28,11 @@ from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.insert import insert_qdq
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.write import write_model
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.tools.check import check
-from tests.test_agreement import with_outputs
 
 FP16, BF16 = FloatOptions("fp16"), FloatOptions("bf16")
 HALF = HALF_TYPES["fp16"]
@@ -42,11 +43,11 @@ def cast(
 ) -> QuantizeResult:
     """Quantize on three random feeds with the remainder as in `options`."""
     feeds = [feed_for(proto, seed) for seed in range(3)]
-    return quantize(proto, feeds, recipe=whole_recipe(recipe), floats=options)
+    return quantize(proto, feeds, recipe=whole_recipe(recipe), options=QuantizeOptions(floats=options))
 
 
 def types(proto: onnx.ModelProto) -> dict[str, int]:
-    """Return the element type of every tensor, found anew by ONNX."""
+    """Return the element type of every tensor, inferred by ONNX."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     del copy.graph.value_info[:]
@@ -101,7 +102,7 @@ def test_written_models_are_valid(name, model):
 
 @pytest.mark.parametrize("model", [name for name in BUILDERS if name != "if_body"])
 def test_float16_runs_as_its_simulation(model):
-    """ONNX Runtime gives what the fake-quant model gives, but for the rounding of float16.
+    """ONNX Runtime gives what the fake-quant model gives, except for the rounding of float16.
 
     30 dB: a value between two steps of the int8 grid may go to the other one, which counts a whole step.
     """
@@ -145,9 +146,9 @@ def test_float_io():
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_a_model_with_cast_inputs_is_tried_and_written(name, tmp_path: Path) -> None:
-    """The model that is written takes feeds of its own input type when it is tried."""
+    """The written model takes feeds of its input type when it is tried."""
     model, path = linear(16, 6), tmp_path / "m.onnx"
-    quantize(model, [feed_for(model)] * 8, path, floats=FloatOptions(name, io=True))
+    quantize(model, [feed_for(model)] * 8, path, options=QuantizeOptions(floats=FloatOptions(name, io=True)))
     (given,) = onnx.load(path).graph.input
     wanted = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}[name]
     assert given.type.tensor_type.elem_type == wanted
@@ -164,7 +165,11 @@ def test_a_kernel_that_lacks_float16_only_when_it_runs(tmp_path: Path) -> None:
     feed = {"x": rng.normal(size=(4, 8)), "i": rng.integers(0, 4, (6, 1)), "u": rng.normal(size=(6, 8))}
     feed = {name: array.astype(np.int64 if name == "i" else np.float32) for name, array in feed.items()}
     result = quantize(
-        proto, [feed] * 3, tmp_path / "q.onnx", recipe=whole_recipe("tensorrt-int8"), floats=FP16
+        proto,
+        [feed] * 3,
+        tmp_path / "q.onnx",
+        recipe=whole_recipe("tensorrt-int8"),
+        options=QuantizeOptions(floats=FP16),
     )
     written = onnx.load(tmp_path / "q.onnx")
     assert types(written)["s"] == TensorProto.FLOAT16 and written == result.qdq
@@ -172,7 +177,7 @@ def test_a_kernel_that_lacks_float16_only_when_it_runs(tmp_path: Path) -> None:
 
 def test_a_layer_beyond_the_range_stays(tmp_path: Path):
     """Outputs of 90,000 are infinite in float16: the layer and its reader stay, and all reports name it."""
-    result = quantize(loud(), [loud_feed()] * 40, tmp_path / "m.onnx", floats=FP16)
+    result = quantize(loud(), [loud_feed()] * 40, tmp_path / "m.onnx", options=QuantizeOptions(floats=FP16))
     found = reasons(result)
     assert "90" in found["b"] and "beyond 65504" in found["b"]
     assert found["loud"] == f"gives 'b': {found['b']}" and found["calm"].startswith("reads 'b'")
@@ -196,7 +201,7 @@ def test_without_the_plan_the_layer_overflows():
 
 
 def test_sums_and_their_chain_stay():
-    """ReduceMean, the 1e-12 beside it and the root stay in float32; what is multiplied by it does not."""
+    """ReduceMean, the 1e-12 next to it and the root stay in float32; what is multiplied by it does not."""
     proto = build(
         """g (float[N,16] x) => (float[N,8] y) {
             [relu] r = Relu (x)
@@ -233,7 +238,7 @@ def test_sums_and_their_chain_stay():
     ],
 )
 def test_small_values_made_large(text: str, kept: bool) -> None:
-    """What is 1e-10 and would be 0 in float16 is read in float32 by what makes it large."""
+    """A value of 1e-10, which would be 0 in float16, is read in float32 by the node that makes it large."""
     proto = build(
         f"g (float[N,16] x) => (float[N,8] y) {{ [mm] m = MatMul (x, w) i = Sigmoid (m) h = Add (i, one)"
         f"[relu] r = Relu (m) [eps] e = Add (r, tiny) {text} }}",
@@ -245,10 +250,12 @@ def test_small_values_made_large(text: str, kept: bool) -> None:
             "one": np.float32(1),
         },
     )
-    result = quantize(proto, [feed_for(proto, seed) for seed in range(40)], floats=FP16)
+    result = quantize(
+        proto, [feed_for(proto, seed) for seed in range(40)], options=QuantizeOptions(floats=FP16)
+    )
     assert result.floats is not None
     reasons = {one.name: one.why for one in result.floats.nodes}
-    # What is not kept for its own sake may be between others that are.
+    # A node that is not kept for its own sake may lie between others that are.
     assert reasons.get("op", "").startswith(("reads", "gives")) == kept, reasons
     assert "Log" not in text or "values down to 1e-10, which have few digits" in reasons["op"]
     feed = {"x": np.full((1, 16), -1, np.float32)}
@@ -271,7 +278,7 @@ def test_masks_stay_finite(lowest):
     feeds = [
         feed_for(proto, seed) | {"seen": np.asarray([[1, 1, 0, 1], [1, 0, 0, 1]], bool)} for seed in range(40)
     ]
-    result = quantize(proto, feeds, floats=FP16)
+    result = quantize(proto, feeds, options=QuantizeOptions(floats=FP16))
     assert "add" not in reasons(result)
     feed = feeds[0] | {"seen": np.zeros((2, 4), bool)}
     (y,) = Session(result.qdq, 1).run(feed)
@@ -287,13 +294,18 @@ def test_masks_stay_finite(lowest):
     ids=["sequence", "optional"],
 )
 def test_what_is_no_tensor_keeps_its_type(text: str, tmp_path: Path) -> None:
-    """What makes and reads a sequence or an optional stays in float32; the file loads as it is."""
+    """Makers and readers of a sequence or an optional stay in float32; the file loads as it is."""
     proto = build(
         f"g (float[N,4] x) => (float[N,4] y) {{ {text} }}",
         {"w": weights(4, 4), "i": np.int64(0)},
         opset=18,
     )
-    found = quantize(proto, [feed_for(proto)], tmp_path / "q.onnx", floats=FloatOptions(name="fp16"))
+    found = quantize(
+        proto,
+        [feed_for(proto)],
+        tmp_path / "q.onnx",
+        options=QuantizeOptions(floats=FloatOptions(name="fp16")),
+    )
     assert found.floats is not None
     kept = {s.op_type for s in found.floats.nodes if s.why.startswith("it takes or gives a sequence or an")}
     assert kept == {n.op_type for n in proto.graph.node} - {"MatMul"}
@@ -306,7 +318,7 @@ def test_what_is_no_tensor_keeps_its_type(text: str, tmp_path: Path) -> None:
 
 
 def test_bodies_keep_their_types():
-    """What a body reads from outside is float32 there, and float16 outside."""
+    """A tensor that a body reads from outside is float32 there, and float16 outside."""
     proto = if_body()
     result = cast(proto)
     onnx.checker.check_model(result.qdq, full_check=True)
@@ -328,7 +340,7 @@ def test_bfloat16_is_not_run():
 def test_data_is_needed():
     """Ranges are seen in data only: without any, half types are refused in one line."""
     with pytest.raises(DataError, match="^--float fp16 needs data"):
-        quantize(linear(16, 6), None, recipe="tensorrt-int8-weights", floats=FP16)
+        quantize(linear(16, 6), None, recipe="tensorrt-int8-weights", options=QuantizeOptions(floats=FP16))
 
 
 def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
@@ -371,7 +383,7 @@ def test_small_values():
 
 
 def test_masks_are_told_from_large_values():
-    """-1e9 beside scores is a mask; values that go there step by step, or on both sides, are values."""
+    """-1e9 next to scores is a mask; values that go there step by step, or on both sides, are values."""
     scores = np.linspace(-20, 20, 100).astype(np.float32)
     mask = TensorStatistics.from_array(np.append(scores, np.float32(-1e9)))
     assert unfit(mask, HALF) == "" and masks(mask, HALF)
@@ -399,7 +411,7 @@ def test_tensorrt_keeps_the_promises(model, name):
     "recipe", ["tensorrt-fp8", "tensorrt-int4", "tensorrt-int8-weights", "tensorrt-mxfp8", "tensorrt-nvfp4"]
 )
 def test_every_recipe_in_float16(recipe):
-    """Scales of every format are written in the type that TensorRT wants beside float16."""
+    """Scales of every format are written in the type that TensorRT wants with float16."""
     proto = build(
         """g (float[16,256] x) => (float[16,256] y) {
             [one] a = MatMul (x, w) [relu] r = Relu (a) [two] y = MatMul (r, v) }""",
@@ -414,7 +426,9 @@ def test_the_loud_layer_builds():
     """A layer that stays in float32 is still multiplied in int8."""
     if not builder_installed():
         pytest.skip("TensorRT for RTX is not installed")
-    result = check(quantize(loud(), [loud_feed()] * 40, floats=FP16).qdq, build=BuildOptions())
+    result = check(
+        quantize(loud(), [loud_feed()] * 40, options=QuantizeOptions(floats=FP16)).qdq, build=BuildOptions()
+    )
     assert result.passed and all(row.kept == row.promised == 3 for row in result.coverage)
 
 
@@ -444,7 +458,7 @@ def test_nodes_of_several_outputs(op: str, io: bool, tmp_path: Path) -> None:
     """Each output has its type, cast or not, in a file that ONNX Runtime loads."""
     proto = several_outputs(op)
     x = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
-    quantize(proto, [{"x": x}], tmp_path / "q.onnx", floats=FloatOptions("fp16", io))
+    quantize(proto, [{"x": x}], tmp_path / "q.onnx", options=QuantizeOptions(floats=FloatOptions("fp16", io)))
     found = onnxruntime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"])
     wanted = Session(proto, exact=True).run({"x": x})
     given = found.run(None, {"x": x.astype(np.float16) if "16" in found.get_inputs()[0].type else x})
@@ -471,7 +485,7 @@ def test_operators_that_onnx_does_not_know(op: str, name: str, tmp_path: Path) -
         **{"com.microsoft": 1},
     )
     feed = {"x": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}
-    result = quantize(proto, [feed], tmp_path / "q.onnx", floats=FloatOptions(name))
+    result = quantize(proto, [feed], tmp_path / "q.onnx", options=QuantizeOptions(floats=FloatOptions(name)))
     assert any("com.microsoft" in why for why in reasons(result).values())
     if name == "fp16":
         onnxruntime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"]).run(None, feed)
@@ -481,7 +495,7 @@ def test_operators_that_onnx_does_not_know(op: str, name: str, tmp_path: Path) -
 
 
 def test_unknown_types_stay_in_float32(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where nothing knows the type of a tensor, its maker and its readers stay in float32 and say so."""
+    """If nothing knows the type of a tensor, its maker and its readers stay in float32 and say so."""
     proto = build(
         """g (float[N,4] x) => (float[N,4] y) {
             a = MatMul (x, w) b = com.microsoft.Gelu (a) c = Relu (b) y = MatMul (c, v) }""",
@@ -490,7 +504,7 @@ def test_unknown_types_stay_in_float32(monkeypatch: pytest.MonkeyPatch, tmp_path
     )
     monkeypatch.setattr("onnxfq.stages.cast.with_all_types", with_shapes)
     feed = {"x": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}
-    result = quantize(proto, [feed], tmp_path / "q.onnx", floats=FP16)
+    result = quantize(proto, [feed], tmp_path / "q.onnx", options=QuantizeOptions(floats=FP16))
     assert "the type of 'b' is unknown" in reasons(result).values()
     onnxruntime.InferenceSession(tmp_path / "q.onnx", providers=["CPUExecutionProvider"]).run(None, feed)
 
@@ -577,7 +591,9 @@ def test_tensors_that_are_outputs_too(form: str, options: FloatOptions, tmp_path
         f"g (float[N,8] x) => {ENDS[form]}", {name: weights(8, 8, seed=i) for i, name in enumerate("wv")}
     )
     feeds = [feed_for(proto, seed) for seed in range(3)]
-    result = quantize(proto, feeds, tmp_path / "q.onnx", recipe="tensorrt-int8", floats=options)
+    result = quantize(
+        proto, feeds, tmp_path / "q.onnx", recipe="tensorrt-int8", options=QuantizeOptions(floats=options)
+    )
     written = onnx.load(tmp_path / "q.onnx")
     onnx.checker.check_model(written, full_check=True)
     kept = {name for name, why in reasons(result).items() if "bodies read it" in why}
@@ -615,7 +631,9 @@ def test_scales_of_a_product_have_one_type(name: str, recipe: str, tmp_path: Pat
         {**{k: v for k, v in constants.items() if k != "small"}, **used},
     )
     feeds = [{"x": weights(64, 64, seed=i)} for i in range(3)]
-    quantize(proto, feeds, tmp_path / "q.onnx", recipe=whole_recipe(recipe), floats=FP16)
+    quantize(
+        proto, feeds, tmp_path / "q.onnx", recipe=whole_recipe(recipe), options=QuantizeOptions(floats=FP16)
+    )
     written = onnx.load(tmp_path / "q.onnx")
     kinds = {tensor.name: tensor.data_type for tensor in written.graph.initializer}
     makers = {out: node for node in written.graph.node for out in node.output}

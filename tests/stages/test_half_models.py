@@ -6,19 +6,20 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from builders import BUILDERS, build, feed_for, planned, stage, weights, whole_recipe
+from builders import BUILDERS, build, planned, stage, weights, whole_recipe
+from half_models import HALVES, as_type, half_feed
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
-from onnxfq.graph.model import list_graphs, list_nodes
+from onnxfq.graph.model import list_nodes
 from onnxfq.numerics.float_types import FLOATS
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.passes.insert_qdq import InsertQdq
+from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
@@ -26,34 +27,6 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.recipes import load_recipe
-
-HALVES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
-# Conv takes bfloat16 from opset 22 on.
-OPSETS = {"float16": 17, "bfloat16": 22}
-
-
-def as_type(proto: onnx.ModelProto, kind: str) -> onnx.ModelProto:
-    """Return `proto` with every float32 tensor of type `kind`, bodies included."""
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
-    made.opset_import[0].version, made.ir_version = OPSETS[kind], 10
-    for graph in list_graphs(made.graph):
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            if value.type.tensor_type.elem_type == TensorProto.FLOAT:
-                value.type.tensor_type.elem_type = HALVES[kind]
-        for tensor in graph.initializer:
-            if tensor.data_type == TensorProto.FLOAT:
-                values = numpy_helper.to_array(tensor).astype(FLOATS[kind].dtype)
-                tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    return made
-
-
-def half_feed(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """Return values for every input; bfloat16 ones as the float32 that they are fed as."""
-    halves = {v.name for v in proto.graph.input if v.type.tensor_type.elem_type == TensorProto.FLOAT16}
-    return {
-        name: array.astype(np.float16) if name in halves else array for name, array in feed_for(proto).items()
-    }
 
 
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "tensorrt-fp8"])
@@ -105,12 +78,12 @@ def test_float16_raises_the_opset_no_further_than_needed() -> None:
     model, feed = load(proto), half_feed(proto)
     plan = make_plan(model, load_recipe("tensorrt-int8"))
     encodings = calibrate(model, plan, collect_statistics(model, plan, [feed]))
-    assert InsertQdq(plan, encodings).run(model).model.opset == 19
+    assert with_qdq(model, plan, encodings).opset == 19
 
 
 @pytest.mark.parametrize("kind", HALVES)
 def test_mixed_models(kind: str) -> None:
-    """Each tensor keeps its own type: a float32 part has float32 scales beside those of the half part."""
+    """Each tensor keeps its own type: a float32 part has float32 scales, the half part its own."""
     text = f"""g (float[N,4] x) => (float[N,4] y) {{
         [first] h = MatMul (x, w)
         [narrow] n = Cast <to = {HALVES[kind]}> (h)
@@ -133,7 +106,7 @@ def test_mixed_models(kind: str) -> None:
 
 
 def test_double_stays_with_a_reason_tensor_by_tensor() -> None:
-    """A float64 operator is named with its type, and the float32 one beside it is quantized."""
+    """A float64 operator is named with its type, and the float32 one next to it is quantized."""
     text = """g (float[N,4] x, double[N,4] a) => (float[N,4] y, double[N,4] b) {
         [mm] y = MatMul (x, w) [other] b = MatMul (a, v) }"""
     plan = planned(build(text, {"w": weights(4, 4), "v": weights(4, 4).astype(np.float64)}))
@@ -145,7 +118,7 @@ def test_double_stays_with_a_reason_tensor_by_tensor() -> None:
 
 @pytest.mark.parametrize("kind", HALVES)
 def test_observed_statistics(kind: str) -> None:
-    """What is observed of a 16-bit tensor is what NumPy finds in the same numbers as float32."""
+    """Statistics of a 16-bit tensor equal NumPy's of the same numbers as float32."""
     text = f"g ({kind}[N,40] x) => ({kind}[N,3] y) {{ [mm] y = MatMul (x, w) }}"
     proto = build(text, {"w": weights(40, 3).astype(FLOATS[kind].dtype)}, opset=21, ir=10)
     model = load(proto)
@@ -224,7 +197,7 @@ def test_narrow_limits_in_float16() -> None:
 
 
 def test_bfloat16_is_computed_in_float32_and_rounded_once() -> None:
-    """What runs in place of a bfloat16 model gives NumPy's numbers: float32 products, ml_dtypes' rounding."""
+    """The emulation of a bfloat16 model gives NumPy's numbers: float32 products, ml_dtypes' rounding."""
     text = """g (bfloat16[N,4] x, bool c) => (bfloat16[N,4] y, bfloat16[N,4] h) {
         h = MatMul (x, w)
         y = If (c) <then_branch = yes () => (bfloat16[N,4] t) { t = Mul (h, w) },

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, conv_relu, feed_for, planned, two_branch, weights
+from builders import conv_relu, feed_for, planned, two_branch
+from observed_models import feeds_of, file_bytes, narrow_channels
 from onnx import TensorProto, helper
 
 from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistics
@@ -26,44 +27,17 @@ from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, RuntimeLibraryError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
-from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, InsertObservers, observe_output
+from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, observe_output, with_observers
 from onnxfq.pipeline import quantize
+from onnxfq.remedies.candidate import Sources
 from onnxfq.runtime.observing_session import channel_block, open_observing_session
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
-from onnxfq.stages.observe_ray import collect_on_ray
 from onnxfq.stages.observers import ObserveOptions, StatisticsObserver
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.plan import make_plan, observation_plan
 from onnxfq.targets.recipes import RECIPES
-
-
-def narrow_channels() -> onnx.ModelProto:
-    """Convolutions whose channels fill no whole block of the runtime's layout: 16, 24, 40, 17 of them."""
-    return build(
-        """g (float[N,3,12,12] x) => (float[N,17,12,12] y) {
-            a = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (x, w0)
-            b = Relu (a)
-            c = Conv <kernel_shape = [1,1]> (b, w1)
-            d = Sigmoid (c)
-            e = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (d, w2)
-            f = Conv <kernel_shape = [1,1]> (e, w3)
-            h = Relu (f)
-            y = Conv <kernel_shape = [1,1]> (h, w4) }""",
-        {
-            "w0": weights(16, 3, 3, 3),
-            "w1": weights(24, 16, 1, 1),
-            "w2": weights(40, 24, 3, 3),
-            "w3": weights(17, 40, 1, 1),
-            "w4": weights(17, 17, 1, 1),
-        },
-    )
-
-
-def feeds_of(count: int, batch: int = 1, seed: int = 0) -> list[Feed]:
-    """Random feeds for `narrow_channels`."""
-    rng = np.random.default_rng(seed)
-    return [{"x": rng.standard_normal((batch, 3, 12, 12)).astype(np.float32)} for _ in range(count)]
 
 
 @pytest.fixture
@@ -73,16 +47,10 @@ def observed() -> tuple[Model, Plan]:
     return model, make_plan(model, RECIPES["tensorrt-int8"])
 
 
-def file_bytes(statistics: Statistics, folder: Path) -> bytes:
-    """What the statistics' file holds."""
-    statistics.save(folder / "s.npz")
-    return (folder / "s.npz").read_bytes()
-
-
 def by_the_runtime(model: Model, plan: Plan, feeds: list[Feed]) -> Statistics:
     """The same with observers where onnxruntime puts them, in the model's own layout."""
     names = [placement.tensor for placement in plan.activations]
-    session = Session(InsertObservers(plan).run(model).model.proto, 1)
+    session = Session(with_observers(model, plan).proto, 1)
     total = {name: TensorStatistics() for name in names}
     for feed in feeds:
         found = session.run(feed, [observe_output(name, out) for name in names for out in OBSERVE_OUTPUTS])
@@ -106,7 +74,7 @@ def test_blocked_layouts_give_the_statistics_of_the_plain_ones(observed, tmp_pat
 def test_observers_read_the_blocked_tensors_right_behind_their_makers(observed, tmp_path) -> None:
     """No tensor is turned back for an observer, and none waits for the end of the run."""
     model, plan = observed
-    onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
+    onnx.save(with_observers(model, plan).proto, tmp_path / "model.onnx")
     open_observing_session(tmp_path / "model.onnx", 1)
     written = onnx.load(tmp_path / "model.observed.onnx", load_external_data=False).graph
     made_by = {name: i for i, node in enumerate(written.node) for name in node.output}
@@ -157,7 +125,7 @@ def test_neither_threads_nor_order_change_a_bit(observed, tmp_path, threads, ord
 
 
 def test_less_memory_means_more_passes_and_the_same_result(observed, tmp_path, caplog) -> None:
-    """Which tensors take another pass is told."""
+    """A line names the tensors that take another pass."""
     model, plan = observed
     feeds = feeds_of(4)
     whole = file_bytes(collect_statistics(model, plan, feeds), tmp_path)
@@ -175,7 +143,7 @@ def test_passes_over_data_that_is_gone_after_one_are_refused(observed) -> None:
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(observed, tmp_path) -> None:
-    """What Ctrl-C leaves and the rest give the bytes of a run in one go; no feed is run twice."""
+    """The part before Ctrl-C and the rest give the bytes of a run in one go; no feed is run twice."""
     model, plan = observed
     feeds = feeds_of(9)
     whole = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(feed_ranges=True)), tmp_path)
@@ -209,7 +177,7 @@ def test_only_the_same_data_is_gone_on_with(observed) -> None:
 
 
 def test_skipping_counts_what_it_skips() -> None:
-    """Range and histogram are those of the finite values alone."""
+    """Range and histogram cover the finite values alone."""
     model, plan = load(conv_relu()), planned(conv_relu())
     x = np.random.default_rng(0).standard_normal((1, 3, 6, 6)).astype(np.float32)
     bad = x.copy()
@@ -249,7 +217,7 @@ def test_one_statistics_file_serves_every_recipe(digits_model) -> None:
 def test_a_model_that_onnxruntime_cannot_write_is_observed_as_it_is(observed, tmp_path, caplog) -> None:
     """Slower, with a note, and with the same result."""
     model, plan = observed
-    onnx.save(InsertObservers(plan).run(model).model.proto, tmp_path / "model.onnx")
+    onnx.save(with_observers(model, plan).proto, tmp_path / "model.onnx")
     (tmp_path / "model.optimised.onnx").mkdir()
     session = open_observing_session(tmp_path / "model.onnx", 1)
     assert "observers run in the model's own layout" in caplog.text
@@ -269,7 +237,7 @@ def test_observers_are_used_again(observed, tmp_path) -> None:
 
 
 def test_feeds_may_come_in_the_same_memory(observed) -> None:
-    """What is in flight is not what the maker of feeds fills anew."""
+    """A feed in flight is not the array that the maker of feeds fills again."""
     model, plan = observed
     feeds = feeds_of(11)
 
@@ -284,7 +252,7 @@ def test_feeds_may_come_in_the_same_memory(observed) -> None:
 
 
 def test_temporary_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the optimised model nothing is left behind."""
+    """Nothing of the optimised model is left behind."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model, plan = load(two_branch()), planned(two_branch())
     collect_statistics(model, plan, [feed_for(two_branch())])
@@ -294,7 +262,6 @@ def test_temporary_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 KILLED = """
 import os, signal, sys
 import numpy as np, ray
-from onnxfq.stages.observe_ray import collect_on_ray
 from onnxfq.graph.io.load import load
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
@@ -328,7 +295,7 @@ def refilled():
         memory[:] = feed["x"]
         yield {"x": memory}
 
-spread = collect_on_ray(model, plan, refilled(), "local", ObserveOptions(progress=kill_a_worker))
+spread = collect_statistics(model, plan, refilled(), ObserveOptions(progress=kill_a_worker), ray="local")
 ray.shutdown()
 spread.save(sys.argv[2])
 collect_statistics(model, plan, feeds).save(sys.argv[3])
@@ -354,7 +321,7 @@ def test_a_cluster_needs_ray(monkeypatch, observed) -> None:
     """Without the extra one line tells what to install."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(Exception, match=r"pip install 'onnxfq\[ray\]'"):
-        collect_on_ray(*observed, feeds_of(1), "local")
+        collect_statistics(*observed, feeds_of(1), ray="local")
 
 
 def test_a_cluster_that_does_not_answer_is_told_at_once(observed) -> None:
@@ -362,7 +329,7 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(observed) -> None:
     pytest.importorskip("ray", reason="extra ray is not installed")
     for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
         with pytest.raises(RuntimeLibraryError, match=f"no Ray cluster at '{address}'.*start one"):
-            collect_on_ray(*observed, feeds_of(1), address)
+            collect_statistics(*observed, feeds_of(1), ray=address)
 
 
 def test_a_cluster_without_work_is_refused(tmp_path) -> None:
@@ -372,7 +339,13 @@ def test_a_cluster_without_work_is_refused(tmp_path) -> None:
     model, plan = load(tmp_path / "m.onnx"), planned(narrow_channels())
     statistics = collect_statistics(model, plan, feeds)
     with pytest.raises(DataError, match="Ray cluster 'local' has nothing to share"):
-        quantize(tmp_path / "m.onnx", feeds, None, statistics=statistics, ray="local")
+        quantize(
+            tmp_path / "m.onnx",
+            feeds,
+            None,
+            sources=Sources(statistics=statistics),
+            options=QuantizeOptions(ray="local"),
+        )
 
 
 def test_the_digest_of_the_data_depends_on_no_batch_and_no_order(observed) -> None:

@@ -116,7 +116,7 @@ def test_overrides_that_match_nothing(case: str) -> None:
 
 
 def test_overrides_change_schemes() -> None:
-    """Fields of an override replace those of the recipe for what matches only; later ones win."""
+    """Fields of an override replace the recipe's for matches only; later ones win."""
     plan = planned(two_branch(), with_override(nodes=["conv1"], weights={"granularity": "per_tensor"}))
     assert {p.tensor: p.spec.granularity.axis for p in plan.weights} == {"w1": None, "w2": 0, "w3": 0}
 
@@ -191,7 +191,7 @@ def test_recurrent_operators_are_counted_and_have_a_reason() -> None:
 
 @pytest.mark.parametrize(("equation", "inputs"), [("ij,jk,kl->il", "x, w, w"), ("ij,ij->ij", "x, w")])
 def test_an_einsum_that_is_no_product_of_two_is_told(equation: str, inputs: str) -> None:
-    """It is counted as left in float with its reason, and is no "no Einsum" in the message."""
+    """It is counted as left in float with its reason, and is not a "no Einsum" in the message."""
     einsum = f'e = Einsum <equation = "{equation}"> ({inputs})'
     text = f"g (float[4,4] x) => (float[M,K] y) {{ {einsum} y = MatMul (e, w) }}"
     plan = planned(build(text, {"w": weights(4, 4)}))

@@ -22,7 +22,7 @@ from onnxfq.support.temporary import room_for_scratch, scratch_folder
 
 @pytest.fixture(params=[True, False], ids=["unnamed", "named"])
 def unnamed(request, tmp_path, monkeypatch):
-    """Whether temporary files have no name, as on most of Linux, or one beside the file, as elsewhere."""
+    """Whether temporary files have no name, as on most of Linux, or one next to the file, as elsewhere."""
     if not request.param:
         monkeypatch.setattr(temporary, "open_unnamed", lambda folder: None)
     elif (handle := temporary.open_unnamed(tmp_path)) is None:
@@ -33,7 +33,7 @@ def unnamed(request, tmp_path, monkeypatch):
 
 
 def test_text_is_written_as_utf8(tmp_path):
-    """What is written is read back, byte for byte, whatever the locale."""
+    """Written text is read back, byte for byte, whatever the locale."""
     write_text(tmp_path / "a.txt", "ü\n")
     assert (tmp_path / "a.txt").read_bytes() == "ü\n".encode()
 
@@ -50,7 +50,7 @@ def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 def test_an_interrupt_leaves_nothing(tmp_path):
-    """Ctrl-C is no Exception, and cleans up as well."""
+    """Ctrl-C is not an Exception, and cleans up as well."""
     with pytest.raises(KeyboardInterrupt), replace_file(tmp_path / "a"):
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
@@ -130,9 +130,9 @@ with replace_file(Path(sys.argv[1]) / "a") as half, temporary.scratch_folder() a
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="files without a name are of Linux")
 @pytest.mark.parametrize("kind", ["unnamed", "named"])
 def test_what_a_killed_process_leaves(tmp_path, monkeypatch, kind):
-    """Nothing beside the output where files need no name; else, as its folder, gone with the next run.
+    """Nothing next to the output if files need no name; else, as its folder, gone with the next run.
 
-    What a living process has is left alone.
+    Files of a living process are left alone.
     """
     place, out = tmp_path / "tmp", tmp_path / "out"
     place.mkdir()
@@ -231,7 +231,7 @@ def test_a_folder_without_permission(tmp_path, monkeypatch):
 
 
 def test_a_full_disk(tmp_path):
-    """What the system refuses while writing is one line too, and leaves nothing."""
+    """A refusal of the system while writing is one line too, and leaves nothing."""
     with (
         pytest.raises(OutputError, match="cannot write .*: No space left on device"),
         replace_file(tmp_path / "a"),

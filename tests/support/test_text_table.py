@@ -26,7 +26,7 @@ def test_names_lose_their_middle(room: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no room at all, names keep some characters and other columns all."""
+    """Without any room names keep some characters and other columns all."""
     monkeypatch.setattr(text_table, "_room", lambda: 10)
     lines = table_lines(ROWS, names=(0,))
     assert lines[1].split() == ["/model/..utput_0", "31.2"] and lines[0].split() == ["tensor", "SQNR", "dB"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from agreement import twins, with_outputs
 from builders import (
     BUILDERS,
     build,
@@ -38,7 +39,7 @@ from onnxfq.graph.model import default_opset
 from onnxfq.graph.names import Use
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, InsertFakeQuantize
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, with_fake_quantize
 from onnxfq.pipeline import quantize
 from onnxfq.report.html import render_report
 from onnxfq.report.tensor_rows import quantized_tensors, tensor_errors
@@ -46,11 +47,10 @@ from onnxfq.report.text import plan_summary, quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.derived_scales import encode_constant
-from onnxfq.stages.insert import qdq_pass
+from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.score import score_models
 from onnxfq.targets.recipes import RECIPES, load_recipe
-from tests.test_agreement import twins, with_outputs
 
 # qtype, scale_type, block_size
 FORMATS = {
@@ -83,11 +83,9 @@ def dynamic_recipe(target: str = "simulation", **scheme: object) -> Recipe:
 
 def simulated(staged, switchable: bool = False) -> onnx.ModelProto:
     """Return the fake-quant model."""
-    return (
-        InsertFakeQuantize(staged.plan, staged.encodings, "one" if switchable else "none")
-        .run(staged.model)
-        .model.proto
-    )
+    return with_fake_quantize(
+        staged.model, staged.plan, staged.encodings, "one" if switchable else "none"
+    ).proto
 
 
 def same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
@@ -96,7 +94,7 @@ def same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
 
 
 def projected_attention() -> onnx.ModelProto:
-    """Attention whose values have a projection of their own, as is usual: each tensor is summed one way."""
+    """Attention whose values have a separate projection, as is usual: each tensor is summed one way."""
     return build(
         """g (float[N,3,4] x) => (float[N,3,4] m) {
             [q] q = MatMul (x, wq)
@@ -158,7 +156,7 @@ def test_the_written_weight(name, proto, axis):
 
 
 def test_scales_are_of_their_type():
-    """Scales of e8m0 are powers of two; those of e4m3 are e4m3 numbers times amax / (448 * 6)."""
+    """Scales of e8m0 are powers of two; scales of e4m3 are e4m3 numbers times amax / (448 * 6)."""
     e8m0 = stage(linear(70, 6), "mxfp4").encodings["w"]
     np.testing.assert_array_equal(np.frexp(e8m0.scale_array)[0], 0.5)
     assert e8m0.global_scale is None
@@ -319,7 +317,7 @@ def test_switch(name, recipe):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-# What is written for ONNX Runtime
+# Models written for ONNX Runtime
 
 
 @pytest.mark.parametrize("name", ["conv_relu", "gemm", "attention", "transposed_weight", "tied_embedding"])
@@ -382,7 +380,7 @@ def test_the_calibrator_of_dynamic_activations():
     }
 
 
-# What is written for TensorRT
+# Models written for TensorRT
 
 
 NVFP4 = """
@@ -405,7 +403,7 @@ MXFP8 = """
     ("recipe", "text", "opset"), [("tensorrt-nvfp4", NVFP4, 23), ("tensorrt-mxfp8", MXFP8, 19)]
 )
 def test_the_forms_of_tensorrt(recipe, text, opset):
-    """What TensorRT for RTX 1.7.1 has parsed and built; ONNX's checker takes it."""
+    """A form that TensorRT for RTX 1.7.1 has parsed and built; ONNX's checker takes it."""
     proto = qdq_of(stage(linear(64, 6), recipe))
     assert graph_text(proto) == text.strip().splitlines()
     assert {o.domain: o.version for o in proto.opset_import} == {"": opset, "trt": 1}
@@ -556,7 +554,7 @@ def test_forms_that_no_standard_model_has(recipe):
     """A simulation plan of such tensors cannot be written as Q/DQ: one line with the remedy."""
     staged = stage(linear(64, 6), fractional() if recipe == "fractional" else recipe)
     with pytest.raises(PlanError) as caught:
-        qdq_pass(staged.plan, staged.encodings).run(staged.model)
+        with_target_qdq(staged.model, staged.plan, staged.encodings)
     assert str(caught.value).startswith("tensor 'x': target simulation has no form of ")
     assert str(caught.value).endswith("; insert fake-quant nodes instead")
 
@@ -566,18 +564,18 @@ def test_an_edited_plan_of_other_blocks():
     staged = stage(linear(40, 6), "nvfp4")
     plan = staged.plan.model_copy(update={"target": "tensorrt"})
     with pytest.raises(PlanError) as caught:
-        qdq_pass(plan, staged.encodings).run(staged.model)
+        with_target_qdq(staged.model, plan, staged.encodings)
     assert str(caught.value) == (
         "tensor 'x': TensorRT needs blocks of 16 that divide axis 1, got shape ['N', 40]; remove the tensor "
         "from the plan"
     )
 
 
-# What ONNX Runtime cannot run
+# Models that ONNX Runtime cannot run
 
 
 def test_quantize_says_what_was_not_run(tmp_path: Path):
-    """The numbers are those of the fake-quant model, and all reports say why; the file is written."""
+    """The numbers equal the fake-quant model's, and all reports say why; the file is written."""
     why = "ONNX Runtime has no TRT_FP4DynamicQuantize, an operator of TensorRT"
     proto = linear(64, 6)
     result = quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe="tensorrt-nvfp4")
@@ -646,7 +644,7 @@ def test_fractional_zero_points(qtype, tmp_path: Path):
 
 
 def test_noise_of_fractional_zero_points():
-    """The expected noise of the report is near that of the values themselves."""
+    """The expected noise of the report is near the noise of the values themselves."""
     proto = linear(70, 6)
     staged = stage(proto, fractional("uint4"))
     row = tensor_errors(staged.model, staged.plan, staged.statistics, staged.encodings)[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from agreement import with_outputs
 from builders import build, graph_text, planned, qdq_of, stage, weights
 from engines import build_all, verdicts
 
@@ -15,14 +16,13 @@ import onnxfq
 from onnxfq.errors import PlanError
 from onnxfq.graph.names import Use
 from onnxfq.numerics.float_types import FloatName
-from onnxfq.passes.insert_fake_quantize import InsertFakeQuantize
+from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.runtime.session import Session
-from onnxfq.stages.insert import qdq_pass
+from onnxfq.stages.insert import with_target_qdq
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.rules.context import read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 from onnxfq.tools.check import check
-from tests.test_agreement import with_outputs
 
 pytestmark = pytest.mark.slow
 BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
@@ -40,7 +40,7 @@ def model(family: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dic
         onnx.save(importlib.import_module("networks").bert("N"), path)
         return {"input_ids": rng.integers(0, 2000, (2, 128)), "attention_mask": np.ones((2, 128), int)}, 26
     pytest.importorskip("torch.nn")
-    one = importlib.import_module("transformer_families").FAMILIES[family]
+    one = importlib.import_module("torch_networks").FAMILIES[family]
     onnxfq.export_torch(one.build().eval(), one.inputs, path)
     feed = {}
     for value, given in zip(onnx.load(path).graph.input, one.inputs, strict=True):
@@ -53,14 +53,14 @@ def model(family: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dic
 
 
 @BUILDER
-@pytest.mark.filterwarnings("ignore")  # of the exporter, which is not under test
+@pytest.mark.filterwarnings("ignore")  # the exporter is not under test
 @pytest.mark.parametrize(
     ("family", "floats"), [*((family, "fp16") for family in FAMILIES), ("bert", "fp32"), ("decoder", "fp32")]
 )
 def test_every_linear_layer(
     family: str, floats: FloatName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each linear layer is NVFP4 in the engine; MXFP8 weights stay 8 bits but for those told above.
+    """Each linear layer is NVFP4 in the engine; MXFP8 weights stay 8 bits except for the ones above.
 
     No rule speaks, and both products of each attention are in float with a reason.
     """
@@ -69,7 +69,13 @@ def test_every_linear_layer(
     made = {}
     for recipe in ("tensorrt-nvfp4", "tensorrt-mxfp8"):
         half = onnxfq.FloatOptions(floats)
-        result = onnxfq.quantize(source, [feed], recipe=recipe, floats=half, protect=None)
+        result = onnxfq.quantize(
+            source,
+            [feed],
+            recipe=recipe,
+            accuracy=onnxfq.AccuracyTarget(repair=None),
+            options=onnxfq.QuantizeOptions(floats=half),
+        )
         made[recipe] = result.qdq
         assert check(result.qdq).findings == ()
         whys = [s.why for s in result.plan.skipped if s.op_type == "MatMul" and s.kind == "node"]
@@ -111,7 +117,7 @@ def test_the_form_of_rows():
 def test_rows_change_no_bit(shape: str) -> None:
     """ONNX Runtime runs the MXFP8 model through its function bodies: the bits of the simulation."""
     staged = stage(rows(shape), "tensorrt-mxfp8")
-    simulated = InsertFakeQuantize(staged.plan, staged.encodings).run(staged.model).model.proto
+    simulated = with_fake_quantize(staged.model, staged.plan, staged.encodings).proto
     for name in ("y", "z"):
         one, other = (
             Session(with_outputs(proto, [name]), 1, exact=True).run(staged.feed, [name])[0]
@@ -139,7 +145,7 @@ def test_rows_of_an_edited_plan():
     staged = stage(proto, "nvfp4")
     plan = staged.plan.model_copy(update={"target": "tensorrt"})
     with pytest.raises(PlanError, match="TensorRT takes 3 axes at most in this format, and 'mm'"):
-        qdq_pass(plan, staged.encodings).run(staged.model)
+        with_target_qdq(staged.model, plan, staged.encodings)
 
 
 IN_FLOAT = {

@@ -39,7 +39,9 @@ def test_one_scale_spares_layers(tmp_path: Path) -> None:
     found = []
     for recipe in (INT8, APART):
         floats = onnxfq.FloatOptions("fp16")
-        made = onnxfq.quantize(proto, [feed_for(proto)], recipe=recipe, floats=floats)
+        made = onnxfq.quantize(
+            proto, [feed_for(proto)], recipe=recipe, options=onnxfq.QuantizeOptions(floats=floats)
+        )
         assert not made.encodings.unshared
         found.append(layers(tmp_path, made.qdq))
     pools = [[layer.kind for layer in one].count("maxpool") for one in found]

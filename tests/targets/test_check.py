@@ -55,7 +55,7 @@ def test_unknown_target() -> None:
 
 
 def test_findings_that_are_alike_are_one_line() -> None:
-    """Of findings that differ in names and numbers alone text has one line with a count; JSON has all."""
+    """Text has one line with a count for findings that differ in names and numbers alone; JSON has all."""
     alike = [
         Finding(
             rule="axis", severity="float", node=f"n{i}", op_type="Conv", message=f"axis {i} of 'w{i}' is odd"
@@ -99,7 +99,7 @@ def test_dense_blocks_take_no_time() -> None:
     model = build(text + " [conv] y = Conv (t60, w) }", {"w": stored(4, 61, 1, 1, dtype=np.float32)})
     start = time.process_time()
     onnxfq.check(model)
-    assert time.process_time() - start < 5  # seconds; followed each time anew it would be 2^60 steps
+    assert time.process_time() - start < 5  # seconds; without a memory it would be 2^60 steps
 
 
 def test_local_functions_are_looked_into() -> None:
@@ -145,7 +145,7 @@ def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_changed_format_is_an_error(monkeypatch: pytest.MonkeyPatch, report: Report, says: str) -> None:
-    """A log that cannot be read is no pass: an error tells so."""
+    """A log that cannot be read is not a pass: an error says so."""
     reported(monkeypatch, report, report)
     with pytest.raises(RuntimeLibraryError, match=says):
         onnxfq.check(conv(), build=BuildOptions())
@@ -168,7 +168,7 @@ def test_failures_are_findings(monkeypatch: pytest.MonkeyPatch, report: Report, 
 
 
 def test_rules_speak_before_the_builder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a rule names a refusal, the builder's words about it are left out."""
+    """If a rule names a refusal, the builder's words about it are left out."""
     reported(monkeypatch, *[Report("1.7.1", faults=(("xq", "QuantizeLinear", "no"),))] * 2)
     result = onnxfq.check(conv(s=conv_constants()["s"] * 0), build=BuildOptions())
     assert [f.rule for f in result.findings] == ["scale-value"]
@@ -176,14 +176,14 @@ def test_rules_speak_before_the_builder(monkeypatch: pytest.MonkeyPatch) -> None
 
 @needs_builder
 def test_timeout_is_a_finding() -> None:
-    """A builder that takes too long is ended, and that is told."""
+    """A builder that takes too long is ended, and a line says so."""
     result = onnxfq.check(conv(), build=BuildOptions(seconds=0.01))
     assert {f.rule for f in result.findings} == {"timeout"}
     assert "took more than 0.01 s" in result.findings[0].message
 
 
 def test_engine_tells_what_no_rule_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that the builder turns to float without a rule for it is a finding of its own."""
+    """A node that the builder turns to float without a rule for it is a separate finding."""
     layers = (
         "Layers:\nName: conv_0, LayerType: correlation, Inputs: [ { Name: a, Dimensions: [1,8,6,6], "
         "Format/Datatype: Float } ], Constants: [], Outputs: [], TacticName: x, Metadata: [ONNX Layer: conv]"
@@ -204,7 +204,7 @@ def test_a_float_model_is_told() -> None:
 
 @needs_builder
 def test_large_models_are_built_from_two_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A model that one file cannot hold is handed over with its weights beside it."""
+    """A model that one file cannot hold is handed over with its weights next to it."""
     monkeypatch.setattr(sizes, "LIMIT", 0)
     model = build(CONV, conv_constants(w=stored(256, 8, 3, 3), ws=np.ones(256, np.float32), wz=None), **OPSET)
     model.graph.node[2].input.pop()
@@ -280,6 +280,6 @@ def test_command(capfd: pytest.CaptureFixture[str]) -> None:
 @needs_builder
 @pytest.mark.usefixtures("files")
 def test_command_builds(capfd: pytest.CaptureFixture[str]) -> None:
-    """With --build the coverage is that of the engines, for the shape that is given."""
+    """With --build the coverage comes from the engines, for the shape that is given."""
     assert main(["check", "open.onnx", "--build", "--shape", "x:2x3x6x6"]) == 0
     assert "Conv 1/1 low (built by TensorRT for RTX 1.7" in capfd.readouterr().out

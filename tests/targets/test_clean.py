@@ -1,4 +1,4 @@
-"""What onnxfq writes for TensorRT breaks no rule, and TensorRT for RTX keeps all that it promises."""
+"""A model written for TensorRT breaks no rule, and TensorRT for RTX keeps all that it promises."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def models(digits_model: Path, digit_images: np.ndarray) -> dict[str, onnx.Model
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rules_find_nothing(name: str, models: dict[str, onnx.ModelProto]) -> None:
-    """No finding, but for ConvTranspose, which is a matter of the TensorRT at hand; all promises are kept."""
+    """No finding, except for ConvTranspose, which depends on the TensorRT at hand; all promises are kept."""
     result = check(models[name])
     assert result.passed
     assert {(f.severity, f.rule) for f in result.findings} <= {("warning", "conv-transpose")}, result.table()
@@ -50,7 +50,7 @@ def test_rules_find_nothing(name: str, models: dict[str, onnx.ModelProto]) -> No
 def reports(
     models: dict[str, onnx.ModelProto], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Report]]:
-    """What the builder makes of them, by name and architecture."""
+    """Results of the builder, by name and architecture."""
     return build_all(tmp_path_factory.mktemp("clean"), models)
 
 

@@ -1,4 +1,4 @@
-"""Models for ONNX Runtime in a session with its default options, which are those of its users."""
+"""Models for ONNX Runtime in a session with its default options, as its users have them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_default_options(form: str, opset: int, tmp_path: Path, caplog: pytest.L
 
 
 def test_a_weight_in_a_stack_has_one_scale_and_says_why(tmp_path: Path) -> None:
-    """A weight of three axes has one scale beside 8-bit inputs, and one for each channel without."""
+    """A weight of three axes has one scale with 8-bit inputs, and one for each channel without."""
     proto = build("g (float[4,5,64] x) => (float[4,5,32] y) { y = MatMul (x, m) }", {"m": weights(4, 64, 32)})
     for form, scales in (("static", 1), ("dynamic", 1), ("int16 inputs", 32), ("weights", 32)):
         feeds = [{"x": weights(4, 5, 64)}]

@@ -60,6 +60,6 @@ def test_verdict(node: str, expected: str) -> None:
 
 
 def test_layers_end_with_the_list() -> None:
-    """What follows the list is no layer, and an unknown format gives none."""
+    """Text after the list is not a layer, and an unknown format gives none."""
     assert [layer.kind for layer in parse_layers(TEXT)][-1] == "gemm" and len(parse_layers(TEXT)) == 9
     assert parse_layers("Layers:\nlayer 1: gemm") == ()

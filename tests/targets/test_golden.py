@@ -1,7 +1,7 @@
-"""What TensorRT for RTX makes of whole networks: counts of layers, kept in files with the builder's version.
+"""Engines of TensorRT for RTX for whole networks: counts of layers, kept in files with the builder's version.
 
 ONNXFQ_GOLDEN=all builds every recipe with fixed and open batch, and the remainder in float32 and float16, for
-minutes; ONNXFQ_WRITE_GOLDEN=1 does so and writes the files anew. ONNXFQ_MODELS names a folder of more models;
+minutes; ONNXFQ_WRITE_GOLDEN=1 does so and rewrites the files. ONNXFQ_MODELS names a folder of more models;
 those with a golden file are built as well.
 """
 
@@ -80,7 +80,7 @@ def compare(file: str, found: dict[str, dict[str, object]]) -> None:
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     golden = json.loads(path.read_text(encoding="utf-8"))
     for name, one in found.items():
-        # A patch release may make the same engine: the version is told, not compared.
+        # A patch release may make the same engine: the version is printed, not compared.
         told = f"{name}: made by {golden[name]['builder']}, now {one['builder']}"
         assert {**one, "builder": ""} == {**golden[name], "builder": ""}, told
 

@@ -41,7 +41,7 @@ def test_rule_names_the_mistake(case: Planted) -> None:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
-    """What the builder makes of every case, by its name."""
+    """Results of the builder for every case, by its name."""
     folder, jobs = tmp_path_factory.mktemp("planted"), []
     for number, case in enumerate(CASES):
         reading = read(case.make(), EXTRA)

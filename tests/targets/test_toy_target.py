@@ -79,7 +79,7 @@ def dequantized(proto: onnx.ModelProto, op: str, slot: int) -> tuple[np.ndarray,
 
 
 def test_numbers_of_onnxruntimes_quantizer(tmp_path: Path) -> None:
-    """Bias integers and scales, and what the model computes, are those of onnxruntime.quantization."""
+    """Bias integers and scales, and the outputs of the model, equal onnxruntime.quantization's."""
     proto = network()
     feeds = [feed_for(proto, seed) for seed in range(3)]
     ours = onnxfq.quantize(proto, feeds, recipe=RECIPE)
@@ -106,7 +106,7 @@ def test_numbers_of_onnxruntimes_quantizer(tmp_path: Path) -> None:
 
 
 def test_every_slot_by_numpy() -> None:
-    """The scale of a bias is that of its products, its integers are the quotients; outputs are on a grid."""
+    """The scale of a bias is its products' scale, its integers are the quotients; outputs are on a grid."""
     proto = network()
     feeds = [feed_for(proto, seed) for seed in range(3)]
     model = onnxfq.load(proto)
@@ -147,7 +147,7 @@ def test_biases_that_stay_float() -> None:
 
 
 def test_other_targets_place_what_they_placed() -> None:
-    """The operators of one policy are no other target's."""
+    """The operators of one policy belong to no other target."""
     plan = onnxfq.make_plan(onnxfq.load(network()), onnxfq.load_recipe("tensorrt-int8"))
     assert {p.tensor for p in plan.placements} == set("xwfv")
 

@@ -73,7 +73,7 @@ def test_the_first_wrong_tensor_is_named(wrong: str, tmp_path: Path) -> None:
 
 
 def test_steps_are_those_of_the_scale(tmp_path: Path) -> None:
-    """An error of two steps of a tensor's scale is told as two steps."""
+    """An error of two steps of a tensor's scale is reported as two steps."""
     staged = stage(three())
     proto = qdq_of(staged)
     results = tensors_of(proto, [staged.feed])
@@ -202,7 +202,7 @@ def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     results = tensors_of(proto, [staged.feed])
     results[0]["c"] = -results[0]["c"]
     (tmp_path / "o.json").write_text(outputs_json(results))
-    assert main([*common, "--b", str(tmp_path / "o.json")]) == 3
+    assert main([*common, "--candidate", str(tmp_path / "o.json")]) == 3
     assert "part at 'c' of MatMul 'two'" in capfd.readouterr().out
-    assert main([*common, "--b", str(tmp_path / "o.json"), "--json"]) == 3
+    assert main([*common, "--candidate", str(tmp_path / "o.json"), "--json"]) == 3
     assert json.loads(capfd.readouterr().out)["format"] == "onnxfq.comparison/1"

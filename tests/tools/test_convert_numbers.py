@@ -76,7 +76,7 @@ ZEROS = {
 }
 PAIRED = """p = QuantizeLinear (a, s, z) d = DequantizeLinear (p, s, z) wd = DequantizeLinear (w, ws)
     x = Conv (d, wd) q = QuantizeLinear (x, s, z)"""
-# What operators of ONNX do between a pair: the text from q to t, and constants. `n` stands for a number.
+# Operators of ONNX between a pair: the text from q to t, and constants. `n` stands for a number.
 BETWEEN: dict[str, tuple[str, Arrays]] = {
     "Clip": ("t = Clip (q, n, m)", {}),
     "Clip from below": ("t = Clip (q, n)", {}),
@@ -453,7 +453,7 @@ CONTRIB: dict[str, tuple[str, Arrays]] = {
 
 @pytest.mark.parametrize("case", CONTRIB)
 def test_integer_operators(case: str) -> None:
-    """What onnxruntime computes with integer operators is computed with pairs.
+    """Pairs compute the results of onnxruntime's integer operators.
 
     28 dB: a dynamic scale is less than the constant one of the same data.
     """
@@ -644,7 +644,7 @@ def test_what_has_no_real_form(case: str, tmp_path: Path, capsys: pytest.Capture
 
 
 def test_findings_end_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An operator that the target lacks is told, in JSON too, and the exit code is 1; the file is written."""
+    """An operator that the target lacks is reported, in JSON too, with exit code 1; the file is written."""
     source = build(
         """g (float[4,8] x) => (float[4,6] y) { q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)
             k = DequantizeLinear (w, s) m = MatMul (d, k) y = com.microsoft.QuickGelu (m) }""",

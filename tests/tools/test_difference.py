@@ -117,13 +117,13 @@ def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     onnx.save(insert_qdq(*parts), tmp_path / "a.onnx")
     onnx.save(insert_fake_quantize(*parts), tmp_path / "b.onnx")
     a, b = str(tmp_path / "a.onnx"), str(tmp_path / "b.onnx")
-    assert main(["diff", a, a]) == 0
+    assert main(["inspect", a, a]) == 0
     assert "no difference" in capfd.readouterr().out
-    assert main(["diff", a, b]) == 3
+    assert main(["inspect", a, b]) == 3
     assert "placement" in capfd.readouterr().out
-    assert main(["diff", a, b, "--json"]) == 3
+    assert main(["inspect", a, b, "--json"]) == 3
     assert json.loads(capfd.readouterr().out)["found"]
-    assert main(["diff", a, str(tmp_path / "none.onnx")]) == 1
+    assert main(["inspect", a, str(tmp_path / "none.onnx")]) == 1
 
 
 def test_provenance_tells_what_it_was_made_from(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_samples_and_outputs(written):
 
 
 def test_the_model_shapes_and_findings(written):
-    """The model is the given one; the profile covers the samples; the findings are those of `check`."""
+    """The model is the given one; the profile covers the samples; the findings equal `check`."""
     folder, proto, _ = written
     assert onnx.load(folder / "model.onnx") == proto
     profile = json.loads((folder / "profiles.json").read_text())["x"]
@@ -83,7 +83,7 @@ def test_the_model_shapes_and_findings(written):
 
 @pytest.mark.parametrize("release", kit.RELEASES)
 def test_scripts(written, release):
-    """A shell reads the scripts; the files that they name are there; 10 is told to be strongly typed."""
+    """A shell reads the scripts; the files that they name are there; 10 gets the flag for strong types."""
     folder, _, _ = written
     script = folder / f"tensorrt{release}.sh"
     assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
@@ -146,7 +146,7 @@ def test_without_data(tmp_path: Path):
 
 
 def test_texts_sequences_and_long_names(tmp_path: Path):
-    """What is no array of numbers is left out with a note; a file gets a name that a file can have."""
+    """Values other than arrays are left out with a note; a file gets a name that a file can have."""
     proto = build(
         f"""g (float[N,4] {"x" * 300}, string[M] words)
             => (float[N,4] y, seq(float[N,4]) s, string[M] said) {{
@@ -172,7 +172,7 @@ def test_what_onnxruntime_cannot_run(tmp_path: Path):
 
 
 def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Where the disk is full in the middle, a new folder goes again and an empty one is empty again."""
+    """If the disk is full in the middle, a new folder goes again and an empty one is empty again."""
 
     def refuse(*given: object) -> None:
         raise OutputError("no space left")
@@ -243,7 +243,7 @@ def test_ends_of_profiles_are_set(tmp_path: Path, capfd: pytest.CaptureFixture[s
 
 
 def test_names_that_are_alike_or_numpys_own(tmp_path: Path):
-    """Every input has a raw file of its own, and arrays may be called as arguments of NumPy."""
+    """Every input has its own raw file, and arrays may be called as arguments of NumPy."""
     names = ("a/b", "a_b", "A_b", "file", "allow_pickle")
     proto = named_inputs(names)
     feed = {name: weights(1, 4) + np.float32(number) for number, name in enumerate(names)}

@@ -44,7 +44,7 @@ def test_qdq_model() -> None:
 
 @pytest.mark.parametrize("switchable", [False, True], ids=["fixed", "switchable"])
 def test_fake_quant_model(switchable: bool) -> None:
-    """FakeQuantize nodes tell their type by attribute; the switch is no input to feed."""
+    """FakeQuantize nodes tell their type by attribute; the switch is not an input to feed."""
     staged = stage(conv_relu(), "onnxruntime-int8")
     proto = insert_fake_quantize(staged.model, staged.plan, staged.encodings, switchable=switchable)
     found = inspect_model(proto)
@@ -55,7 +55,7 @@ def test_fake_quant_model(switchable: bool) -> None:
 
 
 def test_blocked_weights() -> None:
-    """Blocks are told with their size and axis, from the node's attributes."""
+    """Blocks are listed with their size and axis, from the node's attributes."""
     recipe = with_weights("onnxruntime-int8", qtype="int4", granularity="blocked", block_size=2)
     text = "g (float[N,4] x) => (float[N,3] y) { y = MatMul (x, w) }"
     staged = stage(build(text, {"w": weights(4, 3)}, opset=21, ir=10), recipe)
@@ -94,7 +94,7 @@ def test_formats_are_told(qtype: str) -> None:
 
 
 def test_block_shapes_are_told() -> None:
-    """N-D blocks of a fake-quant model are told with all their sizes."""
+    """N-D blocks of a fake-quant model are listed with all their sizes."""
     recipe = with_weights("onnxruntime-int8", granularity="block_shape", block_shape=[2, -1])
     staged = stage(
         build("g (float[N,4] x) => (float[N,3] y) { y = MatMul (x, w) }", {"w": weights(4, 3)}), recipe
@@ -147,7 +147,7 @@ def test_the_format_that_a_wider_type_carries(qtype: str) -> None:
 
 
 def test_fractional_zero_points_are_told() -> None:
-    """A zero point that is no integer is printed as it is."""
+    """A fractional zero point is printed as it is."""
     recipe = one_format("uint8", "simulation").model_dump()
     recipe["activations"]["zero_point"] = "fractional"
     staged = stage(conv_relu(), Recipe.model_validate(recipe))

@@ -17,17 +17,18 @@ from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQua
 from ort_quantizer import by_ort
 
 from onnxfq.cli.main import main
-from onnxfq.documents.cast_plan import FloatOptions
+from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import QuantizeResult, quantize
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.tools.convert import convert
 
-TURBO = pytest.mark.filterwarnings("ignore")  # of onnxruntime's quantizer, which is not under test
+TURBO = pytest.mark.filterwarnings("ignore")  # onnxruntime's quantizer is not under test
 
 NOISE_DB = 20.0
 """SQNR that int8 ranges of normal values leave after two products; a lost Relu or Clip leaves less than 5."""
@@ -55,11 +56,12 @@ def again(
     proto: onnx.ModelProto,
     feed: dict[str, np.ndarray],
     recipe: str | Recipe = "tensorrt-int8",
-    **options: object,
+    floats: FloatOptions = ALL_FLOAT32,
+    **more: object,
 ) -> QuantizeResult:
     """Quantize `proto` again on `feed`."""
     chosen = load_recipe(recipe).model_copy(update={"existing": "requantize"})
-    return quantize(proto, [feed], recipe=chosen, **options)
+    return quantize(proto, [feed], recipe=chosen, options=QuantizeOptions(floats=floats), **more)
 
 
 def stored(result: QuantizeResult) -> list[NDArray[np.float32]]:
@@ -175,7 +177,7 @@ def test_stored_integers_stay(name: str, floats: str) -> None:
     result = again(proto, X, floats=FloatOptions(name=floats))
     assert any(one.shape == want.shape and np.array_equal(one, want) for one in stored(result))
     assert note(result) == "weights with numbers on a grid: 1 kept"
-    assert sqnr_db(proto, result.qdq, X) > (18.0 if name == "Brevitas" else NOISE_DB)  # of 4-bit weights
+    assert sqnr_db(proto, result.qdq, X) > (18.0 if name == "Brevitas" else NOISE_DB)  # 4-bit weights
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ def test_stored_integers_stay(name: str, floats: str) -> None:
     [("Conv", (16, 1, 3, 3), 0, "group = 16"), ("Conv", (8, 16, 3, 3), 0, "pads = [1, 1, 1, 1]")],
 )
 def test_integers_of_convolutions_stay(op: str, shape: tuple[int, ...], axis: int, attributes: str) -> None:
-    """So it is for depthwise and other convolutions."""
+    """The same holds for depthwise and other convolutions."""
     w = weights(*shape, seed=4)
     others = tuple(d for d in range(4) if d != axis)
     scale = (np.abs(w).max(others) / 127).astype(np.float32)
@@ -465,7 +467,7 @@ def test_fake_quant_nodes_leave_their_range() -> None:
 @pytest.mark.parametrize("kind", ["QUInt8", "QInt8"])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_models_of_onnxruntime(name: str, kind: str, per_channel: bool, tmp_path: Path) -> None:
-    """What its quantizer writes keeps its outputs within the noise of the grid, or is refused in one line."""
+    """A model of its quantizer keeps its outputs within the noise of the grid, or is refused in one line."""
     proto = BUILDERS[name]()
     feeds = [feed_for(proto, seed, 8) for seed in range(4)]
     asked = {"activation_type": QuantType[kind], "quant_format": QuantFormat.QDQ, "per_channel": per_channel}

@@ -46,7 +46,7 @@ def prepared() -> nn.Module:
 
 
 def test_round_trip_through_a_file(tmp_path):
-    """What one module gives another takes, learned scales included; then both compute the same bits."""
+    """One module takes the encodings of another, learned scales included; then both compute the same bits."""
     one, other = prepared(), network()
     learn_grids(one)
     get_encodings(one).save(tmp_path / "model.encodings.json")

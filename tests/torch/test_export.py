@@ -389,14 +389,14 @@ def test_keyword_inputs_that_do_not_fit(message, kwargs):
     ],
 )
 def test_exports_that_cannot_be(message, module, inputs, options):
-    """What cannot be exported as asked is a ModelError: one line with torch's reason and the remedy."""
+    """A module that cannot be exported is a ModelError: one line with torch's reason and the remedy."""
     with pytest.raises(ModelError, match=message) as raised:
         export_torch(module, inputs, **options)
     assert "\n" not in str(raised.value)
 
 
 def test_invalid_model_is_refused(monkeypatch):
-    """What an exporter returns is checked: a model that breaks ONNX's rules never reaches the user."""
+    """The result of an exporter is checked: a model that breaks ONNX's rules never reaches the user."""
     broken = export_torch(Network(), TWO)
     broken.graph.node[0].input[0] = "nowhere"
     monkeypatch.setitem(EXPORTERS, "dynamo", lambda model, request: broken)

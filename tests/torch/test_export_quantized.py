@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import numpy_helper
+from quantized_modules import run
 
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
@@ -34,16 +35,6 @@ from onnxfq.torch import (
 )
 
 both = pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
-
-
-def run(model: onnx.ModelProto, x: torch.Tensor) -> np.ndarray:
-    """Return the output of ONNX Runtime, all of its rewriting off."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
 
 
 def operators(model: onnx.ModelProto) -> set[tuple[str, str]]:
@@ -135,7 +126,7 @@ def test_networks_compute_what_torch_computes(name, asked, learned, exporter):
     assert found == {q.qparams()[0].numpy().tobytes() for q in quantizers(model).values()}
 
 
-# Tracing reads sizes of its own states; the same is told of a float LSTM.
+# Tracing reads sizes of its own states; it says the same of a float LSTM.
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:Exporting a model:UserWarning")
 @both
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -170,7 +161,7 @@ class Rounded(nn.Module):
 def test_torchs_functions_are_translated(low, high, caplog):
     """torch.fake_quantize_* become Q/DQ with their limits; where both arithmetics agree, equal bits.
 
-    The difference of the two arithmetics is told once, with the number of quantizers.
+    The difference of the two arithmetics is one warning, with the number of quantizers.
     """
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)) * 20
     scale, zero = torch.tensor([0.1, 0.3, 0.25, 0.7]), torch.zeros(4, dtype=torch.int32)
@@ -203,7 +194,7 @@ def test_modules_of_torch_ao(fused):
     exported = export_torch(model.eval(), (x,))
     (first, *_) = scales(exported)
     assert first[1] == activation.scale.numpy()
-    # Scales of rand() are no powers of two: a value at a tie may go to the other step, 1/255 times a weight.
+    # Scales of rand() are not powers of two: a value at a tie may go to the other step, 1/255 times a weight.
     np.testing.assert_allclose(run(exported, x), model(x).detach().numpy(), rtol=0, atol=0.01)
 
 
@@ -236,7 +227,7 @@ def test_written_out_quantization_is_recognised(form, exporter):
     ids=["no limits", "other scale", "odd limits", "other offset"],
 )
 def test_other_rounding_is_left_alone(function):
-    """Rounding that is no quantization stays as it was written."""
+    """Rounding without quantization stays as it was written."""
     exported = export_torch(Rounded(function), (torch.ones(2, 3),))
     assert "Round" in {op for _, op in operators(exported)}
 

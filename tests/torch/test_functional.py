@@ -8,6 +8,7 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
+from quantized_modules import prepared, recipe, roles
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -15,18 +16,17 @@ import onnxfq
 from onnxfq.documents.recipe import Recipe
 from onnxfq.tools.check import check
 from onnxfq.torch import compute_encodings, export_torch, quantize_module, quantizers
-from onnxfq.torch.attention import expand
+from onnxfq.torch.attention import decompose_sdpa
 from onnxfq.torch.export import export_nodes
 from onnxfq.torch.exporters import lift
 from onnxfq.torch.request import Request, bind, name_inputs
-from tests.torch.test_quantize_module import prepared, recipe, roles
 
 
 class Functional(nn.Module):
     """Attention, convolution and products of all kinds, written as functions of parameters."""
 
     def __init__(self) -> None:
-        """Give every function a weight of its own."""
+        """Give every function its own weight."""
         super().__init__()
         for i in range(4):
             self.register_parameter(f"w{i}", nn.Parameter(torch.randn(64, 64) / 8))
@@ -56,7 +56,7 @@ def exported():
 def test_placement_is_that_of_the_onnx_side(asked, exported):
     """A recipe puts quantizers where make_plan does on the export; weights have a scale for each channel.
 
-    But for queries, keys and values out of one layer, whose parts have quantizers of their own in a module.
+    Except for queries, keys and values out of one layer, whose parts have their own quantizers in a module.
     """
     model, x = Functional().eval(), torch.rand(2, 4, 64)
     prepared(model, x, asked)
@@ -104,7 +104,7 @@ HIDDEN[2] = False  # a row that sees nothing
     ids=lambda keywords: "-".join(keywords) or "plain",
 )
 def test_attention_taken_apart_is_torchs(keywords):
-    """With quantizers that do not round, its output is that of torch's own way of writing it out.
+    """With quantizers that do not round, its output equals torch's own way of writing it out.
 
     1e-6: torch may leave a factor of 1 out, and sums in another order.
     """
@@ -122,7 +122,7 @@ def test_attention_taken_apart_is_torchs(keywords):
 
 
 def test_attention_left_in_float_is_called_as_before():
-    """Where an override keeps both products in float, the rewritten forward has torch's fused call."""
+    """If an override keeps both products in float, the rewritten forward has torch's fused call."""
     torch.manual_seed(0)
     model = Functional().eval()
     x = torch.rand(2, 4, 64)
@@ -139,7 +139,7 @@ def test_attention_left_in_float_is_called_as_before():
 
 
 def test_training_moves_a_functional_weight_and_the_export_follows():
-    """The exported scale is that of the weight after the last step, though forward has not run since."""
+    """The exported scale belongs to the weight after the last step, though forward has not run since."""
     torch.manual_seed(0)
     model, x = Functional().eval(), torch.rand(2, 4, 64)
     prepared(model, x)
@@ -194,7 +194,7 @@ def test_one_weight_of_two_readers():
 
 @pytest.mark.parametrize("asked", ["tensorrt-int4", "tensorrt-int8-weights"])
 def test_targets_reasons_hold_for_modules_too(asked):
-    """What TensorRT would run in float for all that stays in float, as on the ONNX side, with its reason."""
+    """Operations that TensorRT would run in float stay in float, as on the ONNX side, with its reason."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(1024, 256), nn.Linear(256, 100)).eval()
     float_model = onnxfq.load(export_torch(model, torch.rand(2, 3, 18, 18)))
     on_onnx = onnxfq.make_plan(float_model, onnxfq.load_recipe(asked))
@@ -214,7 +214,7 @@ def test_transposed_convolutions_have_one_scale_for_tensorrt():
 
 
 def test_what_depends_on_shapes_is_told_by_check():
-    """A module has no batch: what TensorRT makes of one row for ever is found on the export, by `check`."""
+    """A module has no batch: the rules for a fixed batch of one apply to the export, by `check`."""
     model = nn.Sequential(nn.Linear(2048, 1024)).eval()
     prepared(model, torch.rand(1, 2048), "tensorrt-int8-weights")
     fixed = export_torch(model, torch.rand(1, 2048), dynamic_batch=False)
@@ -226,7 +226,7 @@ def test_what_depends_on_shapes_is_told_by_check():
 def test_expanding_keeps_the_names_of_all_else():
     """The products of an attention are named after the call, and other operations as torch.fx names them."""
     graph = torch.fx.Tracer().trace(Attend())
-    expand(graph)
+    decompose_sdpa(graph)
     names = [node.name for node in graph.nodes if node.target is torch.matmul]
     assert names == ["scaled_dot_product_attention_scores", "scaled_dot_product_attention_context"]
 

@@ -1,4 +1,4 @@
-"""onnxfq.torch.qat_gradients: values and gradients are those of torch, of the papers and of numerics."""
+"""onnxfq.torch.qat_gradients: values and gradients equal torch, the papers and numerics."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_per_tensor_equals_torch(qtype, zero_point):
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("zeros", [torch.int32, torch.float32])
 def test_per_channel_equals_torch(axis, zeros):
-    """So it is per channel, on any axis; torch's float zero points are those of learned ones."""
+    """The same holds per channel, on any axis; torch's float zero points belong to learned ones."""
     x, channels = values(20, 30, 40), (20, 30, 40)[axis]
     scale = torch.rand(channels, generator=torch.Generator().manual_seed(1)) + 0.01
     zero_point = torch.arange(channels).to(zeros) % 5 - 2
@@ -181,7 +181,7 @@ def test_granularities_equal_numerics(granularity, qtype, fractions, seed):
 
 @pytest.mark.parametrize("saturate", [True, False])
 def test_saturate_masks_the_gradient(saturate):
-    """Without saturate the gradient passes outside the grid; integers saturate all the same."""
+    """Without saturate the gradient passes outside the grid; integers saturate in any case."""
     x = torch.tensor([-9.0, -8.4, 0.2, 7.4, 7.6, float("nan")], requires_grad=True)
     y = fake_quantize(x, 1.0, qtype="int4", saturate=saturate)
     y.backward(torch.ones(6))
@@ -271,7 +271,7 @@ def test_range_gives_the_cores_parameters(symmetric):
 
 
 def test_range_gradients_are_derivatives():
-    """Gradients of min and max are those of AIMET's parametrisation with its rounding errors frozen."""
+    """Gradients of min and max equal AIMET's parametrisation with its rounding errors frozen."""
     x, rmin, rmax = values(80).double(), torch.tensor(-4.3).double(), torch.tensor(7.9).double()
 
     def formula(x, rmin, rmax):
@@ -358,7 +358,7 @@ def test_mistakes(message, x, scale, keywords):
 
 
 def test_zero_point_outside():
-    """A zero point that is no number of the grid is refused, one of a float type too."""
+    """A zero point that is not a number of the grid is refused, one of a float type too."""
     with pytest.raises(SpecError, match=r"in \[-8, 7\] for int4, found 9.0"):
         fake_quantize(torch.ones(2), 1.0, 9, qtype="int4")
     with pytest.raises(SpecError, match="0 for a float type, found 1.0"):
@@ -383,7 +383,7 @@ def test_a_million_values_per_channel():
 
 
 def test_a_million_values_by_cachemask():
-    """So they have per tensor, with scale and zero point as tensors."""
+    """The same holds per tensor, with scale and zero point as tensors."""
     x, scale, zero_point = values(MILLION), torch.tensor(0.05), torch.tensor(7, dtype=torch.int32)
     y, gradient = with_gradient(
         lambda x: fake_quantize(x, scale, zero_point, qtype="uint8", arithmetic="reciprocal"), x
@@ -395,7 +395,7 @@ def test_a_million_values_by_cachemask():
 
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_a_million_learned_values(per_channel):
-    """Values and the gradient of x are torch's learnable ones to the bit, that of the scale is the exact sum.
+    """Values and the gradient of x are torch's learnable ones to the bit, the scale's is the exact sum.
 
     The sum of torch's terms in float64; ours is in float32, pairwise or in vectors: 1e-5 of its size, or
     2^-24 of the sum of all magnitudes. torch's own sum per channel goes one by one, and is off by 1e-3.
@@ -454,7 +454,7 @@ def test_gradcheck_of_float_grids(qtype):
 def test_gradcheck_of_ranges(symmetric):
     """Minimum and maximum have the derivatives of the scale; of a zero point that is not rounded away.
 
-    The zero point's rounding passes its gradient straight through, so it is told apart from its own
+    The zero point's rounding passes its gradient straight through, which differs from its
     differences: only the scale is checked here, the rest in `test_range_gradients_are_derivatives`.
     """
     ends = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (-3.3, 5.1)]

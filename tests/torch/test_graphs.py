@@ -87,7 +87,7 @@ def test_functions_compile_whole(name, dtype):
 @pytest.mark.parametrize("learned", ["nothing", "scale", "scale_zero_point", "range"])
 @pytest.mark.parametrize("blocks", [{"axis": 1}, {"axis": 1, "block_size": 8}], ids=str)
 def test_modules_compile_whole(learned, blocks):
-    """So is the module, whatever it learns and however its scales lie; and torch.export takes it."""
+    """The module compiles too, whatever it learns and however its scales lie; torch.export takes it."""
     one = FakeQuantize(QuantSpec(qtype="uint4", symmetric=False, **blocks))
     x = values(8, 32)
     with compute_encodings(one):
@@ -119,7 +119,7 @@ class Network(nn.Module):
 def test_networks_compile_and_export_whole(learned):
     """A quantized network trains as one graph, folded BatchNorm and attention in it, and can be exported.
 
-    Its forward computes the plain module's numbers but for the order of sums: one step of 8 bits at most.
+    Its forward computes the plain module's numbers except for the order of sums: one step of 8 bits at most.
     """
     model, x = Network().eval(), values(3, 2, 4, 4)
     quantize_module(model, "tensorrt-int8")

@@ -12,6 +12,7 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
+from quantized_modules import prepared, recipe, run
 from torch.nn.utils import parametrizations, prune
 
 from onnxfq.errors import ModelError, PlanError
@@ -29,8 +30,6 @@ from onnxfq.torch import (
     range_to_params,
     remove_fake_quantize,
 )
-from tests.torch.test_export_quantized import run
-from tests.torch.test_quantize_module import prepared, recipe
 
 
 def network() -> nn.Module:
@@ -169,7 +168,7 @@ def old_weight_norm(layer: nn.Module) -> nn.Module:
     ids=["weight-norm", "spectral-norm", "older-weight-norm", "pruned"],
 )
 def test_weights_made_of_other_parameters(changed):
-    """What is quantized is the weight as the layer uses it; training moves what it is made of."""
+    """The quantizer sees the weight as the layer uses it; training moves its parameters."""
     torch.manual_seed(0)
     model = nn.Sequential(changed(nn.Conv1d(4, 4, 3)), nn.ReLU(), nn.Linear(6, 4)).eval()
     x = torch.rand(3, 4, 8)
@@ -191,7 +190,7 @@ def test_weights_made_of_other_parameters(changed):
 
 
 def test_recurrent_weights_under_weight_norm():
-    """Of an LSTM the weight that it multiplies by is quantized, not the parameters that make it."""
+    """The weight that an LSTM multiplies by is quantized, not the parameters that make it."""
     model = parametrizations.weight_norm(nn.LSTM(8, 8), "weight_hh_l0")
     plan = prepared(model, torch.rand(5, 2, 8))
     assert [p.tensor for p in plan.placements] == ["weight_ih_l0", "weight_hh_l0"]
@@ -241,7 +240,7 @@ def test_gradients_of_each_sample():
     def loss(given, x):
         return torch.func.functional_call(model, given, (x[None],)).square().sum()
 
-    # LSQ's factor counts the elements that share a scale, which are those of one sample here.
+    # LSQ's factor counts the elements that share a scale, here the elements of one sample.
     each = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, X)
     model(X).square().sum().backward()
     weight = model[0]._parameters["weight"]

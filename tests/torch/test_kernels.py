@@ -78,7 +78,7 @@ LAYOUTS = {
 def test_kernels_have_torchs_bits(layout, dtype, learned, torch_alone, counted):
     """Output and gradients of all granularities have the bits of torch's operations.
 
-    But for the sums over what shares a scale, which run in another order: 1,000 terms below 3,000.
+    Except for the sums over a shared scale, which run in another order: 1,000 terms below 3,000.
     """
     shape, params, keywords = LAYOUTS[layout]
     x = values(*shape).to(dtype)
@@ -99,7 +99,7 @@ def test_kernels_have_torchs_bits(layout, dtype, learned, torch_alone, counted):
 @pytest.mark.parametrize("qtype", [*QTYPES, "int8[-127,127]"])
 @pytest.mark.parametrize("saturate", [False, True])
 def test_all_grids(qtype, saturate, torch_alone, counted):
-    """So do all number formats, element by element: one scale each, nothing is summed."""
+    """The same holds for all number formats, element by element: one scale each, nothing is summed."""
     grid = qtype_by_name(qtype)
     x = torch.cat([values(500), torch.linspace(-9, 9, 333)])
     scale = torch.rand(len(x), generator=torch.Generator().manual_seed(1)) + 0.05
@@ -180,7 +180,7 @@ def test_tracers_see_operations(counted):
 def test_derivatives_of_derivatives():
     """With create_graph the backward pass is recorded: the second derivative of y^2 is 2 inside, 0 outside.
 
-    Of x; with a learned scale too, for which the first is recorded by torch's operations.
+    Gradients of x; with a learned scale too, for which the first is recorded by torch's operations.
     """
     for learned in (False, True):
         x = torch.tensor([-9.0, -1.3, 0.2, 3.0, 40.0], requires_grad=True)
@@ -193,7 +193,7 @@ def test_derivatives_of_derivatives():
 
 
 def test_without_the_library(monkeypatch, caplog):
-    """Where the library cannot be loaded torch's operations do the work, and a log line says so."""
+    """If the library cannot be loaded, torch's operations do the work, and a log line says so."""
 
     def missing():
         raise RuntimeLibraryError("no library")

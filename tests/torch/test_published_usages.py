@@ -47,7 +47,7 @@ def test_aimet_set_range():
 
 
 def test_aimet_blocks_and_compute_encodings():
-    """A (5, 10) tensor in blocks of (1, 5): not initialised, then a range of its own for each block.
+    """A (5, 10) tensor in blocks of (1, 5): not initialised, then a separate range for each block.
 
     Each block's ends come back within half a step, and so does every value.
     """

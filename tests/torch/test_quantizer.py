@@ -35,7 +35,7 @@ def batches(count: int = 5, *shape: int, seed: int = 0) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("constant", [0.01, 0.3])
 def test_moving_average_has_torchs_bits(constant):
-    """The moving average is that of torch.ao's observers, per tensor and per channel, bit for bit."""
+    """The moving average equals torch.ao's observers, per tensor and per channel, bit for bit."""
     ours = MovingAverage(QuantSpec(qtype="int8"), constant)
     theirs = peers.MovingAverageMinMaxObserver(averaging_constant=constant)
     channels = MovingAverage(QuantSpec(qtype="int8", axis=1), constant)
@@ -48,7 +48,7 @@ def test_moving_average_has_torchs_bits(constant):
 
 
 def test_minmax_has_torchs_bits():
-    """So has the range of all tensors."""
+    """The same holds for the range of all tensors."""
     ours, theirs = FakeQuantize("int8"), peers.MinMaxObserver()
     for x in batches():
         ours(x), theirs(x)
@@ -66,7 +66,7 @@ def test_minmax_has_torchs_bits():
     ],
 )
 def test_group_limits(blocks):
-    """The ends of each group are those of its elements, the short last block's too."""
+    """The ends of each group are its elements' ends, the short last block's too."""
     spec, x = (
         QuantSpec(qtype="int4", **blocks),
         torch.randn(5, 4, 7, generator=torch.Generator().manual_seed(3)),
@@ -113,7 +113,7 @@ class Double(nn.Module):
 def test_scales_equal_onnxruntimes_calibration(calibrator, qtype, tmp_path):
     """Torch and ONNX Runtime calibration of the same tensors give the same scales and zero points.
 
-    The input is the same tensor to the bit. What the first layer gives is summed in another order, so for the
+    The input is the same tensor to the bit. The first layer's output is summed in another order, so for the
     second layer the statistics of torch's own tensors go through the core.
     """
     spec = QuantSpec(qtype=qtype, symmetric=qtype[0] == "i")
@@ -319,7 +319,7 @@ def test_unknown_observers():
 
 @pytest.mark.parametrize("observer", ["moving_average", "minmax", "latest"])
 def test_compiles_while_observing(observer):
-    """One graph without a break, observer and all; scales and gradients are those of the plain module."""
+    """One graph without a break, observer and all; scales and gradients equal the plain module's."""
     plain, other = Double("int8", observer), Double("int8", observer)
     compiled = torch.compile(other, fullgraph=True)
     for x in batches():

@@ -1,6 +1,6 @@
 // Scale and zero point of a block from the values in it: scalar, inline.
 //
-// The range of a block is that of its finite values and 0. Every scale is finite and positive, and so is every
+// The range of a block spans its finite values and 0. Every scale is finite and positive, and so is every
 // number of its grid finite: a scale that underflows becomes the smallest float32, one above `largest_scale`
 // becomes that. The NumPy twin is onnxfq/numerics/block_scales.py; both give the same bits.
 #pragma once
@@ -81,7 +81,7 @@ FQ_HD FQ_INLINE float two_sided_scale(float rmin, float rmax, const ScaleRule& r
 template <ScaleType T>
 FQ_HD FQ_INLINE float symmetric_scale(float amax, const ScaleRule& rule, float global_scale) {
   if (T == ScaleType::kE8m0) {
-    // floor(log2) is the exponent; that of subnormals is lower still, and e8m0 ends at -127 in any case.
+    // floor(log2) is the exponent; subnormals have a lower one, and e8m0 ends at -127 in any case.
     const int exponent = static_cast<int>(float_bits(amax) >> kFloat32MantissaBits) - kFloat32Bias;
     return e8m0_value(exponent - rule.element_exponent) * rule.element_step;
   }

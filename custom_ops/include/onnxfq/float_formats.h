@@ -20,9 +20,9 @@ constexpr int kFloat32Bias = 127;
 struct FloatFormat {
   float qmax;           // largest finite value
   int mantissa_bits;
-  int min_exponent;     // of the smallest normal number: 1 - bias
-  float beyond;         // what an overflow becomes when it does not saturate: infinity, NaN, or qmax for neither
-  float zero_identity;  // -0 where the format has -0 (v + -0 is v), +0 where it has not (-0 + 0 is +0)
+  int min_exponent;     // exponent of the smallest normal number: 1 - bias
+  float beyond;         // result of an overflow that does not saturate: infinity, NaN, or qmax for neither
+  float zero_identity;  // -0 where the format has -0 (v + -0 is v), +0 elsewhere (-0 + 0 is +0)
 };
 
 // Exponent field of v's step, still in place: 2^(max(exponent, min_exponent) - mantissa_bits) as float32.
@@ -41,7 +41,7 @@ FQ_HD FQ_INLINE float round_to_float_grid(const Round& round, float v, const Flo
   const uint32_t step = step_bits(limited, smallest_normal, static_cast<uint32_t>(format.mantissa_bits));
   const uint32_t inverse = (static_cast<uint32_t>(2 * kFloat32Bias) << kFloat32MantissaBits) - step;
   const float rounded = round(limited * float_from_bits(inverse)) * float_from_bits(step);
-  // round_to_integer loses the sign of zero. Elsewhere the sign of the result is that of v.
+  // round_to_integer loses the sign of zero. Elsewhere the result has the sign of v.
   const uint32_t sign = float_bits(v) & kSignBit;
   const float signed_result = float_from_bits(float_bits(rounded) | sign);
   const float beyond = float_from_bits(float_bits(format.beyond) | sign);

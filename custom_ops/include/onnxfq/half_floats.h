@@ -1,8 +1,8 @@
-// float16 and bfloat16, the types x may have besides float32: to float32 and back, on their bits.
+// float16 and bfloat16, the other types of x than float32: to float32 and back, on their bits.
 //
 // Arithmetic is float32 in any case; the way back rounds once, halves to even. Written on integers, without a
 // compiler's half type, so that every compiler vectorises it. GPUs have instructions for it, which give the same
-// bits but for NaN: there it stays NaN, without its sign and payload.
+// bits except for NaN: it stays NaN, without its sign and payload.
 #pragma once
 
 #include "onnxfq/numeric_core.h"

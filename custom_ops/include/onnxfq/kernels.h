@@ -1,4 +1,4 @@
-// What a backend implements: plain pointers and int64 sizes, no ONNX Runtime.
+// Interface of a backend: plain pointers and int64 sizes, no ONNX Runtime.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct Grid {
   Arithmetic arithmetic;
 };
 
-// What a call writes to y: the fake-quantized value, or its derivative by the scale with the rounding error held
+// Values that a call writes to y: the fake-quantized value, or its derivative by the scale with the rounding error held
 // still, as LSQ has it: (value - x) / scale inside the grid, the end of the grid in steps from the zero point outside.
 enum class Quantity { kValue, kDerivativeByScale };
 
@@ -70,7 +70,7 @@ struct MergeStatisticsCall {
   int64_t* state;
   bool histogram;  // false: state has no bins
   // Not nullptr: each element counts in the group whose scale it would use, of which there are at most kMostGroups.
-  // Each has a state of its own, one behind the other.
+  // Each has its own state, one behind the other.
   const ParamLayout* groups = nullptr;
 
   int64_t state_size() const { return histogram ? kStateSize : kStateHeader; }
@@ -94,8 +94,8 @@ void mask_gradient(const float* gradient, const uint8_t* inside, float* y, int64
 
 void dynamic_fake_quantize(const DynamicFakeQuantizeCall& call, const Threads& threads);
 
-// What Observe reads: x[0, count), all of it, or, with block > 1, planes of rows of `block` elements. Of
-// each image's last plane the rows hold `valid` elements and then padding.
+// Input of Observe: x[0, count), all of it, or, with block > 1, planes of rows of `block` elements. In
+// the last plane of each image the rows hold `valid` elements and then padding.
 struct ObserveCall {
   const void* x;
   int64_t count;
@@ -104,8 +104,8 @@ struct ObserveCall {
   int64_t plane = 1;  // elements, a multiple of block
   int64_t planes_per_image = 1;
   int64_t valid = 1;
-  ElementType type = ElementType::kFloat32;  // of x; with block > 1 float32 only
-  // Not 0: the range of each of so many channels is asked for. A plane holds `block` of them, element by element
+  ElementType type = ElementType::kFloat32;  // type of x; with block > 1 float32 only
+  // Not 0: the number of channels whose ranges are computed. A plane holds `block` of them, element by element
   // in turn, the next plane the next ones, and an image all; block is 1 or a power of two up to 16.
   int64_t channels = 0;
 };
@@ -113,7 +113,7 @@ struct ObserveCall {
 // The same for any number of threads.
 Statistics observe(const ObserveCall& call, const Threads& threads);
 
-// What Observe reads by groups: each element counts in the group whose scale it would use.
+// Input of Observe by groups: each element counts in the group whose scale it would use.
 struct ObserveGroupsCall {
   const void* x;
   ElementType type;

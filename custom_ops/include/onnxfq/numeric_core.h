@@ -32,7 +32,7 @@ FQ_HD FQ_INLINE float float_from_bits(uint32_t bits) {
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 
-// Measures x in steps of the grid; the result is no integer yet. Made once per scale.
+// Measures x in steps of the grid; the result is not rounded. Made once per scale.
 struct Divide {
   float scale;
 
@@ -181,7 +181,7 @@ struct IntegerQuantizer {
 };
 
 // An int32 that sorts as the float does (NaN excluded): negative floats have their magnitude bits
-// flipped. Integer minimum and maximum vectorise, those of floats do not without fast-math.
+// flipped. Compilers vectorise integer minimum and maximum, but not the float ones without fast-math.
 FQ_HD FQ_INLINE int32_t order_key(uint32_t bits) {
   const int32_t key = static_cast<int32_t>(bits);
   return key ^ ((key >> 31) & 0x7fffffff);

@@ -93,7 +93,7 @@ class Attributes {
   const OrtKernelInfo* info_;
 };
 
-// Of the sizes from `first` on.
+// Product of the sizes from `first` on.
 inline int64_t element_count(const std::vector<int64_t>& shape, size_t first = 0) {
   const int64_t count = checked_product(shape, first);
   if (count < 0) throw UserError("an input has a negative size, or more than 2^63 elements");

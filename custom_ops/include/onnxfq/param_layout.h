@@ -29,7 +29,7 @@ struct Blocks {
   std::string check() const;
 
   // The shape of scale for x where nothing but the attributes says it: [] without any of them, [x.shape[axis]]
-  // with an axis alone, else the rank of x. Result as that of check.
+  // with an axis alone, else the rank of x. The result is as in check.
   std::string scale_shape(const std::vector<int64_t>& x_shape, std::vector<int64_t>& shape_of_scale) const;
 };
 

@@ -1,4 +1,4 @@
-// What is known about a tensor after one look: exact, and merged by integer operations only.
+// Statistics of a tensor from one pass: exact, and merged by integer operations only.
 //
 // The histogram's bin is the leading bits of the float itself,
 //
@@ -21,7 +21,7 @@ constexpr int32_t kBinCount = int32_t{1} << (32 - kDroppedBits);
 
 constexpr uint32_t kMagnitudeMask = 0x7fffffffu;
 
-// The first bin of infinities and NaN, of either sign: these are counted, but are no part of a histogram.
+// The first bin of infinities and NaN, of either sign: these are counted, but not in the histogram.
 constexpr int32_t kNonFiniteBin = static_cast<int32_t>(kInfinityBits >> kDroppedBits);
 constexpr int32_t kNegativeBin = kBinCount / 2;
 
@@ -106,7 +106,7 @@ struct Statistics {
   Summary summary;
   std::vector<int32_t> bins;
   std::vector<int64_t> bin_counts;
-  std::vector<Range> channels;  // where they are asked for
+  std::vector<Range> channels;  // empty unless requested
 };
 
 }  // namespace onnxfq

@@ -1,7 +1,7 @@
 // DynamicFakeQuantize on the CPU: ranges of the blocks, their scales, then FakeQuantize with those.
 //
-// Where a run of x has its blocks for itself all three happen while the run is in the cache. Where blocks
-// reach across x (one for the whole of it, one for each index of a later axis) each is a pass of its own.
+// If no block reaches beyond a run of x, all three happen while the run is in the cache. If blocks
+// reach across x (one for the whole of it, one for each index of a later axis) each is a separate pass.
 #include <algorithm>
 #include <mutex>
 
@@ -48,7 +48,7 @@ FQ_CLONES void two_sided_scales(const int32_t* low, const int32_t* high, int64_t
   }
 }
 
-// Scales of blocks `first` ... `first + count - 1`, which are among those of `ranges`.
+// Scales of blocks `first` ... `first + count - 1`, which `ranges` contains.
 void write_scales(const DynamicFakeQuantizeCall& call, const BlockRanges& ranges, int64_t first, int64_t count,
                   float global_scale) {
   const int32_t* high = ranges.high() + (first - ranges.first());
@@ -96,7 +96,7 @@ BlockRanges shared_ranges(const DynamicFakeQuantizeCall& call, const Threads& th
   return total;
 }
 
-// The scale that those of all blocks are multiples of; ranges: of every block, by magnitude.
+// The scale of which the scales of all blocks are multiples; ranges: of every block, by magnitude.
 float global_scale(const DynamicFakeQuantizeCall& call, const BlockRanges& ranges) {
   if (!wants_global_scale(call)) return call.global_scale;
   int32_t amax = 0;

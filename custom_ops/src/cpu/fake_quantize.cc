@@ -22,7 +22,7 @@ constexpr int64_t kGroup = 16;
 
 alignas(kLineBytes) const float kNoZeroPoint[kSpelledOut] = {};
 
-// What is written for an element, see Quantity; `at` is its index in x as a whole.
+// Value written for an element, see Quantity; `at` is its index in x as a whole.
 struct Value {
   template <typename Quantizer>
   FQ_INLINE void operator()(const Quantizer& quantizer, float x, float* y, int64_t) const {

@@ -135,7 +135,7 @@ void observe_plane(const ObserveCall& call, int64_t plane, Accumulator* accumula
     return;
   }
   const float* const x = static_cast<const float*>(call.x) + begin;
-  if (lanes != nullptr) merge_lanes(x, call.plane, lanes);  // those of padding are left out at the end
+  if (lanes != nullptr) merge_lanes(x, call.plane, lanes);  // lanes of padding are left out at the end
   float gathered[kBlock];
   int64_t used = 0;
   for (int64_t row = 0; row < call.plane; row += call.block) {

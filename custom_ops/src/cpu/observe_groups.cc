@@ -1,8 +1,8 @@
 // Observe by groups: the same statistics for every channel or block by itself.
 //
 // Groups that are neighbours along the innermost dimension lie side by side in memory, or, as channels of a layout
-// with channels last, element by element between each other. So kTile of them are read together, row by row, each
-// into a buffer of its own, and a full buffer is counted as a whole tensor's block is. A tile belongs to one thread:
+// with channels last, element by element between each other. Therefore kTile of them are read together, row by row,
+// each into its own buffer, and a full buffer is counted as a whole tensor's block is. A tile belongs to one thread:
 // nothing has to be merged, and threads cannot change a bit.
 #include <algorithm>
 #include <cstring>
@@ -61,7 +61,7 @@ struct SparseCounts {
 // Buffers a power of two apart would share the sets of the L1 cache.
 constexpr int64_t kBuffer = kBlock + 16;
 
-// What a thread needs for a tile.
+// Buffers of a thread for a tile.
 struct Workspace {
   float buffers[kTile][kBuffer];
   int64_t filled[kTile] = {};
@@ -176,7 +176,7 @@ class TileObserver {
   void finish(const Tile& tile, GroupStatistics* found) {
     for (int64_t k = 0; k < tile.count; ++k) {
       Summary& summary = work_.summaries[k];
-      // What fits into a buffer is counted here, all groups in the first counters, which stay in the cache.
+      // Elements that fit into a buffer are counted here, all groups in the first counters, which stay in the cache.
       SparseCounts& counts = work_.counts[summary.elements > 0 ? k : 0];
       observe(k, work_.buffers[k], work_.filled[k], counts);
       work_.filled[k] = 0;

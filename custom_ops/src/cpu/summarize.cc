@@ -5,11 +5,11 @@ namespace onnxfq {
 namespace cpu {
 namespace {
 
-// What one value adds to a summary. Masks, all ones or all zeros, instead of conditions: the compiler turns
+// Contribution of one value to a summary. Masks, all ones or all zeros, instead of conditions: the compiler turns
 // conditions that exclude each other into branches and then does not vectorise.
 struct Look {
   uint32_t bits;
-  uint32_t less_one;  // of the magnitude; zero wraps around to the largest number and never is the smallest
+  uint32_t less_one;  // magnitude minus one; zero wraps around to the largest number and never is the smallest
   int32_t finite;
   int32_t nan;
   int32_t zero;

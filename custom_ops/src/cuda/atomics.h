@@ -66,7 +66,7 @@ class SharedCounters {
   FQ_HD FQ_INLINE explicit SharedCounters(uint32_t* counters)
 #if FQ_DEVICE_CODE
   {
-    // As something the compiler cannot know again: it would compute the address anew at each addition.
+    // Hidden from the compiler, which would compute the address again at each addition.
     asm volatile("mov.u32 %0, %1;" : "=r"(address_) : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(counters))));
   }
 #else
@@ -99,7 +99,7 @@ class SharedCounters {
 #endif
 };
 
-// One thread of a warp goes on with what all of them have; on the host each is a warp of its own. Every thread of
+// One thread of a warp goes on with what all of them have; on the host each is a separate warp. Every thread of
 // the warp calls it.
 template <typename T, typename Combine>
 FQ_HD FQ_INLINE T over_warp(T value, const Combine& combine) {

@@ -14,7 +14,7 @@ struct RangeArrays {
   int32_t* high;
 };
 
-// What a thread has seen of the block it is in; threads meet in the arrays when they leave a block.
+// Range of the values that a thread has seen of its block; threads meet in the arrays when they leave a block.
 template <bool ByMagnitude>
 struct BlockRange {
   RangeArrays arrays;

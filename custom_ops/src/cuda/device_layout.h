@@ -73,7 +73,7 @@ class DeviceLayout {
     return row.block.divisor() == 1 && row.stride == 1 && reach.in_row >= count;
   }
 
-  // From `reach` of an element to that of the next one, which stands at `next`.
+  // From `reach` of an element to `reach` of the next one, which stands at `next`.
   FQ_HD FQ_INLINE void advance(Reach<Index>& reach, int64_t next) const {
     --reach.in_block;
     --reach.in_row;

@@ -27,7 +27,7 @@ DeviceParams::DeviceParams(const float* scale, const float* zero_point, int64_t 
   }
 }
 
-// Errors here are those of earlier work: the next call reports them.
+// Errors here belong to earlier work: the next call reports them.
 void DeviceParams::release() {
   life_ == Life::kLasting ? cudaFree(memory_) : cudaFreeAsync(memory_, as_stream(stream_));
 }

@@ -1,4 +1,4 @@
-// The kernels of FakeQuantize for one type of elements; each type is a file of its own, so that they are compiled
+// The kernels of FakeQuantize for one type of elements; each type has its own file, so that they are compiled
 // side by side.
 #pragma once
 

@@ -10,7 +10,7 @@
 namespace onnxfq {
 namespace cuda {
 
-// Where the elements of a group are. A group is numbered as its scale is.
+// Places of the elements of a group. A group is numbered as its scale is.
 class GroupLayout {
  public:
   // layout: of one element at least. Throws where it has too many dimensions.

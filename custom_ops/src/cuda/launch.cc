@@ -1,4 +1,4 @@
-// What CUDA answers, as one line that says what to do.
+// Answers of CUDA, as one line that says what to do.
 #include "launch.h"
 
 #include <map>
@@ -50,7 +50,7 @@ void check(cudaError_t result, const char* what) {
 unsigned resident_blocks_of(const void* kernel, int threads) {
   int device = 0;
   check(cudaGetDevice(&device), "ask for the device");
-  // What is asked is the same at every launch, and asking takes as long as a small launch.
+  // The answer is the same at every launch, and asking takes as long as a small launch.
   static std::mutex mutex;
   static std::map<std::pair<const void*, int>, unsigned> known;
   std::lock_guard<std::mutex> lock(mutex);

@@ -1,6 +1,6 @@
 // Statistics on a GPU: what one thread of a block does, between the points where the block waits for all.
 //
-// A block counts in a table of its own, in shared memory, and adds it to the state once, at its end. The table has
+// A block counts in its own table, in shared memory, and adds it to the state once, at its end. The table has
 // the bins of magnitudes from 2^-38 to 2^24, which tensors of networks keep to. A packet of such values and zeros, the
 // usual case, is counted without a branch; others, element by element, those outside of the table in the state at
 // once. Packets that repeat one word, as in constant regions, are only counted, and added when another one comes.
@@ -16,14 +16,14 @@ namespace cuda {
 
 constexpr int32_t kBinsOfExponent = 1 << (kFloat32MantissaBits - kDroppedBits);
 constexpr int32_t kTableBegin = (kFloat32Bias - 38) * kBinsOfExponent;
-constexpr int32_t kTableSide = 62 * kBinsOfExponent;  // of each sign; two tables fit into 64 KB, the least GPUs have
+constexpr int32_t kTableSide = 62 * kBinsOfExponent;  // a sign; two tables fit into 64 KB, the least GPUs have
 
 constexpr int kIdleSlots = 32;
 
 // Elements that a block takes at most: its counters have 32 bits.
 constexpr int64_t kMostOfBlock = int64_t{1} << 31;
 
-// What a block knows, in shared memory. Slot 2 b of the table is bin kTableBegin + b, slot 2 b + 1 that of the same
+// State of a block, in shared memory. Slot 2 b of the table is bin kTableBegin + b, slot 2 b + 1 the bin of the same
 // magnitudes below 0.
 template <bool Histogram>
 struct BlockCounts {
@@ -33,7 +33,7 @@ struct BlockCounts {
   int32_t max_key;
   uint32_t nans;
   uint32_t infinities;
-  uint32_t elements;  // of a group; of a tensor the launch knows them
+  uint32_t elements;  // elements of a group; the launch knows them for a whole tensor
   uint32_t zeros;     // without a histogram
   uint32_t not_zero;  // finite values that are not 0, with a histogram
   // Behind the bins a slot for each thread of a warp, which nobody reads.
@@ -84,7 +84,7 @@ struct BlockCounts {
   }
 };
 
-// What a thread knows.
+// State of a thread.
 template <ElementType T, bool Histogram>
 class Tally {
  public:
@@ -153,7 +153,7 @@ class Tally {
   FQ_HD FQ_INLINE void finish(BlockCounts<Histogram>& block, const Place& place) {
     if (run_) add_run();
     if (singles_) add_any(float_from_bits(single_), singles_);
-    // + 0 makes 0 of -0. Where there was no finite value these are infinities, of the wrong sign.
+    // + 0 makes 0 of -0. Without a finite value these are infinities, of the wrong sign.
     const float low = range_.low() + 0.0f;
     const float high = range_.high() + 0.0f;
     const int32_t min_key = low <= high ? order_key(float_bits(low)) : INT32_MAX;

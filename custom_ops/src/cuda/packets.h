@@ -13,12 +13,12 @@ namespace cuda {
 
 constexpr int kPacketBytes = 16;
 
-// Where a thread stands in its launch.
+// Position of a thread in its launch.
 struct Place {
   int64_t block;
   int64_t blocks;
   int thread;
-  int threads;  // of a block
+  int threads;  // threads of a block
 
   FQ_HD FQ_INLINE int64_t in_launch() const { return block * threads + thread; }
   FQ_HD FQ_INLINE int64_t all_threads() const { return blocks * threads; }

@@ -67,7 +67,7 @@ class RangeOfWords {
   float high_ = float_from_bits(kInfinityBits | kSignBit);
 };
 
-// Tells of words whether all their values are finite.
+// Whether all values of words are finite.
 template <ElementType T>
 class AllFinite {
  public:

@@ -11,7 +11,7 @@
 
 namespace onnxfq {
 
-// What the operator is on any provider. X: ONNX type of x and y.
+// Definition of the operator for any provider. X: ONNX type of x and y.
 template <int X>
 class DynamicFakeQuantizeNode {
  public:
@@ -71,8 +71,8 @@ class DynamicFakeQuantizeNode {
   }
 };
 
-// One operator for each type; Op<X> is a DynamicFakeQuantizeNode. Its name is one of its own in the
-// library: of template arguments compilers forget that they were declared in a namespace without a name.
+// One operator for each type; Op<X> is a DynamicFakeQuantizeNode. It must be unique across the
+// library: types in anonymous namespaces used as template arguments can collide.
 template <template <int> class Op>
 std::vector<const OrtCustomOp*> dynamic_fake_quantize_ops_of() {
   static const ort::CustomOp<Op<ort::kFloat>> float32;

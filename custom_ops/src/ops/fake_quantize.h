@@ -10,7 +10,7 @@
 
 namespace onnxfq {
 
-// What the operator is on any provider. X, P: ONNX types of x and y, and of scale and zero_point.
+// Definition of the operator for any provider. X, P: ONNX types of x and y, and of scale and zero_point.
 template <int X, int P>
 class FakeQuantizeNode {
  public:
@@ -60,8 +60,8 @@ class FakeQuantizeNode {
   FakeQuantizeSpec spec_;
 };
 
-// One operator for each combination of types; Op<X, P> is a FakeQuantizeNode. Its name is one of its own in the
-// library: of template arguments compilers forget that they were declared in a namespace without a name.
+// One operator for each combination of types; Op<X, P> is a FakeQuantizeNode. It must be unique across the
+// library: types in anonymous namespaces used as template arguments can collide.
 template <template <int, int> class Op>
 std::vector<const OrtCustomOp*> fake_quantize_ops_of() {
   using namespace ort;

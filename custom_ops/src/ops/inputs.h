@@ -1,4 +1,4 @@
-// What the operators that quantize read alike: elements of several types, parameters as float32, blocks.
+// Inputs that the quantizing operators share: elements of several types, parameters as float32, blocks.
 #pragma once
 
 #include <cstring>
@@ -58,7 +58,7 @@ inline bool read_enabled(const ort::Context& context, size_t index) {
   return *flag.data;
 }
 
-// What an operator that is switched off gives: its first input.
+// Result of an operator that is switched off: its first input.
 inline void copy_input(const ort::Context& context, ElementType type) {
   const ort::Tensor<void> x = context.input<void>(0);
   void* y = context.output<void>(0, x.shape);

@@ -1,4 +1,4 @@
-// Operator MergeStatistics: adds the statistics of a float tensor to those of earlier ones.
+// Operator MergeStatistics: adds the statistics of a float tensor to a state of earlier ones.
 //
 // Inputs: x float, float16 or bfloat16; state int64 [8] without or [8 + 32768] with a histogram. Output: state of the
 // same shape, in whose memory it may lie. The first numbers of state: order keys of minimum and maximum, elements,
@@ -10,7 +10,7 @@
 
 namespace onnxfq {
 
-// What the operator is on any provider. X: ONNX type of x.
+// Definition of the operator for any provider. X: ONNX type of x.
 template <int X>
 class MergeStatisticsNode {
  public:
@@ -75,8 +75,8 @@ class MergeStatisticsNode {
   bool by_groups_ = false;
 };
 
-// One operator for each type; Op<X> is a MergeStatisticsNode. Its name is one of its own in the
-// library: of template arguments compilers forget that they were declared in a namespace without a name.
+// One operator for each type; Op<X> is a MergeStatisticsNode. It must be unique across the
+// library: types in anonymous namespaces used as template arguments can collide.
 template <template <int> class Op>
 std::vector<const OrtCustomOp*> merge_statistics_ops_of() {
   static const ort::CustomOp<Op<ort::kFloat>> float32;

@@ -2,11 +2,11 @@
 //
 // Input: x float, float16 or bfloat16, whose values count as the float32 numbers that they are. Attributes:
 // histogram, 0 or 1; channel_ranges, 0 or 1; channels and channel_block, both or none: x is float, [N, C', ...] in ONNX Runtime's blocked
-// layout, memory [N][C' / channel_block][...][channel_block], of which the first `channels` are no padding; axis,
+// layout, memory [N][C' / channel_block][...][channel_block], of which the first `channels` are not padding; axis,
 // block_size and block_shape as FakeQuantize takes them: statistics of each group that would share a scale. In the
 // blocked layout the groups are the channels, axis 1.
 // Outputs: range float [2], minimum and maximum of the finite values; counts int64
-// [4], elements, NaN, infinities, zeros; bins int32 [K], ascending; bin_counts int64 [K]. Of G groups: range [G, 2],
+// [4], elements, NaN, infinities, zeros; bins int32 [K], ascending; bin_counts int64 [K]. For G groups: range [G, 2],
 // counts [G, 4], bins g * 32768 + bin. With channel_ranges, of x as a whole, a fifth one: the range of each channel,
 // axis 1, float [C, 2].
 #include <algorithm>

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.calibration.statistics.input_view import InputView
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 
 Results = list[NDArray[Any]]
@@ -23,8 +24,11 @@ Form = tuple[str, tuple[int | None, ...]]
 TEXTS: Form = ("U", (None,))
 COUNTS: Form = ("iu", (None,))
 
-Key = tuple[str, str]
-"""A tensor and the name of a kind."""
+InputKey = tuple[str, InputView]
+"""A tensor and how a layer reads it: layers that share both share the statistics."""
+
+Key = tuple[Any, str]
+"""An observed tensor or InputKey, and the name of a kind."""
 
 Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)
@@ -77,32 +81,33 @@ class Kind(Generic[Value]):
     Attributes:
         name: second part of its keys in `Statistics`.
         noun: words of messages before "tensor 'x'".
-        outputs: results of a run, as named in the observed model.
-        suits: whether it is recorded for a tensor.
         empty: an empty accumulator for the results of runs.
+        merge: the value of two data sets: exact, associative, and commutative except for the order of feeds.
+            Raises ValueError for values that do not merge.
+        fingerprint: bytes that are equal for the same data in any order, and only for it.
+        pack: columns of a statistics file from the values by what was observed.
+        unpack: these values from the columns; raises ValueError for inconsistent counts.
+        forms: type and shape of these columns, which `unpack` may rely on.
+        suits: whether it is recorded for a tensor that a plan observes.
+        outputs: results of a run, as named in the observed model.
         read: the value from results that the model itself merged, and the ranges of every feed, float32
             [F, groups, 2].
-        merge: the value of two data sets: exact, associative, and commutative except for the order of feeds.
-        fingerprint: bytes that are equal for the same data in any order, and only for it.
-        pack: columns of a statistics file from the values by tensor.
-        unpack: values by tensor from these columns; raises ValueError for inconsistent counts.
         memory: usual size in bytes of the accumulator at the end of a data set.
-        forms: type and shape of these columns, which `unpack` may rely on.
     """
 
     name: str
     noun: str
-    outputs: tuple[str, ...]
-    suits: Callable[[Observed], bool]
-    empty: Callable[[Observed], Accumulator[Value]]
-    read: Callable[[Observed, Results, NDArray[np.float32]], Value]
+    empty: Callable[[Any], Accumulator[Value]]
     merge: Callable[[Value, Value], Value]
     fingerprint: Callable[[Value], bytes]
-    pack: Callable[[Mapping[str, Value]], dict[str, NDArray[Any]]]
-    unpack: Callable[[Columns], dict[str, Value]]
-    memory: Callable[[Observed], int]
+    pack: Callable[[Iterable[tuple[Any, Value]]], Iterator[tuple[str, NDArray[Any]]]]
+    unpack: Callable[[Columns], dict[Any, Value]]
     forms: Mapping[str, Form] = field(default_factory=dict)
+    suits: Callable[[Observed], bool] = lambda observed: False
+    outputs: tuple[str, ...] = ()
+    read: Callable[[Observed, Results, NDArray[np.float32]], Value] | None = None
+    memory: Callable[[Observed], int] = lambda observed: 0
 
-    def to_keys(self, values: Mapping[str, Value]) -> dict[Key, Value]:
-        """Return `values` by tensor as values by key of `Statistics`."""
-        return {(tensor, self.name): value for tensor, value in values.items()}
+    def to_keys(self, values: Mapping[Any, Value]) -> dict[Key, Value]:
+        """Return `values` by what was observed as values by key of `Statistics`."""
+        return {(source, self.name): value for source, value in values.items()}

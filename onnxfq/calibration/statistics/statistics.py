@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,20 @@ from numpy.typing import NDArray
 from onnxfq.calibration.statistics.channel_ranges import CHANNEL_RANGES
 from onnxfq.calibration.statistics.grouped_histogram import GROUPED_HISTOGRAM, GroupStatistics
 from onnxfq.calibration.statistics.histogram import HISTOGRAM, TensorStatistics
-from onnxfq.calibration.statistics.kind import Columns, Form, Key, Kind, Value
+from onnxfq.calibration.statistics.input_kinds import Ends
+from onnxfq.calibration.statistics.kind import Columns, Form, InputKey, Key, Kind, Value
+from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.statistics.registry import KINDS
+from onnxfq.calibration.statistics.second_moments import (
+    MOMENTS,
+    OBSERVE_MOMENTS,
+    InputSums,
+    is_read_later,
+)
 from onnxfq.data import DataDigest
 from onnxfq.errors import StatisticsError, nearest
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
-from onnxfq.support.arrays import load_npz
+from onnxfq.support.arrays import load_npz, npz_names, write_npz
 from onnxfq.support.files import replace_file
 from onnxfq.support.records import join_lines
 
@@ -32,8 +41,8 @@ _MOST = 1 << 53
 """Largest number in a file: sums of a thousand of them stay in int64."""
 _COLUMNS = ("model_sha256", "feeds", "complete", "data")
 _FORMS: Mapping[str, Form] = {
-    **dict.fromkeys(("format", "model_sha256", "data"), ("U", ())),
-    **dict.fromkeys(("feeds", "samples"), ("iu", ())),
+    **dict.fromkeys(("format", "model_sha256", "data", "whole"), ("U", ())),
+    **dict.fromkeys(("feeds", "samples", "whole_samples"), ("iu", ())),
     "least": ("iu", (None,)),
     "complete": ("b", ()),
 }
@@ -49,6 +58,7 @@ class Statistics:
         values: values by tensor and kind, see `KINDS`.
         complete: whether the feeds are the whole data set; False if observing was interrupted.
         data: number of samples and the sum of their SHA-256, in any order and in any batches.
+        whole: of moments, the data over which their rows are spread and whose ranges decide their grids.
         source: name in messages.
     """
 
@@ -57,6 +67,7 @@ class Statistics:
     values: Mapping[Key, Any]
     complete: bool = True
     data: DataDigest = DataDigest()
+    whole: DataDigest | None = None
     source: str = field(default="these statistics", compare=False, repr=False)
 
     @cached_property
@@ -77,9 +88,9 @@ class Statistics:
         """
         return self.of_kind(CHANNEL_RANGES)
 
-    def of_kind(self, kind: Kind[Value]) -> dict[str, Value]:
-        """Return the values of `kind` by tensor."""
-        return {tensor: value for (tensor, name), value in self.values.items() if name == kind.name}
+    def of_kind(self, kind: Kind[Value]) -> dict[Any, Value]:
+        """Return the values of `kind` by what was observed."""
+        return {source: value for (source, name), value in self.values.items() if name == kind.name}
 
     def __getitem__(self, tensor: str) -> TensorStatistics:
         """Return the statistics of `tensor`. Raises StatisticsError with the nearest names."""
@@ -124,15 +135,26 @@ class Statistics:
         Raises StatisticsError for different models or tensors, for data that overlaps, and for statistics of
         an interrupted run.
         """
-        for one in (self, other):
-            if not one.complete:
-                raise StatisticsError(
-                    f"{one.source}: an interrupted run reached {one.feeds} feeds; continue it with `onnxfq "
-                    "observe --resume`, and merge then"
-                )
+        self.check_complete()
+        other.check_complete()
         joined = self.join(other)
         check_apart(self, other)
+        if joined.whole is not None and joined.data.samples > joined.whole.samples:
+            raise StatisticsError(
+                f"the parts have {joined.data.samples} samples together, and the ranges are of "
+                f"{joined.whole.samples}; merge each part once"
+            )
         return replace(joined, source=f"{self.source} + {other.source}")
+
+    def check_complete(self) -> None:
+        """Raise StatisticsError for statistics of an interrupted run."""
+        if not self.complete:
+            moments = len(self.of_kind(MOMENTS))
+            reached = f"{moments} inputs" if moments else f"{self.feeds} feeds"
+            raise StatisticsError(
+                f"{self.source}: an interrupted run, which reached {reached}; continue it with `onnxfq "
+                "observe --resume`"
+            )
 
     def join(self, other: Statistics) -> Statistics:
         """Return the statistics of both parts of one run, whose data may repeat; otherwise as `merge`."""
@@ -143,24 +165,32 @@ class Statistics:
             )
         one_sided = set(self.values) ^ set(other.values)
         for kind in KINDS.values():
-            odd = sorted(tensor for tensor, name in one_sided if name == kind.name)
+            odd = sorted(_tensor_of(source) for source, name in one_sided if name == kind.name)
             if odd:
                 raise StatisticsError(
                     f"only one side has {kind.noun}tensor {odd[0]!r}; observe both with one plan"
                 )
-        values = {key: KINDS[key[1]].merge(one, other.values[key]) for key, one in self.values.items()}
-        complete = self.complete and other.complete
-        return Statistics(
-            self.model_sha256, self.feeds + other.feeds, values, complete, self.data + other.data
-        )
+        values: dict[Key, Any] = {}
+        for key, value in self.values.items():
+            try:
+                values[key] = KINDS[key[1]].merge(value, other.values[key])
+            except ValueError as fault:
+                raise StatisticsError(f"tensor {_tensor_of(key[0])!r}: {fault}") from None
+        if self.whole != other.whole:
+            raise StatisticsError(
+                "the parts have different grids: their ranges are of other data; gather the ranges of both "
+                "with --ranges, merge these, and gather the moments with --ranges-from"
+            )
+        complete, data = self.complete and other.complete, self.data + other.data
+        return Statistics(self.model_sha256, self.feeds + other.feeds, values, complete, data, self.whole)
 
     @property
     def sha256(self) -> str:
         """Fingerprint of the statistics, equal for the same data in any order, batching or split."""
         digest = hashlib.sha256(self.model_sha256.encode())
         for kind in KINDS.values():
-            for tensor, value in sorted(self.of_kind(kind).items(), key=lambda item: item[0]):
-                digest.update(tensor.encode("utf-8", "surrogatepass") + kind.fingerprint(value))
+            for source, value in sorted(self.of_kind(kind).items(), key=lambda item: str(item[0])):
+                digest.update(str(source).encode("utf-8", "surrogatepass") + kind.fingerprint(value))
         return digest.hexdigest()
 
     def check_model(self, sha256: str) -> None:
@@ -180,27 +210,63 @@ class Statistics:
                 "`onnxfq observe`"
             )
 
-    def save(self, path: str | Path) -> None:
-        """Write an .npz for `load` completely or not at all."""
-        columns: dict[str, NDArray[Any]] = {
-            "format": np.asarray(FORMAT),
-            "model_sha256": np.asarray(self.model_sha256),
-            "feeds": np.asarray(self.feeds, np.int64),
-            "complete": np.asarray(self.complete),
-            "data": np.asarray(self.data.hex),
-            "samples": np.asarray(self.data.samples, np.int64),
-            "least": np.asarray(self.data.least, np.uint64),
-        }
-        for kind in KINDS.values():
-            columns |= kind.pack(self.of_kind(kind))
-        with replace_file(path) as temporary, temporary.open("wb") as stream:
-            np.savez_compressed(stream, allow_pickle=False, **columns)
+    def save(
+        self, path: str | Path, more: Iterable[tuple[InputKey, InputSums]] = (), count: int = 0
+    ) -> Statistics:
+        """Write an .npz for `load` completely or not at all, and return what it holds.
+
+        Args:
+            path: the file.
+            more: moments that are gathered while they are written, so that memory holds those of one input.
+            count: number of inputs of `more`; with fewer the file says that the run was interrupted.
+        """
+        written: dict[InputKey, Ends] = {}
+
+        def noted() -> Iterator[tuple[InputKey, InputSums]]:
+            for key, sums in more:
+                yield key, sums
+                written[key] = sums.ends
+
+        def columns() -> Iterator[tuple[str, NDArray[Any]]]:
+            values = {name: list(self.of_kind(kind).items()) for name, kind in KINDS.items()}
+            for name, kind in KINDS.items():
+                items: Iterable[tuple[Any, Any]] = values[name]
+                yield from kind.pack(chain(items, noted()) if kind is MOMENTS else items)
+            yield "format", np.asarray(FORMAT)
+            yield "model_sha256", np.asarray(self.model_sha256)
+            yield "feeds", np.asarray(self.feeds, np.int64)
+            yield "complete", np.asarray(self.complete and len(written) >= count)
+            yield "data", np.asarray(self.data.hex)
+            yield "samples", np.asarray(self.data.samples, np.int64)
+            yield "least", np.asarray(self.data.least, np.uint64)
+            if self.whole is not None:
+                yield "whole", np.asarray(self.whole.hex)
+                yield "whole_samples", np.asarray(self.whole.samples, np.int64)
+
+        with replace_file(path) as temporary:
+            write_npz(temporary, columns())
+        stored = cache(lambda: Statistics.load(path))  # later: commands move their files at the end
+        values = dict(self.values)
+        for key, ends in written.items():
+            values[key, MOMENTS.name] = InputSums(ends, partial(_read_stored, stored, key))
+        complete = self.complete and len(written) >= count
+        return replace(self, values=values, complete=complete, source=str(path))
 
     @staticmethod
     def load(path: str | Path) -> Statistics:
-        """Read a file of `save`. Raises StatisticsError in one line for any fault."""
+        """Read a file of `save`; sums of moments stay in it. Raises StatisticsError for any fault."""
         try:
-            return replace(_unpack(_check_columns(load_npz(path))), source=str(path))
+            names = npz_names(path)
+            if "head" in names:
+                raise StatisticsError(
+                    f"{path} has moments in the form of an earlier version; gather them again with "
+                    f"{OBSERVE_MOMENTS}"
+                )
+            later = [name for name in names if is_read_later(name)]
+            arrays = _check_columns(load_npz(path, set(names).difference(later)))
+            return replace(_unpack(_StoredColumns(Path(path), arrays, later)), source=str(path))
+        except StatisticsError:
+            raise
         except FileNotFoundError:
             raise StatisticsError(f"no such file: {path}; make it with `onnxfq observe`") from None
         except Exception as fault:  # whatever the content of a damaged file makes NumPy and Python raise
@@ -210,19 +276,36 @@ class Statistics:
             ) from None
 
 
-class Gathered(Protocol):
-    """Statistics or moments of a data set."""
+@dataclass(frozen=True)
+class _StoredColumns(Mapping[str, NDArray[Any]]):
+    """Columns of a file; those named in `later` are read when they are asked for."""
 
-    @property
-    def data(self) -> DataDigest:
-        """Its samples."""
+    path: Path
+    arrays: Columns
+    later: Sequence[str]
 
-    @property
-    def source(self) -> str:
-        """Name in messages."""
+    def __iter__(self) -> Iterator[str]:
+        return chain(self.arrays, self.later)
+
+    def __len__(self) -> int:
+        return len(self.arrays) + len(self.later)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrays or name in self.later  # without reading
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.arrays[name] if name in self.arrays else load_npz(self.path, [name])[name]
 
 
-def check_apart(one: Gathered, other: Gathered) -> None:
+def _read_stored(stored: Callable[[], Statistics], key: InputKey) -> MomentSums:
+    return stored().of_kind(MOMENTS)[key].read()
+
+
+def _tensor_of(source: str | InputKey) -> str:
+    return source if isinstance(source, str) else source[0]
+
+
+def check_apart(one: Statistics, other: Statistics) -> None:
     """Raise StatisticsError if both are of the same samples; a few equal ones are only noted."""
     if one.data.overlaps(other.data):
         raise StatisticsError(
@@ -275,10 +358,14 @@ def _unpack(columns: Columns) -> Statistics:
     # Files of older versions lack it: their digest is that of feeds, usually of one sample each.
     samples = int(columns.get("samples", feeds))
     least = tuple(sorted(int(one) for one in columns.get("least", ())))
+    whole = None
+    if "whole" in columns:
+        whole = DataDigest(int(str(columns["whole"]), 16), int(columns["whole_samples"]))
     return Statistics(
         str(columns["model_sha256"]),
         feeds,
         values,
         complete=bool(columns["complete"]),
         data=DataDigest(int(str(columns["data"]), 16), samples, least),
+        whole=whole,
     )

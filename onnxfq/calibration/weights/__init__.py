@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxfq.calibration.weights.inputs import InputView
+from onnxfq.calibration.statistics.input_view import InputView
 from onnxfq.calibration.weights.methods import METHODS, RoundedWeight, RoundingJob, round_weight
 from onnxfq.calibration.weights.moments import InputMoments
 from onnxfq.calibration.weights.moments_file import Moments

@@ -61,7 +61,7 @@ class InputMoments:
             why = "not positive definite"
         raise StatisticsError(
             f"the moments of tensor {self.name} are {why}; look for huge values in the data, and gather them "
-            "again with `onnxfq moments`"
+            "again with `onnxfq observe --moments`"
         )
 
     def check_size(self, groups: int, inputs: int) -> None:

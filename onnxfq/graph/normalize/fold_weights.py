@@ -15,9 +15,10 @@ from onnx.reference import ReferenceEvaluator
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import bodies, replace_nodes
+from onnxfq.graph.model import bodies
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import QUANTIZED_OPS, RANDOM_OPS, STANDARD_DOMAINS, TRANSPOSES, WEIGHTED_INPUTS
+from onnxfq.graph.prune import remove_unread
 from onnxfq.support.records import join_lines
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
         folded += 1
     if not folded:
         return ""
-    _drop_unused(proto)
+    remove_unread(proto, [proto.graph])
     return f"{folded} weight(s) that the graph computes from constants evaluated"
 
 
@@ -136,17 +137,3 @@ def _count_elements(proto: onnx.ModelProto) -> dict[str, int]:
         return {}
     shapes = {name: index.shape(name) for name in index.values}
     return {name: prod(shape) for name, shape in shapes.items() if shape is not None and None not in shape}  # type: ignore[arg-type]
-
-
-def _drop_unused(proto: onnx.ModelProto) -> None:
-    """Remove constants, and nodes of the main graph, that have no reader."""
-    while True:
-        used = GraphIndex.of_model(proto).used
-        kept = [node for node in proto.graph.node if any(name in used for name in node.output)]
-        if len(kept) == len(proto.graph.node):
-            break
-        replace_nodes(proto.graph, kept)
-    tensors = [tensor for tensor in proto.graph.initializer if tensor.name in used]
-    if len(tensors) < len(proto.graph.initializer):
-        del proto.graph.initializer[:]
-        proto.graph.initializer.extend(tensors)

@@ -1,14 +1,18 @@
-"""Opset upgrade of ai.onnx, no further than required."""
+"""Opset upgrade of ai.onnx, no further than required, and edits of a model at an opset."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import onnx
+import onnx_graphsurgeon as gs
 from onnx import version_converter
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.checker import check_model, hide_runtime_operators, show_runtime_operators
 from onnxfq.graph.external.weightless import change_without_weights
-from onnxfq.graph.model import default_opset, list_nodes, restore_annotations
+from onnxfq.graph.model import Model, default_opset, list_nodes, restore_annotations
 from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import STANDARD_DOMAINS
@@ -16,6 +20,20 @@ from onnxfq.support.records import join_lines
 
 # Lowest IR version that allows an opset, from ONNX's versioning table.
 _IR_OF_OPSET = {13: 7, 15: 8, 19: 9, 21: 10, 23: 11, 24: 12, 25: 13, 28: 14}
+
+
+def edit_model(model: Model, edit: Callable[[gs.Graph, int], bool], opset: int = 1) -> Model:
+    """Return an edited copy of `model`; itself if nothing changes.
+
+    Args:
+        model: the model.
+        edit: edits a graph in place, at an ai.onnx opset; returns whether anything changed.
+        opset: the lowest one that has the operators that `edit` inserts.
+    """
+    proto, note = raise_opset(model.proto, opset, model.source)
+    raised = replace(model, proto=proto, notes=(*model.notes, *([note] if note else [])))
+    graph = raised.graph()
+    return raised.with_graph(graph) if edit(graph, raised.opset) else model
 
 
 def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.ModelProto, str]:

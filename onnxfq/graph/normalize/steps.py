@@ -21,6 +21,7 @@ from onnxfq.graph.model import list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.ops import QUANTIZED_OPS, RESHAPES, STANDARD_DOMAINS
+from onnxfq.graph.prune import keep_constants
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.support.reasons import Reason
 
@@ -217,10 +218,8 @@ def fold_moves(proto: onnx.ModelProto) -> str:
     notes = [note for graph in list_graphs(proto.graph) for note in graph.quantization_annotation]
     used = used | {entry.value for note in notes for entry in note.quant_parameter_tensor_names}
     before = {t.name for t in proto.graph.initializer}
-    kept_tensors = [t for t in proto.graph.initializer if t.name in used]
-    added = [constants[name] for name in folded if name in used and name not in before]
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(kept_tensors + added)
+    proto.graph.initializer.extend(constants[name] for name in folded if name not in before)
+    keep_constants(proto.graph, used)
     return f"{len(folded)} Reshape, Cast or similar of constants folded"
 
 
@@ -331,7 +330,13 @@ def evaluate_node(
     node: onnx.NodeProto, inputs: dict[str, NDArray[np.generic]], proto: onnx.ModelProto
 ) -> NDArray[np.generic]:
     """Return the first output of `node` by ONNX's reference, at the opsets of `proto`."""
-    values = [onnx.helper.make_empty_tensor_value_info(name) for name in (*node.input, *node.output)]
-    graph = onnx.helper.make_graph([node], "fold", values[: len(node.input)], values[len(node.input) :])
+    graph = onnx.helper.make_graph(
+        [node],
+        "fold",
+        *(
+            [onnx.helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names) if name]
+            for names in (node.input, node.output)
+        ),
+    )
     model = onnx.helper.make_model(graph, opset_imports=list(proto.opset_import))
     return np.asarray(ReferenceEvaluator(model).run(None, inputs)[0])

@@ -23,6 +23,7 @@ from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import constant_value, evaluate_node
 from onnxfq.graph.normalize.stored_scales import granularity_of
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, ONNX_QUANTIZERS, QUANTIZED_OPS, STANDARD_DOMAINS
+from onnxfq.graph.prune import remove_unread
 from onnxfq.graph.saturation import Range, ValueLimit, limit_of, saturate
 from onnxfq.numerics.affine import fake_quantize, quantize
 from onnxfq.numerics.granularity import PER_TENSOR, normalize_axis
@@ -74,7 +75,8 @@ class _Strip:
             nodes = [made for node in graph.node for made in self._replace(node)]
             if self.taken:
                 replace_nodes(graph, nodes)
-        self._remove_unread()
+        graphs = list_graphs(self.proto.graph) if self.taken else []
+        remove_unread(self.proto, graphs, self._made_constants)
         left = [node for node in list_nodes(self.proto.graph) if node.op_type in QUANTIZED_OPS]
         if left:
             raise self._refuse(left[0], "is not part of a Q/DQ pair and cannot be removed")
@@ -275,28 +277,14 @@ class _Strip:
         modes = {key: value.decode() for key, value in named.items()}
         return fake_quantize(values, scale, zero_point, **given, **modes)  # type: ignore[arg-type]
 
+    def _made_constants(self, node: onnx.NodeProto) -> bool:
+        """Tell whether `node` is a quantizer, or computed the constants of one."""
+        return node.op_type in ONNX_QUANTIZERS or not self.passed.isdisjoint(node.output)
+
     def _refuse(self, node: onnx.NodeProto, why: str) -> ModelError:
         return ModelError(
             f"{self.source}: {node.op_type} {node.name!r} {why}; give the float model, or --keep-existing"
         )
-
-    def _remove_unread(self) -> None:
-        """Remove quantizers, what computed their constants, and constants that have no reader."""
-        while self.taken:
-            used, removed = GraphIndex.of_model(self.proto).used, False
-            for graph in list_graphs(self.proto.graph):
-                for number in reversed(range(len(graph.node))):
-                    node = graph.node[number]
-                    own = node.op_type in ONNX_QUANTIZERS or not self.passed.isdisjoint(node.output)
-                    if own and used.isdisjoint(node.output):
-                        del graph.node[number]
-                        removed = True
-            if not removed:
-                break
-        used = GraphIndex.of_model(self.proto).used
-        kept = [tensor for tensor in self.proto.graph.initializer if tensor.name in used]
-        del self.proto.graph.initializer[:]
-        self.proto.graph.initializer.extend(kept)
 
 
 def _name(node: onnx.NodeProto, reads: str) -> onnx.NodeProto:

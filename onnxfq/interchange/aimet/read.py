@@ -121,8 +121,8 @@ def read_aimet(content: dict[str, Any], source: str) -> ExternalEncodings:
         parts = {section: content[section] for section in _SECTIONS if section in content}
         if all(isinstance(part, dict) for part in parts.values()):
             return read_0_6_1(reading, parts, version or "0.6.1")
-        found = (item for name, part in parts.items() for item in _read_items(reading, name, part))
-        read, items = read_1_0_0, found
+        entries = (item for name, part in parts.items() for item in _read_items(reading, name, part))
+        read, items = read_1_0_0, entries
     for item in items:
         read(item)
     known = version or ("2.0.0" if "encodings" in content else "1.0.0")

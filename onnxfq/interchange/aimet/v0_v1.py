@@ -152,8 +152,8 @@ def read_1_0_0(item: Item) -> None:
 def _read_per_tensor(item: Item, scale: NDArray[np.float64], grid: _Unsigned) -> None:
     if scale.size != 1 or grid.offset.size != 1:
         raise item.fault(f"is PER_TENSOR with {scale.size} scales")
-    one = _Unsigned(grid.bits, grid.symmetric, grid.offset.reshape(()))
-    _add_unsigned(item, scale.reshape(()), one)
+    scalar_grid = _Unsigned(grid.bits, grid.symmetric, grid.offset.reshape(()))
+    _add_unsigned(item, scale.reshape(()), scalar_grid)
 
 
 def _read_per_block(item: Item, scale: NDArray[np.float64], grid: _Unsigned) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.documents.plan import Plan
-from onnxfq.interchange.external import WrittenEncodings, select_calibrated
+from onnxfq.documents.plan import Placement, Plan
+from onnxfq.interchange.external import WrittenEncodings, select_held
 from onnxfq.version import VERSION
 
 _PRODUCER = {"package": "onnxfq", "version": VERSION}
@@ -29,15 +29,8 @@ def write_1_0_0(encodings: Encodings, plan: Plan) -> WrittenEncodings:
 
 def write_2_0_0(encodings: Encodings, plan: Plan) -> WrittenEncodings:
     """Return the file of version 2.0.0: every format of ONNX's QuantizeLinear."""
-    lost: dict[str, str] = {}
-    entries = []
-    for placement in select_calibrated(encodings, plan):
-        encoding = encodings[placement.tensor]
-        why = _explain_lost(encoding)
-        if why:
-            lost[encoding.tensor] = why
-        else:
-            entries.append({"name": encoding.tensor, **_entry_2_0_0(encoding)})
+    held, lost = select_held(encodings, plan, lambda _, encoding: _explain_lost(encoding))
+    entries = [{"name": encoding.tensor, **_entry_2_0_0(encoding)} for _, encoding in held]
     content = {"version": "2.0.0", "producer": _PRODUCER, "encodings": entries}
     return WrittenEncodings(json.dumps(content, indent=4) + "\n", len(entries), lost)
 
@@ -47,20 +40,20 @@ _Entry = Callable[[Encoding], Any]
 
 def _write_sections(version: str, encodings: Encodings, plan: Plan, entry: _Entry) -> WrittenEncodings:
     """Return a file with separate activations and parameters: lists of entries or, in 0.6.1, by name."""
-    lost: dict[str, str] = {}
     turned = {node.node for node in plan.nodes if node.op_type == "ConvTranspose"}
     sections: dict[str, dict[str, Any]] = {"activation_encodings": {}, "param_encodings": {}}
-    for placement in select_calibrated(encodings, plan):
-        encoding = encodings[placement.tensor]
+
+    def explain_lost(placement: Placement, encoding: Encoding) -> str:
         why = _explain_lost(encoding) or _explain_lost_unsigned(encoding, version)
         if not why and encoding.param_shape and placement.role == "activation":
-            why = f"{version} tells no axis of an activation; use 2.0.0"
+            return f"{version} tells no axis of an activation; use 2.0.0"
         blocked = encoding.spec.granularity.is_blocked
         if not why and blocked and any(use.node in turned for use in placement.uses):
-            why = f"{version} tells no axis of blocks of a ConvTranspose; use 2.0.0"
-        if why:
-            lost[encoding.tensor] = why
-            continue
+            return f"{version} tells no axis of blocks of a ConvTranspose; use 2.0.0"
+        return why
+
+    held, lost = select_held(encodings, plan, explain_lost)
+    for placement, encoding in held:
         section = "activation_encodings" if placement.role == "activation" else "param_encodings"
         sections[section][encoding.tensor] = entry(encoding)
     content: dict[str, Any] = {"version": version, "producer": _PRODUCER}

@@ -2,8 +2,8 @@
 
 A tensor of quantized numbers is read as their real values. QuantizeLinear and DequantizeLinear disappear, an
 integer operator becomes its float one, and operators that only move, pick, order or compare numbers stay. A
-pair also limits values to its range, which may be all that is left of a Relu or Clip (onnxruntime's quantizer
-removes these): a Clip stands where values may be outside.
+pair also limits values to its range, which may be all that is left of a Relu or Clip: onnxruntime's quantizer
+removes these. A Clip stands where values may be outside.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from onnxfq.interchange.quantized_models.number_grids import (
     COMPARISONS,
     GridOperand,
     NumberGrid,
+    attributes_of,
     find_grids,
     input_name,
     joined_slots,
@@ -137,14 +138,14 @@ class Unfolding:
         if first is None or any(name and name not in self.constants for name in node.input):
             return False
         if node.op_type == "QuantizeLinear":
-            made = [_quantize_constant(node, first, *map(self.parameter, [node] * 2, (1, 2)))]
+            outputs = [_quantize_constant(node, first, *map(self.parameter, [node] * 2, (1, 2)))]
         elif joined_slots(node)[1] and any(
             self.constants[node.input[slot]].data_type in _NUMBERS for slot in joined_slots(node)[0]
         ):
-            made = self.evaluate(node, {name: self.array(name) for name in node.input if name})
+            outputs = self.evaluate(node, {name: self.array(name) for name in node.input if name})
         else:
             return False
-        for name, values in zip(filter(None, node.output), made, strict=True):
+        for name, values in zip(filter(None, node.output), outputs, strict=True):
             self.constants[name] = numpy_helper.from_array(values, name)
             self._folded.add(name)
         return True
@@ -198,7 +199,7 @@ class Unfolding:
         self, node: onnx.NodeProto, grid: NumberGrid, slots: tuple[int, ...], outputs: tuple[int, ...]
     ) -> None:
         """Keep a node whose inputs at `slots` and `outputs` hold quantized numbers of `grid`."""
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        attributes = attributes_of(node)
         if node.op_type in COMPARISONS:
             inputs = [self._whole_number(node, name, grid) for name in node.input]
             self.emit(node.op_type, inputs, list(node.output), node)
@@ -238,19 +239,18 @@ class Unfolding:
         """Keep a node that fills a tensor with one quantized number."""
         if grid.is_dynamic:
             self._refuse(node, "fills a tensor beside numbers whose scale is dynamic")
-        given = next((numpy_helper.to_array(a.t) for a in node.attribute), np.zeros(1, grid.kind))
-        value = np.asarray([grid.value(float(given.astype(np.float32).item()))], grid.floats)
-        made = self.names.claim(f"{node.output[0]}/real")
-        self.emit("ConstantOfShape", list(node.input), [made], made, value=numpy_helper.from_array(value))
-        self.real[node.output[0]] = made
+        number = next((numpy_helper.to_array(a.t) for a in node.attribute), np.zeros(1, grid.kind))
+        real = np.asarray([grid.value(float(number.astype(np.float32).item()))], grid.floats)
+        fill, stem = {"value": numpy_helper.from_array(real)}, f"{node.output[0]}/real"
+        self.real[node.output[0]] = self.compute("ConstantOfShape", list(node.input), stem, **fill)
 
     def _whole_number(self, node: onnx.NodeProto, name: str, grid: NumberGrid) -> str:
         """Return the float tensor of the steps of an input of quantized numbers, counted from 0."""
-        real = self._real_operand(node, name, grid)
-        steps, rounded = (self.names.claim(f"{name}/{word}") for word in ("steps", "rounded"))
-        self.emit("Div", [real, self.constant(f"{name}/step", grid.scale, grid.floats)], [steps], steps)
-        self.emit("Round", [steps], [rounded], rounded)
-        return rounded
+        inputs = [
+            self._real_operand(node, name, grid),
+            self.constant(f"{name}/step", grid.scale, grid.floats),
+        ]
+        return self.compute("Round", [self.compute("Div", inputs, f"{name}/steps")], f"{name}/rounded")
 
     def _move_weight(self, node: onnx.NodeProto) -> bool:
         """Reshape a weight on its grid, if one number is its scale; tell whether it did."""
@@ -261,8 +261,8 @@ class Unfolding:
             return False
         (steps,) = self.evaluate(node, dict(zip(node.input, [grid.steps, *others], strict=True)))
         kind = helper.tensor_dtype_to_np_dtype(self.constants[self.name(node.input[0])].data_type)
-        made = grid if same else StoredGrid(steps, grid.scale.reshape(()))
-        self.real[node.output[0]] = self.weight(self.own_name(node), made, kind)
+        moved = grid if same else StoredGrid(steps, grid.scale.reshape(()))
+        self.real[node.output[0]] = self.weight(self.own_name(node), moved, kind)
         self.quantized.add(node.output[0])
         return True
 
@@ -287,18 +287,22 @@ class Unfolding:
         like: a node of the source, or an unused name.
         """
         name = like if isinstance(like, str) else like.name
-        made = helper.make_node(op, inputs, outputs, name=name, **attributes)
+        node = helper.make_node(op, inputs, outputs, name=name, **attributes)
         if not isinstance(like, str) and op == like.op_type:
-            made.CopyFrom(like)
-            del made.input[:], made.output[:]
-            made.input.extend(inputs)
-            made.output.extend(outputs)
-        self.nodes.append(made)
-        self._bounds |= dict.fromkeys(outputs, bounds_of(made, [self.bounds(name) for name in inputs]))
+            node.CopyFrom(like)
+            node.input[:], node.output[:] = inputs, outputs
+        self.nodes.append(node)
+        self._bounds |= dict.fromkeys(outputs, bounds_of(node, [self.bounds(name) for name in inputs]))
         if op in _SAME_RANK and inputs[0] in self.ranks:
             self.ranks |= dict.fromkeys(outputs, self.ranks[inputs[0]])
         elif "perm" in attributes:
             self.ranks |= dict.fromkeys(outputs, len(attributes["perm"]))
+
+    def compute(self, op: str, inputs: list[str], stem: str, **attributes: Any) -> str:
+        """Add a node with one output and the name of it, `stem` or the next that is free; return the name."""
+        name = self.names.claim(stem)
+        self.emit(op, inputs, [name], name, **attributes)
+        return name
 
     def bounds(self, tensor: str) -> Bounds:
         """Return the least and the largest value that a float tensor can have, as far as known."""
@@ -332,9 +336,9 @@ class Unfolding:
 
     def weight(self, name: str, grid: StoredGrid, kind: Any = np.float32) -> str:
         """Add the constant of `grid`, remember the grid, and return the name."""
-        made = self.constant(name, grid.values, kind)
-        self.form.grids[made] = grid.positive()
-        return made
+        constant = self.constant(name, grid.values, kind)
+        self.form.grids[constant] = grid.positive()
+        return constant
 
     def parameter(self, node: onnx.NodeProto, slot: int | None) -> NDArray[Any] | None:
         """Return the constant at input `slot`, None if absent. Raises ModelError if computed."""
@@ -376,7 +380,7 @@ class Unfolding:
         stored = self.array(name)
         if stored is not None:
             scale, zero = self.parameters(node, operand)
-            scale, zero = (one.reshape(-1) if np.size(one) > 1 else one for one in (scale, zero))
+            scale, zero = (values.reshape(-1) if np.size(values) > 1 else values for values in (scale, zero))
             return self.weight(f"{name}/weight", grid_of(stored, scale, zero, axis), scale.dtype)
         return self.read_computed(name, self.grid(node, operand))
 
@@ -389,9 +393,9 @@ class Unfolding:
         factor, shift = grid.scale / own.scale, grid.value(own.zero)
         for op, number in (("Mul", factor), ("Add", shift)):
             if number != (1 if op == "Mul" else 0):
-                made = self.names.claim(f"{real}/{'scaled' if op == 'Mul' else 'shifted'}")
-                self.emit(op, [real, self.constant(f"{made}/by", number, own.floats)], [made], made)
-                real = made
+                result = self.names.claim(f"{real}/{'scaled' if op == 'Mul' else 'shifted'}")
+                self.emit(op, [real, self.constant(f"{result}/by", number, own.floats)], [result], result)
+                real = result
         self.form.changes["scale or zero point that a pair changes between its nodes applied"] += 1
         low, high = (grid.value(end / own.scale + own.zero) for end in own.limits)
         self._bounds[real] = (min(low, high), max(low, high))
@@ -402,16 +406,14 @@ class Unfolding:
         """Return the float tensor of computed numbers; integers from outside of the pairs are dequantized."""
         if name not in self.real:
             grid = self.numbers[name]
-            cast, shifted, real = (self.names.claim(f"{name}/{word}") for word in ("cast", "shifted", "real"))
-            to = helper.np_dtype_to_tensor_dtype(grid.floats)
             zero = self.constant(f"{name}/zero", grid.zero, grid.floats)
             factor = self.constant(f"{name}/factor", grid.scale, grid.floats)
-            self.emit("Cast", [name], [cast], cast, to=int(to))
-            self.emit("Sub", [cast, zero], [shifted], shifted)
-            self.emit("Mul", [shifted, factor], [real], real)
+            to = int(helper.np_dtype_to_tensor_dtype(grid.floats))
+            cast = self.compute("Cast", [name], f"{name}/cast", to=to)
+            shifted = self.compute("Sub", [cast, zero], f"{name}/shifted")
+            self.real[name] = real = self.compute("Mul", [shifted, factor], f"{name}/real")
             self._bounds[real] = grid.limits
             self._note_range(real, grid)
-            self.real[name] = real
         return self.real[name]
 
     def give(self, node: onnx.NodeProto, tensor: str) -> None:
@@ -441,9 +443,9 @@ class Unfolding:
             if self.opset < 11:
                 self.emit("Clip", [tensor], [clipped], clipped, **ends)
             else:
-                made = {key: self.constant(f"{clipped}/{key}", end, grid.floats) for key, end in ends.items()}
-                inputs = [tensor, made.get("min", ""), made.get("max", "")]
-                self.emit("Clip", inputs if "max" in made else inputs[:2], [clipped], clipped)
+                names = {k: self.constant(f"{clipped}/{k}", end, grid.floats) for k, end in ends.items()}
+                inputs = [tensor, names.get("min", ""), names.get("max", "")]
+                self.emit("Clip", inputs if "max" in names else inputs[:2], [clipped], clipped)
             self._bounds[clipped] = (max(least, low), min(most, high))
             self.form.clips[clipped] = wanted
         self._note_range(clipped, grid)
@@ -487,7 +489,7 @@ class Unfolding:
         read |= self.index.captured
         kept = [tensor for tensor in self.graph.initializer if tensor.name in read]
         for name, values in (("node", self.nodes), ("initializer", kept)):
-            copies = [type(one).FromString(one.SerializeToString()) for one in values]
+            copies = [type(message).FromString(message.SerializeToString()) for message in values]
             self.graph.ClearField(name)
             getattr(self.graph, name).extend(copies)
         # Tensors of quantized numbers have become float.
@@ -499,8 +501,8 @@ def _quantize_constant(
 ) -> NDArray[Any]:
     """Return the numbers that a QuantizeLinear makes of a constant."""
     kind = helper.np_dtype_to_tensor_dtype(find_stored_type(node, zero_point))
-    qtype = next(one for one in QTYPES.values() if one.onnx_type == kind)
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    qtype = next(known for known in QTYPES.values() if known.onnx_type == kind)
+    given = attributes_of(node)
     granularity = Granularity.of(given.get("axis", 1), given.get("block_size", 0))
     offset = 0 if zero_point is None else zero_point
     codes = quantize(values.astype(np.float32), scale, offset, qtype=qtype, granularity=granularity)
@@ -511,5 +513,5 @@ def find_stored_type(node: onnx.NodeProto, zero_point: NDArray[Any] | None) -> n
     """Return the type of the numbers of a QuantizeLinear: of its zero point, or from its attribute."""
     if zero_point is not None:
         return zero_point.dtype
-    given = next((a.i for a in node.attribute if a.name == "output_dtype"), 0)
-    return np.dtype(helper.tensor_dtype_to_np_dtype(given) if given else np.uint8)
+    code = attributes_of(node).get("output_dtype", 0)
+    return np.dtype(helper.tensor_dtype_to_np_dtype(code) if code else np.uint8)

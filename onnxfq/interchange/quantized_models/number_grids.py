@@ -119,10 +119,10 @@ def quantized_slots(node: onnx.NodeProto) -> Quantized:
     if node.op_type == "QLinearConcat":
         slots = range(2, len(node.input), 3)
         return Quantized(tuple(GridOperand(slot, slot + 1, slot + 2) for slot in slots), GridOperand(0, 0, 1))
-    found = OPERATORS.get(node.op_type, Quantized())
+    quantized = OPERATORS.get(node.op_type, Quantized())
     if node.op_type == "QGemm" and not input_name(node, 7):
-        return found._replace(output=None)
-    return found
+        return quantized._replace(output=None)
+    return quantized
 
 
 COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
@@ -176,6 +176,11 @@ def input_name(node: onnx.NodeProto, slot: int | None) -> str:
     return node.input[slot] if slot is not None and slot < len(node.input) else ""
 
 
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the attributes of `node` by name."""
+    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+
+
 class _Family:
     """Tensors of one grid.
 
@@ -216,8 +221,8 @@ def find_grids(
         for operand in slots.operands:
             name = input_name(node, operand.data)
             if name and name not in constants:
-                one = family(name)
-                one.read = one.read or grid_of(node, operand)
+                members = family(name)
+                members.read = members.read or grid_of(node, operand)
         if slots.output is not None:
             family(node.output[0]).given = grid_of(node, slots.output)
         elif node.op_type == "DynamicQuantizeLinear":
@@ -229,19 +234,18 @@ def find_grids(
         joined += [node.output[slot] for slot in outputs]
         for other in joined[1:]:
             _unite(families, family(joined[0]), family(other), node, source)
-    found: dict[str, NumberGrid] = {}
-    for tensor, one in families.items():
-        grid = one.given or one.read
+    grids: dict[str, NumberGrid] = {}
+    for tensor, members in families.items():
+        grid = members.given or members.read
         if grid is not None and tensor not in constants:
-            found[tensor] = grid
-    return found
+            grids[tensor] = grid
+    return grids
 
 
 def _is_same_type(node: onnx.NodeProto, families: dict[str, _Family]) -> bool:
     """Tell whether a Cast of quantized numbers keeps their type: torch.ao writes such ones."""
     given = families[node.input[0]].given if node.input[0] in families else None
-    to = next((a.i for a in node.attribute if a.name == "to"), 0)
-    return given is not None and onnx.helper.np_dtype_to_tensor_dtype(given.kind) == to
+    return given is not None and onnx.helper.np_dtype_to_tensor_dtype(given.kind) == attributes_of(node)["to"]
 
 
 def _unite(

@@ -13,18 +13,19 @@ from onnxfq.errors import ModelError
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.graph.stored_grid import grid_of
 from onnxfq.interchange.quantized_models.dequantize import Handler, Unfolding
-from onnxfq.interchange.quantized_models.number_grids import GridOperand, input_name, quantized_slots
+from onnxfq.interchange.quantized_models.number_grids import (
+    GridOperand,
+    attributes_of,
+    input_name,
+    quantized_slots,
+)
 
 _OWN_ATTRIBUTES = frozenset({"channels_last", "opset"})
+_DEFAULTS = (("axis", 1), ("block_size", 0))
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    return {name: value for name, value in given.items() if name not in _OWN_ATTRIBUTES}
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return int(next((a.i for a in node.attribute if a.name == name), default))
+    return {name: value for name, value in attributes_of(node).items() if name not in _OWN_ATTRIBUTES}
 
 
 def _quantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
@@ -40,14 +41,14 @@ def _dequantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
         unfolding.real[output] = unfolding.read_computed(name, unfolding.grid(node, operand))
         return
     scale, zero_point = unfolding.parameters(node, operand)
-    axis, block = _attribute(node, "axis", 1), _attribute(node, "block_size", 0)
-    made = unfolding.own_name(node)
+    axis, block = (attributes_of(node).get(name, default) for name, default in _DEFAULTS)
+    constant = unfolding.own_name(node)
     if "float" in stored.dtype.name:
         factor = grid_of(np.ones(stored.shape, np.int8), scale, None, axis, block).values
-        unfolding.real[output] = unfolding.constant(made, stored.astype(np.float32) * factor, scale.dtype)
+        unfolding.real[output] = unfolding.constant(constant, stored.astype(np.float32) * factor, scale.dtype)
         return
     unfolding.real[output] = unfolding.weight(
-        made, grid_of(stored, scale, zero_point, axis, block), scale.dtype
+        constant, grid_of(stored, scale, zero_point, axis, block), scale.dtype
     )
     if stored.dtype == np.int32:
         unfolding.form.changes["int32 constant, such as a bias, made float"] += 1
@@ -71,7 +72,10 @@ def _linear(op: str, bias: int | None = None) -> Handler:
 
     def handle(unfolding: Unfolding, node: onnx.NodeProto) -> None:
         slots = quantized_slots(node)
-        inputs = [unfolding.read(node, one, _channel_axis(unfolding, node, one)) for one in slots.operands]
+        inputs = [
+            unfolding.read(node, operand, _channel_axis(unfolding, node, operand))
+            for operand in slots.operands
+        ]
         if node.op_type == "QLinearWhere":
             inputs.insert(0, unfolding.name(node.input[0]))
         if bias is not None and input_name(node, bias):
@@ -90,7 +94,7 @@ def _linear(op: str, bias: int | None = None) -> Handler:
 
 def _channel_axis(unfolding: Unfolding, node: onnx.NodeProto, operand: GridOperand) -> int:
     """Return the axis of the output channels of a stored operand."""
-    if node.op_type in ("ConvInteger", "QLinearConv") or _attribute(node, "transB", 0):
+    if node.op_type in ("ConvInteger", "QLinearConv") or attributes_of(node).get("transB"):
         return 0
     stored = unfolding.array(node.input[operand.data])
     return 0 if stored is None else max(stored.ndim - 1, 0)
@@ -100,21 +104,19 @@ def _emit_channels_first(
     unfolding: Unfolding, node: onnx.NodeProto, op: str, inputs: list[str], output: str
 ) -> None:
     """Add `op`, between Transpose nodes if `node` has its channels last (onnxruntime's optimizer)."""
-    if not _attribute(node, "channels_last", int(node.op_type == "NhwcMaxPool")):
+    if not attributes_of(node).get("channels_last", node.op_type == "NhwcMaxPool"):
         unfolding.emit(op, inputs, [output], node, **_attributes(node))
         return
     weight = unfolding.array(inputs[1]) if op == "Conv" else None
-    window = next((a.ints for a in node.attribute if a.name == "kernel_shape"), ())
-    rank = len(window) + 2 if weight is None else weight.ndim
+    rank = len(attributes_of(node).get("kernel_shape", ())) + 2 if weight is None else weight.ndim
     rank = rank if rank > 2 else unfolding.ranks.get(inputs[0], 0)
     if not rank:
         raise ModelError(
             f"{unfolding.source}: {node.op_type} {node.name!r} has its channels last and no known rank; "
             "export it as NCHW"
         )
-    first, turned = (unfolding.names.claim(f"{output}/{word}") for word in ("channels_first", "turned"))
-    order = [0, rank - 1, *range(1, rank - 1)]
-    unfolding.emit("Transpose", [inputs[0]], [first], first, perm=order)
+    turned, order = unfolding.names.claim(f"{output}/turned"), [0, rank - 1, *range(1, rank - 1)]
+    first = unfolding.compute("Transpose", [inputs[0]], f"{output}/channels_first", perm=order)
     unfolding.emit(op, [first, *inputs[1:]], [turned], node, **_attributes(node))
     unfolding.emit("Transpose", [turned], [output], output, perm=[0, *range(2, rank), 1])
     if inputs[0] in unfolding.form.ranges:
@@ -136,7 +138,7 @@ def _bias(unfolding: Unfolding, node: onnx.NodeProto, slot: int, operands: tuple
             f"{unfolding.source}: {node.op_type} {node.name!r} computes its bias {node.input[slot]!r}; make "
             "it constant"
         )
-    scales = [unfolding.parameters(node, one)[0] for one in operands]
+    scales = [unfolding.parameters(node, operand)[0] for operand in operands]
     factor = np.multiply(*(scale.astype(np.float64) for scale in scales))
     unfolding.form.changes["int32 constant, such as a bias, made float"] += 1
     return unfolding.constant(f"{node.input[slot]}/float", (stored * factor).astype(np.float32))
@@ -144,7 +146,7 @@ def _bias(unfolding: Unfolding, node: onnx.NodeProto, slot: int, operands: tuple
 
 def _cast(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     """Convert a Cast: of quantized numbers, it gives the numbers themselves."""
-    name, to = node.input[0], _attribute(node, "to", 0)
+    name, to = node.input[0], attributes_of(node)["to"]
     grid = unfolding.numbers.get(name)
     if grid is None:
         unfolding.keep(node)
@@ -156,9 +158,7 @@ def _cast(unfolding: Unfolding, node: onnx.NodeProto) -> None:
             unfolding.real[node.output[0]] = plain
             return
         if to in _WHOLE_TYPES:
-            rounded = unfolding.names.claim(f"{node.output[0]}/rounded")
-            unfolding.emit("Round", [plain], [rounded], rounded)
-            plain = rounded
+            plain = unfolding.compute("Round", [plain], f"{node.output[0]}/rounded")
         unfolding.emit("Cast", [plain], list(node.output), node)
 
 
@@ -195,14 +195,14 @@ def _attention(unfolding: Unfolding, node: onnx.NodeProto) -> None:
             f"{unfolding.source}: QAttention {node.name!r} has past keys and values, which have no known "
             "float form; export it without them, or quantize the float model again"
         )
-    names = {word: unfolding.names.claim(f"{node.output[0]}/{word}") for word in ("product", "all", *"qkv")}
-    inputs = [unfolding.read(node, one, 1) for one in quantized_slots(node).operands]
-    unfolding.emit("MatMul", inputs, [names["product"]], names["product"])
-    unfolding.form.inputs[names["product"]] = {0, 1}
-    unfolding.emit("Add", [names["product"], unfolding.name(node.input[2])], [names["all"]], names["all"])
-    parts = [names[one] for one in "qkv"]
+    stem = node.output[0]
+    inputs = [unfolding.read(node, operand, 1) for operand in quantized_slots(node).operands]
+    product = unfolding.compute("MatMul", inputs, f"{stem}/product")
+    unfolding.form.inputs[product] = {0, 1}
+    projected = unfolding.compute("Add", [product, unfolding.name(node.input[2])], f"{stem}/all")
+    parts = [unfolding.names.claim(f"{stem}/{letter}") for letter in "qkv"]
     split = {"axis": -1} if unfolding.opset < 18 else {"axis": -1, "num_outputs": 3}
-    unfolding.emit("Split", [names["all"]], parts, f"{names['all']}/split", **split)
+    unfolding.emit("Split", [projected], parts, f"{projected}/split", **split)
     attributes = {k: v for k, v in _attributes(node).items() if k in _ATTENTION_ATTRIBUTES}
     mask = [input_name(node, 5)] if input_name(node, 5) else []
     inputs = [*parts, "", *mask] if mask else parts
@@ -231,7 +231,7 @@ def _lstm(unfolding: Unfolding, node: onnx.NodeProto) -> None:
                 f"{unfolding.source}: DynamicQuantizeLSTM {node.name!r} computes its weights "
                 f"{node.input[slot]!r}; make them constant"
             )
-        factor, zero = (_by_direction(unfolding.parameter(node, one)) for one in (scale, zero_point))
+        factor, zero = (_by_direction(unfolding.parameter(node, slot)) for slot in (scale, zero_point))
         real = (stored.astype(np.float32) - zero) * factor
         weights.append(unfolding.constant(f"{node.input[slot]}/real", real.transpose(0, 2, 1)))
     inputs = [unfolding.name(node.input[0]), *weights, *map(unfolding.name, node.input[3:8])]
@@ -243,17 +243,15 @@ def _lstm(unfolding: Unfolding, node: onnx.NodeProto) -> None:
 
 def _matmul_nbits(unfolding: Unfolding, node: onnx.NodeProto) -> None:
     """Convert MatMulNBits: numbers of 2, 4 or 8 bits packed along K in blocks, the lowest bits first."""
-    size = {name: _attribute(node, name, 0) for name in ("K", "N", "bits", "block_size")}
+    k, n, bits, block = (attributes_of(node)[name] for name in ("K", "N", "bits", "block_size"))
     packed, scale = unfolding.array(node.input[1]), unfolding.array(node.input[2])
-    zeros = unfolding.array(node.input[3]) if len(node.input) > 3 and node.input[3] else None
-    group = node.input[4] if len(node.input) > 4 else ""
-    bias = node.input[5] if len(node.input) > 5 else ""
-    if packed is None or scale is None or group or (zeros is not None and zeros.dtype != np.uint8):
+    zeros, bias = unfolding.array(input_name(node, 3)), input_name(node, 5)
+    unknown = input_name(node, 4) or (zeros is not None and zeros.dtype != np.uint8)
+    if packed is None or scale is None or unknown:
         raise ModelError(
             f"MatMulNBits {node.name!r} has computed weights, a group index or zero points of another type "
             "than uint8; only the plain form is known"
         )
-    k, n, bits, block = size["K"], size["N"], size["bits"], size["block_size"]
     blocks = -(-k // block)
     numbers = _unpack_bits(packed.reshape(n, -1), bits)[:, :k]
     middle = np.full((n, blocks), 1 << (bits - 1), np.int32)

@@ -6,8 +6,6 @@ to run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -16,38 +14,32 @@ from onnxfq.calibration.statistics.state import StateNames
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.passes.base import Pass
+from onnxfq.graph.normalize.opset import edit_model
 from onnxfq.passes.observe.insert_observers import clear_names, group_attributes, replace_outputs
 from onnxfq.passes.observe.merge_channels import merge_channels
 from onnxfq.passes.observe.subgraph_state import CarriedState, holders, make_empty_state
 
 
-@dataclass(frozen=True)
-class InsertMerging(Pass):
-    """Merge the statistics of every activation of `plan` into its state, in bodies too.
+def with_merging(model: Model, plan: Plan, feed_ranges: bool = False, all_finite: bool = False) -> Model:
+    """Return `model` that merges the statistics of every activation of `plan` into its state, in bodies too.
 
-    The model's own outputs are removed. Tensors quantized by axis or in blocks have a state for each group.
-    Equalized tensors also merge the ranges of their channels.
+    The model's own outputs are removed, and nodes that only they needed. Tensors quantized by axis or in
+    blocks have a state for each group. Equalized tensors also merge the ranges of their channels.
 
-    Attributes:
+    Args:
+        model: the float model.
         plan: the activations to observe.
         feed_ranges: also output the statistics of the single run, without a histogram.
         all_finite: a NaN or an infinity ends the run, so ranges need not exclude them.
+
+    Raises PlanError when the plan belongs to another model.
     """
+    plan.check_model(model.sha256)
 
-    plan: Plan
-    feed_ranges: bool = False
-    all_finite: bool = False
-
-    def requires(self, model: Model) -> None:
-        """Raise PlanError when the plan belongs to another model."""
-        self.plan.check_model(model.sha256)
-
-    def call(self, graph: gs.Graph, opset: int) -> bool:
-        """Add the nodes; remove nodes that only the old outputs needed."""
+    def insert_merging(graph: gs.Graph, opset: int) -> bool:
         editor, around = Editor(graph), holders(graph)
         outputs: list[gs.Variable] = []
-        for placement in self.plan.activations:
+        for placement in plan.activations:
             name, tensor = placement.tensor, editor.tensor(placement)
             names = StateNames.from_tensor(name)
             clear_names(editor, name, [names.given, names.merged, names.of_feed])
@@ -56,11 +48,13 @@ class InsertMerging(Pass):
             given = gs.Variable(names.given, np.int64, [*before, empty_state().size])
             graph.inputs.append(given)
             if placement.spec.equalized:
-                outputs += merge_channels(editor, placement, opset, self.all_finite)
+                outputs += merge_channels(editor, placement, opset, all_finite)
             starts: dict[str, gs.Tensor] = {names.merged: given}
-            if self.feed_ranges:
+            if feed_ranges:
                 starts[names.of_feed] = make_empty_state(editor, False, groups)
             scope = editor.scope_of(tensor)
             for output, start in starts.items():
                 outputs.append(CarriedState(editor, around, scope, start, output).merge(tensor, attrs))
         return replace_outputs(graph, outputs)
+
+    return edit_model(model, insert_merging)

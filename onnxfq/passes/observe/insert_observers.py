@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -20,9 +19,9 @@ from onnxfq.errors import PlanError, SpecError
 from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor, custom_node, import_domain
 from onnxfq.graph.model import Model
+from onnxfq.graph.normalize.opset import edit_model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.layout import Layout, open_axis
-from onnxfq.passes.base import Pass
 from onnxfq.passes.observe.subgraph_state import CarriedState, Holder, enclosing, holders, make_empty_state
 
 OBSERVE_OUTPUTS = HISTOGRAM.outputs
@@ -70,34 +69,30 @@ def group_attributes(placement: Placement, tensor: gs.Tensor) -> tuple[int | Non
     return (None, {}) if groups is None else (prod(groups), placement.spec.granularity.attributes)
 
 
-@dataclass(frozen=True)
-class InsertObservers(Pass):
-    """Observe every activation of `plan`, in bodies too; the model's own outputs are removed.
+def with_observers(model: Model, plan: Plan) -> Model:
+    """Return `model` that observes every activation of `plan`, in bodies too, without its own outputs.
 
     Tensors quantized by axis or in blocks are observed per group. Equalized tensors also output the ranges of
-    their channels.
+    their channels. Nodes that only the old outputs needed are removed. Raises PlanError when the plan belongs
+    to another model.
     """
+    plan.check_model(model.sha256)
 
-    plan: Plan
-
-    def requires(self, model: Model) -> None:
-        """Raise PlanError when the plan belongs to another model."""
-        self.plan.check_model(model.sha256)
-
-    def call(self, graph: gs.Graph, opset: int) -> bool:
-        """Add the observers; remove nodes that only the old outputs needed."""
+    def insert_observers(graph: gs.Graph, opset: int) -> bool:
         editor, around = Editor(graph), holders(graph)
         outputs: list[gs.Variable] = []
-        for name in (p.tensor for p in self.plan.activations):
+        for name in (p.tensor for p in plan.activations):
             parts = (*OBSERVE_OUTPUTS, *CHANNEL_RANGES.outputs, STATE_OUTPUT)
             clear_names(editor, name, [observe_output(name, part) for part in parts])
-        for placement in self.plan.activations:
+        for placement in plan.activations:
             holder = _iterated(around, editor.scope_of(editor.tensor(placement)))
             if holder is None:
                 outputs += _observe(editor, around, placement)
             else:
                 outputs.append(_merge(editor, around, placement, holder.node))
         return replace_outputs(graph, outputs)
+
+    return edit_model(model, insert_observers)
 
 
 def replace_outputs(graph: gs.Graph, outputs: list[gs.Variable]) -> bool:

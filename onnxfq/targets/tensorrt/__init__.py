@@ -13,14 +13,13 @@ from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.float_casts import Shapes
 from onnxfq.support.attempts import attempt
 from onnxfq.targets.target import Target
+from onnxfq.targets.tensorrt.limits import CAST_BEFORE_LOOP, loops_several_steps
 from onnxfq.targets.tensorrt.policy import POLICY
 from onnxfq.targets.tensorrt.recipes import RECIPES
 from onnxfq.targets.tensorrt.rewrites.block_formats import DOMAIN, block_writer
 from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import with_mxfp8_functions
 from onnxfq.targets.tensorrt.rewrites.refused_forms import (
-    CAST_BEFORE_LOOP,
     count_padding,
-    count_steps,
     move_guards,
     separate_constants,
 )
@@ -60,8 +59,8 @@ def _keeps_float32(node: onnx.NodeProto, half: FloatInfo) -> str | None:
 
 
 def _wants_no_cast(node: onnx.NodeProto, shapes: Shapes) -> str:
-    steps = count_steps(node, shapes(node.input[0]))
-    return CAST_BEFORE_LOOP.format(node.op_type, node.name) if steps is not None and steps > 1 else ""
+    loops = loops_several_steps(node, shapes(node.input[0]))
+    return CAST_BEFORE_LOOP.format(node.op_type, node.name) if loops else ""
 
 
 def _finish(proto: onnx.ModelProto) -> onnx.ModelProto:

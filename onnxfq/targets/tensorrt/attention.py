@@ -24,21 +24,15 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
-from onnxfq.graph.follow import Node, is_constant, readers_behind
+from onnxfq.graph.follow import is_constant, readers_behind
 from onnxfq.graph.names import Use
 from onnxfq.graph.patterns.attention import Attention, Part, Projection, find_attentions, match_projection
 from onnxfq.numerics.float_types import block_format_name
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import place_activation, refuse
-
-INT8_HEADS = (16, 32, 64)
-"""Head sizes of the fused int8 kernel (NVIDIA, fused attention)."""
-INT8_TOKENS = 512
-FLOAT8_HEAD = 256
+from onnxfq.targets.tensorrt.limits import ONE_QUERY, exceed_limit, is_one_query
 
 _RULE = "attention"
-ONE_QUERY = "TensorRT has one kernel for an attention of one query, which int8 pairs prevent"
-
 MOVES_BEHIND = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
 """Operators allowed between a fused attention and the product behind it."""
 
@@ -89,12 +83,6 @@ def _projections(found: dict[str, NodeDecision], attention: Attention[gs.Node]) 
             yield decision.leave_out(_RULE, why)
 
 
-def is_one_query(scores: Node) -> bool:
-    """Tell whether `scores` multiplies a single query by the keys: one token is decoded at a time."""
-    shape = scores.inputs[0].shape
-    return shape is not None and len(shape) > 2 and shape[-2] == 1
-
-
 def _is_float8(decision: NodeDecision) -> bool:
     return decision.placements[0].spec.qtype.is_float
 
@@ -107,22 +95,6 @@ def _without_blocks(decision: NodeDecision) -> NodeDecision:
     name = block_format_name(blocks[0].spec.qtype, blocks[0].spec.scale_type)
     why = f"TensorRT fuses no attention in {name}, and in a half type it makes one kernel of it"
     return decision.leave_out(_RULE, why)
-
-
-def exceed_limit(is_float8: bool, head: int | None, tokens: int | None) -> str:
-    """Return the exceeded limit of TensorRT's fused attention; empty for none, or for unknown sizes.
-
-    Args:
-        is_float8: whether queries are float8, int8 otherwise.
-        head: size of a query.
-        tokens: number of queries or keys.
-    """
-    if head is not None and (head > FLOAT8_HEAD if is_float8 else head not in INT8_HEADS):
-        allowed = f"up to {FLOAT8_HEAD}" if is_float8 else ", ".join(map(str, INT8_HEADS))
-        return f"heads of {allowed}, these have {head}"
-    if not is_float8 and tokens is not None and tokens > INT8_TOKENS:
-        return f"up to {INT8_TOKENS} tokens, these are {tokens}"
-    return ""
 
 
 def count_tokens(attention: Attention[gs.Node]) -> int | None:

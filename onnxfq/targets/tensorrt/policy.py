@@ -21,16 +21,15 @@ from onnxfq.numerics.qtypes import QType
 from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.targets.tensorrt.attention import decide_attentions, join_pairs
+from onnxfq.targets.tensorrt.limits import (
+    TWO_COMPUTED,
+    explain_int4,
+    explain_one_row,
+    explain_right_side,
+    explain_window,
+    suggest_block,
+)
 from onnxfq.targets.tensorrt.rewrites.block_formats import DYNAMIC_RANKS, multiplies_rows
-
-LARGEST_FLOAT8_KERNEL = 32
-"""Largest Conv window in elements that the builder has a float8 kernel for: 5 x 5 fits, 6 x 6 does not."""
-
-ONE_ROW_INT8 = (1024, 512)
-"""Largest K and N of int8 weights that stay int8 with one input row and float activations.
-
-Measured one by one on TensorRT for RTX 1.7.1; two or more rows, an open number, and int4 have no limit.
-"""
 
 _BOTH_SIDES = ("int8", "float8e4m3fn")
 _MULTIPLIED = ("MatMul", "Gemm")
@@ -100,13 +99,11 @@ def _keeps_float(operands: Operands) -> str:
             continue
         if operands.weight_only and node.op in CONVOLUTIONS:
             return f"TensorRT multiplies in float where only the weight of a {node.op} is quantized"
-        base, window = _carrier(placement.spec.qtype), prod(shape[2:])
-        if node.op == "Conv" and base == "float8e4m3fn" and window > LARGEST_FLOAT8_KERNEL:
-            return (
-                f"TensorRT has float8 kernels up to {LARGEST_FLOAT8_KERNEL} elements a window, this one has "
-                f"{window}"
-            )
-        why = _int4_in_float(placement, shape) if base == "int4" else ""
+        base = _carrier(placement.spec.qtype)
+        if node.op == "Conv" and base == "float8e4m3fn":
+            why = explain_window(shape[2:])
+        elif base == "int4":
+            why = _int4_in_float(placement, shape)
         if not why and operands.weight_only and base in ("int4", "int8"):
             why = _alone_in_float(operands, placement, base)
         if why:
@@ -135,7 +132,7 @@ def _alone_in_float(operands: Operands, placement: Placement, base: str) -> str:
         return "TensorRT expands a stack of matrices to float if each one multiplies the whole input"
     k, n = _sizes(node, 1, shape)
     if rows is not None and all(size == 1 for size in rows[:-1]):
-        return _explain_one_row(k, n) if base == "int8" and len(shape) == 2 else ""
+        return explain_one_row(k, n) if base == "int8" and len(shape) == 2 else ""
     if n % 2 and (base == "int4" or n > 1):
         return _ODD.format(f"{n} columns")
     return _ODD.format(f"{k} to sum over") if base == "int8" and k % 2 and n > 1 else ""
@@ -150,17 +147,6 @@ def _sizes(node: gs.Node, slot: int, shape: Sequence[int]) -> tuple[int, int]:
     if summed is None:  # an Einsum over several axes
         return 0, 0
     return shape[summed], prod(shape[-2:]) // max(shape[summed], 1)
-
-
-def _explain_one_row(k: int, n: int) -> str:
-    """Return why int8 weights would become float with one input row; empty if they stay."""
-    most_k, most_n = ONE_ROW_INT8
-    if k <= most_k and n <= most_n:
-        return ""
-    return (
-        f"for one fixed row TensorRT keeps int8 weights up to {most_k} by {most_n}, not {k} by {n}; export "
-        "with an open batch, or use int4"
-    )
 
 
 def _blocks_in_float(placement: Placement, operands: Operands) -> str:
@@ -198,9 +184,9 @@ def _explain_axes(placement: Placement, operands: Operands, name: str, shape: Se
         )
     slot = placement.uses[0].input
     if name == "MXFP8" and all(other.role == "activation" for other in operands.placements):
-        return "TensorRT multiplies two computed tensors in float, MXFP8 or not"
-    if name == "NVFP4" and slot == 1 and not all(isinstance(size, int) for size in shape):
-        return f"TensorRT builds NVFP4 products for right-hand tensors of fixed sizes only, not {list(shape)}"
+        return TWO_COMPUTED
+    if name == "NVFP4" and slot == 1 and explain_right_side(shape):
+        return explain_right_side(shape)
     has_rows = len(shape) > DYNAMIC_RANKS[-1] and multiplies_rows(operands.node, slot)
     if len(shape) in DYNAMIC_RANKS or has_rows:
         return ""
@@ -211,25 +197,13 @@ def _int4_in_float(placement: Placement, shape: tuple[int, ...]) -> str:
     """Return why TensorRT would not keep an int4 weight; it reads the block size from shapes, K / scales."""
     axis, block = placement.spec.granularity.axis, placement.spec.granularity.block_size
     if axis is None or block is None:
-        return "TensorRT has int4 kernels for blocks only; use granularity: blocked"
+        return explain_int4(shape, None, 0)
     if axis < len(shape) - 2:
         return f"TensorRT takes blocks along the last two axes only, not axis {axis} of {len(shape)}"
     if shape[axis] % block:
         rule = f"{shape[axis]} is not a multiple of {block}"
-        return f"TensorRT needs blocks that divide the summed axis: {rule}{_other_size(shape[axis])}"
-    if shape[axis] == block:
-        rule = f"the summed axis has {block}, one block"
-        return f"TensorRT has int4 kernels for two blocks and more: {rule}{_other_size(block)}"
-    if prod(shape) % 2 or shape[-1] % 2:
-        return f"TensorRT packs two int4 numbers in a byte: the last axis of {list(shape)} is odd"
-    return ""
-
-
-def _other_size(count: int) -> str:
-    """Return the end of a refusal: the largest block size that cuts `count` numbers into equal blocks."""
-    # TensorRT for RTX 1.7.1 builds all of these; the documentation of TensorRT names 64 and 128 only.
-    size = next((n for n in (128, 64, 32, 16) if count % n == 0 and count > n), None)
-    return "" if size is None else f"; block_size {size} would do"
+        return f"TensorRT needs blocks that divide the summed axis: {rule}{suggest_block(shape[axis])}"
+    return explain_int4(shape, axis, block)
 
 
 def _is_bridge(node: gs.Node, qtype: QType) -> bool:

@@ -56,6 +56,6 @@ def linear_dequantization(
     return values
 
 
-def quantization_noise(tensor: Tensor, dequantized_tensor: Tensor) -> float:
+def quantization_error(tensor: Tensor, dequantized_tensor: Tensor) -> float:
     """Return the mean squared error."""
     return both_errors(tensor, dequantized_tensor).mse

@@ -19,7 +19,6 @@ replace the NaN of a Softmax over fully masked keys by 0: Softmax, IsNaN, Where,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -29,10 +28,10 @@ from onnx import helper, numpy_helper
 
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import default_opset, list_graphs
+from onnxfq.graph.model import default_opset, list_graphs, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.decompose_attention import Parts
-from onnxfq.graph.ops import RECURRENT_OPS, STANDARD_DOMAINS
+from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.graph.patterns.attention import PRODUCTS, Attention, AttentionForm, match_attention
 
 
@@ -85,17 +84,6 @@ def separate_constants(proto: onnx.ModelProto) -> onnx.ModelProto:
                 proto.graph.initializer[-1].name = known[number]
             node.input[0] = known[number]
     return proto
-
-
-CAST_BEFORE_LOOP = "{} {!r} reads it, and TensorRT builds no Cast in front of a loop of several steps"
-
-
-def count_steps(node: onnx.NodeProto, shape: Sequence[int | None] | None) -> int | None:
-    """Return the steps of a recurrent operator whose input has `shape`; None for others and for open ones."""
-    if node.op_type not in RECURRENT_OPS or shape is None or len(shape) != 3:
-        return None
-    batch_first = any(a.name == "layout" and a.i == 1 for a in node.attribute)
-    return shape[1 if batch_first else 0]
 
 
 # Operators of the scale, between the product of queries and keys and the mask.
@@ -205,14 +193,11 @@ def _move(one: _Guarded, graph: onnx.GraphProto, proto: onnx.ModelProto, taken: 
     for node in graph.node:
         if node.name in (one.nan.name, one.where.name):
             continue
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
         if node.name == one.add.name:
-            copy.input[one.slot] = shown
+            node.input[one.slot] = shown
             nodes += parts.nodes[:-1]
-        nodes.append(copy)
+        nodes.append(node)
         if node.name == one.mix.name:
-            copy.input[0], copy.output[0] = one.softmax.output[0], mixed
+            node.input[0], node.output[0] = one.softmax.output[0], mixed
             nodes.append(parts.nodes[-1])
-    del graph.node[:]
-    graph.node.extend(nodes)
+    replace_nodes(graph, nodes)

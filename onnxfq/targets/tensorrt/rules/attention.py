@@ -20,9 +20,10 @@ from onnxfq.graph.patterns.attention import (
 )
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.attention import MOVES_BEHIND, ONE_QUERY, exceed_limit, is_one_query
+from onnxfq.targets.tensorrt.attention import MOVES_BEHIND
+from onnxfq.targets.tensorrt.limits import ONE_QUERY, exceed_limit, is_one_query
 from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.graph_view import NodeSite
+from onnxfq.targets.tensorrt.rules.node_sites import NodeSite
 from onnxfq.targets.tensorrt.rules.operands import QuantizedOperand, operand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import QUANTIZE_OPS
 
@@ -37,7 +38,7 @@ def attention_operators(reading: CheckContext) -> Iterator[Finding]:
     """Report quantized Attention operators: TensorRT fuses them in half types, so pairs only add rounding."""
     for promised in reading.promises:
         site = promised.site
-        if site.op == "Attention" and site.scope.dtype(site.outputs[0].name) in _HALVES:
+        if site.op == "Attention" and site.index.dtype(site.outputs[0].name) in _HALVES:
             message = (
                 "its inputs are quantized, and TensorRT runs ONNX's Attention in float; write it as MatMul, "
                 "Softmax, MatMul before quantizing"
@@ -72,7 +73,7 @@ def projections(reading: CheckContext) -> Iterator[Finding]:
     for found, operands in _attentions(reading):
         output = found.mix.outputs[0]
         shape = found.scores.inputs[0].shape
-        fused = output.scope.dtype(output.name) in _HALVES and all(o.pair is None for o in operands)
+        fused = output.index.dtype(output.name) in _HALVES and all(o.pair is None for o in operands)
         if not fused or shape is None or len(shape) != 4 or shape[0] != 1 or shape[2] == 1:
             continue
         for site in readers_behind(output, MOVES_BEHIND):
@@ -91,13 +92,12 @@ def parts(reading: CheckContext) -> Iterator[Finding]:
     """
     pairs = [one.pair for _, operands in _attentions(reading) for one in operands if one.pair is not None]
     takers = {id(maker) for pair in pairs for maker in pair.site.inputs[0].inputs if maker.op in QUANTIZE_OPS}
-    scopes = reading.main.iterate_scopes()
-    outputs = {id(scope.tensor(output.name)) for scope in scopes for output in scope.graph.output}
+    outputs = {id(reading.index.tensor(name)) for name in reading.index.outputs}
     for promised in reading.promises:
         site = promised.site
         if site.op not in ("MatMul", "Gemm") or promised.expects != "low" or promised.weight is None:
             continue
-        found = match_projection(site, lambda tensor: tensor.scope.is_constant(tensor.name), _passes)
+        found = match_projection(site, lambda tensor: tensor.index.is_constant(tensor.name), _passes)
         several = len({part.reader.name for part in found.parts}) > 1
         if several and found.is_read_by(takers) and not outputs.intersection(map(id, found.carried)):
             message = (
@@ -109,7 +109,7 @@ def parts(reading: CheckContext) -> Iterator[Finding]:
 
 def _passes(node: Node, slot: int, whole: bool) -> bool:
     """Tell whether `node` moves, splits or scales; a factor in front of the split counts."""
-    return passes_through(node, slot, False, lambda tensor: tensor.scope.is_number(tensor.name))
+    return passes_through(node, slot, False, lambda tensor: tensor.index.is_number(tensor.name))
 
 
 def _explain_unfused(

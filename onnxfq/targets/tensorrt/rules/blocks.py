@@ -8,9 +8,10 @@ from math import prod
 from onnx import TensorProto
 
 from onnxfq.graph.ops import CONVOLUTIONS
-from onnxfq.targets.findings import Finding
+from onnxfq.targets.findings import Finding, Severity
+from onnxfq.targets.tensorrt.limits import explain_int4
 from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision
+from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision, QuantizedOperand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import Quantizer
 
 # Operators allowed between an int4 weight and its reader; behind others the weight is expanded.
@@ -62,7 +63,7 @@ def blocks_on_both_sides(reading: CheckContext) -> Iterator[Finding]:
     along this axis cannot be applied after it.
     """
     for promised in reading.promises:
-        pairs = [o.pair for o in promised.operands if o.pair is not None and o.pair.is_blocked]
+        pairs = [q for q in promised.pairs if q.is_blocked]
         if len(pairs) == 2 and all(q.qtype not in _NARROW and not _is_mx(q) for q in pairs):
             message = (
                 f"both {pairs[0].data!r} and {pairs[1].data!r} have scales in blocks along the summed axis, "
@@ -77,15 +78,12 @@ def check_blocked_weights(reading: CheckContext) -> Iterator[Finding]:
     TensorRT for RTX 1.7.1 fails with "CHECK(is_constant())" for a quantized activation. For a float one it
     expands the weight to float in front of a float product.
     """
-    for promised in reading.promises:
-        weight = promised.weight
-        if weight is None or weight.pair is None or not weight.pair.is_blocked or _is_mx(weight.pair):
+    for promised, _, q in reading.weights():
+        # Of convolutions see block_axes and placement.check_one_side.
+        other = _is_mx(q) or promised.site.op in CONVOLUTIONS or q.qtype == TensorProto.FLOAT4E2M1
+        if not q.is_blocked or other:
             continue
-        if promised.site.op in CONVOLUTIONS:  # see block_axes, placement.check_one_side
-            continue
-        q, quantized = weight.pair, [o.pair for o in promised.activations if o.pair is not None]
-        if q.qtype == TensorProto.FLOAT4E2M1:  # see float4
-            continue
+        quantized = [o.pair for o in promised.activations if o.pair is not None]
         if quantized and not any(pair.is_blocked for pair in quantized):
             message = (
                 f"{q.type_name} weight {q.data!r} has scales in blocks and its partner is quantized, which "
@@ -119,15 +117,11 @@ def _count(q: Quantizer) -> int | None:
 
 def int4_activations(reading: CheckContext) -> Iterator[Finding]:
     """Report int4 activations: int4 is for weights (NvInfer.h); in blocks their product is weight-only."""
-    for promised in reading.promises:
-        for operand in promised.activations:
-            q = operand.pair
-            if q is None or q.qtype != TensorProto.INT4:
-                continue
+    for promised, _, q in reading.activations():
+        if q.qtype == TensorProto.INT4:
             message = f"activation {q.data!r} is int4, which TensorRT documents for weights only; use int8"
-            yield make_finding(
-                "int4-activation", "float" if q.is_blocked else "warning", promised.site, message, q.data
-            )
+            severity: Severity = "float" if q.is_blocked else "warning"
+            yield make_finding("int4-activation", severity, promised.site, message, q.data)
 
 
 def int4_weights(reading: CheckContext) -> Iterator[Finding]:
@@ -135,50 +129,46 @@ def int4_weights(reading: CheckContext) -> Iterator[Finding]:
 
     Source: TensorRT for RTX 1.7.1; NVIDIA's documentation has int4 for weights in blocks alone.
     """
-    for promised in reading.promises:
-        weight = promised.weight
-        if weight is None or weight.pair is None or weight.pair.qtype != TensorProto.INT4:
+    for promised, weight, q in reading.weights():
+        alone = promised.expects == "weight-only" and promised.site.op not in CONVOLUTIONS
+        if not alone or q.qtype != TensorProto.INT4 or (_count(q) or 0) % 2:
             continue
-        if (
-            promised.expects != "weight-only"
-            or promised.site.op in CONVOLUTIONS
-            or (_count(weight.pair) or 0) % 2
-        ):
-            continue
-        q = weight.pair
-        axis = block_axis(q)
+        axis, block = block_axis(q), _block_of(q)
+        why = explain_int4(q.shape or (), axis, block) if axis is None or q.shape else ""
         between = next((site for site in weight.path if site.op not in _INT4_PATH), None)
-        if axis is None:
-            found = "has no blocks"
-            remedy = "use granularity: blocked"
-        elif q.scale_shape is not None and q.scale_shape[axis] == 1:
-            found, remedy = "has one block along its axis", "use smaller blocks, two and more"
-        elif q.shape and (q.shape[-1] or 0) % 2:
-            found, remedy = f"has an odd last axis, {q.shape[-1]}", "pad it: two numbers share a byte"
-        elif between is not None:
-            found = f"goes through {between.op} {between.name!r}"
-            remedy = "use only Transpose behind its DQ, and scales in the model's float type"
-        else:
-            yield from _warn_of_blocks(promised, q, axis)
-            continue
-        message = f"int4 weight {q.data!r} {found}, and TensorRT expands it to float; {remedy}"
-        yield make_finding("int4-weight", "float", promised.site, message, q.data)
+        if not why and between is not None:
+            why = (
+                f"it goes through {between.op} {between.name!r}; use only Transpose behind its DQ, and "
+                "scales in the model's float type"
+            )
+        if why:
+            message = f"int4 weight {q.data!r} becomes float: {why}"
+            yield make_finding("int4-weight", "float", promised.site, message, q.data)
+        elif axis is not None and _is_along_outputs(promised, weight, axis):
+            message = (
+                f"int4 weight {q.data!r} has blocks along its output axis; TensorRT documents the summed "
+                "axis; block that one"
+            )
+            yield make_finding("int4-axis", "warning", promised.site, message, q.data)
+        elif block not in INT4_BLOCKS:
+            message = (
+                f"int4 weight {q.data!r} has blocks of {block}: TensorRT for RTX takes them, and TensorRT "
+                f"documents {' and '.join(map(str, INT4_BLOCKS))} only; use one of these for other releases"
+            )
+            yield make_finding("int4-block", "warning", promised.site, message, q.data)
 
 
-def _warn_of_blocks(promised: ExpectedPrecision, q: Quantizer, axis: int) -> Iterator[Finding]:
-    """Warn of int4 blocks that TensorRT for RTX takes, and that TensorRT's documentation does not list."""
-    size = q.block or (q.shape[axis] or 0) // (q.scale_shape[axis] or 1) if q.shape and q.scale_shape else 0
-    if _is_along_outputs(promised, axis):
-        message = (
-            f"int4 weight {q.data!r} has blocks along its output axis; TensorRT documents the summed axis"
-        )
-        yield make_finding("int4-axis", "warning", promised.site, f"{message}; block that one", q.data)
-    elif size not in INT4_BLOCKS:
-        message = (
-            f"int4 weight {q.data!r} has blocks of {size}: TensorRT for RTX takes them, and TensorRT "
-            f"documents {' and '.join(map(str, INT4_BLOCKS))} only; use one of these for other releases"
-        )
-        yield make_finding("int4-block", "warning", promised.site, message, q.data)
+def _block_of(q: Quantizer) -> int:
+    """Return the numbers in a block of `q`; 0 without blocks or if unknown."""
+    axis = block_axis(q)
+    if axis is None or not q.shape or not q.scale_shape:
+        return 0
+    # One scale is one block, whatever block_size says.
+    return (
+        q.shape[axis] or 0
+        if q.scale_shape[axis] == 1
+        else q.block or (q.shape[axis] or 0) // (q.scale_shape[axis] or 1)
+    )
 
 
 def block_axis(q: Quantizer) -> int | None:
@@ -195,11 +185,10 @@ def block_axis(q: Quantizer) -> int | None:
     )
 
 
-def _is_along_outputs(promised: ExpectedPrecision, axis: int) -> bool:
+def _is_along_outputs(promised: ExpectedPrecision, weight: QuantizedOperand, axis: int) -> bool:
     """Tell whether `axis` of the quantized weight is the channel axis of the node's second input."""
-    weight = promised.weight
-    seen = None if weight is None else weight.axis(axis)
-    if weight is None or seen is None or weight.slot != 1 or weight.pair is None or weight.pair.shape is None:
+    seen = weight.axis(axis)
+    if seen is None or weight.slot != 1 or weight.pair is None or weight.pair.shape is None:
         return False
     rank = len(weight.pair.shape)
     if promised.site.op == "Gemm":

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import onnx
 
-from onnxfq.graph.model import default_opset, list_nodes
+from onnxfq.graph.model import list_nodes
 from onnxfq.graph.names import pick_name
 from onnxfq.targets.findings import Finding, Severity
-from onnxfq.targets.tensorrt.rules.graph_view import NodeSite, Scope, infer_types
-from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision, concat_pairs, promise
+from onnxfq.targets.tensorrt.rules.node_sites import NodeSite, SiteIndex, infer_types
+from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision, QuantizedOperand, concat_pairs, promise
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer, quantizer
 
 # Characters with a meaning in the log of TensorRT's builder.
@@ -28,10 +28,24 @@ class CheckContext:
     """
 
     proto: onnx.ModelProto
-    main: Scope
+    index: SiteIndex
     sites: tuple[NodeSite, ...]
     quantizers: tuple[Quantizer, ...]
     promises: tuple[ExpectedPrecision, ...]
+
+    def weights(self) -> Iterator[tuple[ExpectedPrecision, QuantizedOperand, Quantizer]]:
+        """Yield each promised node that has a quantized constant, the constant and its DQ."""
+        for promised in self.promises:
+            weight = promised.weight
+            if weight is not None and weight.pair is not None:
+                yield promised, weight, weight.pair
+
+    def activations(self) -> Iterator[tuple[ExpectedPrecision, QuantizedOperand, Quantizer]]:
+        """Yield each quantized operand that is computed from data, with its promised node and its DQ."""
+        for promised in self.promises:
+            for operand in promised.activations:
+                if operand.pair is not None:
+                    yield promised, operand, operand.pair
 
 
 Rule = Callable[[CheckContext], Iterator[Finding]]
@@ -47,14 +61,14 @@ def read(proto: onnx.ModelProto, known: frozenset[str]) -> CheckContext:
     """
     proto = infer_types(proto, known)
     make_names_quotable(proto)
-    main = Scope(proto.graph, default_opset(proto))
-    sites = tuple(main.iterate_sites())
+    index = SiteIndex(proto)
+    sites = tuple(index.sites)
     for site in sites:  # in this order each finds the pairs of the Concat before it
         if site.op == "Concat":
             concat_pairs(site)
     return CheckContext(
         proto,
-        main,
+        index,
         sites,
         tuple(found for site in sites if (found := quantizer(site)) is not None),
         tuple(made for site in sites if (made := promise(site)) is not None),

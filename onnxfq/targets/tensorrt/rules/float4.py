@@ -6,17 +6,18 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
+from onnxfq.numerics.float_types import BLOCK_FORMATS
 from onnxfq.targets.findings import Finding
+from onnxfq.targets.tensorrt.limits import TWO_COMPUTED, explain_right_side
 from onnxfq.targets.tensorrt.rewrites.block_formats import DYNAMIC_RANKS
 from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import QuantizedOperand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS
 
-NVFP4_BLOCK = 16
-MXFP8_BLOCK = 32
+_NVFP4_BLOCK = BLOCK_FORMATS["NVFP4"].block_size
 _BLOCKS = {
-    "TRT_FP4DynamicQuantize": NVFP4_BLOCK,
-    "TRT_MXFP8DynamicQuantize": MXFP8_BLOCK,
+    "TRT_FP4DynamicQuantize": _NVFP4_BLOCK,
+    "TRT_MXFP8DynamicQuantize": BLOCK_FORMATS["MXFP8"].block_size,
 }
 
 
@@ -36,7 +37,7 @@ def dynamic_blocks(reading: CheckContext) -> Iterator[Finding]:
 def dynamic_ranks(reading: CheckContext) -> Iterator[Finding]:
     """Refuse dynamic quantization of tensors that are not 2-D or 3-D. Parser: "must be 2D or 3D"."""
     for site in reading.sites:
-        shape = site.scope.shape(site.input(0)) if site.op in _BLOCKS else None
+        shape = site.index.shape(site.input(0)) if site.op in _BLOCKS else None
         if shape is not None and len(shape) not in DYNAMIC_RANKS:
             message = (
                 f"{site.input(0)!r} has {len(shape)} axes, and TensorRT has {site.op} for 2 and 3; multiply "
@@ -50,19 +51,17 @@ def open_right_sides(reading: CheckContext) -> Iterator[Finding]:
 
     Measured on TensorRT for RTX 1.7.1, whose builder ends with a failed check. Open left-hand ones are built.
     """
-    for promised in reading.promises:
-        right = next((o for o in promised.activations if o.slot == 1 and o.pair is not None), None)
-        q = None if right is None else right.pair
-        source = None if q is None else q.site.scope.maker(q.data)
-        if source is None or source.op != "TRT_FP4DynamicQuantize":
+    for promised, right, q in reading.activations():
+        source = q.site.index.maker(q.data)
+        if right.slot != 1 or source is None or source.op != "TRT_FP4DynamicQuantize":
             continue
-        shape = source.scope.shape(source.input(0))
-        if shape is not None and None in shape:
+        name = source.input(0)
+        why = explain_right_side(source.index.shape(name))
+        if why:
             message = (
-                f"its right-hand side {source.input(0)!r} is computed and has open sizes, and TensorRT "
-                "builds no such product in float4; fix its sizes, or leave this node in float"
+                f"its right-hand side {name!r} is computed: {why}; fix its sizes, or leave this node in float"
             )
-            yield make_finding("float4-open", "refused", promised.site, message, source.input(0))
+            yield make_finding("float4-open", "refused", promised.site, message, name)
 
 
 def mxfp8_products(reading: CheckContext) -> Iterator[Finding]:
@@ -70,9 +69,7 @@ def mxfp8_products(reading: CheckContext) -> Iterator[Finding]:
     for promised in reading.promises:
         pairs = [o.pair for o in promised.activations if o.pair is not None]
         if len(pairs) == 2 and all("MXFP8" in q.site.op for q in pairs):
-            message = (
-                "multiplies two computed tensors in MXFP8, which TensorRT does in float; leave them in float"
-            )
+            message = f"{TWO_COMPUTED}; leave them in float"
             yield make_finding("mxfp8-product", "float", promised.site, message)
 
 
@@ -83,8 +80,7 @@ def float4_products(reading: CheckContext) -> Iterator[Finding]:
     activations from TRT_FP4DynamicQuantize (TensorRT for RTX 1.7.1; ModelOpt, nvfp4_exporter.py).
     """
     for promised in reading.promises:
-        pairs = [o.pair for o in promised.operands if o.pair is not None]
-        if not any(q.qtype == TensorProto.FLOAT4E2M1 for q in pairs):
+        if not any(q.qtype == TensorProto.FLOAT4E2M1 for q in promised.pairs):
             continue
         why = next(filter(None, (_explain_float4(operand) for operand in promised.operands)), "")
         if why:
@@ -96,12 +92,12 @@ def _explain_float4(operand: QuantizedOperand) -> str:
     q = operand.pair
     if q is None or q.qtype != TensorProto.FLOAT4E2M1:
         return f"{operand.tensor!r} is not float4"
-    if q.block != NVFP4_BLOCK:
-        return f"{q.data!r} is not in blocks of {NVFP4_BLOCK}"
-    maker = q.site.scope.maker(q.site.input(1))
+    if q.block != _NVFP4_BLOCK:
+        return f"{q.data!r} is not in blocks of {_NVFP4_BLOCK}"
+    maker = q.site.index.maker(q.site.input(1))
     if maker is None or maker.op not in DEQUANTIZE_OPS:
         return f"the scales of {q.data!r} are not dequantized from float8"
-    source = q.site.scope.maker(q.data)
+    source = q.site.index.maker(q.data)
     if not operand.constant and (source is None or source.op != "TRT_FP4DynamicQuantize"):
         return f"{q.data!r} is not from TRT_FP4DynamicQuantize"
     return ""

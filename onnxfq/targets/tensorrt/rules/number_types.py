@@ -12,7 +12,7 @@ from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.graph_view import NodeSite, Scope
+from onnxfq.targets.tensorrt.rules.node_sites import NodeSite
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, quantizer, type_name
 
 _CODES = dict(TensorProto.DataType.items())
@@ -58,19 +58,13 @@ def check_tensor_types(reading: CheckContext) -> Iterator[Finding]:
     told = set()
     for q in reading.quantizers:
         told |= {q.data, q.site.input(2), str(q.site.node.output[0])}
-        if q.qtype in _MISSING and (q.quantizes or q.site.scope.initializer(q.data) is not None):
+        if q.qtype in _MISSING and (q.quantizes or q.data in q.site.index.stored):
             yield _make_type_finding(q.site, q.data, q.qtype)
-    for scope in reading.main.iterate_scopes():
-        for name in _list_stored(scope):
-            readers = scope.readers(name)
-            if readers and name not in told and scope.dtype(name) in _MISSING:
-                yield _make_type_finding(readers[0], name, scope.dtype(name))
-
-
-def _list_stored(scope: Scope) -> list[str]:
-    """Return the names of the stored constants of a graph."""
-    stored = [tensor.name for tensor in scope.graph.initializer]
-    return stored + [str(site.node.output[0]) for site in scope.sites if site.op == "Constant"]
+    index = reading.index
+    for name in index.stored:
+        readers = index.reading(name)
+        if readers and name not in told and index.dtype(name) in _MISSING:
+            yield _make_type_finding(readers[0], name, index.dtype(name))
 
 
 def quantized_constants(reading: CheckContext) -> Iterator[Finding]:
@@ -79,17 +73,16 @@ def quantized_constants(reading: CheckContext) -> Iterator[Finding]:
     Source: TensorRT for RTX 1.7.1, "Quantized constant is only allowed before DQ". A uint8 constant is int32
     in an operator that also reads a uint8 tensor: "must have same input types".
     """
-    for scope in reading.main.iterate_scopes():
-        filled = [str(site.node.output[0]) for site in scope.sites if site.op == "ConstantOfShape"]
-        for name in filled:
-            maker, code = scope.maker(name), scope.dtype(name)
-            if maker is not None and code in _DEQUANTIZED:
-                yield _make_constant_finding(maker, name, code, "gives")
-        for name in _list_stored(scope):
-            code = scope.dtype(name)
-            for site in scope.readers(name) if code in (*_DEQUANTIZED, TensorProto.UINT8) else ():
-                if not _is_parsed(site, name) and (code in _DEQUANTIZED or _meets_uint8(site)):
-                    yield _make_constant_finding(site, name, code, "reads")
+    index = reading.index
+    for site in reading.sites:
+        name = str(site.node.output[0]) if site.op == "ConstantOfShape" else ""
+        if index.dtype(name) in _DEQUANTIZED:
+            yield _make_constant_finding(site, name, index.dtype(name), "gives")
+    for name in index.stored:
+        code = index.dtype(name)
+        for site in index.reading(name) if code in (*_DEQUANTIZED, TensorProto.UINT8) else ():
+            if not _is_parsed(site, name) and (code in _DEQUANTIZED or _meets_uint8(site)):
+                yield _make_constant_finding(site, name, code, "reads")
 
 
 def _make_constant_finding(site: NodeSite, name: str, code: int, verb: str) -> Finding:
@@ -105,8 +98,8 @@ def _is_parsed(site: NodeSite, name: str) -> bool:
     if site.op in QUANTIZED_OPS or site.node.domain not in STANDARD_DOMAINS:
         return True
     slots = {slot for slot, one in enumerate(site.node.input) if one == name}
-    readers = [(one, output) for output in site.node.output for one in site.scope.readers(output)]
-    zero_points = (site.scope.initializer(name) is not None) and all(
+    readers = [(one, output) for output in site.node.output for one in site.index.reading(output)]
+    zero_points = name in site.index.stored and all(
         quantizer(one) is not None and one.input(2) == output for one, output in readers
     )
     return slots <= _PARSED.get(site.op, frozenset()) or (bool(readers) and zero_points)
@@ -115,7 +108,7 @@ def _is_parsed(site: NodeSite, name: str) -> bool:
 def _meets_uint8(site: NodeSite) -> bool:
     """Tell whether `site` also reads a computed tensor of uint8."""
     return any(
-        name and site.scope.dtype(name) == TensorProto.UINT8 and not site.scope.is_constant(name)
+        name and site.index.dtype(name) == TensorProto.UINT8 and not site.index.is_constant(name)
         for name in site.node.input
     )
 
@@ -123,7 +116,7 @@ def _meets_uint8(site: NodeSite) -> bool:
 def int8_operators(reading: CheckContext) -> Iterator[Finding]:
     """Refuse operators that ONNX has for int8 and TensorRT for RTX 1.7.1 does not."""
     for site in reading.sites:
-        read = [name for name in site.node.input if name and site.scope.dtype(name) == TensorProto.INT8]
+        read = [name for name in site.node.input if name and site.index.dtype(name) == TensorProto.INT8]
         if site.op in _NOT_IN_INT8 and read:
             message = f"computes with the int8 numbers of {read[0]!r}, and TensorRT does not; dequantize them"
             yield make_finding("int8-operator", "refused", site, message, read[0])
@@ -143,7 +136,7 @@ def check_uint8(reading: CheckContext) -> Iterator[Finding]:
     for q in reading.quantizers:
         if q.qtype != TensorProto.UINT8 or (q.zero_point is not None and np.any(q.zero_point)):
             continue
-        if not q.quantizes and q.site.scope.initializer(q.data) is not None:
+        if not q.quantizes and q.data in q.site.index.stored:
             message = f"{q.data!r} is uint8, and TensorRT takes int8 weights only; use int8 with zero point 0"
             yield make_finding("uint8", "refused", q.site, message, q.data)
         elif q.quantizes and q.declared:
@@ -189,11 +182,10 @@ def check_mixed_types(reading: CheckContext) -> Iterator[Finding]:
     built.
     """
     for promised in reading.promises:
-        pairs = [o.pair for o in promised.operands if o.pair is not None]
-        types = {q.qtype for q in pairs}
+        types = {q.qtype for q in promised.pairs}
         int4 = promised.site.op in CONVOLUTIONS and TensorProto.INT4 in types and len(types) > 1
         if types == set(_BOTH_SIDES) or int4:
-            names = " by ".join(f"{q.type_name} ({q.data!r})" for q in pairs)
+            names = " by ".join(f"{q.type_name} ({q.data!r})" for q in promised.pairs)
             message = f"multiplies {names}, and TensorRT multiplies two tensors of one type only; use one"
             yield make_finding("mixed-types", "refused", promised.site, message)
 
@@ -205,10 +197,10 @@ def check_opsets(reading: CheckContext) -> Iterator[Finding]:
     """
     for q in reading.quantizers:
         first = _FIRST_OPSETS.get(q.qtype, 0)
-        if q.site.op in QDQ_OPS and q.site.scope.opset < first and q.quantizes:
+        if q.site.op in QDQ_OPS and q.site.index.opset < first and q.quantizes:
             message = (
                 f"{q.data!r} becomes {q.type_name}, which ONNX has from opset {first} on, not at "
-                f"{q.site.scope.opset}; convert the model to opset {first}, or no other tool reads it"
+                f"{q.site.index.opset}; convert the model to opset {first}, or no other tool reads it"
             )
             yield make_finding("opset", "warning", q.site, message, q.data)
 
@@ -232,14 +224,14 @@ def float_types(reading: CheckContext) -> Iterator[Finding]:
 
 
 def _comes_from_pair(site: NodeSite, tensor: str) -> bool:
-    maker = site.scope.maker(tensor)
+    maker = site.index.maker(tensor)
     return maker is not None and maker.op in DEQUANTIZE_OPS
 
 
 def _float_type(site: NodeSite, tensor: str) -> int:
-    maker = site.scope.maker(tensor)
+    maker = site.index.maker(tensor)
     made_by = quantizer(maker) if maker is not None and maker.op in DEQUANTIZE_OPS else None
-    return site.scope.dtype(tensor) if made_by is None else made_by.float_type
+    return site.index.dtype(tensor) if made_by is None else made_by.float_type
 
 
 RULES: tuple[Rule, ...] = (

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
-from onnxfq.targets.tensorrt.rules.graph_view import NodeSite, Scope
+from onnxfq.targets.tensorrt.rules.node_sites import NodeSite, SiteIndex
 from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
 
 COMMUTING = DATA_MOVEMENT | {"Dropout", "GlobalMaxPool", "Neg", "Pad", "ReduceMax"}
@@ -72,6 +72,11 @@ class ExpectedPrecision:
         return next((o for o in self.operands if o.constant and o.pair is not None), None)
 
     @property
+    def pairs(self) -> list[Quantizer]:
+        """The DQ of each quantized operand."""
+        return [operand.pair for operand in self.operands if operand.pair is not None]
+
+    @property
     def activations(self) -> tuple[QuantizedOperand, ...]:
         """The operands that are computed from data."""
         return tuple(operand for operand in self.operands if not operand.constant)
@@ -95,13 +100,12 @@ def promise(site: NodeSite) -> ExpectedPrecision | None:
 
 def operand(site: NodeSite, slot: int) -> QuantizedOperand:
     """Follow input `slot` of `site` upwards to a DQ."""
-    scope, tensor = site.scope, site.input(slot)
-    constant = scope.is_constant(tensor)
-    given = tensor
+    tensor = given = site.input(slot)
+    constant = site.index.is_constant(tensor)
     path: list[NodeSite] = []  # upwards
     casts = 0
     while True:
-        maker = scope.maker(tensor)
+        maker = site.index.maker(tensor)
         if maker is None:
             return QuantizedOperand(given, slot, constant)
         if maker.op in DEQUANTIZE_OPS:
@@ -110,15 +114,15 @@ def operand(site: NodeSite, slot: int) -> QuantizedOperand:
             return QuantizedOperand(given, slot, constant, lost=_find_lost_quantizer(maker), stopped_at=maker)
         path.append(maker)
         casts += maker.op == "Cast"
-        scope, tensor = maker.scope, maker.input(_data_slot(maker))
-    crossed = maker.scope is not site.scope
+        tensor = maker.input(_data_slot(maker))
+    crossed = maker.graph != site.graph
     return QuantizedOperand(given, slot, constant, quantizer(maker), tuple(reversed(path)), crossed=crossed)
 
 
 def concat_pairs(site: NodeSite) -> list[Quantizer | None]:
     """Return the DQ behind each input of a Concat, None for those without."""
     # Cached: nested Concats, as in a dense block, are queried many times.
-    known = site.scope.concat_pairs
+    known = site.index.concat_pairs
     name = str(site.node.output[0])
     if name not in known:
         known[name] = [operand(site, slot).pair for slot in range(len(site.node.input))]
@@ -142,9 +146,9 @@ def _passes(site: NodeSite, constant: bool, casts: int) -> bool:
         return casts == 0
     if site.op in SCALES:
         other = site.input(1 - _data_slot(site))
-        factor = site.scope.value(other)
+        factor = site.index.value(other)
         if factor is None:
-            return site.scope.is_number(other)
+            return site.index.is_number(other)
         # A single factor joins any scale; a factor per channel joins the scale of a weight only.
         return factor.size == 1 or (constant and site.op == "Mul")
     if site.op == "Pad":
@@ -156,14 +160,14 @@ def _pads_by_zero(site: NodeSite) -> bool:
     """Tell whether a Pad adds zeros, or numbers of its input: others have no integer on its grid."""
     if site.attribute("mode", b"constant") != b"constant":
         return True
-    given = site.scope.value(site.input(2)) if site.input(2) else site.attribute("value", 0.0)
+    given = site.index.value(site.input(2)) if site.input(2) else site.attribute("value", 0.0)
     return given is not None and not np.any(given)
 
 
 def _data_slot(site: NodeSite) -> int:
     """Return the data input: 0, except for a product with a number first."""
     first = site.input(0)
-    plain = site.scope.value(first) is not None or site.scope.is_number(first)
+    plain = site.index.value(first) is not None or site.index.is_number(first)
     return int(site.op == "Mul" and plain)
 
 
@@ -174,8 +178,8 @@ def _find_lost_quantizer(site: NodeSite) -> Quantizer | None:
     for _ in range(_DEPTH):
         if site.op in _OWN_QUANTIZATION or site.op in DYNAMIC_OPS:
             return None
-        data = [name for name in site.node.input if name and not _plain(site.scope, name)]
-        above = site.scope.maker(data[0]) if data else None
+        data = [name for name in site.node.input if name and not _plain(site.index, name)]
+        above = site.index.maker(data[0]) if data else None
         if above is None:
             return None
         if above.op in DEQUANTIZE_OPS:
@@ -184,7 +188,7 @@ def _find_lost_quantizer(site: NodeSite) -> Quantizer | None:
     return None
 
 
-def _plain(scope: Scope, tensor: str) -> bool:
+def _plain(index: SiteIndex, tensor: str) -> bool:
     """Tell whether `tensor` is a constant that no DQ makes."""
-    maker = scope.maker(tensor)
-    return scope.is_constant(tensor) and (maker is None or maker.op not in DEQUANTIZE_OPS)
+    maker = index.maker(tensor)
+    return index.is_constant(tensor) and (maker is None or maker.op not in DEQUANTIZE_OPS)

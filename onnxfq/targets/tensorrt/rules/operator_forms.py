@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.graph_view import NodeSite
+from onnxfq.targets.tensorrt.rules.node_sites import NodeSite
 
 MOST_TOP = 3840
 """Largest K of TopK (ITopKLayer)."""
@@ -71,14 +71,14 @@ def _find_indices(site: NodeSite) -> str:
 
 
 def _find_large_k(site: NodeSite) -> str:
-    k = site.scope.value(site.input(1))
+    k = site.index.value(site.input(1))
     if k is None or np.max(k, initial=0) <= MOST_TOP:
         return ""
     return f"K is {int(np.max(k))}, and TensorRT takes up to {MOST_TOP}; select fewer"
 
 
 def _find_training(site: NodeSite) -> str:
-    training = site.scope.value(site.input(2)) if site.input(2) else None
+    training = site.index.value(site.input(2)) if site.input(2) else None
     if training is None or not np.any(training):
         return ""
     return "it is in training mode, which TensorRT lacks; export the model in evaluation mode"
@@ -99,7 +99,7 @@ def _find_plugin(site: NodeSite) -> str:
 
 def _find_float32(site: NodeSite) -> str:
     output = site.outputs[0]
-    if output.scope.dtype(output.name) != TensorProto.FLOAT:
+    if output.index.dtype(output.name) != TensorProto.FLOAT:
         return ""
     return "TensorRT has ONNX's Attention in half types only; write it as MatMul, Softmax, MatMul"
 

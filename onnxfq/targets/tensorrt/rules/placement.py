@@ -7,14 +7,12 @@ for RTX 1.7.1 alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 
 from onnx import TensorProto
 
 from onnxfq.graph.ops import CONVOLUTIONS, MOVES, RECURRENT_OPS
 from onnxfq.targets.findings import Finding, Severity
-from onnxfq.targets.tensorrt.policy import LARGEST_FLOAT8_KERNEL, ONE_ROW_INT8
-from onnxfq.targets.tensorrt.rewrites.refused_forms import count_steps
+from onnxfq.targets.tensorrt.limits import explain_one_row, explain_window, loops_several_steps
 from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
 from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision, QuantizedOperand
 from onnxfq.targets.tensorrt.rules.quantizer_reader import QUANTIZE_OPS, Quantizer
@@ -67,17 +65,11 @@ def weight_only_form(reading: CheckContext) -> Iterator[Finding]:
     TensorRT for RTX 1.7.1 folds the weight of a Gemm with transB, and of a MatMul with one matrix in a batch.
     It keeps other weights, and float8 and int4 in either form.
     """
-    for promised in reading.promises:
-        weight = promised.weight
-        if promised.expects != "weight-only" or weight is None or weight.pair is None:
+    for promised, weight, q in reading.weights():
+        maker = q.site.index.maker(q.data)
+        if not _is_int8_alone(promised, q) or maker is None or maker.op not in QUANTIZE_OPS:
             continue
-        q = weight.pair
-        maker = q.site.scope.maker(q.data)
-        if promised.site.op in CONVOLUTIONS or q.qtype != TensorProto.INT8 or q.is_blocked:
-            continue
-        if maker is None or maker.op not in QUANTIZE_OPS:
-            continue
-        other = promised.site.scope.shape(promised.site.input(1 - weight.slot))
+        other = promised.site.index.shape(promised.site.input(1 - weight.slot))
         one_in_batch = other is not None and len(other) > 2 and all(size == 1 for size in other[:-2])
         folded = promised.site.attribute("transB", 0) or one_in_batch
         effect = "folds it back to float" if folded else "folds it back to float for other shapes"
@@ -89,30 +81,26 @@ def weight_only_form(reading: CheckContext) -> Iterator[Finding]:
         yield make_finding("weight-only-form", severity, promised.site, message, maker.input(0))
 
 
-def check_one_row(reading: CheckContext) -> Iterator[Finding]:
-    """Report int8 weight-only products of a single row whose weight becomes float before each run.
+def _is_int8_alone(promised: ExpectedPrecision, q: Quantizer) -> bool:
+    """Tell whether a product has an int8 weight without blocks, and nothing else is quantized."""
+    multiplied = promised.expects == "weight-only" and promised.site.op not in CONVOLUTIONS
+    return multiplied and q.qtype == TensorProto.INT8 and not q.is_blocked
 
-    Measured on TensorRT for RTX 1.7.1: weights above `ONE_ROW_INT8` do, unless the number of rows is open.
-    """
-    most_k, most_n = ONE_ROW_INT8
-    for promised in reading.promises:
-        weight = promised.weight
-        if promised.expects != "weight-only" or weight is None or weight.pair is None or weight.slot != 1:
-            continue
-        site, pair = promised.site, weight.pair
-        rows, shape = site.scope.shape(site.input(0)), site.scope.shape(site.input(1))
-        if site.op in CONVOLUTIONS or pair.qtype != TensorProto.INT8 or pair.is_blocked or rows is None:
+
+def check_one_row(reading: CheckContext) -> Iterator[Finding]:
+    """Report int8 weight-only products of a single row whose weight becomes float before each run."""
+    for promised, weight, q in reading.weights():
+        site = promised.site
+        rows, shape = site.index.shape(site.input(0)), site.index.shape(site.input(1))
+        if not _is_int8_alone(promised, q) or weight.slot != 1 or rows is None:
             continue
         if shape is None or len(shape) != 2 or None in shape or any(size != 1 for size in rows[:-1]):
             continue
         sizes = [size or 0 for size in shape]
         k, n = reversed(sizes) if site.attribute("transB", 0) else sizes
-        if k > most_k or n > most_n:
-            message = (
-                f"its int8 weight of {k} by {n} becomes float before each run: one fixed row allows {most_k} "
-                f"by {most_n}; use an open batch or int4"
-            )
-            yield make_finding("one-row", "float", site, message)
+        why = explain_one_row(k, n)
+        if why:
+            yield make_finding("one-row", "float", site, f"its weight becomes float before each run: {why}")
 
 
 def activation_scales(reading: CheckContext) -> Iterator[Finding]:
@@ -121,30 +109,28 @@ def activation_scales(reading: CheckContext) -> Iterator[Finding]:
     Source: NvInfer.h: activations are quantized per tensor. TensorRT for RTX 1.7.1 convolves in float for
     either. Products take a scale for each row of one matrix, and mix types otherwise.
     """
-    for promised in reading.promises:
-        for operand in promised.activations:
-            q = operand.pair
-            if q is None or q.scale_shape is None or len(q.scale_shape) != 1:
-                continue
-            count = q.scale_shape[0]
-            if count == 1:
-                if promised.site.op in CONVOLUTIONS:
-                    message = (
-                        f"the scale of {q.data!r} has shape [1], and TensorRT convolves in float for it; "
-                        "store it as a scalar, shape []"
-                    )
-                    yield make_finding("scale-rank", "float", promised.site, message, q.data)
-                continue
-            rows = q.axis is not None and q.shape is not None and q.axis == len(q.shape) - 2
-            alone = rows and all(size == 1 for size in (q.shape or ())[:-2])
-            moved = promised.site.op in CONVOLUTIONS or _is_summed(promised, operand, q) or not alone
-            severity: Severity = "float" if moved else "warning"
-            effect = "so it runs in float" if severity == "float" else "though some releases take it"
-            message = (
-                f"activation {q.data!r} has {count} scales along axis {q.axis}, and TensorRT documents one "
-                f"per tensor, {effect}; use per_tensor"
-            )
-            yield make_finding("activation-axis", severity, promised.site, message, q.data)
+    for promised, operand, q in reading.activations():
+        if q.scale_shape is None or len(q.scale_shape) != 1:
+            continue
+        count = q.scale_shape[0]
+        if count == 1:
+            if promised.site.op in CONVOLUTIONS:
+                message = (
+                    f"the scale of {q.data!r} has shape [1], and TensorRT convolves in float for it; store "
+                    "it as a scalar, shape []"
+                )
+                yield make_finding("scale-rank", "float", promised.site, message, q.data)
+            continue
+        rows = q.axis is not None and q.shape is not None and q.axis == len(q.shape) - 2
+        alone = rows and all(size == 1 for size in (q.shape or ())[:-2])
+        moved = promised.site.op in CONVOLUTIONS or _is_summed(promised, operand, q) or not alone
+        severity: Severity = "float" if moved else "warning"
+        effect = "so it runs in float" if severity == "float" else "though some releases take it"
+        message = (
+            f"activation {q.data!r} has {count} scales along axis {q.axis}, and TensorRT documents one per "
+            f"tensor, {effect}; use per_tensor"
+        )
+        yield make_finding("activation-axis", severity, promised.site, message, q.data)
 
 
 def weight_axes(reading: CheckContext) -> Iterator[Finding]:
@@ -152,14 +138,9 @@ def weight_axes(reading: CheckContext) -> Iterator[Finding]:
 
     Source: NVIDIA, explicit quantization: axis 0 of Conv, the output axis of Gemm and MatMul.
     """
-    for promised in reading.promises:
-        weight = promised.weight
-        if weight is None or weight.pair is None or promised.expects != "low":
-            continue
-        q = weight.pair
-        if q.scale_shape is None or len(q.scale_shape) != 1 or q.scale_shape[0] == 1:
-            continue
-        if _is_summed(promised, weight, q):
+    for promised, weight, q in reading.weights():
+        several = q.scale_shape is not None and len(q.scale_shape) == 1 and q.scale_shape[0] != 1
+        if promised.expects == "low" and several and _is_summed(promised, weight, q):
             message = (
                 f"weight {q.data!r} has scales along axis {q.axis}, which is summed over, so it runs in "
                 "float; give one scale per output channel"
@@ -186,20 +167,14 @@ def _is_summed(promised: ExpectedPrecision, operand: QuantizedOperand, q: Quanti
 def float8_kernels(reading: CheckContext) -> Iterator[Finding]:
     """Report float8 convolutions with a window of more than 32 elements.
 
-    Source: TensorRT for RTX 1.7.1, and ModelOpt, which excludes them; see `LARGEST_FLOAT8_KERNEL`.
+    Source: TensorRT for RTX 1.7.1, and ModelOpt, which excludes them.
     """
-    for promised in reading.promises:
-        weight = promised.weight
-        if promised.site.op != "Conv" or weight is None or weight.pair is None or promised.expects != "low":
-            continue
-        q = weight.pair
-        window = [size or 0 for size in (q.shape or ())[2:]]
-        if q.qtype == TensorProto.FLOAT8E4M3FN and prod(window) > LARGEST_FLOAT8_KERNEL:
-            message = (
-                f"its window {window} has {prod(window)} elements, and TensorRT has float8 kernels up to "
-                f"{LARGEST_FLOAT8_KERNEL}; leave this node in float, or use int8"
-            )
-            yield make_finding("float8-kernel", "float", promised.site, message, q.data)
+    for promised, _, q in reading.weights():
+        if promised.site.op == "Conv" and promised.expects == "low" and q.qtype == TensorProto.FLOAT8E4M3FN:
+            why = explain_window([size or 0 for size in (q.shape or ())[2:]])
+            if why:
+                message = f"{why}; leave this node in float, or use int8"
+                yield make_finding("float8-kernel", "float", promised.site, message, q.data)
 
 
 def check_transposed_convolutions(reading: CheckContext) -> Iterator[Finding]:
@@ -207,15 +182,13 @@ def check_transposed_convolutions(reading: CheckContext) -> Iterator[Finding]:
 
     Source: NVIDIA/TensorRT issues 1694 and 2380 name axis 0, ModelOpt writes axis 1.
     """
-    for promised in reading.promises:
-        weight = promised.weight
-        if promised.site.op != "ConvTranspose" or weight is None or weight.pair is None:
+    for promised, weight, q in reading.weights():
+        if promised.site.op != "ConvTranspose":
             continue
         message = "TensorRT for RTX runs it in float, other TensorRT may not; try trtexec"
-        many = weight.pair.scale_shape
-        if many and many[0] != 1:
+        if q.scale_shape and q.scale_shape[0] != 1:
             message = (
-                f"weight {weight.pair.data!r} has {many[0]} scales along axis {weight.pair.axis}, and "
+                f"weight {q.data!r} has {q.scale_shape[0]} scales along axis {q.axis}, and "
                 f"releases disagree on the axis; use per_tensor; TensorRT for RTX runs it in float"
             )
         yield make_finding("conv-transpose", "warning", promised.site, message, weight.tensor)
@@ -226,7 +199,7 @@ def recurrent_weights(reading: CheckContext) -> Iterator[Finding]:
     for site in reading.sites:
         if site.op not in RECURRENT_OPS:
             continue
-        makers = [site.scope.maker(site.input(slot)) for slot in (1, 2)]
+        makers = [site.index.maker(site.input(slot)) for slot in (1, 2)]
         if any(maker is not None and maker.op == "DequantizeLinear" for maker in makers):
             message = "its weights are quantized, and TensorRT runs its loop in float; leave them in float"
             yield make_finding("recurrent", "warning", site, message)
@@ -235,16 +208,15 @@ def recurrent_weights(reading: CheckContext) -> Iterator[Finding]:
 def casts_before_loops(reading: CheckContext) -> Iterator[Finding]:
     """Refuse a Cast in front of a recurrent operator of several steps (`rewrites.refused_forms`)."""
     for site in reading.sites:
-        steps = count_steps(site.node, site.scope.shape(site.input(0)))
-        if steps is None or steps == 1:
+        if not loops_several_steps(site.node, site.index.shape(site.input(0))):
             continue
-        maker = site.scope.maker(site.input(0))
+        maker = site.index.maker(site.input(0))
         while maker is not None and maker.op in MOVES:
-            maker = maker.scope.maker(maker.input(0))
+            maker = maker.index.maker(maker.input(0))
         if maker is not None and maker.op == "Cast":
             message = (
-                f"Cast {maker.name!r} stands in front of its {steps} steps, and TensorRT builds no such "
-                "loop; compute its input in its own type, or cast the loop too"
+                f"Cast {maker.name!r} stands in front of its steps, and TensorRT builds no such loop; "
+                "compute its input in its own type, or cast the loop too"
             )
             yield make_finding("recurrent-cast", "refused", site, message, site.input(0))
 

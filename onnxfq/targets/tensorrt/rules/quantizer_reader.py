@@ -8,8 +8,9 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxfq.graph.index import Shape
 from onnxfq.graph.ops import MOVES
-from onnxfq.targets.tensorrt.rules.graph_view import NodeSite, Scope, Shape
+from onnxfq.targets.tensorrt.rules.node_sites import NodeSite, SiteIndex
 
 QUANTIZE_OPS = {
     "QuantizeLinear": 0,
@@ -68,12 +69,12 @@ class Quantizer:
     @property
     def shape(self) -> Shape | None:
         """Shape of the input tensor."""
-        return self.site.scope.shape(self.data)
+        return self.site.index.shape(self.data)
 
     @property
     def is_constant(self) -> bool:
         """Tell whether the input is a constant: a weight."""
-        return self.site.scope.is_constant(self.data)
+        return self.site.index.is_constant(self.data)
 
     @property
     def type_name(self) -> str:
@@ -89,8 +90,7 @@ class Quantizer:
     def float_type(self) -> int:
         """ONNX type of the float side; for a DQ its output_dtype, or the type of its scale."""
         given = 0 if self.quantizes else int(self.site.attribute("output_dtype", 0))
-        scope = self.site.scope
-        return given or scope.dtype(self.data if self.quantizes else self.site.input(1))
+        return given or self.site.index.dtype(self.data if self.quantizes else self.site.input(1))
 
 
 def type_name(code: int) -> str:
@@ -102,9 +102,9 @@ def quantizer(site: NodeSite) -> Quantizer | None:
     """Return the record of a Q or DQ node; None for other nodes."""
     if site.op not in QUANTIZE_OPS and site.op not in DEQUANTIZE_OPS:
         return None
-    scope = site.scope
-    shape, scale_shape = scope.shape(site.input(0)), scope.shape(site.input(1))
-    scale = scope.value(site.input(1))
+    index = site.index
+    shape, scale_shape = index.shape(site.input(0)), index.shape(site.input(1))
+    scale = index.value(site.input(1))
     if scale is not None:
         scale_shape = tuple(scale.shape)
     axis = None if not scale_shape else int(site.attribute("axis", 1))
@@ -114,28 +114,27 @@ def quantizer(site: NodeSite) -> Quantizer | None:
     named = QUANTIZE_OPS[site.op] if quantizes else DEQUANTIZE_OPS[site.op]
     told = (
         named
-        or (scope.dtype(site.input(2)) if site.input(2) else 0)
+        or (index.dtype(site.input(2)) if site.input(2) else 0)
         or (int(site.attribute("output_dtype", 0)) if quantizes else 0)
     )
     return Quantizer(
         site=site,
-        qtype=told or (TensorProto.UINT8 if quantizes else _find_quantized_type(scope, site.input(0))),
+        qtype=told or (TensorProto.UINT8 if quantizes else _find_quantized_type(index, site.input(0))),
         declared=bool(told),
         scale=scale,
         scale_shape=scale_shape,
-        zero_point=scope.value(site.input(2)) if site.input(2) else None,
+        zero_point=index.value(site.input(2)) if site.input(2) else None,
         axis=axis,
         block=int(site.attribute("block_size", 0)),
     )
 
 
-def _find_quantized_type(scope: Scope, tensor: str) -> int:
+def _find_quantized_type(index: SiteIndex, tensor: str) -> int:
     """Return the input type of a DQ, which ONNX infers for its own operators only."""
-    known = scope.dtype(tensor)
-    maker = scope.maker(tensor)
+    known, maker = index.dtype(tensor), index.maker(tensor)
     while not known and maker is not None and maker.op in _BETWEEN_PAIR:
-        scope, tensor = maker.scope, maker.input(0)
-        known, maker = scope.dtype(tensor), scope.maker(tensor)
+        tensor = maker.input(0)
+        known, maker = index.dtype(tensor), index.maker(tensor)
     if maker is not None and maker.op in DYNAMIC_OPS:
         return int(
             TensorProto.FLOAT4E2M1 if maker.op == "TRT_FP4DynamicQuantize" else TensorProto.FLOAT8E4M3FN

@@ -78,12 +78,12 @@ def runtime_scales(reading: CheckContext) -> Iterator[Finding]:
     scales from the operators of `DYNAMIC_OPS`.
     """
     for q in _first_with(reading, 1):
-        name, scope = q.site.input(1), q.site.scope
-        maker = scope.maker(name)
+        name, index = q.site.input(1), q.site.index
+        maker = index.maker(name)
         while maker is not None and maker.op in DEQUANTIZE_OPS:  # a scale that is quantized itself
-            scope, name = maker.scope, maker.input(0)
-            maker = scope.maker(name)
-        if scope.is_constant(name) or (maker is not None and maker.op in _DYNAMIC):
+            name = maker.input(0)
+            maker = index.maker(name)
+        if index.is_constant(name) or (maker is not None and maker.op in _DYNAMIC):
             continue
         message = (
             f"scale of {q.data!r} is computed while running, and TensorRT needs a constant; store its value"
@@ -93,12 +93,10 @@ def runtime_scales(reading: CheckContext) -> Iterator[Finding]:
 
 def _first_with(reading: CheckContext, slot: int) -> Iterator[Quantizer]:
     """Yield the first Q or DQ that reads each scale (slot 1) or zero point (slot 2), each reported once."""
-    seen: set[tuple[int, str]] = set()
+    seen = {""}
     for q in reading.quantizers:
-        owner = q.site.scope.owner(q.site.input(slot))
-        key = (id(owner), q.site.input(slot))
-        if q.site.input(slot) and key not in seen:
-            seen.add(key)
+        if q.site.input(slot) not in seen:
+            seen.add(q.site.input(slot))
             yield q
 
 

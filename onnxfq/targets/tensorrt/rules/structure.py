@@ -45,7 +45,7 @@ def operators(reading: CheckContext) -> Iterator[Finding]:
         if site.op in (STANDARD - UNSUPPORTED) | EXTRA:
             continue
         if site.op in FAKE_QUANTIZE_OPS:
-            remedy = "insert standard Q/DQ, `onnxfq insert --as qdq`"
+            remedy = "insert standard Q/DQ, `onnxfq insert --format qdq`"
         elif site.op in QUANTIZED_OPS:
             remedy = "quantize with QuantizeLinear and DequantizeLinear, symmetric"
         else:
@@ -90,13 +90,12 @@ def outside_branches(reading: CheckContext) -> Iterator[Finding]:
 
 def shared_constants(reading: CheckContext) -> Iterator[Finding]:
     """Refuse a quantized constant that DQ nodes of several graphs read (`rewrites.refused_forms`)."""
-    first: dict[tuple[int, str], Quantizer] = {}
+    first: dict[str, Quantizer] = {}
     for q in reading.quantizers:
-        owner = q.site.scope.owner(q.data)
-        if q.quantizes or owner is None or q.data not in owner.index.constants:
+        if q.quantizes or q.data not in reading.index.constants:
             continue
-        other = first.setdefault((id(owner), q.data), q)
-        if other.site.scope is not q.site.scope:
+        other = first.setdefault(q.data, q)
+        if other.site.graph != q.site.graph:
             message = (
                 f"its constant {q.data!r} is dequantized in another graph too, by {other.site.name!r}, and "
                 "TensorRT takes it in one graph only; store it twice"
@@ -110,7 +109,7 @@ def skip_branches(reading: CheckContext) -> Iterator[Finding]:
     Source: NVIDIA/TensorRT issue 1992. TensorRT for RTX builds both; without the pair the sum keeps a float
     copy.
     """
-    sums = {site.name: site for site in reading.main.sites if site.op == "Add" and site.node.name}
+    sums = {site.name: site for site in reading.sites if site.op == "Add" and site.node.name}
     quantized = {p.site.name for p in reading.promises if p.expects == "low"}
     if not sums or not quantized:
         return
@@ -122,7 +121,7 @@ def skip_branches(reading: CheckContext) -> Iterator[Finding]:
             continue
         site = sums[node.name]
         tensor = site.input(skip.slot)
-        maker = site.scope.maker(tensor)
+        maker = site.index.maker(tensor)
         if find_operand(site, skip.slot).pair is None and (maker is None or maker.op not in DEQUANTIZE_OPS):
             message = (
                 f"its skip branch {tensor!r} has no pair, so the sum stays in float and fuses into no "

@@ -103,7 +103,7 @@ def find_broken(findings: Iterable[Finding], promises: Iterable[ExpectedPrecisio
     for promised in promises:
         involved = {promised.site.name}
         for q in (operand.pair for operand in promised.operands):
-            maker = None if q is None else q.site.scope.maker(q.data)
+            maker = None if q is None else q.site.index.maker(q.data)
             involved |= {site.name for site in (maker, None if q is None else q.site) if site is not None}
         if involved & bad:
             broken.add(promised.site.name)

@@ -199,7 +199,7 @@ def write_readme(found: CheckResult, notes: Sequence[str], samples: Samples) -> 
         "compare its name with the coverage above."
     )
     lines += ["", "## Find where TensorRT differs", "", "```sh", "sh layers11.sh"]
-    lines += [f"onnxfq compare model.onnx --data inputs --batch 0 --b {TENSORS_FILE}", "```"]
+    lines += [f"onnxfq compare model.onnx --data inputs --batch 0 --candidate {TENSORS_FILE}", "```"]
     return "\n".join(lines) + "\n"
 
 

@@ -1,12 +1,81 @@
-"""Check of value ranges against a known-good sample, or for raw pixels."""
+"""Survey of the samples of a pass: digest, few, constant or repeated samples, and ranges of values."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from onnxfq.data.inputs import Feed, Inputs, InputSpec, sample_count
-from onnxfq.data.notes import Notes
+from onnxfq.data.digest import DataDigest, DigestedFeed, digested
+from onnxfq.data.inputs import Feed, Inputs, InputSpec, sample_count, samples
+from onnxfq.data.validation import Notes
 from onnxfq.errors import DataError
+
+FEW = 32
+_REMEMBERED = 1 << 16
+"""Most samples whose digests are kept to find repeated ones; it bounds the memory."""
+_NAMED = 3
+
+
+class Survey:
+    """Summary of all samples; each sample costs one hash."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        """Start without samples."""
+        self._inputs = inputs
+        self._number = 0
+        self._rows = 0
+        self._constant: list[int] = []
+        self._repeated: list[int] = []
+        self._seen: set[int] = set()
+        self.digest = DataDigest()
+
+    def add(self, feed: Feed) -> DigestedFeed:
+        """Add the samples of `feed`; return it with their digests."""
+        digested_feed = digested(feed, self._inputs)
+        for sample, digest in zip(samples(feed, self._inputs), digested_feed.digests, strict=True):
+            self.digest = self.digest.plus(digest)
+            if digest in self._seen:
+                self._repeated.append(self._number)
+            elif len(self._seen) < _REMEMBERED:
+                self._seen.add(digest)
+            if _constant(sample):
+                self._constant.append(self._number)
+            self._number += 1
+        self._rows += _rows(feed, self._inputs)
+        return digested_feed
+
+    def tell(self, notes: Notes) -> None:
+        """Log the findings in at most two lines."""
+        if self._rows < FEW:
+            notes.once(f"the data has only {self._rows} samples; 100 to 500 are usual for calibration")
+        findings = [
+            f"{len(numbers)} {what} ({_format_samples(numbers)})"
+            for what, numbers in (
+                ("hold one value only", self._constant),
+                ("repeat earlier ones", self._repeated),
+            )
+            if numbers
+        ]
+        if findings:
+            notes.once(f"of {self._number} samples {' and '.join(findings)}; check how the data was made")
+
+
+def _constant(sample: Feed) -> bool:
+    """Return whether each array of `sample` has only one value; arrays of one element are ignored."""
+    arrays = [array.ravel() for array in sample.values() if array.size > 1]
+    return bool(arrays) and all(bool((array == array[0]).all()) for array in arrays)
+
+
+def _rows(feed: Feed, inputs: Inputs) -> int:
+    """Return the number of samples in `feed`, with a fixed batch counted in full."""
+    sizes = {feed[spec.name].shape[0] for spec in inputs if spec.shape}
+    return int(sizes.pop()) if len(sizes) == 1 else 1
+
+
+def _format_samples(numbers: list[int]) -> str:
+    word = "sample" if len(numbers) == 1 else "samples"
+    more = ", ..." if len(numbers) > _NAMED else ""
+    return f"{word} {', '.join(map(str, numbers[:_NAMED]))}{more}"
+
 
 FACTOR = 8
 """Largest ratio of ranges that different samples explain; beyond it the scale differs."""
@@ -82,16 +151,16 @@ def _like_pixels(values: np.ndarray) -> bool:
 def _compare(spec: InputSpec, limits: tuple[float, float], example: np.ndarray) -> None:
     """Raise DataError if the largest magnitudes of data and example differ by more than FACTOR."""
     low, high = (float(example.min()), float(example.max())) if example.size else (0.0, 0.0)
-    right, found = max(-low, high), max(-limits[0], limits[1])
-    if not 0 < right < np.inf:
+    expected, largest = max(-low, high), max(-limits[0], limits[1])
+    if not 0 < expected < np.inf:
         raise DataError(f"the example has no values to compare in input {spec.name!r}; give a real sample")
-    if found <= FACTOR * right and right <= FACTOR * found:
+    if largest <= FACTOR * expected and expected <= FACTOR * largest:
         return
     remedy = "give --scale, --mean and --std as in training"
-    if found == 0:
+    if largest == 0:
         remedy = "check where the data comes from"
     elif (low < 0) == (limits[0] < 0):
-        remedy = f"give --scale {_scale(right / found):.3g}"
+        remedy = f"give --scale {_scale(expected / largest):.3g}"
     raise DataError(
         f"input {spec.name!r} has values from {limits[0]:.4g} to {limits[1]:.4g}, the example from {low:.4g} "
         f"to {high:.4g}; {remedy}"

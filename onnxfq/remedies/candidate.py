@@ -1,0 +1,212 @@
+"""`Candidate`: a recipe with its plan, encodings and rounded weights, which remedies replace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from onnxfq.calibration.statistics import Statistics
+from onnxfq.calibration.weights import Moments
+from onnxfq.choices import Uncalibrated
+from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.equalization import Equalization
+from onnxfq.documents.override import Override
+from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import Recipe
+from onnxfq.errors import DataError
+from onnxfq.execution.reference_runs import ReferenceRuns
+from onnxfq.graph.model import Model
+from onnxfq.interchange import ExternalEncodingsFile
+from onnxfq.remedies.quantizer_toggles import QuantizerToggles
+from onnxfq.remedies.round_weights import Rounding, is_shared, round_given
+from onnxfq.stages.calibrate import encode_weights
+from onnxfq.stages.inputs import QuantizeSession
+from onnxfq.stages.insert import insert_fake_quantize
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.options import QuantizeOptions, RunOptions
+from onnxfq.stages.planned_encodings import PlannedEncodings, plan_encodings
+from onnxfq.stages.statistics_source import gather_statistics
+from onnxfq.support.clock import Clock
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Inputs of `quantize` next to model and data.
+
+    Attributes:
+        statistics: recorded earlier, so that nothing is observed; they must be of the data, if both are
+            given.
+        moments: of the inputs of layers, recorded earlier: weights are rounded by them, not by the data.
+        encodings: scales of another tool, a file or a dictionary of onnxruntime's overrides. They are kept
+            exactly, and their formats override the recipe; entries with only a range get the recipe's format.
+            Only tensors without an entry are observed.
+        uncalibrated: treatment of activations without an entry if there are neither data nor statistics.
+    """
+
+    statistics: str | Path | Statistics | None = None
+    moments: str | Path | Moments | None = None
+    encodings: ExternalEncodingsFile | None = None
+    uncalibrated: Uncalibrated = "error"
+
+    def load_moments(self) -> Moments | None:
+        """Return the moments, read from their file if they are in one."""
+        moments = self.moments
+        return Moments.load(moments) if isinstance(moments, (str, Path)) else moments
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A quantized form of a model, before nodes are inserted; equal to itself alone.
+
+    Attributes:
+        session: the prepared model, with the channel factors of `equalization`, and its data.
+        recipe: what is quantized and how.
+        planned: its plan, and the external encodings that match it.
+        statistics: of all activations of the plan.
+        plan: the part of it that is encoded.
+        encodings: of `plan`.
+        rounding: of its weights by moments; None before they are rounded.
+        equalization: what was done to the channels of the model; None if nothing was.
+        corrected: the float model with rounded weights and corrected biases; None if no bias was corrected.
+    """
+
+    session: QuantizeSession
+    recipe: Recipe
+    planned: PlannedEncodings
+    statistics: Statistics
+    plan: Plan
+    encodings: Encodings
+    rounding: Rounding | None = None
+    equalization: Equalization | None = None
+    corrected: Model | None = None
+
+    @staticmethod
+    def of(
+        session: QuantizeSession,
+        recipe: Recipe,
+        planned: PlannedEncodings,
+        statistics: Statistics,
+        weights: Sequence[Encoding] | None = None,
+    ) -> Candidate:
+        """Return the candidate of a plan, with all weights at nearest; `weights` has known encodings."""
+        plan, encodings = planned.encode(session.model, statistics, weights=weights)
+        return Candidate(session, recipe, planned, statistics, plan, encodings)
+
+    @property
+    def model(self) -> Model:
+        """The float model with rounded weights and corrected biases, into which nodes are inserted."""
+        if self.corrected is not None:
+            return self.corrected
+        return self.session.model if self.rounding is None else self.rounding.model
+
+    def simulate(self) -> onnx.ModelProto:
+        """Return the model with FakeQuantize nodes."""
+        return insert_fake_quantize(self.model, self.plan, self.encodings)
+
+    def open_toggles(self, options: RunOptions) -> QuantizerToggles:
+        """Return the model with switched quantizers. Raises ModelError without an output of numbers."""
+        tensors = None if self.rounding is None else self.rounding.tensors
+        return QuantizerToggles.open(self.session, self.plan, self.encodings, options, tensors)
+
+    def rounded(self, rounding: Rounding) -> Candidate:
+        """Return this with rounded weights."""
+        return replace(self, rounding=rounding, encodings=rounding.encodings)
+
+    def with_recipe(self, recipe: Recipe, keep_rounding: bool = True) -> Candidate:
+        """Return the candidate of another recipe for the same statistics and weights."""
+        rounding = self.rounding
+        # Rounded weights may have other scales than those of the nearest values.
+        same = rounding is None or not rounding.tensors or not keep_rounding
+        weights = self.encodings.encodings if same else None
+        planned = plan_encodings(self.session.ranked, recipe)
+        made = Candidate.of(self.session, recipe, planned, self.statistics, weights)
+        return (made._rounded_as(self) if keep_rounding else made)._equalized_as(self)
+
+    def without_layers(
+        self, override: Override, encodings: ExternalEncodingsFile | None, options: RunOptions
+    ) -> Candidate:
+        """Return the candidate of the recipe with one more `override`, with all statistics that it needs.
+
+        Args:
+            override: layers in float, or in another format.
+            encodings: external ones, as for `plan_encodings`.
+            options: for observing tensors that only this plan quantizes.
+        """
+        session, statistics = self.session, self.statistics
+        recipe = self.recipe.model_copy(update={"overrides": (*self.recipe.overrides, override)})
+        planned = plan_encodings(session.ranked, recipe, encodings)
+        unknown = planned.unknown
+        missing = tuple(p for p in unknown.activations if p.tensor not in statistics)
+        if missing and session.feeds is not None and session.feeds.source.repeats:
+            # Another input of a sum may be quantized now.
+            part = unknown.model_copy(update={"placements": missing})
+            more = collect_statistics(session.ranked, part, session.feeds, options.observing)
+            statistics = replace(statistics, values={**statistics.values, **more.values})
+        elif missing:
+            why = "the data can be read only once, and nothing was observed here"
+            planned = replace(planned, plan=planned.plan.without([p.tensor for p in missing], why))
+        return Candidate.of(session, recipe, planned, statistics)._rounded_as(self)._equalized_as(self)
+
+    def _rounded_as(self, other: Candidate) -> Candidate:
+        """Return this with the rounded weights of `other` that kept their format."""
+        if other.rounding is None:
+            return self
+        return self.rounded(other.rounding.for_plan(self.session.model, self.plan, self.encodings))
+
+    def _equalized_as(self, other: Candidate) -> Candidate:
+        return replace(self, equalization=other.equalization)
+
+
+def build_candidate(
+    session: QuantizeSession,
+    recipe: Recipe,
+    sources: Sources,
+    options: QuantizeOptions,
+    equalization: Equalization | None = None,
+    clock: Clock | None = None,
+    runs: ReferenceRuns | None = None,
+) -> Candidate:
+    """Plan, observe, calibrate, and round the weights for which the recipe names a method.
+
+    Args:
+        session: the model, and the data.
+        recipe: what is quantized and how.
+        sources: statistics, moments and encodings in place of the data.
+        options: threads, device and progress.
+        equalization: what was done to the channels of the model.
+        clock: of the stages.
+        runs: of the float model, which begin in the background once samples are kept.
+
+    Raises PlanError for activations without a source, DataError for a cluster that has nothing to share, and
+    the errors of the stages.
+    """
+    clock = clock or Clock()
+    planned = plan_encodings(session.ranked, recipe, sources.encodings)
+    if session.feeds is None and sources.statistics is None:
+        planned = planned.without_uncalibrated(sources.uncalibrated)
+    clock.lap("plan")
+    is_observed = session.feeds is not None and sources.statistics is None and planned.unknown.activations
+    if options.ray is not None and not is_observed and not is_shared(planned.plan):
+        raise DataError(
+            f"Ray cluster {options.ray!r} has nothing to share: no activation is observed, and recipe "
+            f"{recipe.name} rounds no weight by gptq; leave it out"
+        )
+    statistics = gather_statistics(session, planned.unknown, sources.statistics, options, options.ray)
+    clock.lap("observe")
+    if runs is not None:
+        runs.start(session.kept)
+    weights = None
+    if planned.matched is None:
+        weights = encode_weights(
+            session.model, planned.plan, options.stage("calibrate", len(planned.plan.weights))
+        )
+    candidate = Candidate.of(session, recipe, planned, statistics, weights)
+    clock.lap("calibrate")
+    rounding = round_given(
+        session, candidate.plan, candidate.encodings, options, sources.load_moments(), options.ray
+    )
+    clock.lap("round")
+    return replace(candidate.rounded(rounding), equalization=equalization)

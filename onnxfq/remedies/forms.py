@@ -1,0 +1,94 @@
+"""`build_forms`: the models of a candidate, compared with the float model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+
+from onnxfq.data import Feed
+from onnxfq.documents.cast_plan import FloatPlan
+from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.scores import Evaluation
+from onnxfq.execution.reference_runs import ReferenceRuns
+from onnxfq.remedies.candidate import Candidate
+from onnxfq.stages.cast import cast_rest
+from onnxfq.stages.evaluate import compare_forms
+from onnxfq.stages.fp16_scales import with_half_scales
+from onnxfq.stages.insert import insert_forms
+from onnxfq.stages.limits import describe_unreached
+from onnxfq.stages.options import QuantizeOptions
+from onnxfq.stages.stored_weights import compare_stored
+from onnxfq.support.clock import Clock
+from onnxfq.targets.onnxruntime.releases import release_of
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The models of a candidate.
+
+    Attributes:
+        encodings: of both, with scales that the float type of the rest can hold.
+        simulation: the model with FakeQuantize nodes.
+        qdq: the model with Q/DQ pairs in the form of its target.
+        floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
+        evaluation: against the float model.
+    """
+
+    encodings: Encodings
+    simulation: onnx.ModelProto
+    qdq: onnx.ModelProto
+    floats: FloatPlan | None
+    evaluation: Evaluation
+
+
+def build_forms(
+    candidate: Candidate,
+    options: QuantizeOptions,
+    clock: Clock,
+    runs: ReferenceRuns,
+    feeds: Sequence[Feed] | None = None,
+) -> Forms:
+    """Insert nodes, cast the rest, and compare both forms with the float model.
+
+    Args:
+        candidate: what is inserted.
+        options: float type, release of ONNX Runtime, threads, device and progress.
+        clock: of the stages.
+        runs: of the float model.
+        feeds: the samples to compare on; None for all that are kept.
+
+    Raises TargetError for a release that cannot run the model, and the errors of the stages.
+    """
+    encodings = with_half_scales(candidate.encodings, options.floats.name)
+    session = replace(candidate.session, model=candidate.model)
+    simulation, qdq = insert_forms(session, candidate.plan, encodings, options.floats)
+    if candidate.corrected is not None:
+        for proto in (simulation, qdq):
+            proto.metadata_props.add(key="onnxfq.bias_correction", value="auto")
+    clock.lap("insert")
+    cast = cast_rest(candidate.session, qdq, options.floats, options)
+    qdq = release_of(options.runtime).limit_model(cast.qdq, candidate.recipe.name)
+    clock.lap("cast")
+    evaluation = compare_forms(
+        candidate.session,
+        simulation,
+        cast.comparable,
+        options,
+        twins=cast.floats is None,
+        floats=runs,
+        feeds=feeds,
+    )
+    clock.lap("evaluate")
+    return Forms(encodings, simulation, qdq, cast.floats, evaluation)
+
+
+def describe_forms(candidate: Candidate, forms: Forms) -> list[str]:
+    """Return notes: weights that were quantized before, and ranges that operators never reach."""
+    model = candidate.session.model if candidate.rounding is None else candidate.rounding.model
+    lines = [
+        compare_stored(model, candidate.plan, forms.encodings).line,
+        describe_unreached(forms.encodings),
+    ]
+    return [line for line in lines if line]

@@ -1,0 +1,232 @@
+"""`Judge`: tries remedies on a candidate and keeps those that samples confirm which did not choose them.
+
+This is the only place that compares candidates. It has one division of the samples, one measure, one least
+gain, and one record, `Trial`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from onnxfq.data import Feed
+from onnxfq.documents.equalization import Equalization
+from onnxfq.documents.scores import Evaluation
+from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.trial import Trial
+from onnxfq.errors import DataError
+from onnxfq.graph.external.scratch_file import weights_stored_in
+from onnxfq.graph.signature import with_outputs
+from onnxfq.numerics.metrics import ratio_db
+from onnxfq.remedies.accuracy_target import AccuracyTarget
+from onnxfq.remedies.candidate import Candidate, Sources
+from onnxfq.remedies.samples import choose_split, split_samples
+from onnxfq.stages.options import QuantizeOptions
+from onnxfq.stages.score import score_models
+
+LEAST_GAIN_DB = 0.5
+"""Gain in dB, on samples that did not choose, from which a remedy is kept."""
+
+
+class Refusal(NamedTuple):
+    """Answer of a remedy without a candidate.
+
+    Attributes:
+        why: the reason in a few words.
+        details: what was measured, a line each.
+        evidence: the measurement, if there is one to look up.
+        is_needed: whether anything has to be done.
+    """
+
+    why: str
+    details: Sequence[str] = ()
+    evidence: Sensitivity | Equalization | None = None
+    is_needed: bool = True
+
+
+class Proposal(NamedTuple):
+    """A candidate in place of another.
+
+    Attributes:
+        candidate: to be proven.
+        details: what differs, a line each.
+        evidence: the measurement that chose it, if there is one to look up.
+    """
+
+    candidate: Candidate
+    details: Sequence[str] = ()
+    evidence: Sensitivity | Equalization | None = None
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One thing that can be done for a loss.
+
+    Attributes:
+        name: of its trials.
+        explain_unneeded: takes a candidate and the judge, and returns why nothing has to be tried, or "".
+        propose: takes the same; the judge's `choose` compares candidates on the samples that choose. Returns
+            a better candidate, or the reason not to.
+        proves_itself: whether it keeps an accuracy target, which has its own measure and proof.
+    """
+
+    name: str
+    explain_unneeded: Callable[[Candidate, Judge], str]
+    propose: Callable[[Candidate, Judge], Proposal | Refusal]
+    proves_itself: bool = False
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Samples, measure and limits by which remedies are chosen and kept.
+
+    Attributes:
+        start: the first candidate: its float model is the reference.
+        options: threads, device and progress.
+        sources: what `quantize` was given beside the data.
+        first: the comparison of `start` with the float model; None before it is compared.
+        accuracy: the target to keep; None without one.
+        least: dB of the worst output below which a loss is repaired; None for no repair.
+        choosing: the samples that choose, in a proposal.
+        proving: the samples that will prove it, and from which nothing may be learnt.
+        known: scores so far, by candidate as long as it lives, and by samples.
+    """
+
+    start: Candidate
+    options: QuantizeOptions
+    sources: Sources
+    first: Evaluation | None = None
+    accuracy: AccuracyTarget | None = None
+    least: float | None = None
+    choosing: Sequence[Feed] = ()
+    proving: Sequence[Feed] = ()
+    known: WeakKeyDictionary[Candidate, dict[tuple[int, int], float]] = field(
+        default_factory=WeakKeyDictionary, repr=False
+    )
+
+    @staticmethod
+    def of(
+        start: Candidate,
+        options: QuantizeOptions,
+        sources: Sources,
+        first: Evaluation,
+        accuracy: AccuracyTarget,
+    ) -> Judge:
+        """Return the judge of a call of `quantize`."""
+        least = accuracy.least_db(bool(start.plan.activations))
+        return Judge(start, options, sources, first, accuracy if accuracy.is_target else None, least)
+
+    def improve(
+        self, candidate: Candidate, remedies: Sequence[Remedy]
+    ) -> tuple[Candidate, tuple[Trial, ...]]:
+        """Return what is left of `candidate` after all remedies in this order, and their trials."""
+        trials = []
+        for remedy in remedies:
+            candidate, trial = self.better(candidate, remedy)
+            trials.append(trial)
+        return candidate, tuple(trials)
+
+    @property
+    def kept(self) -> list[Feed]:
+        """The samples that are kept for comparing, in the order of their digests."""
+        return self.start.session.kept
+
+    @property
+    def unused(self) -> list[Feed]:
+        """The samples that neither choose nor prove; all of them if they are few."""
+        return split_samples(self.kept)[1]
+
+    def better(self, candidate: Candidate, remedy: Remedy) -> tuple[Candidate, Trial]:
+        """Return the candidate that `remedy` proposes if it is proven to be better, else `candidate`."""
+        begun = perf_counter()
+        why = remedy.explain_unneeded(candidate, self)
+        if why:
+            return candidate, Trial(remedy=remedy.name, is_needed=False, why=why)
+        figures: dict[str, float] = {}
+        if remedy.proves_itself:
+            verdict = remedy.propose(candidate, self)
+        else:
+            verdict, figures = self._confirm(candidate, remedy)
+        trial = Trial(
+            remedy=remedy.name,
+            details=tuple(verdict.details),
+            evidence=verdict.evidence,
+            seconds=perf_counter() - begun,
+            **figures,
+        )
+        if isinstance(verdict, Proposal):
+            return verdict.candidate, trial.model_copy(update={"is_kept": True})
+        return candidate, trial.model_copy(update={"why": verdict.why, "is_needed": verdict.is_needed})
+
+    def _confirm(self, candidate: Candidate, remedy: Remedy) -> tuple[Proposal | Refusal, dict[str, float]]:
+        """Return what `remedy` proposes if other samples confirm it, and the figures on these.
+
+        With few samples each half proves what the other half chose, the mean counts, and the choice of all
+        samples is kept.
+        """
+        splits, _ = split_samples(self.kept)
+        if not splits:
+            why = "one sample cannot both choose and prove it" if self.kept else "no data was given"
+            return Refusal(why), {}
+        scores: list[list[float]] = []
+        for split in splits:
+            proposal = remedy.propose(
+                candidate, replace(self, choosing=split.choosing, proving=split.proving)
+            )
+            if isinstance(proposal, Refusal):
+                return proposal, {}
+            scores.append(self.score([candidate, proposal.candidate], split.proving))
+        before, after = np.mean(scores, axis=0).tolist()
+        figures = {"before": before, "after": after}
+        if not after - before >= LEAST_GAIN_DB:
+            why = f"it must gain {LEAST_GAIN_DB} dB"
+            return Refusal(why, proposal.details, proposal.evidence), figures
+        if len(splits) > 1:
+            return remedy.propose(candidate, replace(self, choosing=self.kept)), figures
+        return proposal, figures
+
+    def choose(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Return the SQNR in dB of each candidate on the samples that choose."""
+        return self.score(candidates, self.choosing)
+
+    def score(self, candidates: Sequence[Candidate], feeds: Sequence[Feed]) -> list[float]:
+        """Return the SQNR in dB of each candidate: by the mean noise-to-signal ratio of the judging tensors.
+
+        Raises DataError without feeds.
+        """
+        if not feeds:
+            raise DataError("comparing candidates needs data; give data")
+        logits, samples = self.start.session.judged.logits, (id(feeds[0]), len(feeds))
+        new = [one for one in candidates if samples not in self.known.setdefault(one, {})]
+        with weights_stored_in(self.start.session.scratch):
+            evaluation = score_models(
+                with_outputs(self.start.session.model.proto, logits),
+                {str(at): with_outputs(one.simulate(), logits) for at, one in enumerate(new)},
+                feeds if new else (),
+                threads=self.options.threads,
+                device=self.options.device,
+                exact=False,
+            )
+        for candidate, scores in zip(new, evaluation.candidates, strict=True):
+            ratios = [10 ** (-score.sqnr_db / 10) for score in scores.outputs if score.output in logits]
+            self.known[candidate][samples] = ratio_db(1.0, float(np.mean(ratios)))
+        return [self.known[candidate][samples] for candidate in candidates]
+
+    def explain_sound(self, candidate: Candidate) -> str:
+        """Return why a loss of `candidate` needs no repair; empty if it does."""
+        if self.sources.encodings is not None:
+            return "encodings of another tool are used as they are"
+        least = self.least if self.accuracy is None else self.accuracy.min_sqnr
+        if least is None:
+            return "no SQNR is asked for"
+        if candidate is self.start or len(self.kept) < 2:
+            worst = math.inf if self.first is None else self.first.lowest_db
+        else:
+            worst = self.score([candidate], choose_split(self.kept).choosing)[0]
+        return "" if worst < least else f"the outputs have {least:g} dB"

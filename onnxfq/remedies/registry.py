@@ -1,0 +1,13 @@
+"""`REMEDIES`: what `quantize` tries for a loss, in this order; a new remedy is a file and a line here."""
+
+from __future__ import annotations
+
+from onnxfq.remedies.calibrator_search import CALIBRATOR
+from onnxfq.remedies.correct_biases import BIASES
+from onnxfq.remedies.equalize_search import EQUALIZE, SMOOTH
+from onnxfq.remedies.judge import Remedy
+from onnxfq.remedies.mixed_precision import PROTECT, TARGET
+from onnxfq.remedies.rounding_search import ROUNDING
+
+REMEDIES: tuple[Remedy, ...] = (EQUALIZE, CALIBRATOR, SMOOTH, PROTECT, TARGET, ROUNDING, BIASES)
+"""Another calibrator costs nothing at run time, smoothing costs no layer, a layer in float does."""

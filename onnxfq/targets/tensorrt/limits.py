@@ -1,0 +1,116 @@
+"""Limits of TensorRT's parser and kernels, which the policy keeps to and the rules check.
+
+Measured on TensorRT for RTX 1.7.1, unless a source is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import onnx
+
+from onnxfq.graph.follow import Node
+from onnxfq.graph.ops import RECURRENT_OPS
+
+LARGEST_FLOAT8_KERNEL = 32
+"""Largest Conv window in elements that the builder has a float8 kernel for: 5 x 5 fits, 6 x 6 does not."""
+
+ONE_ROW_INT8 = (1024, 512)
+"""Largest K and N of int8 weights that stay int8 with one input row and float activations.
+
+Measured one by one; two or more rows, an open number, and int4 have no limit.
+"""
+
+INT8_HEADS = (16, 32, 64)
+"""Head sizes of the fused int8 kernel (NVIDIA, fused attention)."""
+INT8_TOKENS = 512
+FLOAT8_HEAD = 256
+
+ONE_QUERY = "TensorRT has one kernel for an attention of one query, which int8 pairs prevent"
+TWO_COMPUTED = "TensorRT multiplies two computed tensors in float, MXFP8 or not"
+CAST_BEFORE_LOOP = "{} {!r} reads it, and TensorRT builds no Cast in front of a loop of several steps"
+
+
+def explain_window(window: Sequence[int]) -> str:
+    """Return why a float8 convolution with this window would run in float; empty if it has a kernel."""
+    count = prod(window)
+    if count <= LARGEST_FLOAT8_KERNEL:
+        return ""
+    return (
+        f"TensorRT has float8 kernels up to {LARGEST_FLOAT8_KERNEL} elements a window, this one has {count}"
+    )
+
+
+def explain_one_row(k: int, n: int) -> str:
+    """Return why int8 weights would become float with one input row; empty if they stay."""
+    most_k, most_n = ONE_ROW_INT8
+    if k <= most_k and n <= most_n:
+        return ""
+    return (
+        f"for one fixed row TensorRT keeps int8 weights up to {most_k} by {most_n}, not {k} by {n}; export "
+        "with an open batch, or use int4"
+    )
+
+
+def explain_int4(shape: Sequence[int | None], axis: int | None, block: int) -> str:
+    """Return why TensorRT would make an int4 weight float; empty if it keeps it.
+
+    Args:
+        shape: of the weight.
+        axis: of its blocks; None without blocks.
+        block: numbers in a block; TensorRT reads it from shapes, K / scales.
+    """
+    if axis is None:
+        return "TensorRT has int4 kernels for blocks only; use granularity: blocked"
+    size = shape[axis]
+    if size == block:
+        rule = f"the summed axis has {block}, one block"
+        return f"TensorRT has int4 kernels for two blocks and more: {rule}{suggest_block(block)}"
+    if prod(size or 0 for size in shape) % 2 or (shape[-1] or 0) % 2:
+        return f"TensorRT packs two int4 numbers in a byte: the last axis of {list(shape)} is odd"
+    return ""
+
+
+def suggest_block(count: int) -> str:
+    """Return the end of a refusal: the largest block size that cuts `count` numbers into equal blocks."""
+    # TensorRT for RTX 1.7.1 builds all of these; the documentation of TensorRT names 64 and 128 only.
+    size = next((n for n in (128, 64, 32, 16) if count % n == 0 and count > n), None)
+    return "" if size is None else f"; block_size {size} would do"
+
+
+def explain_right_side(shape: Sequence[int | str | None] | None) -> str:
+    """Return why no NVFP4 product with a computed right-hand tensor of `shape` is built; empty if one is."""
+    if shape is None or all(isinstance(size, int) for size in shape):
+        return ""
+    return f"TensorRT builds NVFP4 products for right-hand tensors of fixed sizes only, not {list(shape)}"
+
+
+def exceed_limit(is_float8: bool, head: int | None, tokens: int | None) -> str:
+    """Return the exceeded limit of TensorRT's fused attention; empty for none, or for unknown sizes.
+
+    Args:
+        is_float8: whether queries are float8, int8 otherwise.
+        head: size of a query.
+        tokens: number of queries or keys.
+    """
+    if head is not None and (head > FLOAT8_HEAD if is_float8 else head not in INT8_HEADS):
+        allowed = f"up to {FLOAT8_HEAD}" if is_float8 else ", ".join(map(str, INT8_HEADS))
+        return f"heads of {allowed}, these have {head}"
+    if not is_float8 and tokens is not None and tokens > INT8_TOKENS:
+        return f"up to {INT8_TOKENS} tokens, these are {tokens}"
+    return ""
+
+
+def is_one_query(scores: Node) -> bool:
+    """Tell whether `scores` multiplies a single query by the keys: one token is decoded at a time."""
+    shape = scores.inputs[0].shape
+    return shape is not None and len(shape) > 2 and shape[-2] == 1
+
+
+def loops_several_steps(node: onnx.NodeProto, shape: Sequence[int | None] | None) -> bool:
+    """Tell whether `node` is a recurrent operator with an input of `shape`, of two fixed steps or more."""
+    if node.op_type not in RECURRENT_OPS or shape is None or len(shape) != 3:
+        return False
+    batch_first = any(a.name == "layout" and a.i == 1 for a in node.attribute)
+    return (shape[1 if batch_first else 0] or 0) > 1

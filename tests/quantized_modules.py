@@ -1,0 +1,66 @@
+"""Torch modules quantized by small recipes, and what became of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch import nn
+
+import onnxfq
+from onnxfq.documents.recipe import Recipe
+from onnxfq.torch import compute_encodings, quantize_module
+
+
+def recipe(activations="int8", weights="int8", target="simulation", overrides=(), **fields) -> Recipe:
+    """Return a recipe of these number formats."""
+    given = None if activations is None else {"qtype": activations, "calibrator": "minmax"}
+    content = {
+        "name": "test",
+        "target": target,
+        "activations": given,
+        "weights": {"qtype": weights, **fields},
+    }
+    return Recipe.model_validate({**content, "overrides": list(overrides)})
+
+
+def prepared(model: nn.Module, x, asked=None) -> onnxfq.Plan:
+    """Quantize a module and compute its encodings on x."""
+    plan = quantize_module(model, recipe() if asked is None else asked)
+    with torch.no_grad(), compute_encodings(model):
+        model(*x) if isinstance(x, tuple) else model(x)
+    return plan
+
+
+def roles(plan: onnxfq.Plan, model) -> dict[tuple[str, int], str]:
+    """Return the spec at each place where the operators of a model read a quantized value.
+
+    Operators are counted by type in the order of the graph, for their names are the exporter's.
+    """
+    order: dict[str, int] = {}
+    names = {}
+    for node in model.proto.graph.node:
+        order[node.op_type] = order.get(node.op_type, -1) + 1
+        names[node.name] = f"{node.op_type} {order[node.op_type]}"
+    readers = {name: (node, slot) for node in model.proto.graph.node for slot, name in enumerate(node.input)}
+    found = {}
+    for placement in plan.placements:
+        for use in placement.uses:
+            spec, place = str(placement.spec), (names[use.node], use.input)
+            if place[0].startswith("Transpose"):  # a weight that is stored the other way round
+                node = next(n for n in model.proto.graph.node if n.name == use.node)
+                reader, slot = readers[node.output[0]]
+                spec, place = spec.replace("axis 0", "axis 1"), (names[reader.name], slot)
+            found[place] = spec
+    return found
+
+
+def run(model: onnx.ModelProto, x: torch.Tensor) -> np.ndarray:
+    """Return the output of ONNX Runtime, all of its rewriting off."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]

@@ -1,0 +1,114 @@
+"""Each rewrite for TensorRT is still needed: without it the real builder refuses or loses the kernel.
+
+A failing test here means that a rewrite can go. The planted cases of `shared-constant`, `recurrent-cast`,
+`dynamic-rank` and `attention-parts` say the same of `separate_constants`, of casts in front of loops, of rows
+of block formats and of joined pairs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, stage, weights
+from engines import build_all, counts, unmeasured
+
+from onnxfq.errors import OnnxfqError
+from onnxfq.passes.insert_qdq import with_qdq
+from onnxfq.passes.qdq_form import QdqForm
+from onnxfq.runtime.session import Session
+from onnxfq.stages.insert import with_target_qdq
+from onnxfq.targets import tensorrt
+from onnxfq.targets.recipes import load_recipe
+from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.layers import parse_layers
+from onnxfq.targets.tensorrt.rewrites.block_formats import block_writer
+
+needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+BARE = QdqForm(block_writer)
+"""TensorRT's operators without edits of the graph or functions."""
+
+
+@needs_builder
+def test_pools_without_padding_run_in_float(tmp_path: Path) -> None:
+    """`count_padding`: an AveragePool without padding runs in int8 with count_include_pad alone."""
+    proto = build(
+        """g (float[1,32,16,16] x) => (float[] y) {
+        [c0] a0 = Conv <pads = [1,1,1,1]> (x, w) [r0] a = Relu (a0)
+        [pool] b = AveragePool <kernel_shape = [2,2], strides = [2,2]> (a) [c1] y = Conv (b, k) }""",
+        {"w": weights(32, 32, 3, 3), "k": weights(32, 32, 1, 1)},
+    )
+    rewritten, plain = (unmeasured(proto, load_recipe("tensorrt-int8"), "fp16") for _ in range(2))
+    (node,) = (node for node in plain.graph.node if node.op_type == "AveragePool")
+    (attribute,) = (one for one in node.attribute if one.name == "count_include_pad")
+    attribute.i = 0
+    is_low = {}
+    for name, reports in build_all(tmp_path, {"plain": plain, "rewritten": rewritten}).items():
+        (pool,) = (layer for layer in parse_layers(reports["SM89"].layers) if "pool" in layer.nodes)
+        is_low[name] = pool.inputs[0].is_low
+    assert is_low == {"plain": False, "rewritten": True}
+
+
+def attention(guarded: bool) -> onnx.ModelProto:
+    """Attention of 128 tokens and 4 heads of 64 behind a split projection, with masked rows or not."""
+    soft = "[soft] p = Softmax <axis = -1> (s) [mix] m = MatMul (p, v2)"
+    if guarded:
+        soft = """bias = Where (look, zero, never) masked = Add (s, bias)
+            [soft] p = Softmax <axis = -1> (masked) nan = IsNaN (p)
+            seen = Where (nan, zero, p) [mix] m = MatMul (seen, v2)"""
+    look = ", bool[2,1,1,128] look" if guarded else ""
+    limits = {"zero": np.float32(0), "never": np.float32(-np.inf)} if guarded else {}
+    return build(
+        f"""g (float[2,128,256] x{look}) => (float[2,128,256] y) {{
+        [qkv] f = MatMul (x, w) q, k, v = Split <axis = -1> (f, sizes)
+        q1 = Reshape (q, heads) k1 = Reshape (k, heads) v1 = Reshape (v, heads)
+        q2 = Transpose <perm = [0,2,1,3]> (q1) k2 = Transpose <perm = [0,2,3,1]> (k1)
+        v2 = Transpose <perm = [0,2,1,3]> (v1) [scores] s = MatMul (q2, k2) {soft}
+        t = Transpose <perm = [0,2,1,3]> (m) j = Reshape (t, joined) [out] y = MatMul (j, wo) }}""",
+        {
+            "w": weights(256, 768),
+            "wo": weights(256, 256),
+            "sizes": np.asarray([256] * 3, np.int64),
+            "heads": np.asarray([2, 128, 4, 64], np.int64),
+            "joined": np.asarray([2, 128, 256], np.int64),
+            **limits,
+        },
+        opset=18,
+    )
+
+
+@needs_builder
+def test_guards_prevent_fusion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`move_guards`: an attention with a guard between its products is no single kernel."""
+    rewritten = unmeasured(attention(guarded=True), "tensorrt-fp8", "fp16")
+    monkeypatch.setattr(tensorrt, "move_guards", lambda proto: "")
+    models = {"plain": unmeasured(attention(guarded=True), "tensorrt-fp8", "fp16"), "rewritten": rewritten}
+    reports = build_all(tmp_path, models)
+    fused = {name: counts(models[name], reports[name])["SM89"] for name in models}
+    assert "attention in one kernel" not in fused["plain"]
+    assert fused["rewritten"]["attention in one kernel"] == 1
+
+
+@needs_builder
+def test_whole_projections_lose_their_weight(tmp_path: Path) -> None:
+    """`divide_products`: a product that is split behind it is not in int8 as a whole, and its parts are."""
+    staged = stage(attention(guarded=False), "tensorrt-int8-weights")
+    models = {
+        "plain": with_qdq(staged.model, staged.plan, staged.encodings, form=BARE).proto,
+        "rewritten": with_target_qdq(staged.model, staged.plan, staged.encodings).proto,
+    }
+    reports = build_all(tmp_path, models)
+    rows = {name: counts(models[name], reports[name])["SM89"] for name in models}
+    assert rows["plain"]["MatMul weight-only as weight-only"] == 1
+    assert rows["rewritten"] == {"MatMul weight-only as weight-only": 4}
+
+
+def test_onnxruntime_lacks_the_operators() -> None:
+    """`with_mxfp8_functions`: ONNX Runtime runs TensorRT's MXFP8 operators by their functions only."""
+    staged = stage(attention(guarded=False), "tensorrt-mxfp8")
+    Session(with_target_qdq(staged.model, staged.plan, staged.encodings).proto, 1)
+    bare = with_qdq(staged.model, staged.plan, staged.encodings, form=BARE).proto
+    with pytest.raises(OnnxfqError, match="TRT_MXFP8"):
+        Session(bare, 1)

@@ -1,0 +1,157 @@
+"""The size and shape of the house: one table of marks, and a test that measures each."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import onnxfq
+from onnxfq.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(onnxfq.__file__).parent
+TREES = {
+    str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8"))
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+PIPELINE = TREES["pipeline.py"]
+
+SAME_NAMES = {
+    "FakeQuantize": "torch/compat has the class names of the libraries that it stands for: Horizon's",
+    "QuantizedTensor": "torch/compat has the class names of the libraries that it stands for: AIMET's",
+    "ExternalTensor": "graph/ has the values in a data file, interchange/ the scales from another tool",
+}
+"""Classes whose name stands more than once, with the reason; at most five."""
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """Return the names and attributes that a tree reads, writes or imports."""
+    return {
+        getattr(node, field)
+        for node in ast.walk(tree)
+        for kind, field in ((ast.Name, "id"), (ast.Attribute, "attr"), (ast.alias, "name"))
+        if isinstance(node, kind)
+    }
+
+
+def count_calls(name: str) -> int:
+    """Return how often the package calls `name`."""
+    return sum(
+        isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == name
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+    )
+
+
+def judging_files() -> list[str]:
+    """Return the files other than the judge's that name a least gain: each decides what is kept."""
+    return [
+        file
+        for file, tree in TREES.items()
+        if file != "remedies/judge.py" and any(name.startswith("LEAST_GAIN") for name in names_in(tree))
+    ]
+
+
+def feeding_files() -> list[str]:
+    """Return the files of stages and remedies with a loop over feeds."""
+    return [
+        file
+        for file, tree in TREES.items()
+        if file.startswith(("stages/", "remedies/"))
+        and any(
+            isinstance(node, ast.For | ast.comprehension)
+            and any(name.strip("_").endswith("feeds") for name in names_in(node.iter))
+            for node in ast.walk(tree)
+        )
+    ]
+
+
+def body_of_quantize() -> int:
+    """Return the lines of `pipeline.quantize` behind its docstring."""
+    (function,) = [n for n in PIPELINE.body if isinstance(n, ast.FunctionDef) and n.name == "quantize"]
+    return (function.end_lineno or 0) - (function.body[0].end_lineno or 0)
+
+
+def lines_of(file: str) -> int:
+    """Return the number of lines of a file of the package."""
+    return len((PACKAGE / file).read_text(encoding="utf-8").splitlines())
+
+
+MARKS: dict[str, tuple[int, Callable[[], int]]] = {
+    "files beside remedies/judge.py that name a least gain": (1, lambda: len(judging_files())),
+    "files of stages/ and remedies/ that loop over feeds": (11, lambda: len(feeding_files())),
+    "commands": (16, lambda: len(COMMANDS)),
+    "files in stages/": (20, lambda: sum(file.startswith("stages/") for file in TREES) - 1),
+    "lines in the body of pipeline.quantize": (26, body_of_quantize),
+    "lines of pipeline.py": (216, lambda: lines_of("pipeline.py")),
+    "classes in pipeline.py": (1, lambda: sum(isinstance(n, ast.ClassDef) for n in PIPELINE.body)),
+    "lines of the longest file": (590, lambda: max(map(lines_of, TREES))),
+    "calls of prepare_model": (17, lambda: count_calls("prepare_model")),
+    "calls of select_calibrated_part": (8, lambda: count_calls("select_calibrated_part")),
+    "calls of GraphIndex": (33, lambda: count_calls("GraphIndex")),
+}
+"""What is counted, and the most that it may be. A mark is lowered whenever a change allows it."""
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_marks(name: str) -> None:
+    """Nothing grows over its mark."""
+    most, measure = MARKS[name]
+    assert measure() <= most
+
+
+def test_class_names_are_unique() -> None:
+    """A class has its name alone in the package; the exceptions are few, and none is out of date."""
+    names = Counter(n.name for tree in TREES.values() for n in tree.body if isinstance(n, ast.ClassDef))
+    assert len(names) > 200
+    assert {name for name, count in names.items() if count > 1} == set(SAME_NAMES)
+    assert len(SAME_NAMES) <= 5
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Yield the modules that a file imports, and what it imports from them, with dots."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module or ''}.{alias.name}" for alias in node.names)
+
+
+def test_no_test_imports_a_test() -> None:
+    """What several files of tests use lies in a module of its own below tests/."""
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    files = {path.stem for path in tests if path.stem.startswith("test_")}
+    assert len(files) > 150
+    assert not {
+        f"{path.relative_to(ROOT)}: {module}"
+        for path in tests
+        for module in imported_modules(path)
+        if files & set(module.split("."))
+    }
+
+
+@pytest.mark.parametrize("file", ["Makefile", ".ci/run", "scripts/gpu_check.sh", "tests/slow/run_all.py"])
+def test_lists_of_files_are_true(file: str) -> None:
+    """Every test, benchmark and script that a list of checks names is there."""
+    named = set(re.findall(r"\b(?:tests|scripts|benchmarks)/[\w/]+(?:\.\w+)?", (ROOT / file).read_text()))
+    assert named
+    assert not {name for name in named if not (ROOT / name).exists()}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
+def test_the_list_for_cpus_is_that_of_the_package() -> None:
+    """requirements-cpu.txt has the dependencies of pyproject.toml, with onnxruntime for every machine."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = {
+        re.sub("^onnxruntime-gpu", "onnxruntime", line.split(";")[0]) for line in project["dependencies"]
+    }
+    lines = (ROOT / "requirements-cpu.txt").read_text(encoding="utf-8").splitlines()
+    assert sorted(line for line in lines if not line.startswith("#")) == sorted(wanted)
