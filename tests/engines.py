@@ -17,7 +17,7 @@ from onnxfq.numerics.float_types import HALF_TYPES, FloatName
 from onnxfq.numerics.layout import Layout
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.placement.float_casts import plan_floats
-from onnxfq.stages.fp16_scales import with_half_scales
+from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.profiles import profiles

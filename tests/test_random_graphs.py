@@ -17,7 +17,7 @@ from random_graphs import NodeByNode, random_feed, random_models
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.runtime.session import Session
-from onnxfq.stages.calibrate import calibrate, select_calibrated_part
+from onnxfq.stages.calibrate import Calibrated, calibrate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
@@ -59,7 +59,7 @@ def check(model: onnx.ModelProto, recipe: str, cond: bool) -> bool:
         return False
     statistics = collect_statistics(loaded, plan, [feed], ObserveOptions(threads=1))
     encodings = calibrate(loaded, plan, statistics)
-    plan = select_calibrated_part(plan, encodings.without_values)
+    plan = Calibrated.of(plan, encodings).plan
     expected = NodeByNode(loaded.proto, plan, encodings).run(feed)
     for made in (insert_fake_quantize(loaded, plan, encodings), insert_qdq(loaded, plan, encodings)):
         onnx.checker.check_model(made, full_check=not any(o.domain == "onnxfq" for o in made.opset_import))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -40,7 +40,7 @@ class Model:
         notes: changes made by loading.
         stored: constants that the file stores as integers, by name.
         limits: Clip and Relu in place of quantizers that were taken out, by their outputs.
-        prepared: this model as targets need it, by their names; None for this model itself.
+        target: the target whose rewrites the model has; empty for none.
     """
 
     proto: onnx.ModelProto
@@ -49,9 +49,7 @@ class Model:
     notes: tuple[str, ...] = ()
     stored: Mapping[str, StoredWeight] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     limits: Mapping[str, ValueLimit] = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    prepared: dict[str, Model | None] = dataclasses.field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    target: str = dataclasses.field(default="", repr=False, compare=False)
 
     @property
     def opset(self) -> int:
@@ -62,6 +60,21 @@ class Model:
     def constants(self) -> dict[str, onnx.TensorProto]:
         """Name -> initializer of the main graph."""
         return {tensor.name: tensor for tensor in self.proto.graph.initializer}
+
+    @cached_property
+    def _prepared(self) -> dict[str, Model]:
+        return {}
+
+    def prepared_for(self, target: str, rewrite: Callable[[Model], Model]) -> Model:
+        """Return this model with the rewrites of `target`, computed once; itself if it has them.
+
+        Edits of the result have them too.
+        """
+        if self.target == target:
+            return self
+        if target not in self._prepared:
+            self._prepared[target] = replace(rewrite(self), target=target)
+        return self._prepared[target]
 
     def graph(self) -> gs.Graph:
         """Return a new graphsurgeon graph to read or edit; weights stay in the proto."""

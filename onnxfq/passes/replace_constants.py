@@ -45,26 +45,18 @@ def separate_float_readers(model: Model, plan: Plan, tensors: Iterable[str]) -> 
         if tensor.name in copies:
             proto.graph.initializer.add().CopyFrom(tensor)
             proto.graph.initializer[-1].name = copies[tensor.name]
-    return with_same_form(model, proto)
+    return replace(model, proto=proto)
 
 
 def replace_weights(model: Model, values: Mapping[str, onnx.TensorProto]) -> Model:
     """Return `model` with the tensors `values`, of the same types and shapes, instead of the present ones."""
     tensors = (values.get(tensor.name, tensor) for tensor in model.proto.graph.initializer)
-    return with_same_form(model, with_initializers(model.proto, tensors))
+    return replace(model, proto=with_initializers(model.proto, tensors))
 
 
 def weight_tensor(name: str, values: NDArray[np.float32], like: NDArray[np.generic]) -> onnx.TensorProto:
     """Return `values` as a tensor called `name` of the type of `like`."""
     return make_tensor(name, values.astype(like.dtype))
-
-
-def with_same_form(model: Model, proto: onnx.ModelProto) -> Model:
-    """Return `model` with `proto`, which differs from its own in the values of constants alone."""
-    made = replace(model, proto=proto)
-    # Weights of other values need no other preparation.
-    made.prepared.update(dict.fromkeys((t for t, one in model.prepared.items() if one is None), None))
-    return made
 
 
 _BIAS = 2
@@ -194,4 +186,4 @@ def shift_biases(model: Model, shifts: Mapping[BiasPlace, NDArray[np.float64]]) 
         node.input[place.slot] = name
         added.append(make_tensor(name, values))
     tensors = [changed.get(tensor.name, tensor) for tensor in proto.graph.initializer]
-    return with_same_form(model, with_initializers(proto, [*tensors, *added]))
+    return replace(model, proto=with_initializers(proto, [*tensors, *added]))

@@ -30,7 +30,7 @@ from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.weighted_layers import find_layers
-from onnxfq.stages.calibrate import select_calibrated_part
+from onnxfq.stages.calibrate import Calibrated
 from onnxfq.targets.target import target_by_name
 
 
@@ -67,7 +67,7 @@ def correct_biases(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         return Refusal("no output comes from floats that are quantized")
     plan, encodings = candidate.plan, candidate.encodings
     with weights_stored_in(session.scratch):
-        plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
+        plan = Calibrated.of(plan, encodings).plan
         targets, left = find_targets(session.model, candidate.model, plan)
         details = describe_left(left)
         if not targets:

@@ -14,8 +14,8 @@ from onnxfq.documents.scores import Evaluation
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.stages.cast import cast_rest
+from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.evaluate import compare_forms
-from onnxfq.stages.fp16_scales import with_half_scales
 from onnxfq.stages.insert import insert_forms
 from onnxfq.stages.limits import describe_unreached
 from onnxfq.stages.options import QuantizeOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,30 +60,47 @@ def calibrate(
 
     Raises PlanError or StatisticsError if plan, statistics and model do not belong together.
     """
-    made = choose_encodings(model, plan, statistics, calibrator, weights)
-    warn_zeroed_values(find_zeroed_values(plan, statistics, made))
-    kept_part = select_calibrated_part(plan, made.without_values, made.unshared)
-    for line in filter(None, (compare_stored(model, kept_part, made).line, describe_unreached(made))):
+    calibrated = calibrate_plan(model, plan, statistics, calibrator, weights)
+    encodings = calibrated.encodings
+    warn_zeroed_values(find_zeroed_values(plan, statistics, encodings))
+    for line in filter(None, (compare_stored(model, *calibrated).line, describe_unreached(encodings))):
         log.warning("%s", line)
-    return made
+    return encodings
 
 
-def choose_encodings(
+class Calibrated(NamedTuple):
+    """Encodings, and the part of a plan that they encode; calibrating returns both.
+
+    Attributes:
+        plan: without tensors that no run gave a value, and without bridges that are refused a common scale.
+        encodings: of all placements of `plan`.
+    """
+
+    plan: Plan
+    encodings: Encodings
+
+    @classmethod
+    def of(cls, plan: Plan, encodings: Encodings) -> Calibrated:
+        """Return the part of `plan` that `encodings` encode. Raises StatisticsError if nothing is left."""
+        return cls(_select_part(plan, encodings.without_values, encodings.unshared), encodings)
+
+
+def calibrate_plan(
     model: Model,
     plan: Plan,
     statistics: Statistics,
     calibrator: str | None = None,
     weights: Sequence[Encoding] | None = None,
-) -> Encodings:
-    """Return the encodings of `calibrate`, without its warning about ranges that lose typical values."""
+) -> Calibrated:
+    """Return the encodings of `calibrate` with their part of the plan, without warnings of what they lose."""
     plan.check_model(model.sha256)
     statistics.check_model(model.sha256)
     chosen = None if calibrator is None else Calibrator.parse(calibrator)
     absent = _find_without_values(model, plan, statistics)
     apart = plan.incomplete_bridges
-    plan = select_calibrated_part(plan, absent, apart)
+    whole, plan = plan, _select_part(plan, absent, apart)
     ranges, refused = _common_ranges(plan, statistics, chosen)
-    plan = select_calibrated_part(plan, (), refused)
+    plan = plan.without_bridges(refused, _OWN_SCALES)
     encodings = [
         encode_dynamic(p, statistics[p.tensor])
         if p.spec.dynamic
@@ -94,7 +111,7 @@ def choose_encodings(
     encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += encode_weights(model, plan) if weights is None else _select_weights(plan, weights)
     encodings += encode_biases(model, plan, encodings)
-    return Encodings(
+    chosen_encodings = Encodings(
         model_sha256=model.sha256,
         encodings=tuple(encodings),
         without_values=absent,
@@ -103,6 +120,7 @@ def choose_encodings(
         statistics_sha256=statistics.sha256,
         data_sha256=statistics.data.hex if statistics.data.samples else "",
     )
+    return Calibrated.of(whole, chosen_encodings)
 
 
 def encode_weights(
@@ -158,13 +176,8 @@ _OWN_SCALES = Reason(
 )
 
 
-def select_calibrated_part(
-    plan: Plan, without_values: tuple[str, ...], unshared: tuple[str, ...] = ()
-) -> Plan:
-    """Return `plan` with tensors without values and bridges without a common scale left in float.
-
-    Raises StatisticsError if nothing is left to quantize.
-    """
+def _select_part(plan: Plan, without_values: tuple[str, ...], unshared: tuple[str, ...]) -> Plan:
+    """Return `plan` with tensors without values and bridges without a common scale left in float."""
     plan = plan.without_bridges(unshared, _OWN_SCALES)
     if not without_values:
         return plan

@@ -1,4 +1,4 @@
-"""Encodings with formula-derived scales: MX and NVFP4 weights, dynamic activations, biases."""
+"""Encodings whose scales follow from a formula: of MX and NVFP4, dynamic, of biases and of half types."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from onnxfq.calibration.calibrators import MSE
 from onnxfq.calibration.calibrators.constant_mse import least_error_scales
 from onnxfq.calibration.statistics import TensorStatistics
-from onnxfq.documents.encodings import Encoding
+from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
 from onnxfq.numerics.block_scales import ScaleRule, choose_scales, global_scale_of
+from onnxfq.numerics.float_types import HALF_TYPES, FloatName
 
 log = logging.getLogger(__name__)
 
@@ -79,3 +80,26 @@ def _warn_saturated(encoding: Encoding, values: NDArray[np.float32]) -> None:
             steps.size,
             encoding.spec.qtype,
         )
+
+
+def with_half_scales(encodings: Encodings, name: FloatName) -> Encodings:
+    """Return `encodings` with float32 scales rounded to the half type if all of a tensor are normal in it.
+
+    With "fp32" they stay unchanged, and so do formula-derived scales of block formats. Weights are encoded
+    and activations rounded with the result, in the simulation too.
+    """
+    if name not in HALF_TYPES:
+        return encodings
+    return encodings.model_copy(
+        update={"encodings": tuple(_round_encoding(e, name) for e in encodings.encodings)}
+    )
+
+
+def _round_encoding(encoding: Encoding, name: FloatName) -> Encoding:
+    half = HALF_TYPES[name]
+    scale = encoding.scale_array
+    if encoding.spec.dynamic or encoding.spec.scale_type != "float32" or not scale.size:
+        return encoding
+    if scale.min() < half.smallest or scale.max() > half.largest:
+        return encoding
+    return encoding.model_copy(update={"scale": scale.astype(half.dtype).astype(np.float32)})

@@ -17,7 +17,7 @@ from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import FloatName, find_storage_qtype
 from onnxfq.passes.insert_fake_quantize import Switches, switched_tensors, with_fake_quantize
 from onnxfq.passes.insert_qdq import with_qdq
-from onnxfq.stages.calibrate import select_calibrated_part
+from onnxfq.stages.calibrate import Calibrated
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.targets.target import prepare_model, target_by_name
 from onnxfq.version import VERSION
@@ -35,7 +35,7 @@ def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: 
     Operators are standard, except for formats that the target writes with its own operators. Raises
     PlanError if model, plan and encodings do not belong together, RecipeError for an unregistered target.
     """
-    plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
+    plan = Calibrated.of(plan, encodings).plan
     bare = _without_unreached(model, plan, encodings)
     written = with_target_qdq(bare, plan, encodings, max(lowest_opset, MIN_OPSET))
     proto = with_provenance(written.proto, plan, encodings)
@@ -73,7 +73,7 @@ def insert_fake_quantize(
             in float. With "each" that input has an element for each tensor, in the order of the list in the
             metadata `onnxfq.switches`, a JSON list.
     """
-    plan = select_calibrated_part(plan, encodings.without_values, encodings.unshared)
+    plan = Calibrated.of(plan, encodings).plan
     chosen = "one" if switchable and switches == "none" else switches
     simulated = with_fake_quantize(_without_unreached(model, plan, encodings), plan, encodings, chosen)
     proto = with_provenance(simulated.proto, plan, encodings)

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.choices import Uncalibrated
-from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import PlanError, RecipeError
@@ -17,7 +17,7 @@ from onnxfq.interchange import ExternalEncodingsFile, read_given
 from onnxfq.interchange.apply import MatchedEncodings, fit
 from onnxfq.interchange.external import ExternalEncodings
 from onnxfq.interchange.recipe_overrides import recipe_with
-from onnxfq.stages.calibrate import choose_encodings, select_calibrated_part
+from onnxfq.stages.calibrate import Calibrated, calibrate_plan
 from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.target import prepare_model
@@ -85,18 +85,18 @@ class PlannedEncodings:
         statistics: Statistics,
         calibrator: str | None = None,
         weights: Sequence[Encoding] | None = None,
-    ) -> tuple[Plan, Encodings]:
-        """Return the plan that is really encoded, and its encodings in the order of `calibrate`.
+    ) -> Calibrated:
+        """Return the plan with its encodings, in the order of `calibrate`.
 
-        Encodings of the file are used unchanged; `choose_encodings` makes the others and raises its errors.
-        The plan lacks activations without a value in any run. `weights` are for plans without a file.
+        Encodings of the file are used unchanged; `calibrate_plan` chooses the others and raises its errors.
+        `weights` are for plans without a file.
         """
         if self.matched is None:
-            made = choose_encodings(model, self.plan, statistics, calibrator, weights)
-            return select_calibrated_part(self.plan, made.without_values, made.unshared), made
+            return calibrate_plan(model, self.plan, statistics, calibrator, weights)
         unknown = self.unknown
-        made = choose_encodings(model, unknown, statistics, calibrator)
-        plan = select_calibrated_part(self.plan, made.without_values, made.unshared)
+        plan, made = Calibrated.of(
+            self.plan, calibrate_plan(model, unknown, statistics, calibrator).encodings
+        )
         known = self.own | {encoding.tensor: encoding for encoding in made.encodings}
         known |= {one.tensor: one for one in encode_biases(model, plan, known.values())}
         whole = self.plan
@@ -107,7 +107,7 @@ class PlannedEncodings:
         }
         if not unknown.activations:
             changes |= {"statistics_sha256": "", "data_sha256": ""}
-        return plan, made.model_copy(update=changes)
+        return Calibrated(plan, made.model_copy(update=changes))
 
 
 def plan_encodings(

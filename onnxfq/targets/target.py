@@ -159,9 +159,4 @@ def prepare_model(model: Model, target: str) -> Model:
 
     Raises RecipeError for an unknown target.
     """
-    wanted = target_by_name(target)
-    if target not in model.prepared:
-        made = wanted.prepare(model)
-        model.prepared[target] = None if made is model else made
-        made.prepared.setdefault(target, None)
-    return model.prepared[target] or model
+    return model.prepared_for(target, target_by_name(target).prepare)

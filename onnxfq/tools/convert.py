@@ -27,19 +27,19 @@ from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
-from onnxfq.stages.calibrate import choose_encodings
+from onnxfq.stages.calibrate import calibrate_plan
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_qdq
-from onnxfq.stages.observe import collect_statistics
-from onnxfq.stages.observers import ObserveOptions
-from onnxfq.stages.options import RunOptions, open_feeds
-from onnxfq.stages.plan import make_plan
-from onnxfq.stages.saturation import (
+from onnxfq.stages.limits import (
     drop_clips,
     drop_repeated_clips,
     drop_unreached_clips,
     find_covered_clips,
 )
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.observers import ObserveOptions
+from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.plan import make_plan
 from onnxfq.stages.stored_weights import compare_stored
 from onnxfq.stages.write import write_model
 from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
@@ -250,7 +250,7 @@ def _two_values(low: float, high: float) -> TensorStatistics:
 
 def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) -> Encodings:
     """Return the encodings; weights stay on the grid of the source if the target has it."""
-    encodings = choose_encodings(model, plan, statistics)
+    encodings = calibrate_plan(model, plan, statistics).encodings
     warn_zeroed_values(find_zeroed_values(plan, statistics, encodings))
     found = compare_stored(model, plan, encodings)
     others = len(plan.weights) - found.kept - len(found.clipped)

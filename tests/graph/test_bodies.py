@@ -18,7 +18,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
-from onnxfq.stages.calibrate import calibrate, select_calibrated_part
+from onnxfq.stages.calibrate import Calibrated, calibrate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.tools.inspect import inspect_model
@@ -50,8 +50,8 @@ def test_pairs_in_bodies(name: str, recipe: str) -> None:
 def test_pairs_stand_in_the_body_of_their_reader(name: str) -> None:
     """Each weighted operator reads DequantizeLinear of its own body: TensorRT fuses no pair across."""
     _, one = staged(name)
-    qdq = insert_qdq(one.model, select_calibrated_part(one.plan, one.encodings.without_values), one.encodings)
-    floats = {s.name for s in select_calibrated_part(one.plan, one.encodings.without_values).skipped}
+    qdq = insert_qdq(one.model, Calibrated.of(one.plan, one.encodings).plan, one.encodings)
+    floats = {s.name for s in Calibrated.of(one.plan, one.encodings).plan.skipped}
     for graph in list_graphs(qdq.graph):
         made = {output: node.op_type for node in graph.node for output in node.output}
         for node in graph.node:
@@ -124,7 +124,7 @@ def test_a_branch_that_was_never_taken(caplog: pytest.LogCaptureFixture) -> None
     assert (
         "then_branch of If 'choose' was not taken: the calibration data gave no finite value" in caplog.text
     )
-    part = select_calibrated_part(plan, encodings.without_values)
+    part = Calibrated.of(plan, encodings).plan
     assert [str(row) for row in part.coverage()] == ["MatMul 1/2"]
     (node,) = [s for s in part.skipped if s.kind == "node"]
     assert node.why == "no run of the calibration data gave it a value"

@@ -15,7 +15,7 @@ from onnxfq.errors import PlanError, SpecError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.qtypes import QTYPES
-from onnxfq.stages.calibrate import calibrate, select_calibrated_part
+from onnxfq.stages.calibrate import Calibrated, calibrate
 from onnxfq.stages.insert import insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
@@ -149,7 +149,7 @@ def test_what_no_run_reached_stays_in_float(caplog) -> None:
     assert encodings.without_values == ("z",)
     assert [e.tensor for e in encodings.encodings] == ["x", "w"]
     assert "gave no finite value to tensor 'z'; nodes that need it stay in float" in caplog.text
-    part = select_calibrated_part(plan, encodings.without_values)
+    part = Calibrated.of(plan, encodings).plan
     assert [str(row) for row in part.coverage()] == ["MatMul 1/2"]
     assert {s.name for s in part.skipped} >= {"MatMul_1", "z"}
     written = [n.op_type for n in insert_qdq(model, plan, encodings).graph.node]
