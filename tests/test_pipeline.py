@@ -21,7 +21,6 @@ from onnxfq.errors import (
     OnnxfqError,
     OutputError,
     RecipeError,
-    SpecError,
     StatisticsError,
 )
 from onnxfq.execution.sides import LEAST_FEEDS
@@ -217,7 +216,7 @@ REFUSED = {
             "o.onnx",
             recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "x"}),
         ),
-        SpecError,
+        RecipeError,
     ),
     "missing model": (lambda: quantize("none.onnx", "data.npz", "o.onnx"), ModelError),
     "missing data": (lambda: quantize("model.onnx", "none.npz", "o.onnx"), DataError),

@@ -105,7 +105,7 @@ def test_weights_with_one_scale() -> None:
     assert not spec_of(network(), recipe=recipe).equalized
 
 
-def test_with_equalize() -> None:
+def test_override_equalize() -> None:
     """The option changes the recipe, and recipes without one constant scale refuse it."""
     one_scale = load_recipe("tensorrt-int8").override(activations={"equalize": "none"})
     assert not spec_of(network(), recipe=one_scale).equalized
