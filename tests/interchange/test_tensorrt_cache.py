@@ -186,7 +186,7 @@ def test_a_scale_of_zero_counts_as_lacking(tmp_path: Path) -> None:
     data = feed_for(conv_relu(), count=8)
     assert (
         onnxfq.quantize(conv_relu(), data, sources=onnxfq.Sources(encodings=path)).encodings["x"].calibrator
-        == "auto"
+        == "best_error"
     )
 
 
