@@ -160,7 +160,9 @@ def main() -> int:
     faults = []
     for name in arguments.networks.split(","):
         model = onnxfq.load(NETWORKS[name](batch))
-        plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").with_calibrator("minmax"))
+        plan = onnxfq.make_plan(
+            model, onnxfq.load_recipe("tensorrt-int8").override(activations={"calibrator": "minmax"})
+        )
         feed = {"x": np.random.default_rng(1).standard_normal((batch, 3, 224, 224)).astype(np.float32)}
         options = onnxfq.ObserveOptions(device=device)
         encodings = onnxfq.calibrate(model, plan, onnxfq.collect_statistics(model, plan, [feed], options))

@@ -9,7 +9,7 @@ models, which functions and which figures: `real_cases.py`.
 
 Each model is quantized in a process of its own, with both recipes, and measured as float, with
 FakeQuantize nodes and with Q/DQ, read back from the file that `onnxfq.quantize` wrote; then the
-activations are calibrated again from the same statistics with `auto` and the methods that it chooses
+activations are calibrated again from the same statistics with `best_error` and the methods that it chooses
 from, and all other recipes follow with FakeQuantize nodes. A model that onnxfq refuses stands in the table
 with the reason.
 """
@@ -32,13 +32,13 @@ from real_page import FORMS, MEASURED, OTHERS, Outcome, Row, numbers, page
 from timing import peak_bytes
 
 import onnxfq
-from onnxfq.calibration.calibrators.auto import METHODS as AUTOS
+from onnxfq.calibration.calibrators.best_error import METHODS as BEST_ERROR
 from onnxfq.remedies.round_weights import round_weights
 from onnxfq.support.files import write_text
 
 COMPARED_FEEDS = 8
 EXACT = onnxfq.RunOptions(exact=True)
-METHODS = ("auto", *AUTOS)
+METHODS = ("best_error", *BEST_ERROR)
 
 
 def measure(path: Path, case: Case, work: Path) -> Row:

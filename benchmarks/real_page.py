@@ -69,7 +69,7 @@ CPU only, the tasks on one thread.
 
 
 CALIBRATORS_TEXT = """\
-The table gives the task figures of the Q/DQ model, recipe tensorrt-int8, with `auto` and its candidate
+The table gives the task figures of the Q/DQ model, recipe tensorrt-int8, with `best_error` and its candidate
 methods for activations, all from the same statistics, with the nearest weights.
 """
 

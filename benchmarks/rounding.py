@@ -52,7 +52,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def make_recipe(scheme: str, method: str) -> onnxfq.Recipe:
     """Return the recipe of a scheme with a method of rounding."""
     if scheme == "fp8":
-        return onnxfq.load_recipe("tensorrt-fp8").with_rounding(method)
+        return onnxfq.load_recipe("tensorrt-fp8").override(weights={"rounding": method})
     activations, weights = SCHEMES[scheme]
     return onnxfq.Recipe.model_validate(
         {

@@ -8,10 +8,9 @@ from .data.preprocessor import read_preprocessor as read_preprocessor
 from .documents.cast_plan import FloatOptions as FloatOptions
 from .documents.encodings import Encoding as Encoding
 from .documents.encodings import Encodings as Encodings
+from .documents.override import Override as Override
 from .documents.plan import Plan as Plan
-from .documents.recipe import Override as Override
 from .documents.recipe import Recipe as Recipe
-from .documents.recipe import load_recipe as load_recipe
 from .documents.scores import Evaluation as Evaluation
 from .documents.sensitivity import Sensitivity as Sensitivity
 from .documents.trial import Trial as Trial
@@ -57,6 +56,7 @@ from .stages.planned_encodings import match_encodings as match_encodings
 from .stages.planned_encodings import plan_encodings as plan_encodings
 from .targets.findings import CheckResult as CheckResult
 from .targets.findings import Finding as Finding
+from .targets.recipes import load_recipe as load_recipe
 from .targets.target import BuildOptions as BuildOptions
 from .tools.check import check as check
 from .tools.compare import Comparison as Comparison

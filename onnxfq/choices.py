@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 BiasCorrectionChoice = Literal["none", "auto"]
-DeviceChoice = Literal["auto", "cpu", "cuda"]
+DeviceChoice = Literal["any", "cpu", "cuda"]
 Equalize = Literal["none", "depthwise", "cross_layer", "auto"]
 FloatName = Literal["fp32", "fp16", "bf16"]
 Kernels = Literal["float", "integer"]

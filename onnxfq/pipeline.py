@@ -10,13 +10,13 @@ from pathlib import Path
 import onnx
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.choices import RANKING_FEEDS
+from onnxfq.choices import DEFAULT_RECIPE, RANKING_FEEDS
 from onnxfq.data import Data, Feed
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.documents.trial import Trial

@@ -21,11 +21,11 @@ import onnxfq
 from onnxfq.calibration.calibrators.grid_error import range_sqnr_db
 from onnxfq.calibration.statistics.bins import bin_edges
 from onnxfq.cli.demo import PER_AXIS, DemoResult, run_demo
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.documents.scores import CandidateScore
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.report.calibrator_table import calibrator_rows
 from onnxfq.report.tensor_rows import tensor_errors
+from onnxfq.targets.recipes import load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 INK = "#7d8590"

@@ -23,9 +23,9 @@ import onnxfq
 from onnxfq import errors
 from onnxfq.cli.known_names import fill_names
 from onnxfq.cli.main import COMMANDS, PANELS, build_app
-from onnxfq.documents.recipe_schema import recipe_schema
 from onnxfq.errors import OnnxfqError
 from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.targets.recipe_schema import recipe_schema
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")

@@ -12,7 +12,7 @@ from onnx import numpy_helper, parser
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
 from onnxfq.numerics.qtypes import qtype_by_name
@@ -21,6 +21,7 @@ from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 
 Arrays = dict[str, NDArray[np.generic]]
 

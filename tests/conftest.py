@@ -50,7 +50,7 @@ def digit_images() -> np.ndarray:
 @pytest.fixture(autouse=True)
 def auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests mean the CPU where they name no device, on machines with a GPU too."""
-    monkeypatch.setattr(choice, "_auto", lambda: "cpu")
+    monkeypatch.setattr(choice, "_choose_any", lambda: "cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import onnx
 
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.float_types import HALF_TYPES, FloatName
@@ -21,6 +21,7 @@ from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.profiles import profiles
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import prepare_model, target_by_name
 from onnxfq.targets.tensorrt.builder.build import Job, Report, capabilities, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict

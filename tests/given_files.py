@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
 from onnxfq.interchange import ExternalEncodingsFile
 from onnxfq.interchange.apply import MatchedEncodings
 from onnxfq.stages.planned_encodings import plan_encodings
+from onnxfq.targets.recipes import load_recipe
 
 VECTORS = Path(__file__).parent / "interchange" / "aimet_vectors.json"
 

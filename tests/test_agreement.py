@@ -10,12 +10,12 @@ from agreement import twins
 from builders import BUILDERS, Staged, feed_for, inner_output, planned, stage
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 
 RECIPES = ["tensorrt-int8", "onnxruntime-int8"]
 

@@ -12,16 +12,15 @@ import pytest
 from builders import Arrays, build, conv_relu, feed_for, linear, shared_weight, weights, with_override
 
 import onnxfq
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.data import sample_digest
 from onnxfq.data.replay import CHECK_SAMPLES
-from onnxfq.documents.recipe import DEFAULT_RECIPE, load_recipe
 from onnxfq.errors import (
     DataError,
     ModelError,
     OnnxfqError,
     OutputError,
     RecipeError,
-    SpecError,
     StatisticsError,
 )
 from onnxfq.execution.sides import LEAST_FEEDS
@@ -33,6 +32,7 @@ from onnxfq.report.text import quantize_summary
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.score import score_models
+from onnxfq.targets.recipes import load_recipe
 
 FEEDS = [feed_for(conv_relu(), seed, count=2) for seed in range(3)]
 
@@ -168,7 +168,9 @@ def test_progress_names_the_stages() -> None:
 
 def test_calibrator_of_the_call() -> None:
     """The calibrator given is used for activations in place of the recipe's, and recorded."""
-    result = quantize(conv_relu(), FEEDS, recipe=load_recipe(DEFAULT_RECIPE).with_calibrator("minmax"))
+    result = quantize(
+        conv_relu(), FEEDS, recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "minmax"})
+    )
     assert result.encodings["x"].calibrator == "minmax"
     low = min(float(feed["x"].min()) for feed in FEEDS)
     high = max(float(feed["x"].max()) for feed in FEEDS)
@@ -188,7 +190,7 @@ def test_provenance(workdir: Path) -> None:
     assert found == {
         "mine": "kept",
         "onnxfq.version": onnxfq.__version__,
-        "onnxfq.calibrator": "auto",
+        "onnxfq.calibrator": "best_error",
         "onnxfq.recipe": "tensorrt-int8",
         "onnxfq.target": "tensorrt",
         "onnxfq.source_sha256": result.model.sha256,
@@ -209,9 +211,12 @@ REFUSED = {
     "unknown recipe": (lambda: quantize("model.onnx", "data.npz", "o.onnx", recipe="tensort"), RecipeError),
     "unknown calibrator": (
         lambda: quantize(
-            "model.onnx", "data.npz", "o.onnx", recipe=load_recipe(DEFAULT_RECIPE).with_calibrator("x")
+            "model.onnx",
+            "data.npz",
+            "o.onnx",
+            recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "x"}),
         ),
-        SpecError,
+        RecipeError,
     ),
     "missing model": (lambda: quantize("none.onnx", "data.npz", "o.onnx"), ModelError),
     "missing data": (lambda: quantize("model.onnx", "none.npz", "o.onnx"), DataError),

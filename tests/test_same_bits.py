@@ -23,7 +23,6 @@ from onnxfq.calibration.weights import Moments
 from onnxfq.cli.main import main
 from onnxfq.data import Feed
 from onnxfq.data.model_inputs import input_specs
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import RecipeError
 from onnxfq.graph.io.load import load
 from onnxfq.remedies.moments import collect_moments
@@ -36,6 +35,7 @@ from onnxfq.stages.observers import MergingObserver, ObserveOptions
 from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import make_plan
 from onnxfq.support.resources import package_file
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.tools.record_moments import gather_moments
 
 MODELS = Path(os.environ.get("ONNXFQ_MODELS", "missing"))
@@ -103,7 +103,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import make_plan
-from onnxfq.documents.recipe import load_recipe
+from onnxfq.targets.recipes import load_recipe
 
 model = load(sys.argv[1])
 plan = make_plan(model, load_recipe("tensorrt-int8"))
@@ -195,7 +195,7 @@ def test_files_of_moments_however_they_are_made(network: str, tmp_path: Path) ->
     """Every way of feeding, several passes, and parts merged in any order give the same bytes."""
     path, data = {"digits": digits, "tokens": lambda: tokens(tmp_path)}[network]()
     model = load(path)
-    plan = make_plan(model, load_recipe("tensorrt-int8").with_rounding("gptq"))
+    plan = make_plan(model, load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
 
     def gather(name: str, feeds: object, **how: object) -> Moments:
         return gather_moments(model, plan, feeds, tmp_path / f"{name}.moments.npz", **how)

@@ -27,7 +27,7 @@ def quantize(
         folder / "model.onnx",
         read_feeds(folder),
         folder / out,
-        recipe=onnxfq.load_recipe(file).with_rounding(rounding),
+        recipe=onnxfq.load_recipe(file).override(weights={"rounding": rounding}),
         accuracy=onnxfq.AccuracyTarget(repair=None),
         options=ONE_THREAD,
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from onnxfq.cli.command_line import command_line
 from onnxfq.cli.console import PrintingAll
-from onnxfq.documents.recipe import RECIPES, Recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import OutputError
 from onnxfq.graph.io.save import save
@@ -29,6 +29,7 @@ from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.options import RunOptions
 from onnxfq.support.files import replace_file, write_text
 from onnxfq.support.resources import package_file
+from onnxfq.targets.recipes import RECIPES
 
 # The split of models/digits.py: the network was trained on the images before these.
 CALIBRATION = slice(8000, 8500)

@@ -43,7 +43,7 @@ def doctor(*, printer: PrintingAll) -> None:
         ["CUDA kernels", "built" if cuda_built() else "not built: there was no CUDA compiler"],
         *(["GPU", name] for name in [str(gpu) for gpu in found] or [f"none: {gpu_fault}"]),
         ["sessions", _sessions(problem, gpu_fault)],
-        ["device auto", "cuda" if fit else "cpu"],
+        ["device any", "cuda" if fit else "cpu"],
     ]
     tests = [[outcome.device, outcome.kernel, outcome.fault or OK] for outcome in outcomes]
     printer.report({"facts": rows, "tests": outcomes}, *table_lines(rows), "", *table_lines(tests))

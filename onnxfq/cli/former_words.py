@@ -24,6 +24,12 @@ FORMER_OPTIONS = {
 }
 """Options that are gone, by their command, and what to type instead."""
 
+FORMER_VALUES = {
+    ("--calibrator", "auto"): "best_error",
+    ("--device", "auto"): "any",
+}
+"""Values of options that are gone, and the value to type instead."""
+
 
 def explain_former(arguments: Sequence[str]) -> str | None:
     """Return the line on the first word that is gone; None if `arguments` have none.
@@ -34,10 +40,13 @@ def explain_former(arguments: Sequence[str]) -> str | None:
     command = next((word for word in arguments if word != "--"), "")
     if command in FORMER_COMMANDS:
         return f"onnxfq {command} is gone; {FORMER_COMMANDS[command]}"
-    for word in arguments:
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if word == "--":  # paths and names follow
             break
-        option = word.partition("=")[0]
+        option, equals, value = word.partition("=")
+        value = value if equals else following
+        if (option, value) in FORMER_VALUES:
+            return f"{option} {value} is gone; type {option} {FORMER_VALUES[option, value]}"
         if (command, option) in FORMER_OPTIONS:
             return f"onnxfq {command} {option} is gone; {FORMER_OPTIONS[command, option]}"
     return None

@@ -107,7 +107,6 @@ def observe(
     model = files[0]
     if moments:
         chosen = recipe.load()
-        chosen = chosen if recipe.rounding is None else chosen.with_rounding(recipe.rounding)
         loaded = load(model, chosen.existing)
         rounded = make_plan(prepare_model(loaded, chosen.target), chosen)
         with running.progress(printer) as options:

@@ -113,16 +113,20 @@ class RecipeChoice:
 
     def load(self) -> Recipe:
         """Return the recipe with the overrides."""
-        from onnxfq.documents.recipe import load_recipe
+        from onnxfq.targets.recipes import load_recipe
 
         if self.keep_existing and self.requantize:
             raise typer.BadParameter("--keep-existing and --requantize exclude each other; give one")
         chosen = load_recipe(self.recipe)
         asked = "keep" if self.keep_existing else "requantize" if self.requantize else chosen.existing
-        chosen = chosen if self.calibrator is None else chosen.with_calibrator(self.calibrator)
-        chosen = chosen if self.rounding is None else chosen.with_rounding(self.rounding)
-        chosen = chosen if self.equalize is None else chosen.with_equalize(self.equalize)
-        chosen = chosen if self.smooth is None else chosen.with_smooth(self.smooth)
+        if self.calibrator is not None:
+            chosen = chosen.override(activations={"calibrator": self.calibrator})
+        if self.rounding is not None:
+            chosen = chosen.override(weights={"rounding": self.rounding})
+        if self.equalize is not None:
+            chosen = chosen.override(activations={"equalize": self.equalize})
+        if self.smooth is not None:
+            chosen = chosen.override(smooth=self.smooth)
         bias_correction = self.bias_correction or chosen.bias_correction
         return chosen.model_copy(update={"existing": asked, "bias_correction": bias_correction})
 

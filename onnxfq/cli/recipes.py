@@ -11,7 +11,7 @@ from onnxfq.cli.console import PrintingAll
 from onnxfq.cli.streams import show
 
 if TYPE_CHECKING:
-    from onnxfq.documents.recipe import ActivationScheme, WeightScheme
+    from onnxfq.documents.schemes import ActivationScheme, WeightScheme
 
 
 def recipes(
@@ -28,9 +28,9 @@ def recipes(
     """List the built-in recipes, or print all fields of one as YAML, to edit and give to --recipe."""
     import yaml
 
-    from onnxfq.documents.recipe import RECIPES, load_recipe
-    from onnxfq.documents.recipe_schema import recipe_schema
     from onnxfq.support.tables import table_lines
+    from onnxfq.targets.recipe_schema import recipe_schema
+    from onnxfq.targets.recipes import RECIPES, load_recipe
 
     if schema:
         show(json.dumps(recipe_schema(), indent=2))
@@ -46,7 +46,7 @@ def recipes(
 
 def _describe(scheme: ActivationScheme | WeightScheme | None) -> str:
     """Return type, blocks and the kind of scale of a scheme in a few words."""
-    from onnxfq.documents.recipe import ActivationScheme
+    from onnxfq.documents.schemes import ActivationScheme
 
     if scheme is None:
         return "float"

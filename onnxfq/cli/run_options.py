@@ -42,8 +42,8 @@ class Run:
         int, _option(metavar="N", min=0, max=MOST_THREADS, help="Use this many threads; 0 for one per core.")
     ] = 0
     device: Annotated[
-        DeviceChoice, _option(help="Run models on this device; auto: on a GPU if one works and has room.")
-    ] = "auto"
+        DeviceChoice, _option(help="Run models on this device; any: on a GPU if one works and has room.")
+    ] = "any"
     exact: Annotated[
         bool,
         _option(

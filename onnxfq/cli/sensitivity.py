@@ -60,9 +60,9 @@ def sensitivity(
     left out. --metric or --labels measure the task as well, on half of the data for each group: they rank
     the groups that they separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """
-    from onnxfq.documents.recipe import RECIPES, load_recipe
     from onnxfq.remedies.accuracy_target import AccuracyTarget
     from onnxfq.remedies.sensitivity import sensitivity as measure
+    from onnxfq.targets.recipes import RECIPES, load_recipe
 
     if recipe_out is not None and load_recipe(recipe) not in RECIPES.values():
         raise RecipeError(
@@ -101,9 +101,11 @@ def recipe_text(found: Sensitivity) -> str:
     """Return a recipe in YAML that has the remedy as an override."""
     import yaml
 
+    from onnxfq.targets.recipes import RECIPES
+
     remedy = found.remedy
     kept = []
     if remedy is not None and remedy.kept:
-        override = found.override(remedy.kept, remedy.fallback)
+        override = found.override(remedy.kept, RECIPES.get(remedy.fallback, remedy.fallback))
         kept = [override.model_dump(mode="json", exclude_defaults=True)]
     return yaml.safe_dump({"base": found.recipe, "overrides": kept}, sort_keys=False)

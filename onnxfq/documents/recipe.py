@@ -1,30 +1,20 @@
-"""`Recipe`: target, activation and weight schemes, overrides."""
+"""`Recipe`: target, schemes of activations and weights, and overrides."""
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Collection, Iterator, Mapping
-from fnmatch import fnmatchcase
-from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 
-from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, MSE, Calibrator
-from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
-from onnxfq.choices import DEFAULT_RECIPE as DEFAULT_RECIPE
-from onnxfq.choices import BiasCorrectionChoice, Equalize
-from onnxfq.documents.rounding import AUTO, RecipeRounding, Simulation
-from onnxfq.errors import RecipeError, SpecError, nearest
+from onnxfq.choices import BiasCorrectionChoice
+from onnxfq.documents.override import Override, apply_changes, match_name
+from onnxfq.documents.rounding import Simulation
+from onnxfq.documents.schemes import ActivationScheme, WeightScheme
+from onnxfq.errors import RecipeError, nearest
 from onnxfq.graph.model import Existing
-from onnxfq.numerics.granularity import Granularity
-from onnxfq.numerics.qtypes import BIAS_QTYPE
-from onnxfq.numerics.spec import NumberFormat, check_dynamic, refuse_as_value_error
-from onnxfq.support.records import Record, parse, read_document
+from onnxfq.support.records import Record, parse
 
-ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", "block_shape"]
-WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
 SmallShapes = Literal["quantize", "convolutions", "float"]
 Choice = Literal["quantize", "float"]
 Smooth = Literal["none", "auto"] | Annotated[float, pydantic.Field(ge=0.0, le=1.0)]
@@ -50,196 +40,6 @@ class ChannelMethods(NamedTuple):
         """Return the same with only these methods."""
         return self._replace(
             cross_layer=self.cross_layer and "cross_layer" in names, smooth=self.smooth and "smooth" in names
-        )
-
-
-def _parse_calibrator(value: Any) -> Calibrator:
-    try:
-        return Calibrator.parse(value)
-    except SpecError as error:
-        raise ValueError(str(error)) from None
-
-
-RegisteredCalibrator = Annotated[Calibrator, pydantic.PlainValidator(_parse_calibrator)]
-
-
-def _check_operators(op_types: tuple[str, ...]) -> tuple[str, ...]:
-    for op_type in op_types:
-        if op_type not in KNOWN_RANGES:
-            raise ValueError(f"no range is known for outputs of {op_type!r}{nearest(op_type, KNOWN_RANGES)}")
-    return op_types
-
-
-class Scheme(NumberFormat):
-    """Common fields of activations and weights: number format and default block sizes.
-
-    Attributes:
-        block_shape: one size for each axis as the operator reads it, -1 for the whole axis.
-    """
-
-    fault = RecipeError
-
-    granularity: str
-    block_size: int | None = pydantic.Field(default=None, ge=1)
-    block_shape: tuple[int, ...] | None = None
-    calibrator: RegisteredCalibrator = MINMAX
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _usual_block_size(cls, fields: Any) -> Any:
-        if isinstance(fields, dict) and fields.get("granularity") == "blocked":
-            usual = _USUAL_BLOCKS.get(fields.get("scale_type", ""))
-            if usual is not None and fields.get("block_size") is None:
-                return fields | {"block_size": usual}
-        return fields
-
-    @pydantic.model_validator(mode="after")
-    def _no_bias(self) -> Scheme:
-        if self.qtype == BIAS_QTYPE:
-            raise ValueError(f"qtype {self.qtype} is for biases, which targets decide on; use int8")
-        if not self.qtype.has_kernel:
-            raise ValueError(
-                f"qtype {self.qtype} is for torch modules only; use limits that hold 0, of up to 16 bits"
-            )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _blocks_have_a_size(self) -> Scheme:
-        if (self.granularity == "blocked") != (self.block_size is not None):
-            raise ValueError("granularity blocked and block_size go together; give both or neither")
-        if (self.granularity == "block_shape") != (self.block_shape is not None):
-            raise ValueError("granularity block_shape and block_shape go together; give both or neither")
-        with refuse_as_value_error():
-            Granularity(block_shape=self.block_shape)
-        return self
-
-
-# Block sizes of OCP MX and NVFP4.
-_USUAL_BLOCKS = {"e8m0": 32, "e4m3": 16}
-
-
-class ActivationScheme(Scheme):
-    """Scheme for activations.
-
-    Attributes:
-        dynamic: the running model computes the scales from its own values; the calibrator has no effect.
-        granularity: per_tensor; per_axis, a scale for each index of the axis that an output element sums
-            over, for a convolution its input channels; blocked along that axis; block_shape; for dynamic
-            scales also per_row, one scale for all elements that an output element sums over. Groups of static
-            ones are pooled over all other axes, including samples.
-        known_ranges: op types whose outputs get their mathematical range, whatever the calibrator.
-        equalize: depthwise gives inputs of depthwise convolutions a scale per channel instead of one scale,
-            whatever the calibrator. The scales differ by powers of two; a Mul before the pair and the weight
-            scales compensate, so that each channel uses the whole grid. It has no effect on inputs with
-            several scales or dynamic ones. cross_layer first equalizes channels between operators with
-            weights, in the weights themselves, in the whole model; auto does so if it raises the SQNR of the
-            outputs on some samples.
-    """
-
-    granularity: ActivationGranularity = "per_tensor"
-    calibrator: RegisteredCalibrator = Calibrator(name=DEFAULT_CALIBRATOR)
-    dynamic: bool = False
-    known_ranges: tuple[str, ...] = ()
-    equalize: Equalize = "none"
-
-    _known_ranges = pydantic.field_validator("known_ranges")(_check_operators)
-
-    @pydantic.model_validator(mode="after")
-    def _consistent(self) -> ActivationScheme:
-        check_dynamic(self, self.dynamic)
-        if self.dynamic and self.granularity in ("per_axis", "block_shape"):
-            raise ValueError(
-                f"granularity {self.granularity} of activations needs dynamic: false; dynamic scales are "
-                "per_tensor, per_row or blocked"
-            )
-        if self.dynamic:
-            return self
-        if self.granularity == "per_row":
-            raise ValueError(
-                "granularity per_row of activations needs dynamic: true, because every sample has other "
-                "rows; or use per_axis or per_tensor"
-            )
-        if self.scale_type != "float32":
-            raise ValueError(
-                f"scale_type {self.scale_type} of activations needs dynamic: true; or use float32, with "
-                "power_of_two for powers of two"
-            )
-        return self
-
-
-class WeightScheme(Scheme):
-    """Scheme for weights.
-
-    Attributes:
-        granularity: per_axis: a scale per output channel; blocked: along the summed axis.
-        rounding: nearest; gptq, by second moments of the layers' inputs; qronos, by those of the float and of
-            the quantized model, one layer after the other; auto: nearest, or gptq if `quantize` measures that
-            weights make half of the noise of an output, and gptq reduces it. Without data all weights are
-            rounded to nearest.
-        other_block_sizes: tried in order if block_size does not cut the summed axis into two or more equal
-            blocks.
-    """
-
-    granularity: WeightGranularity = "per_axis"
-    other_block_sizes: tuple[Annotated[int, pydantic.Field(ge=1)], ...] = ()
-    rounding: RecipeRounding = AUTO
-
-    @pydantic.model_validator(mode="after")
-    def _consistent(self) -> WeightScheme:
-        if self.scale_type != "float32" and self.calibrator not in (MINMAX, MSE):
-            raise ValueError(
-                f"scale_type {self.scale_type} takes scales by the largest magnitude or the least error; use "
-                "calibrator minmax or mse"
-            )
-        return self
-
-
-class Override(Record):
-    """A change for matching tensors or nodes: by name or glob, or nodes by op type.
-
-    Attributes:
-        modules: paths of torch modules, or globs, for models of torch's exporter and for torch modules; a
-            module stands for all nodes inside it.
-        keep_float: leaves the matched tensors, or all inputs of the matched nodes, in float.
-        activations: the fields to change, spelled as in the recipe; None leaves the activations in float, so
-            that only weights are quantized.
-        weights: the fields to change, likewise.
-    """
-
-    fault = RecipeError
-
-    tensors: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    op_types: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    keep_float: bool = False
-    activations: dict[str, Any] | None = {}
-    weights: dict[str, Any] = {}
-
-    @pydantic.model_validator(mode="after")
-    def _says_something(self) -> Override:
-        if not (self.tensors or self.nodes or self.op_types or self.modules):
-            raise ValueError("an override needs tensors, nodes, op_types or modules")
-        if not (self.keep_float or self.activations is None or self.activations or self.weights):
-            raise ValueError("an override needs keep_float, activations or weights")
-        return self
-
-    @cached_property
-    def _tensors(self) -> frozenset[str]:
-        return frozenset(self.tensors)
-
-    @cached_property
-    def _tensor_globs(self) -> tuple[str, ...]:
-        # An override may name thousands of tensors: plain names are looked up in a set.
-        return tuple(pattern for pattern in self.tensors if glob.escape(pattern) != pattern)
-
-    def matches(self, node: str, op_type: str, tensor: str) -> bool:
-        """Tell whether the override applies to input `tensor` of `node`."""
-        return (
-            tensor in self._tensors
-            or any(fnmatchcase(tensor, pattern) for pattern in self._tensor_globs)
-            or any(_match(pattern, node) for pattern in self.nodes)
-            or op_type in self.op_types
         )
 
 
@@ -303,7 +103,7 @@ class Recipe(Record):
             return self.activations
         scheme = None if self.activations is None else self.activations.model_dump()
         for override in overrides:
-            scheme = _apply_changes(scheme, override.activations)
+            scheme = apply_changes(scheme, override.activations)
         return None if scheme is None else parse(scheme, ActivationScheme, RecipeError, self.name)
 
     def weight_for(self, node: str, op_type: str, tensor: str) -> WeightScheme:
@@ -329,8 +129,8 @@ class Recipe(Record):
         """
         for override in self.overrides:
             for label, patterns, known, match in (
-                ("tensor", override.tensors, tensors, _match),
-                ("node", override.nodes, set(nodes), _match),
+                ("tensor", override.tensors, tensors, match_name),
+                ("node", override.nodes, set(nodes), match_name),
                 ("op type", override.op_types, set(nodes.values()), str.__eq__),
             ):
                 for pattern in patterns:
@@ -363,7 +163,7 @@ class Recipe(Record):
         """Yield the nodes in the modules of `override`."""
         around = {node: list(_with_outer(path)) for node, path in paths.items()}
         for pattern in override.modules:
-            found = [node for node, outer in around.items() if any(_match(pattern, one) for one in outer)]
+            found = [node for node, outer in around.items() if any(match_name(pattern, one) for one in outer)]
             if not found:
                 known = {one for outer in around.values() for one in outer}
                 untold = "" if known else "; its nodes have no module paths, which torch's exporter notes"
@@ -373,55 +173,35 @@ class Recipe(Record):
                 )
             yield from found
 
-    def with_calibrator(self, name: str) -> Recipe:
-        """Return this recipe with another calibrator for activations. Raises SpecError if unknown."""
-        calibrator = Calibrator.parse(name)
-        if self.activations is None:
-            raise RecipeError(f"recipe {self.name} is weight-only: no activation needs calibrator {name!r}")
-        if self.activations.dynamic:
-            raise RecipeError(
-                f"recipe {self.name} has dynamic scales for activations: none needs calibrator {name!r}"
-            )
-        return self.model_copy(
-            update={"activations": self.activations.model_copy(update={"calibrator": calibrator})}
-        )
+    def override(self, **fields: Any) -> Recipe:
+        """Return this recipe with other `fields`, spelled as in a recipe file.
 
-    def with_equalize(self, which: Equalize) -> Recipe:
-        """Return this recipe with other inputs equalized. Raises RecipeError if no input can be."""
+        Args:
+            fields: `activations` and `weights` have only the fields that change. A rounding of weights also
+                replaces that of the overrides, unless these are given too.
+
+        Raises RecipeError for a wrong field, and for a change that has no effect.
+        """
+        self._check_effect(fields.get("activations") or {})
+        content = merge_fields(self, fields)
+        if "rounding" in fields.get("weights", ()) and "overrides" not in fields:
+            content["overrides"] = tuple(override.without_rounding() for override in self.overrides)
+        return parse(content, Recipe, RecipeError, self.name)
+
+    def _check_effect(self, changes: Mapping[str, Any]) -> None:
+        """Raise RecipeError for a calibrator or an equalization that no activation can have."""
         scheme = self.activations
-        if scheme is None or scheme.dynamic or scheme.granularity != "per_tensor":
+        if changes.keys() == {"calibrator"} and (scheme is None or scheme.dynamic):
+            what = "is weight-only: no activation"
+            if scheme is not None:
+                what = "has dynamic scales for activations: none"
+            raise RecipeError(f"recipe {self.name} {what} needs calibrator {str(changes['calibrator'])!r}")
+        plain = scheme is not None and not scheme.dynamic and scheme.granularity == "per_tensor"
+        if changes.keys() == {"equalize"} and not plain:
             raise RecipeError(
                 f"recipe {self.name} has no activations with one constant scale, and only these can be "
                 "equalized; omit --equalize"
             )
-        return self.model_copy(update={"activations": scheme.model_copy(update={"equalize": which})})
-
-    def with_rounding(self, name: str) -> Recipe:
-        """Return this recipe with another rounding of all weights. Raises RecipeError if it is unknown."""
-        fields = self.model_dump() | {"weights": self.weights.model_dump() | {"rounding": name}}
-        made = parse(fields, Recipe, RecipeError, self.name)
-        plain = tuple(
-            one.model_copy(update={"weights": {k: v for k, v in one.weights.items() if k != "rounding"}})
-            for one in self.overrides
-        )
-        return made.model_copy(update={"overrides": plain})
-
-    def with_auto_rounding(self, name: str) -> Recipe:
-        """Return this recipe with rounding `name` where it is auto."""
-
-        def choose(fields: dict[str, Any]) -> dict[str, Any]:
-            return fields | {"rounding": name} if fields.get("rounding") == AUTO else fields
-
-        weights = choose({"rounding": self.weights.rounding})
-        overrides = tuple(one.model_copy(update={"weights": choose(one.weights)}) for one in self.overrides)
-        return self.model_copy(
-            update={"weights": self.weights.model_copy(update=weights), "overrides": overrides}
-        )
-
-    def with_smooth(self, share: str) -> Recipe:
-        """Return this recipe with another share for smoothing. Raises RecipeError for another word."""
-        content = self.model_dump() | {"smooth": share if share in ("none", "auto") else _number(share)}
-        return parse(content, Recipe, RecipeError, self.name)
 
     def _match_overrides(self, node: str, op_type: str, tensor: str) -> Iterator[Override]:
         return (override for override in self.overrides if override.matches(node, op_type, tensor))
@@ -434,157 +214,11 @@ def _with_outer(path: str) -> Iterator[str]:
         path = path.rpartition(".")[0]
 
 
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _match(pattern: str, name: str) -> bool:
-    # Exact first: a name may itself hold glob characters, as in `layer[0]`.
-    return name == pattern or fnmatchcase(name, pattern)
-
-
-def _make_builtin(
-    name: str,
-    activations: dict[str, Any] | None,
-    weights: dict[str, Any] | None = None,
-    **choices: str,
-) -> Recipe:
-    return Recipe.model_validate(
-        choices
-        | {
-            "name": name,
-            "target": name.partition("-")[0] if "-" in name else "simulation",
-            "activations": activations,
-            "weights": weights or {"qtype": "int8"},
-        }
-    )
-
-
-def _make_block_recipe(name: str, qtype: str, scale_type: str) -> Recipe:
-    """Return a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale.
-
-    Scales of MX are the formula's. NVFP4 weights take the scales of least squared error, and all weights of 4
-    bits are rounded by moments, as in `tensorrt-int4`.
-    """
-    scheme = {"qtype": qtype, "scale_type": scale_type, "granularity": "blocked"}
-    weights = {"calibrator": "mse"} if scale_type == "e4m3" else {}
-    weights |= {"rounding": "gptq"} if qtype == "float4e2m1" else {}
-    return _make_builtin(name, scheme | {"dynamic": True}, scheme | weights)
-
-
-# TensorRT takes symmetric int8 only (zero points must be 0); ONNX Runtime's CPU kernels are fastest
-# with uint8 activations and int8 weights, and take a zero point. The calibrators lost least accuracy on the
-# real networks of docs/results.md: a symmetric grid is coarser and must not lose the many small values, which
-# squared error weighs by size and `auto` by count.
-RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        _make_builtin("tensorrt-int8", {"qtype": "int8", "equalize": "depthwise"}),
-        _make_builtin(
-            "onnxruntime-int8",
-            {"qtype": "uint8", "symmetric": False, "calibrator": "mse", "equalize": "depthwise"},
-        ),
-        # SM89 and later. NVIDIA calibrates float8 by the maximum. TensorRT's float8 attention requires
-        # scale 1/448 for the Softmax, which its mathematical range gives. A float8 has four digits: the
-        # layers that gain nothing stay in float.
-        _make_builtin(
-            "tensorrt-fp8",
-            {"qtype": "float8e4m3fn", "calibrator": "minmax", "known_ranges": ("Softmax",)},
-            {"qtype": "float8e4m3fn"},
-            small_shapes="convolutions",
-            depthwise="float",
-        ),
-        # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.
-        # Calibrator and rounding lost least on the language models and encoders of docs/llm.md.
-        _make_builtin(
-            "tensorrt-int4",
-            None,
-            {
-                "qtype": "int4",
-                "granularity": "blocked",
-                "block_size": 128,
-                "other_block_sizes": (64, 32),
-                "calibrator": "mse",
-                "rounding": "gptq",
-            },
-        ),
-        # Weights only, in the one form that TensorRT keeps in int8: a constant, DequantizeLinear, MatMul.
-        _make_builtin("tensorrt-int8-weights", None, {"qtype": "int8"}),
-        _make_block_recipe("tensorrt-mxfp8", "float8e4m3fn", "e8m0"),
-        _make_block_recipe("tensorrt-nvfp4", "float4e2m1", "e4m3"),
-        _make_builtin("onnxruntime-uint8-dynamic", {"qtype": "uint8", "symmetric": False, "dynamic": True}),
-        _make_block_recipe("mxfp8", "float8e4m3fn", "e8m0"),
-        # OCP MX also defines float6e3m2; e2m3 has finer steps, and a block needs no wide range.
-        _make_block_recipe("mxfp6", "float6e2m3", "e8m0"),
-        _make_block_recipe("mxfp4", "float4e2m1", "e8m0"),
-        _make_block_recipe("mxint8", "int8", "e8m0"),
-        _make_block_recipe("nvfp4", "float4e2m1", "e4m3"),
-    )
-}
-
-
-def load_recipe(recipe: str | Path | Recipe) -> Recipe:
-    """Return a recipe by name, from a YAML or JSON file, or as given.
-
-    A name without a target, such as `int8`, means `tensorrt-int8` unless a recipe has that name.
-    A file has the fields of `Recipe`; with `base: NAME` it starts from that recipe and lists only the
-    differences. Raises RecipeError in one line: unknown name (with the nearest), bad field, bad YAML.
-    """
-    if isinstance(recipe, Recipe):
-        return recipe
-    for name in (str(recipe), f"tensorrt-{recipe}"):
-        if name in RECIPES:
-            return RECIPES[name]
-    path = Path(recipe)
-    if path.suffix in (".yaml", ".yml", ".json"):
-        return _from_file(path)
-    hint = nearest(str(recipe), RECIPES) or f"; known: {', '.join(sorted(RECIPES))}"
-    raise RecipeError(f"unknown recipe {str(recipe)!r}: give a built-in name or a .yaml file{hint}")
-
-
-class _Document(Record):
-    """A recipe file: like `Recipe` with optional fields and a base."""
-
-    base: str = DEFAULT_RECIPE
-    name: str | None = None
-    target: str | None = None
-    activations: dict[str, Any] | None = {}
-    weights: dict[str, Any] = {}
-    small_shapes: SmallShapes | None = None
-    depthwise: Choice | None = None
-    log_spectra: Choice | None = None
-    conv_transpose: Choice | None = None
-    smooth: Smooth | None = None
-    bias_correction: BiasCorrectionChoice | None = None
-    simulation: Simulation = Simulation()
-    overrides: list[Override] = []
-    existing: Existing = "refuse"
-
-
-def _from_file(path: Path) -> Recipe:
-    document = read_document(path, _Document, RecipeError)
-    if document.base not in RECIPES:
-        raise RecipeError(f"{path}: unknown base {document.base!r}{nearest(document.base, RECIPES)}")
-    base = RECIPES[document.base].model_dump()
-    given = {name: value for name, value in document if name != "base" and value not in (None, "")}
-    content = base | {"name": path.stem} | given
-    content["activations"] = _apply_changes(base["activations"], document.activations)
-    content["weights"] = base["weights"] | document.weights
-    recipe = parse(content, Recipe, RecipeError, str(path))
-    for number, override in enumerate(recipe.overrides):
-        source = f"{path}: overrides.{number}"
-        activations = _apply_changes(content["activations"], override.activations)
-        if activations:
-            parse(activations, ActivationScheme, RecipeError, f"{source}.activations")
-        parse(content["weights"] | override.weights, WeightScheme, RecipeError, f"{source}.weights")
-    return recipe
-
-
-def _apply_changes(base: dict[str, Any] | None, changes: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return `base` with `changes`; None, weight-only, if `changes` is None or both are empty."""
-    if changes is None or (base is None and not changes):
-        return None
-    return {**(base or {}), **changes}
+def merge_fields(base: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `base` with `changes`, in which a scheme has only the fields that change."""
+    content: dict[str, Any] = {**dict(base), **changes}
+    for name in ("activations", "weights"):
+        scheme, change = getattr(base, name), changes.get(name, {})
+        if isinstance(change, dict):
+            content[name] = apply_changes(scheme and scheme.model_dump(), change)
+    return content

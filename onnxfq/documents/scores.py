@@ -177,7 +177,7 @@ class TensorRow(Record):
         role: activation, weight or bias.
         format: number format and granularity.
         bits: of an element.
-        calibrator: as the plan names it; `auto` is followed by the method that it took.
+        calibrator: as the plan names it; `best_error` is followed by the method that it took.
         why: the reason for its place in the plan.
         sqnr_db: its own rounding error: exact for weights, estimated from the histogram for activations; None
             for dynamic scales, and for tensors that were not observed.

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from onnxfq.choices import FLOAT as FLOAT
-from onnxfq.documents.recipe import RECIPES, Override
+from onnxfq.documents.override import Override
+from onnxfq.documents.recipe import Recipe
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.support.records import Amount, Count, Record, write_document
@@ -171,12 +172,12 @@ class Sensitivity(Record):
         known = [share for share in shares if share is not None]
         return sum(known) if len(known) == len(shares) else None
 
-    def override(self, kept: Iterable[int], fallback: str = FLOAT) -> Override:
+    def override(self, kept: Iterable[int], fallback: str | Recipe = FLOAT) -> Override:
         """Return the override of a recipe for the groups at the places `kept`.
 
         Args:
             kept: places of groups.
-            fallback: FLOAT, WEIGHTS, the name of a built-in recipe, or a number format; integers are for
+            fallback: FLOAT, WEIGHTS, a recipe, or a number format; integers are for
                 activations only, so that weights keep theirs, floats for both.
         """
         nodes = tuple(dict.fromkeys(node for at in kept for node in self.groups[at].nodes))
@@ -184,8 +185,8 @@ class Sensitivity(Record):
             return Override(nodes=nodes, keep_float=True)
         if fallback == WEIGHTS:
             return Override(nodes=nodes, activations=None)
-        if fallback in RECIPES:
-            recipe = RECIPES[fallback].model_dump(mode="json")
+        if isinstance(fallback, Recipe):
+            recipe = fallback.model_dump(mode="json")
             return Override(nodes=nodes, activations=recipe["activations"], weights=recipe["weights"])
         wide: dict[str, Any] = {"qtype": fallback}
         return Override(

@@ -6,7 +6,9 @@ import glob
 from collections.abc import Sequence
 from typing import Any
 
-from onnxfq.documents.recipe import ActivationScheme, Override, Recipe, Scheme
+from onnxfq.documents.override import Override
+from onnxfq.documents.recipe import Recipe
+from onnxfq.documents.schemes import ActivationScheme, Scheme
 from onnxfq.errors import RecipeError
 from onnxfq.graph.model import Model, list_graphs
 from onnxfq.graph.ops import DATA_MOVEMENT, STANDARD_DOMAINS

@@ -16,7 +16,6 @@ from typing import Protocol
 from onnxfq.choices import PROTECT_AUTO, PROTECT_DB, THOROUGH, ProtectAuto
 from onnxfq.data import Feed
 from onnxfq.data.labels import Labels
-from onnxfq.documents.recipe import RECIPES
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
@@ -25,6 +24,7 @@ from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles
 from onnxfq.remedies.samples import split_samples
 from onnxfq.remedies.task_metric import Metric, TaskMetric, check_metric_name
+from onnxfq.targets.recipes import RECIPES
 
 _ROUNDING = 1e-9
 """Relative difference of two sums of equal terms; a drop of exactly the limit is kept."""

@@ -5,7 +5,7 @@ The expected errors of single tensors cannot tell how much each of them matters 
 
 from __future__ import annotations
 
-from onnxfq.calibration.calibrators.auto import METHODS
+from onnxfq.calibration.calibrators.best_error import METHODS
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.samples import CHOOSING
@@ -14,7 +14,7 @@ from onnxfq.remedies.samples import CHOOSING
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     """Return why no other calibrator is tried; empty if the recipe leaves it open."""
     scheme = candidate.recipe.activations
-    if scheme is None or scheme.dynamic or scheme.calibrator.name != "auto":
+    if scheme is None or scheme.dynamic or scheme.calibrator.name != "best_error":
         return "the recipe names a calibrator, or observes nothing"
     return "encodings of another tool are used as they are" if judge.sources.encodings is not None else ""
 
@@ -22,9 +22,13 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
 def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the calibrator of the best outputs for all activations.
 
-    The calibrators are those among which `auto` chooses. No tensor is observed again; rounded weights stay.
+    The calibrators are those among which `best_error` chooses. No tensor is observed again; rounded weights
+    stay.
     """
-    candidates = {name: candidate.with_recipe(candidate.recipe.with_calibrator(name)) for name in METHODS}
+    candidates = {
+        name: candidate.with_recipe(candidate.recipe.override(activations={"calibrator": name}))
+        for name in METHODS
+    }
     before_db, *scores_db = judge.choose([candidate, *candidates.values()])
     score_db, name = max(zip(scores_db, candidates, strict=True))
     if not score_db > before_db:

@@ -13,8 +13,9 @@ from onnxfq.calibration.weights import Moments
 from onnxfq.choices import Uncalibrated
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.equalization import Equalization
+from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import Override, Recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.graph.model import Model

@@ -90,9 +90,7 @@ def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     recipe = candidate.recipe
     if recipe.channel_methods.confirmed:
         return search_factors(candidate, judge)
-    assert recipe.activations is not None
-    activations = recipe.activations.model_copy(update={"equalize": "auto"})
-    named = recipe.model_copy(update={"activations": activations})
+    named = recipe.override(activations={"equalize": "auto"})
     return search_factors(replace(candidate, recipe=named), judge)
 
 
@@ -129,7 +127,7 @@ def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 
 def smooth(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with smoothed activations, for a recipe that does not ask for it."""
-    recipe = candidate.recipe.with_smooth("auto")
+    recipe = candidate.recipe.override(smooth="auto")
     return search_factors(replace(candidate, recipe=recipe), judge)
 
 

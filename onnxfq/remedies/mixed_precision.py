@@ -6,7 +6,6 @@ import math
 
 from onnxfq.choices import RANKING_FEEDS
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import RECIPES
 from onnxfq.documents.sensitivity import FLOAT, GroupRemedy, Sensitivity
 from onnxfq.errors import RecipeError
 from onnxfq.graph.model import Model, list_graphs
@@ -18,6 +17,7 @@ from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.remedies.samples import split_samples
 from onnxfq.remedies.sensitivity import find_remedy, next_count, rank_groups
 from onnxfq.remedies.task_metric import TaskMetric
+from onnxfq.targets.recipes import RECIPES
 
 MULTIPLIES_PER_DB = 0.01
 """Share of the multiply-adds that PROTECT may leave in float for each dB that the outputs lack."""
@@ -102,7 +102,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         count = len(choice.remedy.kept)
         if not count or (count == most and target.fallback == FLOAT):
             break
-        override = choice.override(choice.remedy.kept, choice.remedy.fallback)
+        override = choice.override(choice.remedy.kept, RECIPES.get(target.fallback, target.fallback))
         made = candidate.without_layers(override, judge.sources.encodings, options)
         reached = _prove(made, aim, judge)
         if reached >= aim.wanted:
@@ -157,7 +157,7 @@ def _widen_weights(
     made = candidate
     if places:
         made = candidate.without_layers(
-            ranking.override(places, fallback), judge.sources.encodings, judge.options
+            ranking.override(places, RECIPES.get(fallback, fallback)), judge.sources.encodings, judge.options
         )
     remedy = GroupRemedy(
         measure=aim.measure,

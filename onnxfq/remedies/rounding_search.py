@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnxfq.calibration.weights import METHODS
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO
@@ -49,7 +51,7 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     for method in ROUNDINGS:
         if judge.options.ray is not None and METHODS[method].sequential:
             continue
-        nearest = candidate.with_recipe(candidate.recipe.with_auto_rounding(method), keep_rounding=False)
+        nearest = candidate.with_recipe(_in_place_of_auto(candidate.recipe, method), keep_rounding=False)
         rounding = round_given(
             session,
             nearest.plan,
@@ -78,6 +80,20 @@ def _is_open(recipe: Recipe) -> bool:
     """Tell whether the recipe leaves the rounding of some weights to the judge."""
     schemes = ({"rounding": recipe.weights.rounding}, *(one.weights for one in recipe.overrides))
     return any(fields.get("rounding") == AUTO for fields in schemes)
+
+
+def _in_place_of_auto(recipe: Recipe, method: str) -> Recipe:
+    """Return `recipe` with `method` where its rounding is `auto`."""
+
+    def choose(fields: dict[str, Any]) -> dict[str, Any]:
+        return fields | {"rounding": method} if fields.get("rounding") == AUTO else fields
+
+    return recipe.override(
+        weights=choose({"rounding": recipe.weights.rounding}),
+        overrides=tuple(
+            override.model_copy(update={"weights": choose(override.weights)}) for override in recipe.overrides
+        ),
+    )
 
 
 ROUNDING = Remedy("rounding", explain_unneeded, search_rounding, is_free=True, estimate=estimate)

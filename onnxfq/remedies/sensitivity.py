@@ -14,10 +14,10 @@ from pathlib import Path
 import onnx
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.choices import RANKING_FEEDS
+from onnxfq.choices import DEFAULT_RECIPE, RANKING_FEEDS
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels
-from onnxfq.documents.recipe import DEFAULT_RECIPE, Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.sensitivity import GroupNoise, GroupRemedy, MetricValues, Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
@@ -32,6 +32,7 @@ from onnxfq.remedies.task_metric import Metric, TaskMetric, check_metric_name
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions, RunOptions
+from onnxfq.targets.recipes import load_recipe
 
 MEASURED = 5
 """Groups, the worst, whose absence is measured too."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 
 from onnxfq.calibration.calibrators import Calibrator, observing_names
-from onnxfq.calibration.calibrators.auto import METHODS, choose_range
+from onnxfq.calibration.calibrators.best_error import METHODS, choose_range
 from onnxfq.calibration.calibrators.grid_error import range_sqnr_db
 from onnxfq.calibration.calibrators.groups import calibrate_groups, group_sqnr_db
 from onnxfq.calibration.statistics import GroupStatistics, Statistics, TensorStatistics
@@ -35,7 +35,7 @@ class CalibratorRow:
         rmin: lower end of the range; with groups the lowest of all.
         rmax: upper end of the range; with groups the highest of all.
         sqnr_db: signal to quantization noise in dB, estimated from the histogram.
-        chosen: whether `calibrate` uses this range; for `auto`, the first method whose range it used.
+        chosen: whether `calibrate` uses this range; for `best_error`, the first method whose range it used.
         groups: number of channels or blocks with separate ranges.
     """
 
@@ -81,10 +81,10 @@ def tensor_rows(placement: Placement, statistics: TensorStatistics) -> list[Cali
     ranges: dict[str, tuple[float, float]] = {}
     for calibrator in _candidates(planned):
         unrecorded = calibrator.is_ordered and not statistics.feed_ranges.size
-        if calibrator.name != "auto" and (calibrator == planned or not unrecorded):
+        if calibrator.name != "best_error" and (calibrator == planned or not unrecorded):
             ranges[str(calibrator)] = calibrator(statistics, spec)
     chosen = str(planned)
-    if planned.name == "auto" and statistics.counts.size:
+    if planned.name == "best_error" and statistics.counts.size:
         names = list(METHODS)
         chosen = names[choose_range(statistics, spec, [ranges[name] for name in names])]
     return [
@@ -94,11 +94,11 @@ def tensor_rows(placement: Placement, statistics: TensorStatistics) -> list[Cali
 
 
 def _group_rows(placement: Placement, groups: GroupStatistics) -> Iterator[CalibratorRow]:
-    """Yield a row for each calibrator over all groups; `auto` chooses per group and has its own row."""
+    """Yield a row for each calibrator over all groups; `best_error` chooses per group and has its own row."""
     spec, planned = placement.spec, placement.calibrator
     for calibrator in _candidates(planned):
         unrecorded = calibrator.is_ordered and not len(groups.feed_ranges)
-        if calibrator != planned and (calibrator.name == "auto" or unrecorded):
+        if calibrator != planned and (calibrator.name == "best_error" or unrecorded):
             continue
         rmin, rmax = calibrate_groups(groups, spec, calibrator)
         ends = (float(rmin.min(initial=0.0)), float(rmax.max(initial=0.0)))

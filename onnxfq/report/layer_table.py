@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 
-from onnxfq.calibration.calibrators.auto import KEPT_DB
+from onnxfq.calibration.calibrators.best_error import KEPT_DB
 from onnxfq.documents.scores import LayerRow, LayerTable, TensorRow
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex

@@ -58,7 +58,7 @@ def histogram(result: QuantizeResult, tensor: str) -> Figure:
     axes.axvspan(*row.grid, color=_GRID, alpha=0.12, label=f"grid, {row.format}")
     for end in row.grid:
         axes.axvline(end, color=_GRID, linestyle="--", linewidth=1.2)
-    taken = row.calibrator.removeprefix("auto: ")
+    taken = row.calibrator.removeprefix("best_error: ")
     for number, (name, ends) in enumerate(row.thresholds.items()):
         colour = _GRID if name == taken else _OTHERS
         height = 0.97 - 0.05 * number

@@ -146,10 +146,11 @@ def tensor_row(result: QuantizeResult, placement: Placement) -> TensorRow:
     tried = _tried(result, placement)
     edges = (min(error.rmin, error.grid[0]), max(error.rmax, error.grid[1]))
     taken = next((row.calibrator for row in tried if row.chosen), "")
+    chosen = plain.calibrator == "best_error" and taken
     before, after = _channels(result, placement)
     return plain.model_copy(
         update={
-            "calibrator": f"auto: {taken}" if plain.calibrator == "auto" and taken else plain.calibrator,
+            "calibrator": f"{plain.calibrator}: {taken}" if chosen else plain.calibrator,
             "sqnr_db": error.sqnr_db,
             "middle_db": middle_sqnr_db(placement, result.statistics, result.encodings),
             "observed": _short((error.rmin, error.rmax)),
@@ -170,7 +171,7 @@ def _calibrator(result: QuantizeResult, placement: Placement) -> str:
 
 
 def _tried(result: QuantizeResult, placement: Placement) -> list[CalibratorRow]:
-    """Return the range of every calibrator for one calibrated range; `auto` marks the one that it took."""
+    """Return the range of every calibrator for one calibrated range; `best_error` marks the one taken."""
     seen = result.statistics.tensors.get(placement.tensor)
     fixed = placement.calibrator.is_fixed or placement.spec.equalized
     if placement.role != "activation" or seen is None or fixed:

@@ -1,4 +1,4 @@
-"""Device choice: `auto` selects a GPU that passes every check, as the bit-exact self-test against NumPy."""
+"""Device choice: `any` selects a GPU that passes every check, as the bit-exact self-test against NumPy."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ log = logging.getLogger(__name__)
 
 
 def choose_device(wanted: DeviceChoice) -> Device:
-    """Return the device to run on. "auto" logs once, in one line, whether it uses a GPU, or why not.
+    """Return the device to run on. "any" logs once, in one line, whether it uses a GPU, or why not.
 
     Raises RuntimeLibraryError with cause and remedy if "cuda" is requested and cannot be used, SpecError for
     an unknown name.
     """
-    if wanted == "auto":
-        return _auto()
+    if wanted == "any":
+        return _choose_any()
     if wanted not in get_args(DeviceChoice):
-        raise SpecError(f"unknown device {wanted!r}{nearest(wanted, get_args(DeviceChoice))}")
+        hint = {"auto": "; it is called 'any' here"}.get(wanted) or nearest(wanted, get_args(DeviceChoice))
+        raise SpecError(f"unknown device {wanted!r}{hint}")
     if wanted == "cuda" and gpu_problem():
         raise RuntimeLibraryError(f"device 'cuda' cannot be used: {gpu_problem()}")
     return wanted
 
 
 def fall_back(wanted: DeviceChoice, device: Device, error: OnnxfqError) -> Device:
-    """Return the CPU after the first feed failed on a GPU, with a note, if "auto" chose the GPU.
+    """Return the CPU after the first feed failed on a GPU, with a note, if "any" chose the GPU.
 
     A model that fails on a GPU may run on the CPU: memory may be short, or the CUDA provider may lack a form
     of an operator. Raises `error` if the GPU was requested by name, or `device` is the CPU.
     """
-    if wanted != "auto" or device == "cpu":
+    if wanted != "any" or device == "cpu":
         raise error
     log.warning("running on the CPU: %s", error)
     return "cpu"
@@ -64,7 +65,7 @@ def gpu_problem() -> str:
 
 
 @cache
-def _auto() -> Device:
+def _choose_any() -> Device:
     problem = gpu_problem()
     if not problem:
         log.warning("running on %s; choose device cpu for the CPU", gpus()[0])

@@ -10,7 +10,7 @@ import onnx
 
 from onnxfq.data import Data, Feed
 from onnxfq.data.replay import KeptFeeds
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import explain_mode
 from onnxfq.errors import RecipeError
 from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_stored_in
@@ -25,6 +25,7 @@ from onnxfq.graph.patterns.logits import JudgedTensors, judge_outputs
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import prepare_model, target_by_name
 
 

@@ -70,7 +70,7 @@ def collect_statistics(
 
     Every worker of a cluster needs onnxfq and the same kind of processor: onnxruntime rounds differently with
     other vector instructions. Custom-op libraries and data files of the model are read at the same absolute
-    paths. Device "auto" is the CPU there, because workers must not differ; with "cuda" each takes a GPU.
+    paths. Device "any" is the CPU there, because workers must not differ; with "cuda" each takes a GPU.
 
     Raises:
         StatisticsError: at the first NaN or infinity, with tensor, feed and counts.
@@ -227,10 +227,10 @@ def _with_placements(plan: Plan, placements: Iterable[Placement]) -> Plan:
 def _open_observer(
     device: Device, model: Model, plan: Plan, options: ObserveOptions, feeds: Iterator[Feed]
 ) -> Iterator[tuple[StatisticsObserver, Iterator[Feed]]]:
-    """Yield an observer and the feeds; with "auto" on the CPU if the first feed fails on `device`."""
+    """Yield an observer and the feeds; with "any" on the CPU if the first feed fails on `device`."""
     with observer_on(device, model, plan, options) as observer:
         fault = None
-        if options.device == "auto" and isinstance(observer, MergingObserver):
+        if options.device == "any" and isinstance(observer, MergingObserver):
             first = list(islice(feeds, 1))
             feeds = chain(first, feeds)
             fault = observer.fault_of(first)

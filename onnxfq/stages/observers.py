@@ -80,7 +80,7 @@ class ObserveOptions:
         nonfinite: whether NaN and infinities stop the run or are skipped.
         feed_ranges: record the range of every feed, for calibrators that depend on order.
         progress: called with the number of feeds done.
-        device: "auto" is a GPU if one works and has room.
+        device: "any" is a GPU if one works and has room.
     """
 
     threads: int = 0
@@ -88,7 +88,7 @@ class ObserveOptions:
     nonfinite: Nonfinite = "stop"
     feed_ranges: bool = False
     progress: Progress | None = None
-    device: DeviceChoice = "auto"
+    device: DeviceChoice = "any"
 
 
 def observed_tensors(model: Model, plan: Plan, options: ObserveOptions) -> list[Observed]:

@@ -33,7 +33,7 @@ class RunOptions:
         threads: 0 for one per core.
         progress: called for every feed.
         data: how the data is read.
-        device: "auto" is a GPU if one works and has room.
+        device: "any" is a GPU if one works and has room.
         exact: compare quantized models without graph optimisation, so that forms of one model can be compared
             bit for bit; `quantize` then compares both forms, on every feed that it kept.
 
@@ -44,7 +44,7 @@ class RunOptions:
     threads: int = 0
     progress: StageProgress | None = None
     data: DataOptions = DataOptions()
-    device: DeviceChoice = "auto"
+    device: DeviceChoice = "any"
     exact: bool = False
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
-from onnxfq.documents.recipe import RECIPES, Recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import NEAREST
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import Model
@@ -33,6 +33,7 @@ from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
 from onnxfq.runtime.type_inference import with_found_types
 from onnxfq.support.reasons import Reason, rule_of
+from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import prepare_model, target_by_name
 
 
@@ -119,7 +120,7 @@ def observation_plan(model: Model) -> Plan:
     all_nodes = {"log_spectra": "quantize", "conv_transpose": "quantize"}
     wide = [RECIPES[name].model_copy(update=all_nodes) for name in _WIDEST]
     # Equalized tensors have no common scale, and so their Concat has one only where nothing is equalized.
-    wide.append(wide[0].with_equalize("none"))
+    wide.append(wide[0].override(activations={"equalize": "none"}))
     plans = [make_plan(model, recipe) for recipe in wide]
     placements = {p.tensor: p for plan in plans for p in plan.activations}
     # A tensor with ranges of channels also has the statistics of the whole tensor.

@@ -55,7 +55,7 @@ def score_models(
     tensors: Sequence[str] = (),
     threads: int = 0,
     progress: Progress | None = None,
-    device: DeviceChoice = "auto",
+    device: DeviceChoice = "any",
     exact: bool = True,
     until_stable: bool = False,
     expected: Iterator[Outputs] | None = None,
@@ -78,7 +78,7 @@ def score_models(
         tensors: inner tensors of the reference to compare with the quantized ones of the candidates.
         threads: of a session, 0 for one per core.
         progress: called with the number of feeds done.
-        device: of all sessions; "auto" is a GPU if one works and has room.
+        device: of all sessions; "any" is a GPU if one works and has room.
         exact: run candidates without graph optimisation, so that equal models give equal bits; otherwise
             optimised where that is right.
         until_stable: stop before the end once the SQNR of every output has a standard error below STABLE_DB,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from onnxfq.calibration.calibrators.auto import KEPT_DB, middle_half
+from onnxfq.calibration.calibrators.best_error import KEPT_DB, middle_half
 from onnxfq.calibration.calibrators.grid_error import Density, estimate_noise
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encodings
@@ -19,8 +19,8 @@ _LISTED = 8
 def find_zeroed_values(plan: Plan, statistics: Statistics, encodings: Encodings) -> dict[str, float]:
     """Return the expected SQNR in dB of the middle half of activations, by tensor, where it is below KEPT_DB.
 
-    The middle half is the one of `auto`. Only activations with one calibrated range are looked at: not those
-    with scales of channels or blocks, dynamic ones, and ranges from a rule or a file.
+    The middle half is the one of `best_error`. Only activations with one calibrated range are looked at:
+    not those with scales of channels or blocks, dynamic ones, and ranges from a rule or a file.
     """
     found = {}
     for placement in plan.activations:

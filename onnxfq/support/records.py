@@ -173,7 +173,7 @@ def describe_fault(fault: pydantic.ValidationError, record: type[Record], source
     """Return the first fault of `record` in one line, with `source` and field."""
     first = fault.errors(include_url=False)[0]
     where = ": ".join(part for part in (source, ".".join(str(part) for part in first["loc"])) if part)
-    message = join_lines(first["msg"].removeprefix("Value error, "))
+    message = join_lines(first["msg"].removeprefix("Value error, ")).replace("valid tuple", "valid list")
     if first["type"] == "extra_forbidden":
         known = _record_at(record, first["loc"][:-1]).file_fields()
         hint = nearest(str(first["loc"][-1]), known) or "; known: " + ", ".join(known)

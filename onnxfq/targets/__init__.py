@@ -2,11 +2,9 @@
 
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.targets.onnxruntime.policy import ONNXRUNTIME
+from onnxfq.targets.simulation import SIMULATION
 from onnxfq.targets.target import Target, register_target, target_by_name
 from onnxfq.targets.tensorrt import TENSORRT
-
-SIMULATION = Target("simulation", TargetPolicy(channel_blocks=True), is_written=False)
-"""Accepts every number format, for fake-quant models only."""
 
 for _target in (TENSORRT, ONNXRUNTIME, SIMULATION):
     register_target(_target)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxfq.choices import DEFAULT_TARGET as DEFAULT_TARGET
 from onnxfq.data import Feed
-from onnxfq.documents.recipe import RECIPES, Recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError, nearest
 from onnxfq.graph.model import Model
 from onnxfq.passes.qdq_form import PLAIN, QdqForm
@@ -20,6 +20,7 @@ from onnxfq.placement.target_policy import TargetPolicy
 from onnxfq.runtime.unsupported_ops import FOREIGN_DOMAINS
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.profiles import Profile
+from onnxfq.targets.recipes import RECIPES
 
 
 @dataclass(frozen=True)

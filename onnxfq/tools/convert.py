@@ -14,8 +14,9 @@ from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistics
 from onnxfq.data import Data
 from onnxfq.documents.encodings import Encodings
+from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Placement, Plan
-from onnxfq.documents.recipe import Override, Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, RecipeError, nearest
 from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_stored_in
@@ -44,6 +45,7 @@ from onnxfq.stages.write import write_model
 from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
 from onnxfq.support.reasons import rule_of
 from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import DEFAULT_TARGET, collect_parts, prepare_model
 from onnxfq.tools.check import check
 

@@ -16,8 +16,9 @@ from torch.nn.parameter import is_lazy
 
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
-from onnxfq.documents.recipe import ActivationScheme, Recipe, WeightScheme
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO, NEAREST
+from onnxfq.documents.schemes import ActivationScheme, WeightScheme
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.names import Use
 from onnxfq.numerics.spec import QuantSpec

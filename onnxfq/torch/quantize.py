@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement, Plan
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.fx_ops import FxSite
 from onnxfq.torch.fx_trace import Traces, rewrite, successions

@@ -28,12 +28,12 @@ from onnxfq.calibration.calibrators.minmax import minmax
 from onnxfq.calibration.calibrators.mse import mse
 from onnxfq.calibration.calibrators.percentile import percentile, quantile_bin
 from onnxfq.calibration.statistics import TensorStatistics
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.affine import fake_quantize
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 
 pytestmark = pytest.mark.slow
 

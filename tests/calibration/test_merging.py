@@ -176,7 +176,7 @@ except RuntimeLibraryError as error:
 
 @pytest.mark.parametrize("name", ["conv_relu", "nothing"])
 def test_a_gpu_with_room(name, monkeypatch, caplog, tmp_path) -> None:
-    """The feed that auto tries first counts once; one-shot feeds are enough."""
+    """The feed that any tries first counts once; one-shot feeds are enough."""
     model, plan, feeds = case("conv_relu", 4)
     if name == "nothing":
         plan = plan.model_copy(update={"placements": ()})
@@ -197,7 +197,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
-@pytest.mark.parametrize("device", ["auto", "cuda"])
+@pytest.mark.parametrize("device", ["any", "cuda"])
 def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
     """Auto observes on the CPU, every feed once, and says so; a GPU that was asked for is an error."""
 

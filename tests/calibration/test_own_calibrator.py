@@ -11,7 +11,7 @@ from builders import conv_relu, feed_for, weights
 import onnxfq
 from onnxfq.calibration.calibrators import CALIBRATORS, CalibrationMethod, Calibrator, register_calibrator
 from onnxfq.calibration.statistics import TensorStatistics
-from onnxfq.documents.recipe import DEFAULT_RECIPE
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.errors import RecipeError, SpecError
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.report.calibrator_table import calibrator_rows
@@ -69,7 +69,9 @@ def test_it_gives_what_numpy_gives(recipe: Path, tmp_path: Path) -> None:
     assert onnxfq.Plan.load(tmp_path / "p.json") == plan
     other = onnxfq.calibrate(model, plan, statistics, "share:0.75")
     np.testing.assert_array_equal(other["x"].scale, np.float32(x * 0.75))
-    whole = onnxfq.quantize(conv_relu(), feeds, recipe=onnxfq.load_recipe(recipe).with_rounding("nearest"))
+    whole = onnxfq.quantize(
+        conv_relu(), feeds, recipe=onnxfq.load_recipe(recipe).override(weights={"rounding": "nearest"})
+    )
     assert whole.encodings["x"] == made["x"] and whole.encodings["w"] == made["w"]
     assert [row.rmax for row in calibrator_rows(plan, statistics) if row.chosen] == [
         0.5 * statistics["x"].rmax
@@ -81,14 +83,16 @@ def test_its_parameters_are_checked(recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("0.25", "2"), encoding="utf-8")
     with pytest.raises(RecipeError, match="weights.calibrator: calibrator 'share:2': the share must be"):
         onnxfq.load_recipe(recipe)
-    with pytest.raises(SpecError, match="unknown calibrator 'shar'; nearest: share"):
-        onnxfq.load_recipe("tensorrt-int8").with_calibrator("shar")
+    with pytest.raises(RecipeError, match="unknown calibrator 'shar'; nearest: share"):
+        onnxfq.load_recipe("tensorrt-int8").override(activations={"calibrator": "shar"})
 
 
 def test_files_that_name_it_are_read_without_it(recipe: Path, tmp_path: Path, monkeypatch) -> None:
     """On another machine encodings serve as they are; only calibrating needs the function."""
     feeds = [feed_for(conv_relu(), 0)]
-    made = onnxfq.quantize(conv_relu(), feeds, recipe=onnxfq.load_recipe(recipe).with_rounding("nearest"))
+    made = onnxfq.quantize(
+        conv_relu(), feeds, recipe=onnxfq.load_recipe(recipe).override(weights={"rounding": "nearest"})
+    )
     made.plan.save(tmp_path / "p.json")
     made.encodings.save(tmp_path / "e.json")
     monkeypatch.undo()
@@ -138,6 +142,6 @@ def test_a_calibrator_that_fails(registered, function, says):
         onnxfq.quantize(
             conv_relu(),
             [feed_for(conv_relu())],
-            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_calibrator("odd"),
+            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "odd"}),
         )
     assert f"calibrator 'odd' {says}" in str(caught.value) and "\n" not in str(caught.value)

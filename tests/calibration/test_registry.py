@@ -120,7 +120,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 def test_every_calibrator_is_fast(qtype):
     """8,000 bins, the most that a language model has, take at most three sorts of 400,000 values.
 
-    Each takes a tenth to half a sort alone, the best of three turns counts, and auto runs the others.
+    Each takes a tenth to half a sort alone, the best of three turns counts, and best_error runs the others.
     """
     rng = np.random.default_rng(1)
     x = np.exp2(rng.uniform(-45, 17, 400_000)) * rng.choice([-1, 1], 400_000)
@@ -130,7 +130,7 @@ def test_every_calibrator_is_fast(qtype):
         method = Calibrator.parse(name)
         turns = [(seconds_of(lambda: np.sort(x)), seconds_of(partial(method, stats, spec))) for _ in range(3)]
         sort, own = map(min, zip(*turns, strict=True))
-        assert own < (10 if name == "auto" else 3) * sort, name
+        assert own < (10 if name == "best_error" else 3) * sort, name
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,10 @@ def test_minmax_is_what_was_observed():
     ("name", "words"),
     [
         ("mze", "unknown calibrator 'mze'; nearest: mse"),
-        ("zz", "unknown calibrator 'zz'; known: auto, entropy, known:OP, minmax, moving_average, mse, perc"),
+        (
+            "zz",
+            "unknown calibrator 'zz'; known: best_error, entropy, known:OP, minmax, moving_average, mse",
+        ),
         ("max", "unknown calibrator 'max': it is called minmax here"),
         ("tf_enhanced", "unknown calibrator 'tf_enhanced': it is called sqnr here"),
         ("histogram", "unknown calibrator 'histogram': it is called entropy, percentile or mse here"),

@@ -22,16 +22,16 @@ from typer.testing import CliRunner
 
 import onnxfq
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.cli.former_words import FORMER_COMMANDS, FORMER_OPTIONS
+from onnxfq.cli.former_words import FORMER_COMMANDS, FORMER_OPTIONS, FORMER_VALUES
 from onnxfq.cli.known_names import fill_names
 from onnxfq.cli.main import COMMANDS, PANELS, build_app, main
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import RECIPES, load_recipe
-from onnxfq.documents.recipe_schema import recipe_schema
 from onnxfq.documents.scores import OutputScore
 from onnxfq.runtime.device_choice import gpu_problem
 from onnxfq.support.records import to_json
+from onnxfq.targets.recipe_schema import recipe_schema
+from onnxfq.targets.recipes import RECIPES, load_recipe
 from onnxfq.tools.inspect import inspect_model
 from onnxfq.version import VERSION
 
@@ -207,7 +207,7 @@ def test_plan_can_be_edited(run: Run) -> None:
     """A plan is JSON that a person may change: another calibrator reaches the encodings."""
     run("plan model.onnx -o p.json")
     Path("p.json").write_text(
-        Path("p.json").read_text(encoding="utf-8").replace('"auto"', '"minmax"'), encoding="utf-8"
+        Path("p.json").read_text(encoding="utf-8").replace('"best_error"', '"minmax"'), encoding="utf-8"
     )
     assert Plan.load("p.json").activations[0].calibrator == "minmax"
     run("observe model.onnx --plan p.json --data data.npz -o s.npz")
@@ -227,7 +227,7 @@ def test_table_of_calibrators(run: Run) -> None:
     rows = Path("t.csv").read_text(encoding="utf-8").splitlines()
     assert rows[0] == "tensor,calibrator,rmin,rmax,sqnr_db,chosen,groups"
     assert len(rows) == len(printed.splitlines())
-    assert Encodings.load("e.json")["x"].calibrator == "auto"
+    assert Encodings.load("e.json")["x"].calibrator == "best_error"
     assert "wrote      t.csv" in run(f"{line} --table-csv t.csv")
 
 
@@ -306,6 +306,21 @@ def test_former_words_name_the_present_ones(words: list[str], capfd: pytest.Capt
     assert main([*words, "x"]) == 2
     printed = capfd.readouterr().err
     assert f"{' '.join(words)} is gone; " in printed and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(("option", "value"), FORMER_VALUES)
+def test_former_values_name_the_present_ones(
+    option: str, value: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A value that is gone ends likewise, joined to its option or behind it, and the new one is taken."""
+    for words in ([option, value], [f"{option}={value}"]):
+        assert main(["quantize", "x", *words]) == 2
+        printed = capfd.readouterr().err
+        assert (
+            printed.endswith(f"type {option} {FORMER_VALUES[option, value]}\n") and printed.count("\n") == 1
+        )
+    main(["quantize", "x", "--data", "y", "-o", "z", option, FORMER_VALUES[option, value]])
+    assert "no such file: x" in capfd.readouterr().err
 
 
 def test_notes_stand_beside_json(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
@@ -542,7 +557,7 @@ def test_reports_of_all_results(run: Run, capfd: pytest.CaptureFixture[str]) -> 
     shown = json.loads(run(f"report {files} -o page.html --json"))
     assert [one["label"] for one in shown] == ["one/model.result", "two/model.result", "e", "s"]
     calibrators = [{row["calibrator"] for row in one["tensors"]} for one in shown[:2]]
-    assert any(name.startswith("auto: ") for name in calibrators[0]) and calibrators[1] == {"minmax"}
+    assert any(name.startswith("best_error: ") for name in calibrators[0]) and calibrators[1] == {"minmax"}
     command = dict(shown[0]["facts"])["command"]
     assert command == "onnxfq quantize model.onnx --data data.npz -o q.onnx --artifacts one -q"
     page = Path("page.html").read_text(encoding="utf-8")

@@ -18,9 +18,9 @@ import onnxfq
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import InputMoments, Moments
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.data.digest import LEAST, DataDigest
 from onnxfq.documents.encodings import Encodings
-from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.errors import OnnxfqError, PlanError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.stages.observe import collect_statistics
@@ -113,7 +113,7 @@ ARRAYS: dict[str, Array] = {
 def arrays(folder: Path) -> dict[str, Array]:
     """Arrays of a file of moments of the model in `folder`."""
     model = onnxfq.load(folder / "m.onnx")
-    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq"))
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
     onnxfq.gather_moments(model, plan, X, folder / "m.npz")
     return dict(np.load(folder / "m.npz"))
 
@@ -131,7 +131,7 @@ def round_by(folder: Path, arrays: dict[str, Array]) -> None:
         folder / "m.onnx",
         folder / "x.npz",
         folder / "q.onnx",
-        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_rounding("gptq"),
+        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}),
         sources=onnxfq.Sources(moments=path),
     )
 
@@ -197,7 +197,8 @@ def test_sums_that_are_no_moments(what: str, folder: Path, arrays: dict[str, Arr
 
 def test_moments_of_fewer_layers(folder: Path) -> None:
     """A tensor that the recipe rounds and the file lacks is named, with the remedy."""
-    model, recipe = onnxfq.load(folder / "m.onnx"), onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq")
+    model = onnxfq.load(folder / "m.onnx")
+    recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"})
     fewer = onnxfq.Recipe.model_validate(
         recipe.model_dump() | {"overrides": [{"tensors": ["w2"], "keep_float": True}]}
     )
@@ -206,7 +207,7 @@ def test_moments_of_fewer_layers(folder: Path) -> None:
         onnxfq.quantize(
             folder / "m.onnx",
             folder / "x.npz",
-            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_rounding("gptq"),
+            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}),
             sources=onnxfq.Sources(moments=folder / "f.npz"),
         )
 

@@ -6,11 +6,13 @@ import textwrap
 
 import pytest
 
-from onnxfq.documents.recipe import DEFAULT_RECIPE, RECIPES, Recipe, load_recipe
-from onnxfq.documents.recipe_schema import recipe_schema
-from onnxfq.errors import RecipeError, SpecError
+from onnxfq.choices import DEFAULT_RECIPE
+from onnxfq.documents.recipe import Recipe
+from onnxfq.errors import RecipeError
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.weighted_ops import list_numbers
+from onnxfq.targets.recipe_schema import recipe_schema
+from onnxfq.targets.recipes import RECIPES, load_recipe
 
 
 def written(tmp_path, text, name="mine.yaml"):
@@ -91,14 +93,14 @@ overrides:
 @pytest.mark.parametrize(
     ("where", "calibrator", "granularity", "keeps_float"),
     [
-        pytest.param(("n", "Conv", "x"), "auto", "per_axis", False, id="nothing matches"),
+        pytest.param(("n", "Conv", "x"), "best_error", "per_axis", False, id="nothing matches"),
         pytest.param(("n", "Conv", "conv1/out"), "minmax", "per_axis", False, id="glob of tensors"),
-        pytest.param(("layer[0]", "Conv", "x"), "auto", "per_tensor", False, id="name with glob characters"),
-        pytest.param(("layer0", "Conv", "x"), "auto", "per_tensor", False, id="the same read as a glob"),
-        pytest.param(("head1", "Conv", "x"), "auto", "per_tensor", False, id="glob of nodes"),
-        pytest.param(("head12", "Conv", "x"), "auto", "per_axis", False, id="one character only"),
+        pytest.param(("layer[0]", "Conv", "x"), "best_error", "per_tensor", False, id="glob characters"),
+        pytest.param(("layer0", "Conv", "x"), "best_error", "per_tensor", False, id="read as a glob"),
+        pytest.param(("head1", "Conv", "x"), "best_error", "per_tensor", False, id="glob of nodes"),
+        pytest.param(("head12", "Conv", "x"), "best_error", "per_axis", False, id="one character only"),
         pytest.param(("n", "Gemm", "x"), "percentile", "per_axis", False, id="op type"),
-        pytest.param(("n", "gemm", "x"), "auto", "per_axis", False, id="case counts"),
+        pytest.param(("n", "gemm", "x"), "best_error", "per_axis", False, id="case counts"),
         pytest.param(("n", "Gemm", "conv1/out"), "percentile", "per_axis", False, id="the later wins"),
         pytest.param(("n", "Conv", "conv1/last"), "minmax", "per_axis", True, id="kept in float"),
     ],
@@ -171,6 +173,11 @@ def test_an_override_starts_from_the_files_own_scheme(tmp_path):
             "activations: {known_ranges: [Softmx]}",
             "activations.known_ranges: no range is known for outputs of 'Softmx'; nearest: Softmax",
             id="known range",
+        ),
+        pytest.param(
+            "activations: {calibrator: auto}",
+            "activations.calibrator: unknown calibrator 'auto': it is called best_error here",
+            id="former calibrator",
         ),
         pytest.param(
             "activations: {calibrator: mze}",
@@ -326,14 +333,14 @@ def test_what_passes_check_names_matches():
         assert passed is found
 
 
-def test_with_calibrator():
-    """Another calibrator for activations leaves weights and the recipe itself alone."""
+def test_override():
+    """Another calibrator of activations leaves weights and the recipe itself alone."""
     recipe = RECIPES[DEFAULT_RECIPE]
-    changed = recipe.with_calibrator("minmax")
+    changed = recipe.override(activations={"calibrator": "minmax"})
     assert changed.activations.calibrator == "minmax" and changed.weights == recipe.weights
     assert recipe.activations.calibrator != "minmax"
-    with pytest.raises(SpecError, match="unknown calibrator 'entropi'; nearest: entropy"):
-        recipe.with_calibrator("entropi")
+    with pytest.raises(RecipeError, match="unknown calibrator 'entropi'; nearest: entropy"):
+        recipe.override(activations={"calibrator": "entropi"})
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -65,7 +65,7 @@ before, seen = anonymous(), []
 options = RunOptions(threads=2, progress=lambda *_: seen.append(anonymous()))
 rng = np.random.default_rng(0)
 feeds = [{"x": rng.standard_normal((1, 5000)).astype(np.float32)} for _ in range(2)]
-recipe = onnxfq.load_recipe("tensorrt-int8").with_rounding("nearest")
+recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
 result = onnxfq.quantize(proto, feeds, sys.argv[2], recipe=recipe, options=options)
 assert proto == onnx.load(sys.argv[1]) and result.model.sha256 == onnxfq.load(sys.argv[1]).sha256
 print(max(seen) - before)

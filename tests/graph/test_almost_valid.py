@@ -11,7 +11,7 @@ import pytest
 from builders import build, feed_for, weights
 from onnx import helper
 
-from onnxfq.documents.recipe import DEFAULT_RECIPE, load_recipe
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.errors import ModelError, OnnxfqError
 from onnxfq.graph.checker import RUNTIME_OPS
 from onnxfq.graph.io.load import load
@@ -19,6 +19,7 @@ from onnxfq.graph.io.save import save
 from onnxfq.graph.model import list_nodes
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
+from onnxfq.targets.recipes import load_recipe
 
 
 def spelled(proto: onnx.ModelProto) -> None:
@@ -198,7 +199,11 @@ def test_operands_that_do_not_fit(text: str, shape: tuple[int, ...], message: st
         f"g (float[N,3,8,8] x) => (float[{','.join('abcd'[:rank])}] y) {{ {text} }}", {"w": weights(*shape)}
     )
     with pytest.raises(ModelError, match=f"of shape .*: {message}.*export it again"):
-        quantize(made, [feed_for(made)], recipe=load_recipe(DEFAULT_RECIPE).with_rounding(rounding))
+        quantize(
+            made,
+            [feed_for(made)],
+            recipe=load_recipe(DEFAULT_RECIPE).override(weights={"rounding": rounding}),
+        )
     with pytest.raises(OnnxfqError):
         Session(made, 1).run(feed_for(made))
 

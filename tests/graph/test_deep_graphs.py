@@ -10,8 +10,8 @@ import pytest
 from builders import build, weights
 
 import onnxfq
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.rewrites import split_projections
 
 LONG = 1200

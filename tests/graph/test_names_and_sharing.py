@@ -10,7 +10,6 @@ import pytest
 from builders import BUILDERS, Arrays, build, feed_for, planned, stage, tied_embedding, two_branch, weights
 from onnx import numpy_helper
 
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_graphs, list_nodes
@@ -21,6 +20,7 @@ from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 
 Rename = Callable[[str, int], str]
 

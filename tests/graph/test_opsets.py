@@ -16,12 +16,13 @@ import pytest
 from builders import Arrays, build, one_format, weights, whole_recipe
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfq.documents.recipe import RECIPES, Recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import OnnxfqError
 from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.support.tables import table_lines
+from onnxfq.targets.recipes import RECIPES
 
 NEWEST = onnx.defs.onnx_opset_version()
 QUICK_OPSETS, QUICK_RECIPES = (7, 12, 13, 21, 26), ("tensorrt-int8", "tensorrt-int4")

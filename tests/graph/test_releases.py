@@ -12,11 +12,13 @@ from builders import build, feed_for, linear, weights
 from onnx import helper
 
 from onnxfq.cli.main import main
-from onnxfq.documents.recipe import Recipe, WeightScheme, load_recipe
+from onnxfq.documents.recipe import Recipe
+from onnxfq.documents.schemes import WeightScheme
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.pipeline import quantize
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.onnxruntime.releases import _IR_OF_TYPE, Release, release_of
+from onnxfq.targets.recipes import load_recipe
 
 BLOCKS = load_recipe("tensorrt-int8-weights").model_copy(
     update={

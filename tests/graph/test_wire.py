@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import ModelError, OutputError
 from onnxfq.graph import constants as constants_module
 from onnxfq.graph.external import sizes
@@ -28,6 +27,7 @@ from onnxfq.pipeline import quantize
 from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.tools.check import check
 from onnxfq.tools.handoff import handoff
 

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 import onnxfq
 from onnxfq.calibration.calibrators import EXTERNAL
 from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import Override, Recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import PlanError, RecipeError
 from onnxfq.graph.io.load import load
 from onnxfq.interchange import WRITERS, read_given

@@ -22,8 +22,8 @@ from onnxruntime.quantization import (
 from onnxruntime.quantization.calibrate import save_tensors_data
 
 import onnxfq
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import PlanError
+from onnxfq.targets.recipes import load_recipe
 
 
 def network() -> onnx.ModelProto:
@@ -165,7 +165,7 @@ def test_a_format_alone_is_calibrated(tmp_path: Path) -> None:
     result = onnxfq.quantize(
         network(),
         data,
-        recipe=onnxfq.load_recipe("onnxruntime-int8").with_calibrator("minmax"),
+        recipe=onnxfq.load_recipe("onnxruntime-int8").override(activations={"calibrator": "minmax"}),
         sources=onnxfq.Sources(encodings=given),
     )
     x = result.encodings["x"]
@@ -193,9 +193,14 @@ def test_ranges_give_what_the_same_data_give(which: str, recipe: str, tmp_path: 
     given = onnxfq.quantize(network(), None, recipe=recipe, sources=onnxfq.Sources(encodings=path))
     data = {"x": feed_for(network(), count=8)["x"]}
     options = onnxfq.RunOptions(batch=1)
-    plain = load_recipe(recipe).with_equalize("none").with_calibrator("minmax")
+    plain = load_recipe(recipe).override(
+        activations={"equalize": "none", "calibrator": "minmax"}, weights={"rounding": "nearest"}
+    )
     own = onnxfq.quantize(
-        network(), data, recipe=onnxfq.load_recipe(plain).with_rounding("nearest"), options=options
+        network(),
+        data,
+        recipe=plain,
+        options=options,
     )
     for mine, theirs in zip(own.encodings.encodings, given.encodings.encodings, strict=True):
         if mine.tensor == "x" or mine.tensor.startswith("w"):

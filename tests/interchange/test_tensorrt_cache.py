@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 import onnxfq
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import PlanError, RecipeError
 from onnxfq.graph.io.load import load
 from onnxfq.interchange import WRITERS, read_given
 from onnxfq.interchange.tensorrt_cache import read_cache
 from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 
 HEADERS = [
     "TRT-7103-EntropyCalibration2",
@@ -186,7 +186,7 @@ def test_a_scale_of_zero_counts_as_lacking(tmp_path: Path) -> None:
     data = feed_for(conv_relu(), count=8)
     assert (
         onnxfq.quantize(conv_relu(), data, sources=onnxfq.Sources(encodings=path)).encodings["x"].calibrator
-        == "auto"
+        == "best_error"
     )
 
 

@@ -14,14 +14,15 @@ from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationMethod
 from ort_quantizer import MEASURED, by_ort
 
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.documents.cast_plan import FloatOptions
-from onnxfq.documents.recipe import DEFAULT_RECIPE, load_recipe
 from onnxfq.errors import DataError, PlanError
 from onnxfq.graph.io.load import load
 from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import QuantizeOptions, RunOptions
+from onnxfq.targets.recipes import load_recipe
 
 METHODS = ["minmax", "percentile", "entropy", "mse"]
 ONE_BY_ONE = RunOptions(batch=1)
@@ -75,7 +76,7 @@ def test_neither_batch_nor_order_moves_a_scale(method: str) -> None:
             quantize(
                 product(1000),
                 {"x": given},
-                recipe=load_recipe(DEFAULT_RECIPE).with_calibrator(method),
+                recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
                 options=RunOptions(batch=batch),
             )
         )
@@ -89,7 +90,11 @@ def test_entropy_looks_for_a_range(tmp_path: Path) -> None:
     """ONNX Runtime 1.31.1 puts all data in 128 bins for 128 steps: its entropy is minmax, outlier and all."""
     entropy, widest = (
         scale(
-            quantize(product(1000), {"x": outlier()}, recipe=load_recipe(DEFAULT_RECIPE).with_calibrator(m))
+            quantize(
+                product(1000),
+                {"x": outlier()},
+                recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": m}),
+            )
         )
         for m in METHODS[2::-2]
     )
@@ -110,14 +115,14 @@ def test_samples_of_different_shapes(method: str) -> None:
     apart = quantize(
         product(),
         [{"x": rows[:2]}, {"x": rows[2:]}],
-        recipe=load_recipe(DEFAULT_RECIPE).with_calibrator(method),
+        recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
         options=options,
     )
     assert scale(apart) == scale(
         quantize(
             product(),
             [{"x": rows}],
-            recipe=load_recipe(DEFAULT_RECIPE).with_calibrator(method),
+            recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
             options=options,
         )
     )
@@ -136,7 +141,7 @@ def test_a_tensor_that_one_sample_makes_empty(method: str, tmp_path: Path) -> No
         quantize(
             proto,
             given,
-            recipe=load_recipe(DEFAULT_RECIPE).with_calibrator(method),
+            recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
             options=RunOptions(batch=0),
         )
         for given in (feeds, feeds[:1])
@@ -201,7 +206,9 @@ def test_dead_channels_and_tensors_have_scales(method: str) -> None:
         {"w": weight, "b": weights(4), "zero": np.float32(0)},
     )
     found = quantize(
-        proto, [{"x": weights(2, 3, 6, 6)}], recipe=load_recipe(DEFAULT_RECIPE).with_calibrator(method)
+        proto,
+        [{"x": weights(2, 3, 6, 6)}],
+        recipe=load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": method}),
     )
     for encoding in found.encodings.encodings:
         assert np.all(np.isfinite(encoding.scale_array)) and np.all(encoding.scale_array > 0)

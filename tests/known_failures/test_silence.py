@@ -12,10 +12,11 @@ from onnx import numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 from ort_quantizer import MEASURED, by_ort
 
-from onnxfq.documents.recipe import DEFAULT_RECIPE, load_recipe
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.model import list_nodes
 from onnxfq.pipeline import quantize
+from onnxfq.targets.recipes import load_recipe
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # ONNX Runtime's quantizer is not under test
 

@@ -11,7 +11,6 @@ from builders import attention, build, constants, feed_for, gemm, linear, qdq_of
 from keyword_numerics import dynamic_fake_quantize
 from onnx import TensorProto
 
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.passes.insert_fake_quantize import with_fake_quantize
@@ -20,6 +19,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import DEQUANTIZE, QUANTIZE, with_mxfp8_functions
 
 

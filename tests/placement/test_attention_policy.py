@@ -11,11 +11,11 @@ from builders import build, feed_for, linear, planned, weights, with_override
 from engines import build_all, counts, unmeasured
 
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.pipeline import quantize
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.attention import count_tokens
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import parse_layers

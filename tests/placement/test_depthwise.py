@@ -6,10 +6,11 @@ import onnx
 import pytest
 from builders import build, planned, weights
 
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError, SpecError
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.targets.recipes import load_recipe
 
 DEPTHWISE = "d = Conv <group = 4, pads = [1,1,1,1]> (h, w1)"
 
@@ -104,12 +105,13 @@ def test_weights_with_one_scale() -> None:
     assert not spec_of(network(), recipe=recipe).equalized
 
 
-def test_with_equalize() -> None:
+def test_override_equalize() -> None:
     """The option changes the recipe, and recipes without one constant scale refuse it."""
-    assert not spec_of(network(), recipe=load_recipe("tensorrt-int8").with_equalize("none")).equalized
+    one_scale = load_recipe("tensorrt-int8").override(activations={"equalize": "none"})
+    assert not spec_of(network(), recipe=one_scale).equalized
     for name in ("tensorrt-int4", "onnxruntime-uint8-dynamic"):
         with pytest.raises(RecipeError, match="omit --equalize"):
-            load_recipe(name).with_equalize("depthwise")
+            load_recipe(name).override(activations={"equalize": "depthwise"})
 
 
 @pytest.mark.parametrize("changes", [{"axis": None}, {"block_size": 2}, {"dynamic": True}], ids=str)

@@ -10,11 +10,12 @@ import onnxruntime
 import pytest
 from builders import build, weights
 
-from onnxfq.documents.recipe import RECIPES, Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
 from onnxfq.pipeline import quantize
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.plan import make_plan, observation_plan
+from onnxfq.targets.recipes import RECIPES, load_recipe
 
 SPECTRUM = """
     [re] a = MatMul (x, cos) [im] b = MatMul (x, sin) aa = Mul (a, a) bb = Mul (b, b) p = Add (aa, bb)

@@ -23,10 +23,11 @@ from builders import (
 )
 from engines import build_all, counts
 
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import default_opset
 from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 
 
@@ -277,7 +278,7 @@ def test_odd_widths_are_carried_by_int8_on_tensorrt() -> None:
 def test_weight_only_takes_no_calibrator() -> None:
     """A calibrator for activations that are not there is an error, not a silence."""
     with pytest.raises(RecipeError) as caught:
-        load_recipe("tensorrt-int4").with_calibrator("mse")
+        load_recipe("tensorrt-int4").override(activations={"calibrator": "mse"})
     assert str(caught.value) == "recipe tensorrt-int4 is weight-only: no activation needs calibrator 'mse'"
 
 

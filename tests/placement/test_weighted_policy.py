@@ -26,10 +26,10 @@ from builders import (
 )
 
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.targets.recipes import load_recipe
 
 
 def axes(plan: Plan) -> dict[str, int | None]:
@@ -211,7 +211,7 @@ def test_known_ranges_of_the_recipe() -> None:
     assert found["p"].why == "input of MatMul; every output of Softmax lies in [0, 1]"
     assert {p.calibrator for name, p in found.items() if name != "p"} == {"minmax"}
     other = {p.calibrator for p in planned(attention(), "tensorrt-int8").activations}
-    assert other == {"auto"}
+    assert other == {"best_error"}
 
 
 def test_an_operator_of_another_domain_has_no_known_range() -> None:

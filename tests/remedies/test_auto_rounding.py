@@ -130,7 +130,7 @@ def test_the_gain_is_that_of_samples_without_moments() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"recipe": recipe(4).with_rounding("nearest")},
+        {"recipe": recipe(4).override(weights={"rounding": "nearest"})},
         {"recipe": recipe(4, rounding="nearest")},
         {"recipe": recipe(8)},
         {"recipe": recipe(4), "options": RunOptions(data=DataOptions(nonfinite="skip"))},

@@ -15,7 +15,7 @@ from onnxfq import RunOptions, quantize
 from onnxfq.calibration.weights import InputView
 from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.encodings import Encodings
-from onnxfq.documents.recipe import RECIPES, Recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
@@ -28,6 +28,7 @@ from onnxfq.report.text import quantize_summary
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions, open_feeds
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import prepare_model
 
 RNG = np.random.default_rng(5)
@@ -242,7 +243,7 @@ def test_refusals(text: str, why: str) -> None:
 
 def test_quantize_keeps_only_a_gain() -> None:
     """`quantize` names the correction in file and summary; without a gain it changes no bit of the model."""
-    recipe = RECIPES["tensorrt-int4"].with_rounding("nearest")
+    recipe = RECIPES["tensorrt-int4"].override(weights={"rounding": "nearest"})
     recipe = recipe.model_copy(update={"bias_correction": "auto"})
     proto = row_layer("[fc] h = MatMul (x, w) [add] y = Add (h, b)", w=weights(64, 6), b=weights(6))
     made = quantize(proto, ROWS, recipe=recipe, accuracy=AccuracyTarget(repair=None))

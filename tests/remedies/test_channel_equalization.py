@@ -17,7 +17,7 @@ import onnxfq
 from onnxfq.calibration.channel_factors import FactorFormat, FactorProduct, choose_factors
 from onnxfq.cli.main import main
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import RECIPES, Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.channels import analyze_channels
 from onnxfq.graph.io.load import load
@@ -28,6 +28,7 @@ from onnxfq.remedies.equalize_search import HARMFUL
 from onnxfq.remedies.samples import split_samples
 from onnxfq.report.record import ResultRecord
 from onnxfq.runtime.session import Session
+from onnxfq.targets.recipes import RECIPES, load_recipe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))  # not an installed package
 
@@ -97,7 +98,7 @@ def feeds(proto: onnx.ModelProto, count: int = 24) -> list[dict[str, NDArray[np.
 
 def recipe(equalize: str, smooth: str = "none", **weight: str) -> Recipe:
     """Return tensorrt-int8 with these methods."""
-    base = RECIPES["tensorrt-int8"].with_equalize(equalize).with_smooth(smooth)
+    base = RECIPES["tensorrt-int8"].override(activations={"equalize": equalize}, smooth=smooth)
     return base.model_copy(update={"weights": base.weights.model_copy(update=weight)})
 
 
@@ -341,10 +342,10 @@ def test_other_formats_take_the_methods_too(name: str) -> None:
     proto = network(PRE_NORM, 50.0)
     base = RECIPES[name]
     if base.activations is not None and not base.activations.dynamic:
-        base = base.with_equalize("auto")
+        base = base.override(activations={"equalize": "auto"})
     plain, smooth = (
         onnxfq.quantize(proto, feeds(proto), recipe=r, accuracy=onnxfq.AccuracyTarget(repair=None))
-        for r in (RECIPES[name], base.with_smooth("auto"))
+        for r in (RECIPES[name], base.override(smooth="auto"))
     )
     one, other = (min(o.sqnr_db for o in r.evaluation.candidates[0].outputs) for r in (plain, smooth))
     assert other > one - 0.5
@@ -421,7 +422,7 @@ def test_what_lacks_data_is_refused_or_said() -> None:
     """Smoothing by name needs data; a share beyond 1 is refused."""
     proto = network(PRE_NORM)
     with pytest.raises(DataError, match="needs data"):
-        onnxfq.quantize(proto, None, recipe=RECIPES["tensorrt-int8-weights"].with_smooth("0.5"))
+        onnxfq.quantize(proto, None, recipe=RECIPES["tensorrt-int8-weights"].override(smooth="0.5"))
     with pytest.raises(DataError, match="statistics or encodings of the model"):
         onnxfq.quantize(
             proto,
@@ -429,7 +430,7 @@ def test_what_lacks_data_is_refused_or_said() -> None:
             recipe=recipe("cross_layer"),
             sources=onnxfq.Sources(encodings={"x": {"scale": 1.0}}),
         )
-    result = onnxfq.quantize(proto, None, recipe=RECIPES["tensorrt-int8-weights"].with_smooth("auto"))
+    result = onnxfq.quantize(proto, None, recipe=RECIPES["tensorrt-int8-weights"].override(smooth="auto"))
     assert result.trial("equalize").lines() == ["equalize   left: no data was given"]
     with pytest.raises(RecipeError, match="smooth"):
         recipe("none", "1.5")

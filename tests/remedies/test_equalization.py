@@ -17,7 +17,6 @@ from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.main import main
 from onnxfq.data.options import Nonfinite
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import SpecError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.granularity import PER_TENSOR
@@ -30,6 +29,7 @@ from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import MergingObserver, ObserveOptions
 from onnxfq.stages.plan import make_plan, observation_plan
+from onnxfq.targets.recipes import load_recipe
 
 SIZES = 2.0 ** np.asarray([0, -9, 3, -4, -6, 1, -2, -11])
 RECIPES = ["tensorrt-int8", "onnxruntime-int8"]
@@ -117,7 +117,9 @@ def test_far_less_noise(recipe: str) -> None:
     """At least 10 dB better than one scale, at the output, where channels differ by 2^14."""
     sqnr = []
     for which in ("none", "depthwise"):
-        model, plan, _, encodings = stages(network(), load_recipe(recipe).with_equalize(which))
+        model, plan, _, encodings = stages(
+            network(), load_recipe(recipe).override(activations={"equalize": which})
+        )
         sqnr.append(
             ErrorSums.from_arrays(ran(network()), ran(onnxfq.insert_qdq(model, plan, encodings))).sqnr_db
         )
@@ -142,7 +144,7 @@ def test_ranges_of_channels() -> None:
     # Sigmoid is computed in another order in another layout.
     expected = np.stack([h.min(axis=(0, 2, 3)), h.max(axis=(0, 2, 3))], axis=1)
     np.testing.assert_allclose(statistics.channels["h"], expected, rtol=1e-5)
-    whole = stages(network(), load_recipe("tensorrt-int8").with_equalize("none"))[2]
+    whole = stages(network(), load_recipe("tensorrt-int8").override(activations={"equalize": "none"}))[2]
     assert not whole.channels
     for name, one in whole.tensors.items():
         assert np.array_equal(one.counts, statistics[name].counts), name
@@ -171,7 +173,7 @@ def test_statistics_without_channels() -> None:
     model, plan, statistics, _ = stages(network(), "tensorrt-int8")
     with pytest.raises(StatisticsError, match="'h', over .* lack the channel ranges.*equalize: none"):
         calibrate(model, plan, without(statistics, "channels"))
-    one_scale = make_plan(model, load_recipe("tensorrt-int8").with_equalize("none"))
+    one_scale = make_plan(model, load_recipe("tensorrt-int8").override(activations={"equalize": "none"}))
     assert calibrate(model, one_scale, statistics)["h"].param_shape == ()
 
 

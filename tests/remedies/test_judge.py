@@ -10,7 +10,6 @@ import onnx
 import pytest
 from builders import build, weights
 
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.registry import REMEDIES
@@ -18,9 +17,10 @@ from onnxfq.remedies.samples import CHOOSING, FOLDED, PROVING, split_samples
 from onnxfq.runtime.session import Session
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions
+from onnxfq.targets.recipes import load_recipe
 
-RECIPE = load_recipe("tensorrt-int8").with_rounding("nearest")
-COARSE = RECIPE.with_calibrator("range:-0.5,0.5")
+RECIPE = load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
+COARSE = RECIPE.override(activations={"calibrator": "range:-0.5,0.5"})
 """Ranges that cut most values off."""
 
 
@@ -45,7 +45,9 @@ def always(propose) -> Remedy:
 
 def finer(candidate: Candidate, judge: Judge) -> Proposal:
     """Propose ranges that hold every value."""
-    return Proposal(candidate.with_recipe(RECIPE.with_calibrator("minmax")), ["finer ranges"])
+    return Proposal(
+        candidate.with_recipe(RECIPE.override(activations={"calibrator": "minmax"})), ["finer ranges"]
+    )
 
 
 @pytest.mark.parametrize("count", [*range(40), 128])
@@ -98,7 +100,7 @@ def test_what_gains_too_little_is_left() -> None:
     """The same candidate gains nothing, and a worse one loses."""
     candidate, judge = judge_of(24)
     same = candidate.with_recipe(COARSE)
-    worse = candidate.with_recipe(RECIPE.with_calibrator("range:-0.1,0.1"))
+    worse = candidate.with_recipe(RECIPE.override(activations={"calibrator": "range:-0.1,0.1"}))
     for other in (same, worse):
         kept, trial = judge.better(candidate, always(lambda start, bench, other=other: Proposal(other)))
         assert kept is candidate and not trial.is_kept

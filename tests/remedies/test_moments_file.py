@@ -17,8 +17,8 @@ import onnxfq
 from onnxfq.calibration.statistics.input_means import ChannelEnds
 from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import Moments
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.cli.main import build_app
-from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.remedies.moments import SampledInput
 
 __all__ = ["folder"]
@@ -46,7 +46,7 @@ def test_quantize_rounds_without_running_the_model(folder: Path):
         folder / "m.onnx",
         folder / "x.npz",
         folder / "a.onnx",
-        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_rounding("gptq"),
+        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}),
     )
     for what, of in (("ranges", "--ranges"), ("moments", f"--ranges-from {folder}/ranges.npz")):
         for at in (0, 1):
@@ -60,7 +60,7 @@ def test_quantize_rounds_without_running_the_model(folder: Path):
         folder / "m.onnx",
         folder / "x.npz",
         folder / "b.onnx",
-        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_rounding("gptq"),
+        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}),
         sources=onnxfq.Sources(moments=folder / "moments.npz"),
     )
     assert rounded.rounding is not None and usual.rounding is not None
@@ -120,10 +120,10 @@ ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level
          object_store_memory=100 << 20)
 x = np.load("x.npz")["x"].repeat(30, axis=0)
 model = onnxfq.load("m.onnx")
-plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq"))
+plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
 for name, where in (("one", None), ("ray", "local")):
     onnxfq.gather_moments(model, plan, {"x": x}, f"{name}.npz", ray=where)
-    recipe = onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq")
+    recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"})
     options = onnxfq.QuantizeOptions(ray=where)
     onnxfq.quantize("m.onnx", {"x": x}, f"{name}.onnx", recipe=recipe, options=options)
 x[700] = np.inf
@@ -158,7 +158,7 @@ def test_weights_alone_need_no_data(folder: Path):
     model = onnxfq.load(folder / "m.onnx")
     recipe = onnxfq.Recipe.model_validate(
         {"name": "w4", "target": "onnxruntime", "activations": None, "weights": {"qtype": "int4"}}
-    ).with_rounding("gptq")
+    ).override(weights={"rounding": "gptq"})
     onnxfq.gather_moments(model, onnxfq.make_plan(model, recipe), folder / "x.npz", folder / "m.npz")
     found = onnxfq.quantize(
         folder / "m.onnx", None, None, recipe=recipe, sources=onnxfq.Sources(moments=folder / "m.npz")
@@ -175,7 +175,9 @@ def test_the_table_of_calibrate_shows_what_rounding_gains(folder: Path):
     given = f"{folder}/m.onnx --plan {folder}/p.json --statistics {folder}/s.npz -o {folder}/e.json"
     lines = run(f"calibrate {given} --moments {folder}/m.npz --table").splitlines()
     usual = onnxfq.quantize(
-        folder / "m.onnx", folder / "x.npz", recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_rounding("gptq")
+        folder / "m.onnx",
+        folder / "x.npz",
+        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}),
     )
     for layer in usual.rounding.layers:
         at = next(n for n, line in enumerate(lines) if line.split()[:2] == [layer.weight, "nearest"])
@@ -190,7 +192,7 @@ def test_the_table_of_calibrate_shows_what_rounding_gains(folder: Path):
 def test_what_does_not_fit_is_refused(folder: Path):
     """Other models, parts of the data, ranges alone, other grids, other methods: one line with the remedy."""
     model = onnxfq.load(folder / "m.onnx")
-    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq"))
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
     x = {at: folder / f"x{at}.npz" for at in (0, 1)}
     ranges = {at: onnxfq.gather_moments(model, plan, x[at], folder / "r.npz", ranges_only=True) for at in x}
     own = {at: onnxfq.gather_moments(model, plan, x[at], folder / f"o{at}.npz") for at in x}
@@ -208,7 +210,7 @@ def test_what_does_not_fit_is_refused(folder: Path):
             folder / f"{name}.onnx",
             folder / "x.npz",
             folder / "out.onnx",
-            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_rounding(rounding),
+            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": rounding}),
             sources=onnxfq.Sources(moments=moments),
         )
 

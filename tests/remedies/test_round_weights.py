@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from onnxfq import quantize
 from onnxfq.calibration.statistics.input_view import InputView, spread_positions
 from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder, multiply_floats
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import OutputError, RecipeError, StatisticsError
 from onnxfq.execution.activation_store import ArrayStore
 from onnxfq.graph.constants import weight_array
@@ -27,6 +27,7 @@ from onnxfq.remedies.weighted_layers import find_layers
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 
 RNG = np.random.default_rng(0)
 ROUNDED = ("gptq", "qronos")
@@ -223,7 +224,7 @@ def test_moments_do_not_depend_on_passes():
 def test_outputs_gain(method, recipe):
     """Rounded weights lie on their grids, and the outputs are nearer to the float model's on other data."""
     nearest = quantize_simulation(recipe)
-    found = quantize_simulation(recipe.with_rounding(method))
+    found = quantize_simulation(recipe.override(weights={"rounding": method}))
     assert {layer.method for layer in found.layers} == {method}
     assert {layer.weight for layer in found.layers} == {f"w{i}" for i in range(1, 7)}
     assert not found.nearest
@@ -268,7 +269,12 @@ def error(rounding) -> float:
 def test_quantize_writes_the_rounded_weights(method, tmp_path):
     """Simulation and Q/DQ model agree to the bit, the file names the method, and order changes no byte."""
     recipe = load_recipe("tensorrt-int8")
-    made = quantize(network(), DATA, tmp_path / "one.onnx", recipe=load_recipe(recipe).with_rounding(method))
+    made = quantize(
+        network(),
+        DATA,
+        tmp_path / "one.onnx",
+        recipe=load_recipe(recipe).override(weights={"rounding": method}),
+    )
     assert made.evaluation.candidates
     assert {p.key: p.value for p in made.qdq.metadata_props}["onnxfq.rounding"] == method
     assert made.rounding is not None
@@ -284,7 +290,7 @@ def test_quantize_writes_the_rounded_weights(method, tmp_path):
             network(),
             DATA[::-1],
             tmp_path / "two.onnx",
-            recipe=load_recipe(recipe).with_rounding(method),
+            recipe=load_recipe(recipe).override(weights={"rounding": method}),
             options=RunOptions(batch=8),
         )
         assert again.qdq.SerializeToString() == made.qdq.SerializeToString()
@@ -293,12 +299,14 @@ def test_quantize_writes_the_rounded_weights(method, tmp_path):
 def test_one_shot_data_and_no_data():
     """Data that can be read only once serves with what was kept of it; without data nothing is rounded."""
     made = quantize(
-        network(), ({"x": x[None]} for x in DATA), recipe=load_recipe("tensorrt-int8").with_rounding("gptq")
+        network(),
+        ({"x": x[None]} for x in DATA),
+        recipe=load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}),
     )
     assert made.rounding is not None
     assert len(made.rounding.layers) >= 4
     proto = build("g (float[N,64] x) => (float[N,8] y) { [fc] y = MatMul (x, w) }", {"w": weights(64, 8)})
-    recipe = load_recipe("tensorrt-int8-weights").with_rounding("gptq")
+    recipe = load_recipe("tensorrt-int8-weights").override(weights={"rounding": "gptq"})
     without = quantize(proto, None, recipe=recipe).rounding
     assert without is not None
     assert without.nearest == {"w": "no data was given"}
@@ -315,7 +323,7 @@ def test_a_tied_weight_keeps_its_float_reader():
     )
     ids = RNG.integers(0, 40, size=(64,))
     recipe = INT4.model_copy(update={"target": "onnxruntime"})
-    made = quantize(proto, {"ids": ids}, recipe=load_recipe(recipe).with_rounding("gptq"))
+    made = quantize(proto, {"ids": ids}, recipe=load_recipe(recipe).override(weights={"rounding": "gptq"}))
     assert made.rounding is not None
     assert [layer.weight for layer in made.rounding.layers] == ["table"]
     float_table = weight_array(made.rounding.model, "table/float")
@@ -354,7 +362,7 @@ def test_weights_that_stay_at_nearest(place):
         },
     )
     data = [{"x": RNG.normal(size=(4, 16)).astype(np.float32), "c": np.asarray(True)}] * 3
-    made = quantize(proto, data, recipe=load_recipe("tensorrt-int8").with_rounding("gptq"))
+    made = quantize(proto, data, recipe=load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
     assert made.rounding is not None
     assert [layer.weight for layer in made.rounding.layers] == ["w1"]
     wanted = "not multiply it as one matrix" if place == "three axes" else "a body of If, Loop or Scan"
@@ -365,7 +373,7 @@ def test_weights_that_stay_at_nearest(place):
 def test_refusals():
     """An unknown method, and data with NaN, are refused in one line with the remedy."""
     with pytest.raises(RecipeError, match="unknown rounding of weights 'gptqq'.*gptq"):
-        load_recipe("tensorrt-int8").with_rounding("gptqq")
+        load_recipe("tensorrt-int8").override(weights={"rounding": "gptqq"})
     bad = DATA.copy()
     bad[3, 0, 0, 0] = np.nan
     model = load(network())

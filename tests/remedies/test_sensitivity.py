@@ -15,9 +15,9 @@ from builders import BUILDERS, build, conv_relu, feed_for, stage, weights
 from planted_chain import FACTOR, LAYERS, WIDTH, chain, with_modules
 
 import onnxfq
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.cli.main import main
 from onnxfq.data import sample_digest
-from onnxfq.documents.recipe import DEFAULT_RECIPE
 from onnxfq.documents.sensitivity import MetricValues, Sensitivity
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.execution.toggled_segments import SwitchedSegments
@@ -94,7 +94,7 @@ def test_one_switch_is_a_plan_of_one_tensor() -> None:
 
 def test_rounded_weights_have_switches(data) -> None:
     """A weight is the rounded one where it is switched on and the float one elsewhere, to the bit."""
-    recipe = onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq")
+    recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"})
     model, feeds = onnxfq.load(chain()), [{"x": feed["x"]} for feed in data]
     plan = onnxfq.make_plan(model, recipe)
     statistics = onnxfq.collect_statistics(model, plan, onnxfq.open_feeds(model.proto, feeds))
@@ -279,7 +279,9 @@ def test_another_calibrator_first() -> None:
     data = [{"x": rng.normal(size=(1, size)).astype(np.float32)} for _ in range(32)]
     for feed in data:
         feed["x"][0, 0] = 60
-    asked = onnxfq.quantize(model, data, recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_calibrator("mse"))
+    asked = onnxfq.quantize(
+        model, data, recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "mse"})
+    )
     assert not asked.trial("calibrator").is_needed and output_db(asked) < 20
     chosen = onnxfq.quantize(model, iter(data))  # read only once
     assert chosen.trial("calibrator").is_kept and output_db(chosen) > 30
@@ -287,7 +289,9 @@ def test_another_calibrator_first() -> None:
     assert (
         chosen.encodings
         == onnxfq.quantize(
-            model, data, recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_calibrator("entropy")
+            model,
+            data,
+            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": "entropy"}),
         ).encodings
     )
     assert "activations are calibrated by entropy" in quantize_summary(chosen)
@@ -419,7 +423,7 @@ def test_fallbacks(data, fallback) -> None:
     kept = onnxfq.quantize(
         chain((3, 6)),
         data,
-        recipe=onnxfq.load_recipe("onnxruntime-int8").with_rounding("gptq"),
+        recipe=onnxfq.load_recipe("onnxruntime-int8").override(weights={"rounding": "gptq"}),
         accuracy=promise,
     )
     readers = {use.node: p for p in kept.plan.activations for use in p.uses}
@@ -453,7 +457,8 @@ def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
         lines = f"v{turned} = Transpose <perm = [1, 0]> (w{turned}) {lines}"
     text = f"g (float[N,256] x) => (float[N,256] y) {{ {lines} }}"
     feeds = [{"x": rng.normal(size=(1, 256)).astype(np.float32)} for _ in range(4)]
-    recipe = onnxfq.load_recipe(recipe).with_rounding("nearest")  # four samples would be learnt by heart
+    # Other methods would learn four samples by heart.
+    recipe = onnxfq.load_recipe(recipe).override(weights={"rounding": "nearest"})
     plain = onnxfq.quantize(
         build(text, values), feeds, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None)
     )

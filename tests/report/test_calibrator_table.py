@@ -21,7 +21,7 @@ def staged() -> Staged:
     return stage(attention(), "tensorrt-fp8")
 
 
-@pytest.mark.parametrize("calibrator", [None, "entropy", "percentile:99", "auto", "range:-1,1"])
+@pytest.mark.parametrize("calibrator", [None, "entropy", "percentile:99", "best_error", "range:-1,1"])
 def test_rows_are_what_calibrate_would_give(calibrator: str | None) -> None:
     """Each row is its method's range and expected noise; the one marked has the scale of the encoding."""
     made = staged()
@@ -30,7 +30,7 @@ def test_rows_are_what_calibrate_would_give(calibrator: str | None) -> None:
     for placement in made.plan.activations:
         mine = [row for row in rows if row.tensor == placement.tensor]
         spec = encodings[placement.tensor].spec
-        assert {row.calibrator for row in mine} >= set(observing_names()) - {"auto", "moving_average"}
+        assert {row.calibrator for row in mine} >= set(observing_names()) - {"best_error", "moving_average"}
         for row in mine:
             wanted = Calibrator.parse(row.calibrator)(made.statistics[row.tensor], spec)
             assert (row.rmin, row.rmax) == wanted

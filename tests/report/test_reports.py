@@ -21,7 +21,6 @@ from planted_chain import LAYERS, WIDTH, chain, with_modules
 from onnxfq import plot
 from onnxfq.calibration.calibrators.grid_error import estimate_sqnr_db
 from onnxfq.documents.plan import Skipped
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.errors import PlanError
 from onnxfq.graph.signature import with_outputs
@@ -34,6 +33,7 @@ from onnxfq.report.tensor_rows import TensorError, quantized_tensors, tensor_err
 from onnxfq.report.text import coverage_line, plan_summary, quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.support.records import to_json
+from onnxfq.targets.recipes import load_recipe
 
 
 @pytest.fixture(scope="module")
@@ -216,12 +216,14 @@ def test_running_noise_is_that_of_onnxruntime(result: QuantizeResult) -> None:
 
 
 def test_histograms_count_all_values(result: QuantizeResult) -> None:
-    """A histogram has every value, and `auto` is followed by the method that it took."""
+    """A histogram has every value, and `best_error` is followed by the method that it took."""
     for row in quantized_tensors(result):
         seen = result.statistics.tensors.get(row.tensor)
         values = weights(4, 4, 3, 3, seed=1).size if seen is None else seen.finite
         assert sum(row.counts) == values and row.edges is not None
-        assert seen is None or re.fullmatch(r"auto: (minmax|percentile|entropy|mse|sqnr)", row.calibrator)
+        assert seen is None or re.fullmatch(
+            r"best_error: (minmax|percentile|entropy|mse|sqnr)", row.calibrator
+        )
 
 
 def test_exact_tensors_have_a_place(tmp_path: Path) -> None:

@@ -21,17 +21,17 @@ from onnxfq.runtime.device_choice import Outcome, choose_device, fall_back, gpu_
 from onnxfq.runtime.devices import Gpu, cuda_built
 from onnxfq.runtime.session import Session
 
-AUTO = choice._auto
+ANY = choice._choose_any
 
 
 @pytest.fixture(autouse=True)
 def fresh(auto_is_the_cpu: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test starts without a cache, and leaves none behind."""
-    monkeypatch.setattr(choice, "_auto", AUTO)
-    for cached in (choice._auto, choice.gpu_problem):
+    monkeypatch.setattr(choice, "_choose_any", ANY)
+    for cached in (choice._choose_any, choice.gpu_problem):
         cached.cache_clear()
     yield
-    for cached in (AUTO, gpu_problem):
+    for cached in (ANY, gpu_problem):
         cached.cache_clear()
 
 
@@ -56,10 +56,10 @@ def test_cuda_without_a_gpu_is_one_line(no_gpu: str) -> None:
 def test_auto_is_the_cpu_without_a_gpu(
     no_gpu: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without a GPU auto is the CPU, in silence; a request for one is refused with the reason."""
+    """Without a GPU any is the CPU, in silence; a request for one is refused with the reason."""
     monkeypatch.setattr(choice, "gpus_of_driver", lambda: 0)
     with caplog.at_level(logging.INFO, "onnxfq"):
-        assert choose_device("auto") == choose_device("cpu") == "cpu"
+        assert choose_device("any") == choose_device("cpu") == "cpu"
     (record,) = caplog.records
     assert (record.levelno, record.message) == (logging.INFO, f"running on the CPU: {no_gpu}")
 
@@ -67,13 +67,13 @@ def test_auto_is_the_cpu_without_a_gpu(
 def test_auto_says_that_it_takes_a_gpu(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If a GPU works, auto takes it and names it in one line, once."""
+    """If a GPU works, any takes it and names it in one line, once."""
     gpu = Gpu(0, "a GPU", 90, 141 << 30, 13000, 13000)
     monkeypatch.setattr(choice, "cuda_problem", lambda: "")
     monkeypatch.setattr(choice, "self_test", lambda device: [Outcome(device, "Kernel", "")])
     monkeypatch.setattr(choice, "gpus", lambda: (gpu,))
     with caplog.at_level(logging.WARNING, "onnxfq"):
-        assert choose_device("auto") == choose_device("auto") == choose_device("cuda") == "cuda"
+        assert choose_device("any") == choose_device("any") == choose_device("cuda") == "cuda"
     assert [record.message for record in caplog.records] == [
         f"running on {gpu}; choose device cpu for the CPU"
     ]
@@ -83,14 +83,14 @@ def test_auto_says_that_it_takes_a_gpu(
 def test_a_gpu_with_wrong_bits_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A kernel that fails its self-test, as on a GPU too old, keeps auto on the CPU, with a note."""
+    """A kernel that fails its self-test, as on a GPU too old, keeps any on the CPU, with a note."""
     fault = "CUDA cannot launch FakeQuantize: no kernel image; this GPU is older; run on the CPU"
     outcomes = [Outcome("cuda", "Observe", ""), Outcome("cuda", "FakeQuantize", fault)]
     monkeypatch.setattr(choice, "cuda_problem", lambda: "")
     monkeypatch.setattr(choice, "self_test", lambda device: outcomes)
     monkeypatch.setattr(choice, "gpus_of_driver", lambda: 1)
     with caplog.at_level(logging.WARNING, "onnxfq"):
-        assert choose_device("auto") == "cpu"
+        assert choose_device("any") == "cpu"
     (record,) = caplog.records
     assert record.message == f"running on the CPU: FakeQuantize fails its self-test there: {fault}"
     with pytest.raises(RuntimeLibraryError, match="fails its self-test there: CUDA cannot launch"):
@@ -99,6 +99,8 @@ def test_a_gpu_with_wrong_bits_is_not_used(
 
 def test_unknown_choice() -> None:
     """A wrong name is answered with the nearest."""
+    with pytest.raises(SpecError, match=r"unknown device 'auto'; it is called 'any' here"):
+        choose_device("auto")
     with pytest.raises(SpecError, match=r"unknown device 'cud'; nearest: cuda"):
         choose_device("cud")
 
@@ -107,9 +109,9 @@ def test_what_fails_on_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
     """Auto goes to the CPU and says so; with a GPU asked for by name, and on the CPU, it is an error."""
     error = DeviceMemoryError("the GPU has no room; give a smaller batch, or run on the CPU")
     with caplog.at_level(logging.WARNING, "onnxfq"):
-        assert fall_back("auto", "cuda", error) == "cpu"
+        assert fall_back("any", "cuda", error) == "cpu"
     assert [record.message for record in caplog.records] == [f"running on the CPU: {error}"]
-    for wanted, device in (("cuda", "cuda"), ("auto", "cpu"), ("cpu", "cpu")):
+    for wanted, device in (("cuda", "cuda"), ("any", "cpu"), ("cpu", "cpu")):
         with pytest.raises(DeviceMemoryError):
             fall_back(wanted, device, error)
 
@@ -135,7 +137,7 @@ ASK = """
 import logging
 logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
 from onnxfq.runtime.device_choice import choose_device
-print(choose_device("auto"))
+print(choose_device("any"))
 try:
     choose_device("cuda")
 except Exception as error:

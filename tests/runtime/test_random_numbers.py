@@ -14,7 +14,7 @@ import pytest
 from builders import build, weights
 from numpy.typing import NDArray
 
-from onnxfq.documents.recipe import DEFAULT_RECIPE, load_recipe
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.pipeline import quantize
@@ -29,6 +29,7 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 
 WEIGHTS = {"w": weights(16, 16) * np.float32(0.2), "v": weights(16, 16, seed=1) * np.float32(0.2)}
 FEED = {"x": np.random.default_rng(0).normal(size=(32, 16)).astype(np.float32)}
@@ -75,7 +76,7 @@ def in_function() -> onnx.ModelProto:
     return model
 
 
-NEAREST = load_recipe(DEFAULT_RECIPE).with_rounding("nearest")
+NEAREST = load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "nearest"})
 """A recipe without a remedy for weights."""
 
 NETWORKS = {draw: (lambda draw=draw: network(draw)) for draw in DRAWS} | {"local function": in_function}

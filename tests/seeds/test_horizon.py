@@ -162,7 +162,9 @@ def test_quantize_module_takes_moving_average_rounding_and_rule():
 def test_training_without_calibration_moves_scales_as_torch_ao(recipe, calibrator):
     """The QAT default is torch.ao's moving average in training; `compute_encodings` fixes the scales."""
     model = nn.Sequential(nn.Linear(4, 4))
-    quantize_module(model, load_recipe(recipe).with_calibrator(calibrator), scale_rule="width")
+    quantize_module(
+        model, load_recipe(recipe).override(activations={"calibrator": calibrator}), scale_rule="width"
+    )
     found = quantizers(model)["0.input_quantizer"]
     peer = peers.MovingAverageMinMaxObserver(
         averaging_constant=0.25 if "moving" in calibrator else 0.01,

@@ -509,7 +509,7 @@ def test_the_table_has_a_row_for_all_groups() -> None:
     statistics = collect_statistics(model, plan, feeds)
     rows = calibrator_rows(plan, statistics)
     assert [row.calibrator for row in rows] == [
-        n for n in sorted(observing_names()) if n not in ("auto", "moving_average")
+        n for n in sorted(observing_names()) if n not in ("best_error", "moving_average")
     ]
     (chosen,) = [row for row in rows if row.chosen]
     made = calibrate(model, plan, statistics)["x"]
@@ -520,9 +520,9 @@ def test_the_table_has_a_row_for_all_groups() -> None:
     assert math.isclose(chosen.sqnr_db, 10 * math.log10(power / noise), abs_tol=0.3)
     assert (chosen.rmin, chosen.rmax) == (x.min(), x.max())
     assert "x (3 groups)" in calibrator_table(rows)
-    auto = [row for row in calibrator_rows(plan, statistics, "auto") if row.chosen]
-    assert [row.calibrator for row in auto] == ["auto"]
-    assert auto[0].sqnr_db >= chosen.sqnr_db
+    chosen_rows = [row for row in calibrator_rows(plan, statistics, "best_error") if row.chosen]
+    assert [row.calibrator for row in chosen_rows] == ["best_error"]
+    assert chosen_rows[0].sqnr_db >= chosen.sqnr_db
 
 
 def test_reports_know_the_noise_of_all_groups() -> None:

@@ -26,7 +26,7 @@ from builders import (
 from onnx import numpy_helper
 
 from onnxfq.cli.main import main
-from onnxfq.documents.recipe import Existing, Recipe, load_recipe
+from onnxfq.documents.recipe import Existing, Recipe
 from onnxfq.errors import ModelError, RuntimeLibraryError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
@@ -36,6 +36,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 
 
 def asked(existing: Existing, **override: object) -> Recipe:

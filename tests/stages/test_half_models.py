@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 from onnxfq.calibration.statistics import TensorStatistics
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import PlanError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
@@ -27,6 +26,7 @@ from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.recipes import load_recipe
 
 
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "tensorrt-fp8"])

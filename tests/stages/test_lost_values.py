@@ -9,7 +9,7 @@ import pytest
 from builders import conv_relu, feed_for, whole_recipe
 
 import onnxfq
-from onnxfq.documents.recipe import DEFAULT_RECIPE
+from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.report.html import render_report
 from onnxfq.stages.zeroed_values import find_zeroed_values
 
@@ -23,12 +23,14 @@ def feeds(largest: float) -> list[dict[str, np.ndarray]]:
     return made
 
 
-@pytest.mark.parametrize("calibrator", ["auto", "minmax"])
+@pytest.mark.parametrize("calibrator", ["best_error", "minmax"])
 def test_lost_values_are_named(calibrator: str, caplog: pytest.LogCaptureFixture) -> None:
     """No method keeps the middle half: the tensor, its figure and the remedy stand in log and report."""
     with caplog.at_level(logging.WARNING):
         result = onnxfq.quantize(
-            conv_relu(), feeds(4000.0), recipe=onnxfq.load_recipe(DEFAULT_RECIPE).with_calibrator(calibrator)
+            conv_relu(),
+            feeds(4000.0),
+            recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(activations={"calibrator": calibrator}),
         )
     told = [record.getMessage() for record in caplog.records if "typical values" in record.getMessage()]
     assert len(told) == 1 and "'x' 0.0 dB" in told[0] and "leave them in float" in told[0]

@@ -24,7 +24,6 @@ from onnxfq.cli.main import main
 from onnxfq.data import DataDigest, Feed, digest_feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Plan
-from onnxfq.documents.recipe import RECIPES
 from onnxfq.errors import DataError, RuntimeLibraryError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
@@ -38,6 +37,7 @@ from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
 from onnxfq.stages.observers import ObserveOptions, StatisticsObserver
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.plan import make_plan, observation_plan
+from onnxfq.targets.recipes import RECIPES
 
 
 @pytest.fixture

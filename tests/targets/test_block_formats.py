@@ -33,7 +33,7 @@ from keyword_numerics import dequantize, dynamic_fake_quantize, fake_quantize
 import onnxfq
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Placement, Plan
-from onnxfq.documents.recipe import RECIPES, Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, PlanError, RecipeError
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.names import Use
@@ -50,6 +50,7 @@ from onnxfq.stages.derived_scales import encode_constant
 from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.score import score_models
+from onnxfq.targets.recipes import RECIPES, load_recipe
 
 # qtype, scale_type, block_size
 FORMATS = {
@@ -373,7 +374,7 @@ def test_a_plan_with_nothing_to_observe(tmp_path: Path):
 def test_the_calibrator_of_dynamic_activations():
     """It has no part in them: to ask for one is an error, and the plan names none but minmax."""
     with pytest.raises(RecipeError, match="has dynamic scales for activations: none needs"):
-        load_recipe("nvfp4").with_calibrator("mse")
+        load_recipe("nvfp4").override(activations={"calibrator": "mse"})
     assert {p.calibrator for p in planned(linear(70, 6), dynamic_recipe(calibrator="mse")).placements} == {
         "minmax"
     }

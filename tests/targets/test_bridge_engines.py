@@ -10,7 +10,7 @@ from builders import build, feed_for, planned, weights, with_override
 from engines import build_all, unmeasured
 
 import onnxfq
-from onnxfq.documents.recipe import load_recipe
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import EngineLayer, parse_layers
 

@@ -12,8 +12,9 @@ import pytest
 from builders import build, weights
 
 import onnxfq
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.runtime.session import Session
+from onnxfq.targets.recipes import load_recipe
 
 OPERATORS: dict[str, tuple[str, tuple[int, ...]]] = {
     "Conv 1d": ("y = Conv (x, c1)", (4, 8, 12)),

@@ -8,8 +8,8 @@ import pytest
 from builders import build, conv_transpose, planned, weights
 from engines import build_all, unmeasured, verdicts
 
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import ModelError
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.rules.context import read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA

@@ -15,13 +15,13 @@ import pytest
 from builders import build, stage, weights
 from engines import build_all, counts, unmeasured
 
-from onnxfq.documents.recipe import load_recipe
 from onnxfq.errors import OnnxfqError
 from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import with_target_qdq
 from onnxfq.targets import tensorrt
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.targets.tensorrt.rewrites.block_formats import block_writer

@@ -13,10 +13,10 @@ from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 import onnxfq
-from onnxfq.documents.recipe import RECIPES
 from onnxfq.errors import RecipeError
 from onnxfq.runtime.session import Session
 from onnxfq.targets import Slots, Target, TargetPolicy, register_target
+from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import TARGETS
 
 RECIPE = onnxfq.Recipe.model_validate(

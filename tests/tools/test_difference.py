@@ -138,7 +138,7 @@ def test_provenance_tells_what_it_was_made_from(tmp_path: Path) -> None:
         contents.append((tmp_path / "q.onnx").read_bytes())
         metadata = {p.key: p.value for p in onnx.load(tmp_path / "q.onnx").metadata_props}
         digests.append(metadata["onnxfq.statistics_sha256"])
-        assert metadata["onnxfq.recipe"] == "tensorrt-int8" and metadata["onnxfq.calibrator"] == "auto"
+        assert metadata["onnxfq.recipe"] == "tensorrt-int8" and metadata["onnxfq.calibrator"] == "best_error"
         assert {"onnxfq.version", "onnxfq.source_sha256"} <= set(metadata)
     assert contents[0] == contents[1] and digests[0] == digests[1] != digests[2]
 

@@ -7,9 +7,10 @@ import pytest
 from builders import build, conv_relu, linear, one_format, planned, qdq_of, stage, weights, with_weights
 from onnx import numpy_helper
 
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.tools.inspect import inspect_model
 
 

@@ -18,13 +18,14 @@ from ort_quantizer import by_ort
 
 from onnxfq.cli.main import main
 from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions
-from onnxfq.documents.recipe import Recipe, load_recipe
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.stages.options import QuantizeOptions
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.tools.convert import convert
 
 TURBO = pytest.mark.filterwarnings("ignore")  # onnxruntime's quantizer is not under test

@@ -45,7 +45,7 @@ def test_placement_is_that_of_the_onnx_side(name, asked):
     """
     model, x = network(name), digits()
     plain = onnxfq.load(export_torch(model, (x,)))
-    expected = onnxfq.make_plan(plain, onnxfq.load_recipe(asked).with_equalize("none"))
+    expected = onnxfq.make_plan(plain, onnxfq.load_recipe(asked).override(activations={"equalize": "none"}))
     prepared(model, x, asked)
     arguments = bind(model, (x,))
     request = Request(arguments, name_inputs(arguments, None, None), None, True, None)
@@ -522,7 +522,7 @@ def test_rewrites_of_onnx_models_are_named(depthwise):
         s.why for s in expected.skipped if "depthwise" in s.why and s.kind == "node"
     ]
     remove_fake_quantize(model)
-    plan = quantize_module(model, onnxfq.load_recipe("tensorrt-int8").with_rounding("gptq"))
+    plan = quantize_module(model, onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
     assert [p.tensor for p in plan.placements if "equalize depthwise is for ONNX" in p.why] in (
         ["1.input"],
         ["1.conv2d_input"],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pydantic
 
-from onnxfq.calibration.calibrators.auto import auto
+from onnxfq.calibration.calibrators.best_error import best_error
 from onnxfq.calibration.calibrators.entropy import entropy
 from onnxfq.calibration.calibrators.fixed import check_known, check_range, fix_range, known
 from onnxfq.calibration.calibrators.method_parameters import Check, Parameter, read_parameters, spell
@@ -48,7 +48,7 @@ class CalibrationMethod:
 
 
 CALIBRATORS: dict[str, CalibrationMethod] = {
-    "auto": CalibrationMethod(auto),
+    "best_error": CalibrationMethod(best_error),
     "entropy": CalibrationMethod(entropy),
     "minmax": CalibrationMethod(minmax),
     "moving_average": CalibrationMethod(average_ranges, check_constant, "moving_average:0.1", ordered=True),
@@ -60,20 +60,21 @@ CALIBRATORS: dict[str, CalibrationMethod] = {
     "known": CalibrationMethod(known, check_known, "known:OP", fixed=True),
 }
 
-DEFAULT_CALIBRATOR = "auto"
+DEFAULT_CALIBRATOR = "best_error"
 
 _OWN = __name__.partition(".")[0] + "."
 """First part of the modules of this package."""
 
 _ELSEWHERE = {
     "absmax": "minmax",
+    "auto": "best_error",
     "histogram": "entropy, percentile or mse",
     "kl": "entropy",
     "max": "minmax",
     "tf": "minmax",
     "tf_enhanced": "sqnr",
 }
-"""Names in pytorch-quantization, Model-Optimizer and AIMET -> names here."""
+"""Names here before, in pytorch-quantization, Model-Optimizer and AIMET -> names here."""
 
 
 def register_calibrator(name: str, method: CalibrationMethod) -> None:

@@ -120,8 +120,8 @@ MOST_NOISE = 4.0
 """Largest sum of the relative noise of all tensors of a group, over that sum with separate ranges.
 
 It is the noise of one bit less. Measured on a trained YOLOv8-n with 16 bridges and photographs, SQNR of the
-output without common ranges, with this limit, and with no limit: auto 22.8, 23.2, 23.2 dB; minmax 24.4, 24.2,
-24.2 dB; entropy 30.5, 31.1, 31.1 dB.
+output without common ranges, with this limit, and with no limit: best_error 22.8, 23.2, 23.2 dB; minmax
+24.4, 24.2, 24.2 dB; entropy 30.5, 31.1, 31.1 dB.
 """
 
 

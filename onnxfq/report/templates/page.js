@@ -55,7 +55,7 @@ const measured = [
   { title: "format", value: formats, kind: "wide", both: true },
   { title: "range", value: (row, at) => ((activation(row, at) || {}).observed || [null])[0], text: (row, at) => ends((activation(row, at) || {}).observed), kind: "n wide" },
   { title: "grid", value: (row, at) => ((activation(row, at) || {}).grid || [null])[0], text: (row, at) => ends((activation(row, at) || {}).grid), kind: "n wide" },
-  { title: "calibrator", value: (row, at) => (activation(row, at) || {}).calibrator || "", kind: "wide w", hint: "behind auto: the method that it took" },
+  { title: "calibrator", value: (row, at) => (activation(row, at) || {}).calibrator || "", kind: "wide w", hint: "behind best_error: the method that it took" },
 ];
 
 function verdict() {
@@ -130,7 +130,7 @@ function histogram(tensor, at) {
   svg.append(make("svg:rect", { x: x(tensor.grid[0]), y: 20, width: Math.max(1, x(tensor.grid[1]) - x(tensor.grid[0])), height: base - 20, fill: ink(at), opacity: 0.12 }, make("svg:title", {}, `grid ${ends(tensor.grid)}`)));
   tensor.counts.forEach((count, place) => { if (count) svg.append(make("svg:rect", { x: 4 + ((width - 8) * place) / bins, y: base - bar(count), width: (width - 8) / bins - 0.6, height: bar(count), fill: "var(--soft)" }, make("svg:title", {}, `${short(low + ((high - low) * place) / bins)} … : ${count}`))); });
   svg.append(make("svg:line", { class: "axis", x1: 4, x2: width - 4, y1: base, y2: base }));
-  const taken = tensor.calibrator.replace("auto: ", "");
+  const taken = tensor.calibrator.replace("best_error: ", "");
   for (const [name, range] of Object.entries(tensor.thresholds)) for (const end of range) if (end)
     svg.append(make("svg:line", { x1: x(Math.max(low, Math.min(end, high))), x2: x(Math.max(low, Math.min(end, high))), y1: name === taken ? 18 : 26, y2: name === taken ? base : 36, stroke: name === taken ? ink(at) : "var(--low)", "stroke-width": name === taken ? 1.6 : 1.2, "stroke-dasharray": name === taken ? "4 2" : null }, make("svg:title", {}, `${name}: ${ends(range)}`)));
   svg.append(make("svg:text", { x: 4, y: base + 14 }, short(low)), make("svg:text", { x: width - 4, y: base + 14, "text-anchor": "end" }, short(high)), make("svg:text", { x: 4, y: 12 }, "values (log scale); shaded: the grid; ticks: ends by calibrator"));

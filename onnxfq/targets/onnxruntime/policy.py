@@ -8,6 +8,7 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
+from onnxfq.targets.onnxruntime.recipes import RECIPES
 from onnxfq.targets.target import Target
 
 # Above ORT_ENABLE_BASIC these are fused for uint8 inputs with any number of scales. The fused kernels
@@ -70,4 +71,5 @@ ONNXRUNTIME = Target(
         ),
         keeps_float=_keeps_float,
     ),
+    recipes=RECIPES,
 )

@@ -15,6 +15,7 @@ from onnxfq.support.attempts import attempt
 from onnxfq.targets.target import Target
 from onnxfq.targets.tensorrt.limits import CAST_BEFORE_LOOP, loops_several_steps
 from onnxfq.targets.tensorrt.policy import POLICY
+from onnxfq.targets.tensorrt.recipes import RECIPES
 from onnxfq.targets.tensorrt.rewrites.block_formats import DOMAIN, block_writer
 from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import with_mxfp8_functions
 from onnxfq.targets.tensorrt.rewrites.refused_forms import (
@@ -69,6 +70,7 @@ def _finish(proto: onnx.ModelProto) -> onnx.ModelProto:
 TENSORRT = Target(
     "tensorrt",
     POLICY,
+    recipes=RECIPES,
     prepare=_prepare,
     form=QdqForm(block_writer, divide_products, _finish),
     domains={DOMAIN: "TensorRT"},

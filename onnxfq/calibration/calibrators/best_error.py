@@ -1,4 +1,4 @@
-"""Auto: choice of a method per tensor by highest SQNR, with a bound for the middle half of the values."""
+"""Best error: the method of highest SQNR for each tensor, with a bound for the middle half of the values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Below it the middle half counts as lost, and `calibrate` warns.
 """
 
 
-def auto(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
+def best_error(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     """Return the range of METHODS with the highest expected SQNR that preserves typical values.
 
     The largest values dominate the SQNR over all values: a rare exact one outweighs all small ones lost.
@@ -60,7 +60,7 @@ def auto(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
 
 
 def choose_range(statistics: TensorStatistics, spec: QuantSpec, ranges: list[tuple[float, float]]) -> int:
-    """Return the place of the best of `ranges`, as `auto` defines it; the first of equal ones."""
+    """Return the place of the best of `ranges`, as `best_error` defines it; the first of equal ones."""
     whole, middle = estimate_figures(statistics, spec, ranges)
     kept = middle >= TYPICAL_DB
     score = np.where(kept, whole, -np.inf) if kept.any() else np.minimum(whole, middle)

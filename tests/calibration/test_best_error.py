@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq.calibration.calibrators.auto import METHODS, TYPICAL_DB, auto, estimate_figures, middle_half
+from onnxfq.calibration.calibrators.best_error import (
+    METHODS,
+    TYPICAL_DB,
+    best_error,
+    estimate_figures,
+    middle_half,
+)
 from onnxfq.calibration.calibrators.grid_error import Density
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.numerics.affine import fake_quantize
@@ -32,7 +38,7 @@ def test_no_method_is_better_in_both(x, spec):
     """The range is a method's; 14 dB at typical values are kept if any keeps them, with the best SQNR."""
     stats = TensorStatistics.from_array(x)
     ranges = [method(stats, spec) for method in METHODS.values()]
-    chosen = auto(stats, spec)
+    chosen = best_error(stats, spec)
     assert chosen in ranges
     whole, middle = estimate_figures(stats, spec, ranges)
     at = ranges.index(chosen)
@@ -48,7 +54,7 @@ def test_a_rare_large_value_does_not_cost_the_typical_ones():
     rng = np.random.default_rng(0)
     x = np.append(rng.normal(size=100_000), 2000.0).astype(np.float32)
     stats = TensorStatistics.from_array(x)
-    lost, kept = METHODS["mse"](stats, INT8), auto(stats, INT8)
+    lost, kept = METHODS["mse"](stats, INT8), best_error(stats, INT8)
     typical = np.abs(x)[(np.abs(x) > 0.3) & (np.abs(x) < 1.2)]
 
     def sqnr_of(limits):
@@ -62,7 +68,7 @@ def test_without_outliers_it_is_the_best_sqnr():
     """If every method keeps the typical value, squared error decides."""
     stats = TensorStatistics.from_array(np.random.default_rng(1).normal(size=50_000).astype(np.float32))
     ranges = [method(stats, INT8) for method in METHODS.values()]
-    assert auto(stats, INT8) == ranges[int(np.argmax(estimate_figures(stats, INT8, ranges)[0]))]
+    assert best_error(stats, INT8) == ranges[int(np.argmax(estimate_figures(stats, INT8, ranges)[0]))]
 
 
 @pytest.mark.parametrize("kind", ["normal", "half zeros", "one value", "two values", "with subnormals"])
@@ -88,4 +94,4 @@ def test_the_middle_half_is_between_the_quartiles(kind):
 def test_zeros_have_no_middle():
     """A tensor of zeros gives a range too."""
     stats = TensorStatistics.from_array(np.zeros(9, np.float32))
-    assert auto(stats, INT8) == (0.0, 0.0)
+    assert best_error(stats, INT8) == (0.0, 0.0)

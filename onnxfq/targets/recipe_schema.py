@@ -7,9 +7,12 @@ import re
 from typing import Any
 
 from onnxfq.calibration.calibrators import spellings
-from onnxfq.documents.recipe import RECIPES, ActivationScheme, Override, Recipe, WeightScheme
+from onnxfq.documents.override import Override
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import Simulation
+from onnxfq.documents.schemes import ActivationScheme, WeightScheme
 from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.targets.recipes import RECIPES
 
 _OTHERS = {
     "name": "name of the recipe, which reports and written models repeat; default: the name of the file",

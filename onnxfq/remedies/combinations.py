@@ -1,0 +1,138 @@
+"""`improve`: remedies that cost nothing at run time, alone and combined, then those that do, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter
+from typing import NamedTuple
+
+from onnxfq.documents.trial import Trial
+from onnxfq.remedies.candidate import Candidate
+from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
+from onnxfq.remedies.samples import split_samples
+
+BEAM = 2
+"""Candidates that the next remedy is tried on: a chain that keeps one misses what only pairs gain."""
+
+
+OTHERS = "others gain more"
+
+
+class _Step(NamedTuple):
+    """A remedy on the way to a candidate, with its proposal."""
+
+    remedy: str
+    proposal: Proposal
+
+
+class _Path(NamedTuple):
+    """A candidate, and the remedies that led to it."""
+
+    candidate: Candidate
+    steps: tuple[_Step, ...] = ()
+
+
+def improve(
+    judge: Judge, candidate: Candidate, remedies: Sequence[Remedy]
+) -> tuple[Candidate, tuple[Trial, ...]]:
+    """Return what is left of `candidate` after all remedies in this order, and their trials."""
+    free = [remedy for remedy in remedies if remedy.is_free]
+    candidate, trials = _Combined(judge, candidate, free).improve()
+    for remedy in remedies:
+        if not remedy.is_free:
+            candidate, trial = judge.better(candidate, remedy)
+            trials.append(trial)
+    return candidate, tuple(trials)
+
+
+class _Combined:
+    """Free remedies on one candidate."""
+
+    def __init__(self, judge: Judge, start: Candidate, remedies: Sequence[Remedy]) -> None:
+        self._judge, self._start, self._remedies = judge, start, remedies
+        self._refusals: dict[str, Refusal] = {}
+        self._seconds: dict[str, float] = {}
+        self._best = _Path(start)
+
+    def improve(self) -> tuple[Candidate, list[Trial]]:
+        """Return the best candidate that is proven, and a trial for each remedy."""
+        judge, start = self._judge, self._start
+        off = "repair is off" if judge.is_off else ""
+        whys = {remedy.name: off or remedy.explain_unneeded(start, judge) for remedy in self._remedies}
+        asked = [remedy for remedy in self._remedies if not whys[remedy.name]]
+        costs = {remedy.name: remedy.estimate(start, judge) for remedy in asked}
+        for name in sorted(costs, key=costs.__getitem__):  # the cheapest first
+            why = judge.budget.explain_refusal(costs[name])
+            if why:
+                self._refusals[name] = Refusal(why)
+        affordable = [remedy for remedy in asked if remedy.name not in self._refusals]
+        kept, whole = start, None
+        if affordable:
+            search = Remedy("combined", lambda *_: "", partial(self._search, remedies=affordable))
+            kept, whole = judge.better(start, search)
+        steps = {step.remedy: step for step in self._best.steps}
+        figures = self._prove()
+        trials = []
+        for name in whys:
+            if whys[name]:
+                trials.append(Trial(remedy=name, is_needed=False, why=whys[name]))
+                continue
+            before, after = figures.get(name, (None, None))
+            is_kept = name in steps and kept is not start
+            why = "" if is_kept or whole is None else whole.why
+            verdict = steps[name].proposal if name in steps else self._refusals.get(name, Refusal(OTHERS))
+            if isinstance(verdict, Refusal):
+                why = verdict.why
+            trials.append(
+                Trial(
+                    remedy=name,
+                    is_needed=not isinstance(verdict, Refusal) or verdict.is_needed,
+                    is_kept=is_kept,
+                    before=before,
+                    after=after,
+                    why=why,
+                    details=tuple(verdict.details),
+                    evidence=verdict.evidence,
+                    seconds=self._seconds.get(name, 0.0),
+                )
+            )
+        return kept, trials
+
+    def _search(self, start: Candidate, judge: Judge, *, remedies: Sequence[Remedy]) -> Proposal | Refusal:
+        """Return the best of all combinations on the samples that choose."""
+        (start_db,) = judge.choose([start])
+        beam = [(start_db, _Path(start))]
+        for remedy in remedies:
+            begun = perf_counter()
+            for place, (_, path) in enumerate(list(beam)):
+                if place and judge.budget.explain_refusal(remedy.estimate(path.candidate, judge)):
+                    continue
+                verdict = remedy.propose(path.candidate, judge)
+                if isinstance(verdict, Refusal):
+                    if path.candidate is start:
+                        self._refusals[remedy.name] = verdict
+                    continue
+                (score_db,) = judge.choose([verdict.candidate])
+                beam.append((score_db, _Path(verdict.candidate, (*path.steps, _Step(remedy.name, verdict)))))
+                if path.candidate is start and score_db < start_db + LEAST_GAIN_DB:
+                    why = f"it gains {score_db - start_db:.1f} dB and must gain {LEAST_GAIN_DB}"
+                    self._refusals[remedy.name] = Refusal(why, verdict.details, verdict.evidence)
+            beam = sorted(beam, key=lambda pair: -pair[0])[:BEAM]
+            self._seconds[remedy.name] = self._seconds.get(remedy.name, 0.0) + perf_counter() - begun
+        best_db, self._best = beam[0]
+        if not best_db >= start_db + LEAST_GAIN_DB:
+            self._best = _Path(start)
+            return Refusal(f"none gains {LEAST_GAIN_DB} dB")
+        return Proposal(self._best.candidate)
+
+    def _prove(self) -> dict[str, tuple[float, float]]:
+        """Return the figures of each step of the best candidate on the samples that prove."""
+        if not self._best.steps:
+            return {}
+        chain = [self._start, *(step.proposal.candidate for step in self._best.steps)]
+        scores_db = self._judge.score(chain, split_samples(self._judge.kept).proving)
+        return {
+            step.remedy: (before, after)
+            for step, before, after in zip(self._best.steps, scores_db, scores_db[1:], strict=False)
+        }

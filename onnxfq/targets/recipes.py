@@ -1,0 +1,87 @@
+"""The built-in and registered recipes by name, and recipe files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from onnxfq.choices import DEFAULT_RECIPE
+from onnxfq.documents.override import apply_changes
+from onnxfq.documents.recipe import Recipe, merge_fields
+from onnxfq.documents.schemes import ActivationScheme, WeightScheme
+from onnxfq.errors import RecipeError, nearest
+from onnxfq.support.records import parse, read_content
+
+RECIPES: dict[str, Recipe] = {}
+"""Recipes by name, filled by `register_target`."""
+
+
+def make_recipe(
+    name: str,
+    target: str,
+    activations: dict[str, Any] | None,
+    weights: dict[str, Any] | None = None,
+    **choices: str,
+) -> Recipe:
+    """Return a recipe of `target`. Without `weights` these are int8, a scale per output channel."""
+    schemes = {"activations": activations, "weights": weights or {"qtype": "int8"}}
+    return Recipe.model_validate({"name": name, "target": target, **schemes, **choices})
+
+
+def make_block_recipe(name: str, target: str, qtype: str, scale_type: str) -> Recipe:
+    """Return a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale.
+
+    Scales of MX are the formula's. NVFP4 weights take the scales of least squared error, and all weights of 4
+    bits are rounded by moments, as in `tensorrt-int4`.
+    """
+    scheme = {"qtype": qtype, "scale_type": scale_type, "granularity": "blocked"}
+    weights = {"calibrator": "mse"} if scale_type == "e4m3" else {}
+    weights |= {"rounding": "gptq"} if qtype == "float4e2m1" else {}
+    return make_recipe(name, target, scheme | {"dynamic": True}, scheme | weights)
+
+
+def load_recipe(recipe: str | Path | Recipe) -> Recipe:
+    """Return a recipe by name, from a YAML or JSON file, or as given.
+
+    A name without a target, such as `int8`, means `tensorrt-int8` unless a recipe has that name.
+    A file has the fields of `Recipe`; with `base: NAME` it starts from that recipe and lists only the
+    differences. Raises RecipeError in one line: unknown name (with the nearest), bad field, bad YAML.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    for name in (str(recipe), f"tensorrt-{recipe}"):
+        if name in RECIPES:
+            return RECIPES[name]
+    path = Path(recipe)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return _from_file(path)
+    hint = nearest(str(recipe), RECIPES) or f"; known: {', '.join(sorted(RECIPES))}"
+    raise RecipeError(f"unknown recipe {str(recipe)!r}: give a built-in name or a .yaml file{hint}")
+
+
+class _Document(Recipe):
+    """A recipe file: a recipe, and the one that it starts from."""
+
+    base: str
+
+
+def _from_file(path: Path) -> Recipe:
+    given = read_content(path, RecipeError)
+    if not isinstance(given, dict):
+        parse(given, _Document, RecipeError, str(path))
+    base = given.get("base", DEFAULT_RECIPE)
+    if not isinstance(base, str) or base not in RECIPES:
+        raise RecipeError(f"{path}: unknown base {base!r}{nearest(str(base), RECIPES)}")
+    fields = {"name": path.stem, "base": base}
+    for name, value in given.items():
+        if name in ("activations", "weights") or value not in (None, ""):
+            fields[name] = value
+    content = merge_fields(RECIPES[base], fields)
+    document = parse(content, _Document, RecipeError, str(path))
+    for number, override in enumerate(document.overrides):
+        source = f"{path}: overrides.{number}"
+        activations = apply_changes(content["activations"], override.activations)
+        if activations:
+            parse(activations, ActivationScheme, RecipeError, f"{source}.activations")
+        parse(content["weights"] | override.weights, WeightScheme, RecipeError, f"{source}.weights")
+    return Recipe(**{name: getattr(document, name) for name in Recipe.model_fields})
