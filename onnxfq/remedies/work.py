@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 RATE = 4e10
 """Multiply-adds in a second of the nominal machine, two cores: ResNet-50 takes 0.1 s."""
 
-NODE_SECONDS = 5e-6
+NODE_SECONDS = 1e-5
 """Time of an operator beside its multiply-adds."""
 
-SESSION_SECONDS = 3e-4
+SESSION_SECONDS = 5e-4
 """Time that each operator takes to open a session."""
 
 SIMULATED = 2.0
