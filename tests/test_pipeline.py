@@ -14,7 +14,7 @@ from builders import Arrays, build, conv_relu, feed_for, linear, shared_weight, 
 import onnxfq
 from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.data import sample_digest
-from onnxfq.data.replay import CHECK_SAMPLES
+from onnxfq.data.replay import CHECK_SAMPLES, MOST_UNSEEN
 from onnxfq.errors import (
     DataError,
     ModelError,
@@ -25,12 +25,17 @@ from onnxfq.errors import (
 )
 from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.graph.external.tensor import is_external
+from onnxfq.graph.io.load import load
 from onnxfq.pipeline import quantize
+from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Sources
 from onnxfq.report.html import render_report
 from onnxfq.report.text import quantize_summary
+from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.evaluate import evaluate
-from onnxfq.stages.options import RunOptions
+from onnxfq.stages.insert import insert_qdq
+from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.score import score_models
 from onnxfq.targets.recipes import load_recipe
 
@@ -110,13 +115,24 @@ def test_kinds_of_data(workdir: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("count", [1, CHECK_SAMPLES, CHECK_SAMPLES + 1, 5 * CHECK_SAMPLES])
 def test_the_comparison_keeps_few_samples(count: int) -> None:
-    """The scores come from at most CHECK_SAMPLES samples, of least digest: a long stream is not kept."""
+    """The scores come from a quarter of the samples, at most MOST_UNSEEN, of least digest.
+
+    They are of the model whose ranges lack them.
+    """
     feeds = [feed_for(conv_relu(), seed, count=1) for seed in range(count)]
     options = RunOptions(batch=1, exact=True)
-    result = quantize(conv_relu(), iter(feeds), options=options)
-    least = sorted(feeds, key=sample_digest)[:CHECK_SAMPLES]
+    result = quantize(conv_relu(), iter(feeds), options=options, accuracy=AccuracyTarget(repair=None))
+    ordered = sorted(feeds, key=sample_digest)
+    unseen = 0 if count == 1 else min(count // 4, MOST_UNSEEN)
+    least = ordered[:unseen] or ordered
     assert (result.statistics.feeds, result.evaluation.feeds) == (count, len(least))
-    spread = evaluate(conv_relu(), result.qdq, least, options=options)
+    # Without the unseen samples; all in any order give the ranges of the written model.
+    other = quantize(conv_relu(), ordered, options=options, accuracy=AccuracyTarget(repair=None))
+    assert other.encodings.encodings == result.encodings.encodings
+    model, plan = load(conv_relu()), result.plan
+    statistics = collect_statistics(model, plan, open_feeds(model.proto, ordered[unseen:]))
+    judged = insert_qdq(model, plan, calibrate(model, plan, statistics))
+    spread = evaluate(conv_relu(), judged, least, options=options)
     for found, expected in zip(
         result.evaluation.candidates[1].outputs, spread.candidates[0].outputs, strict=True
     ):
@@ -129,7 +145,7 @@ def test_the_comparison_ends_when_its_figures_are_stable() -> None:
     x = feed_for(conv_relu(), 0, count=1)["x"]
     alike = [{"x": x * np.float32(1 + n / 4096)} for n in range(40)]
     assert quantize(conv_relu(), alike).evaluation.feeds == LEAST_FEEDS
-    assert quantize(conv_relu(), alike, options=RunOptions(exact=True)).evaluation.feeds == 40
+    assert quantize(conv_relu(), alike, options=RunOptions(exact=True)).evaluation.feeds == 10  # unseen ones
     assert quantize(conv_relu(), [{"x": x}] * 40).evaluation.feeds == 1  # equal samples tell nothing more
     limits = {"low": np.float32(-1), "high": np.float32(1)}
     clip = build("g (float[N,3] x) => (float[N,3] y) { y = Clip (x, low, high) }", limits)
@@ -157,12 +173,13 @@ def test_progress_names_the_stages() -> None:
     seen: list[tuple[str, int, int | None]] = []
     options = RunOptions(batch=2, progress=lambda *told: seen.append(told))
     x = np.concatenate([feed["x"] for feed in FEEDS])
-    quantize(conv_relu(), x, options=options)
+    plain = AccuracyTarget(repair=None)
+    quantize(conv_relu(), x, options=options, accuracy=plain)
     observed = [("observe", done, 3) for done in (1, 2, 3)]
     compared = [("evaluate", done, 6) for done in range(1, 7)]  # one sample at a time
     assert seen == [*observed, ("calibrate", 1, 1), *compared]
     seen.clear()
-    quantize(conv_relu(), iter(FEEDS), options=options)  # how many will come is not known
+    quantize(conv_relu(), iter(FEEDS), options=options, accuracy=plain)  # how many will come is not known
     assert seen[2:5] == [("observe", 3, None), ("calibrate", 1, 1), ("evaluate", 1, 6)]
 
 

@@ -58,8 +58,7 @@ class _Combined:
     def improve(self) -> tuple[Candidate, list[Trial]]:
         """Return the best candidate that is proven, and a trial for each remedy."""
         judge, start = self._judge, self._start
-        off = "repair is off" if judge.is_off else ""
-        whys = {remedy.name: off or remedy.explain_unneeded(start, judge) for remedy in self._remedies}
+        whys = {remedy.name: judge.explain_unneeded(start, remedy) for remedy in self._remedies}
         asked = [remedy for remedy in self._remedies if not whys[remedy.name]]
         costs = {remedy.name: remedy.estimate(start, judge) for remedy in asked}
         for name in sorted(costs, key=costs.__getitem__):  # the cheapest first
@@ -69,7 +68,12 @@ class _Combined:
         affordable = [remedy for remedy in asked if remedy.name not in self._refusals]
         kept, whole = start, None
         if affordable:
-            search = Remedy("combined", lambda *_: "", partial(self._search, remedies=affordable))
+            search = Remedy(
+                "combined",
+                lambda *_: "",
+                partial(self._search, remedies=affordable),
+                is_asked=lambda _: True,
+            )
             kept, whole = judge.better(start, search)
         steps = {step.remedy: step for step in self._best.steps}
         figures = self._prove()
@@ -81,7 +85,8 @@ class _Combined:
             before, after = figures.get(name, (None, None))
             is_kept = name in steps and kept is not start
             why = "" if is_kept or whole is None else whole.why
-            verdict = steps[name].proposal if name in steps else self._refusals.get(name, Refusal(OTHERS))
+            missed = Refusal(OTHERS if steps or whole is None else whole.why)
+            verdict = steps[name].proposal if name in steps else self._refusals.get(name, missed)
             if isinstance(verdict, Refusal):
                 why = verdict.why
             trials.append(
@@ -118,7 +123,7 @@ class _Combined:
                 if path.candidate is start and score_db < start_db + LEAST_GAIN_DB:
                     why = f"it gains {score_db - start_db:.1f} dB and must gain {LEAST_GAIN_DB}"
                     self._refusals[remedy.name] = Refusal(why, verdict.details, verdict.evidence)
-            beam = sorted(beam, key=lambda pair: -pair[0])[:BEAM]
+            beam = sorted(beam, key=lambda pair: (-pair[0], len(pair[1].steps)))[:BEAM]
             self._seconds[remedy.name] = self._seconds.get(remedy.name, 0.0) + perf_counter() - begun
         best_db, self._best = beam[0]
         if not best_db >= start_db + LEAST_GAIN_DB:

@@ -148,4 +148,6 @@ def _shift(
     return shift_biases(rounded, shifts)
 
 
-BIASES = Remedy("biases", explain_unneeded, correct_biases)
+BIASES = Remedy(
+    "biases", explain_unneeded, correct_biases, is_asked=lambda recipe: recipe.bias_correction != "none"
+)

@@ -25,9 +25,6 @@ from onnxfq.stages.statistics_source import GatheredStatistics
 SAMPLES = 64
 """Most samples that give the ranges of channels."""
 
-HOPELESS_DB = 3.0
-"""Loss of all factors together from which on no part of them is tried."""
-
 USELESS = "the outputs on some samples gain too little"
 HARMFUL = "the outputs on some samples are better without it"
 
@@ -163,8 +160,6 @@ class _Search:
         trials: list[FactorTrial] = []
         least = self._measure(plain, trials) + LEAST_GAIN_DB
         reached = self._measure(equalized, trials)
-        if reached < least - LEAST_GAIN_DB - HOPELESS_DB:
-            return plain, trials
         for method in METHODS:
             names = [group.tensor for group in asked if group.method == method]
             for part in _halves(names) or [names] * (0 < len(names) < len(asked)):
@@ -223,5 +218,12 @@ def _halves(names: Sequence[str]) -> list[Sequence[str]]:
     return [names[:middle], names[middle:]] if middle else []
 
 
-EQUALIZE = Remedy("equalize", explain_unneeded, equalize_layers, is_free=True, estimate=estimate)
+EQUALIZE = Remedy(
+    "equalize",
+    explain_unneeded,
+    equalize_layers,
+    is_asked=lambda recipe: bool(recipe.channel_methods.confirmed),
+    is_free=True,
+    estimate=estimate,
+)
 SMOOTH = Remedy("smooth", explain_unneeded_smoothing, smooth, estimate=estimate)

@@ -18,6 +18,7 @@ import numpy as np
 from onnxfq.choices import PROTECT_DB, THOROUGH
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import Equalization
+from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.documents.trial import Trial
@@ -76,6 +77,7 @@ class Remedy:
         propose: takes the same; the judge's `choose` compares candidates on the samples that choose. Returns
             a better candidate, or the reason not to.
         proves_itself: whether it keeps an accuracy target, which has its own measure and proof.
+        is_asked: whether a recipe asks for it, so that it runs where repair is off.
         is_free: whether it costs nothing at run time, so that it is tried at any accuracy.
         estimate: takes the same, and returns the seconds of `work` that a proposal takes.
     """
@@ -84,6 +86,7 @@ class Remedy:
     explain_unneeded: Callable[[Candidate, Judge], str]
     propose: Callable[[Candidate, Judge], Proposal | Refusal]
     proves_itself: bool = False
+    is_asked: Callable[[Recipe], bool] = lambda recipe: False
     is_free: bool = False
     estimate: Callable[[Candidate, Judge], float] = lambda candidate, judge: 0.0
 
@@ -99,7 +102,7 @@ class Judge:
         first: the comparison of `start` with the float model; None before it is compared.
         accuracy: the target to keep; None without one.
         least: dB below which also remedies are tried that cost something at run time; None for never.
-        is_off: whether nothing is tried but for a target.
+        is_off: whether nothing is tried but for a target, and what the recipe asks for.
         work: what a trial costs.
         budget: for all trials.
         choosing: the samples that choose, in a proposal.
@@ -158,9 +161,7 @@ class Judge:
     def better(self, candidate: Candidate, remedy: Remedy) -> tuple[Candidate, Trial]:
         """Return the candidate that `remedy` proposes if it is proven to be better, else `candidate`."""
         begun = perf_counter()
-        why = remedy.explain_unneeded(candidate, self)
-        if self.is_off and not remedy.proves_itself:
-            why = "repair is off"
+        why = self.explain_unneeded(candidate, remedy)
         if why:
             return candidate, Trial(remedy=remedy.name, is_needed=False, why=why)
         if not remedy.is_free:
@@ -198,6 +199,12 @@ class Judge:
             why = f"it must gain {LEAST_GAIN_DB} dB"
             return Refusal(why, proposal.details, proposal.evidence), figures
         return proposal, figures
+
+    def explain_unneeded(self, candidate: Candidate, remedy: Remedy) -> str:
+        """Return why `remedy` is not tried; empty if it is."""
+        if self.is_off and not remedy.proves_itself and not remedy.is_asked(candidate.recipe):
+            return "repair is off"
+        return remedy.explain_unneeded(candidate, self)
 
     def choose(self, candidates: Sequence[Candidate]) -> list[float]:
         """Return the SQNR in dB of each candidate on the samples that choose."""

@@ -86,7 +86,7 @@ def sensitivity(
     session = open_inputs(model, data, chosen, options, observed=statistics is not None)
     session, _ = equalize_named(session, chosen, sources, options)
     candidate = build_candidate(session, chosen, sources, options)
-    candidate, _ = Judge(candidate, options, sources).better(candidate, EQUALIZE)
+    candidate, _ = Judge(candidate, options, sources, is_off=True).better(candidate, EQUALIZE)
     session, board = candidate.session, candidate.open_toggles(options)
     task = None
     if metric is not None or labels is not None:

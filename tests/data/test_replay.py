@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from onnxfq.data import InputSpec, sample_digest
 from onnxfq.data.model_inputs import input_specs
-from onnxfq.data.replay import CHECK_SAMPLES, KeptFeeds, Selection, count_bytes
+from onnxfq.data.replay import CHECK_SAMPLES, MOST_UNSEEN, KeptFeeds, Selection, count_bytes
 from onnxfq.stages.options import open_feeds
 
 SPECS = (InputSpec("x", np.dtype(np.float32), (None, None)),)
@@ -51,10 +51,33 @@ def test_samples_before_the_pass() -> None:
     x = samples(3 * CHECK_SAMPLES)
     kept = KeptFeeds(open_feeds(conv_relu(), {name: x}, 16))
     found = numbers(kept.select(20))
-    assert found == sorted(range(len(x)), key=lambda n: sample_digest({name: x[n : n + 1]}))[:20]
-    assert numbers(kept) == list(range(len(x))) and numbers(kept.feeds[:20]) == found
+    ordered = sorted(range(len(x)), key=lambda n: sample_digest({name: x[n : n + 1]}))
+    assert numbers(kept.unseen) == ordered[:MOST_UNSEEN] and found == ordered[MOST_UNSEEN:][:20]
+    assert numbers(kept) == list(range(len(x))) and numbers(kept.feeds) == ordered[:CHECK_SAMPLES]
     once = KeptFeeds(open_feeds(conv_relu(), ({name: one[None]} for one in x)))
     assert sorted(numbers(once.select(20))) == list(range(20)) and numbers(once) == list(range(len(x)))
+
+
+@pytest.mark.parametrize("batch", [1, 8, 0])
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("before", [True, False], ids=["after a pass", "in the first pass"])
+@pytest.mark.parametrize("count", [7, 8, 40, 3 * CHECK_SAMPLES])
+def test_the_unseen_samples_are_left_out(count: int, before: bool, repeats: bool, batch: int) -> None:
+    """The rest and the unseen samples are the data, each sample as often as it comes, duplicates together."""
+    (name,) = (spec.name for spec in input_specs(conv_relu()))
+    x = np.concatenate([samples(count), samples(count)[: count // 2]])
+    kept = KeptFeeds(
+        open_feeds(conv_relu(), {name: x} if repeats else ({name: one[None]} for one in x), batch)
+    )
+    if before and repeats:
+        kept.select(1)
+    rest = numbers(kept.rest())
+    held_out = numbers(kept.held_out())
+    assert sorted(rest + held_out) == sorted([*range(count), *range(count // 2)])
+    assert not set(rest) & set(held_out) and set(held_out) == set(numbers(kept.unseen))
+    assert len(kept.unseen) == min(max(len(x) // 4, 4), MOST_UNSEEN, count // 2)
+    if repeats:
+        assert sorted(numbers(kept.rest())) == sorted(rest) == sorted(numbers(kept.again()))
 
 
 @hypothesis.given(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import onnx
 import pytest
 from builders import build, weights
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 import onnxfq
 from onnxfq.calibration.channel_factors import FactorFormat, FactorProduct, choose_factors
 from onnxfq.cli.main import main
+from onnxfq.data.replay import MOST_UNSEEN
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError, RecipeError
@@ -108,10 +111,16 @@ def sqnr(proto: onnx.ModelProto, chosen: Recipe) -> float:
 
 
 def quantize(proto: onnx.ModelProto, chosen: Recipe) -> onnxfq.QuantizeResult:
-    """Return the quantized model without protection, compared on all feeds."""
+    """Return the quantized model without unasked remedies, compared on all feeds."""
+    result = onnxfq.quantize(proto, feeds(proto), recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None))
+    return compared_on_all(proto, result)
+
+
+def compared_on_all(proto: onnx.ModelProto, result: onnxfq.QuantizeResult) -> onnxfq.QuantizeResult:
+    """Return `result` with the scores of the written model on all feeds, also those that gave its ranges."""
     options = onnxfq.RunOptions(exact=True)
-    return onnxfq.quantize(
-        proto, feeds(proto), recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None), options=options
+    return replace(
+        result, evaluation=onnxfq.evaluate(proto, result.simulation, feeds(proto), options=options)
     )
 
 
@@ -243,38 +252,40 @@ def test_what_a_body_reads_keeps_its_size() -> None:
 def test_low_outputs_are_smoothed() -> None:
     """Outputs below what `protect` asks for are smoothed before a layer stays in float."""
     proto = network(PRE_NORM, 50.0)
-    plain = quantize(proto, recipe("depthwise"))
-    options = onnxfq.RunOptions(exact=True)
-    repaired = onnxfq.quantize(
-        proto, feeds(proto), accuracy=onnxfq.AccuracyTarget(repair=output_db(plain) + 3), options=options
-    )
+    named = {"activations": {"calibrator": "minmax"}, "weights": {"rounding": "nearest"}}
+    chosen = recipe("none").override(**named)
+    plain = onnxfq.quantize(proto, feeds(proto), recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None))
+    plain_db = output_db(plain)
+
+    def repair(data: object, aim_db: float) -> onnxfq.QuantizeResult:
+        return onnxfq.quantize(proto, data, recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=aim_db))
+
+    repaired = repair(feeds(proto), plain_db + 3)
     assert repaired.equalization is not None and repaired.equalization.changed
-    assert output_db(repaired) > output_db(plain) + 3 and not repaired.recipe.overrides
-    good = onnxfq.quantize(
-        proto, feeds(proto), accuracy=onnxfq.AccuracyTarget(repair=output_db(plain)), options=options
-    )
+    assert repaired.trial("smooth").is_kept and not repaired.recipe.overrides
+    # The comparison of the plain result has all unseen samples.
+    assert output_db(compared_on_all(proto, repaired)) > output_db(compared_on_all(proto, plain)) + 3
+    good = repair(feeds(proto), plain_db - 3)
     assert good.equalization is None and good.qdq == plain.qdq
-    once = onnxfq.quantize(
-        proto,
-        iter(feeds(proto)),
-        accuracy=onnxfq.AccuracyTarget(repair=output_db(plain) + 3),
-        options=options,
-    )
-    assert once.equalization is None
+    assert repair(iter(feeds(proto)), plain_db + 3).equalization is None
 
 
 def test_only_the_group_that_does_harm_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A channel of one group is small in the samples that give factors, and large in those that judge."""
     proto = network(TWO_PRODUCTS, 50.0)
+    for tensor in proto.graph.initializer:
+        if tensor.name == "g":  # so that the outputs gain by the other group
+            scale = numpy_helper.to_array(tensor) * np.where(np.isin(np.arange(16), [3, 11]), 8, 1)
+            tensor.CopyFrom(numpy_helper.from_array(scale.astype(np.float32), "g"))
     samples = [
         {name: feed["x"][row : row + 1] for name in "xu"} for feed in feeds(proto) for row in range(2)
     ] * 6
     samples = [{"x": one["x"] + np.float32(n) / 1024, "u": one["u"].copy()} for n, one in enumerate(samples)]
     count = len(samples)
-    split, unused = split_samples(list(range(count)))
-    for number in (*split[0].choosing, *split[0].proving):
+    split = split_samples(range(min(count // 4, MOST_UNSEEN)))
+    for number in (*split.choosing, *split.proving):
         samples[number]["u"][..., 0] *= 60.0
-    assert len(unused) >= 4
+    assert len(split.unused) >= 4
     numbers = {sample["x"].tobytes(): number for number, sample in enumerate(samples)}
     monkeypatch.setattr("onnxfq.data.digest.sample_digest", lambda sample: numbers[sample["x"].tobytes()])
     options = onnxfq.RunOptions(exact=True)
@@ -332,7 +343,11 @@ def test_a_new_mul_where_only_a_run_finds_the_rank() -> None:
         )
         for way in ("none", "0.7")
     ]
-    assert output_db(found[1]) > output_db(found[0]) + 4
+    scores = onnxfq.evaluate(
+        proto, {str(at): one.simulation for at, one in enumerate(found)}, data, options=options
+    )
+    plain_db, smooth_db = (one.outputs[0].sqnr_db for one in scores.candidates)
+    assert smooth_db > plain_db + 4
     assert [node.op_type for node in found[1].model.proto.graph.node].count("Mul") == 1
 
 

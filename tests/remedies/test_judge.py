@@ -11,9 +11,11 @@ import pytest
 from builders import build, weights
 
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
+from onnxfq.remedies.combinations import improve
 from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.registry import REMEDIES
-from onnxfq.remedies.samples import CHOOSING, FOLDED, PROVING, split_samples
+from onnxfq.remedies.samples import CHOOSING, PROVING, SHARED, split_samples
+from onnxfq.remedies.work import Budget
 from onnxfq.runtime.session import Session
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions
@@ -52,19 +54,20 @@ def finer(candidate: Candidate, judge: Judge) -> Proposal:
 
 @pytest.mark.parametrize("count", [*range(40), 128])
 def test_no_sample_has_two_parts(count: int) -> None:
-    """Those that choose, those that prove and the rest are all samples, each once; few are folded."""
-    splits, unused = split_samples([{"x": np.asarray(n)} for n in range(count)])
-    sizes = [(len(split.choosing), len(split.proving)) for split in splits]
+    """Those that choose, those that prove and the rest are all samples, each once; few are all reported."""
+    split = split_samples([{"x": np.asarray(n)} for n in range(count)])
+    sizes = len(split.choosing), len(split.proving)
     if count < 2:
-        assert sizes == [] and len(unused) == count
-    elif count < FOLDED:
-        assert sizes == [(count // 2, count - count // 2), (count - count // 2, count // 2)]
-        assert len(unused) == count
+        assert sizes == (count, count) and len(split.unused) == count
+        return
+    parts = [*split.choosing, *split.proving]
+    if count < SHARED:
+        assert sizes == (count // 2, count - count // 2) and len(split.unused) == count
     else:
-        assert sizes == [(min(CHOOSING, count // 3), min(PROVING, count // 3))]
-        parts = [*splits[0].choosing, *splits[0].proving, *unused]
-        assert sorted(int(feed["x"]) for feed in parts) == list(range(count))
-        assert len(unused) >= count // 3
+        assert sizes == (min(CHOOSING, count // 3), min(PROVING, count // 3))
+        assert len(split.unused) >= count // 3
+        parts += split.unused
+    assert sorted(int(feed["x"]) for feed in parts) == list(range(count))
 
 
 @pytest.mark.parametrize("count", [2, 5, 12, 40])
@@ -79,13 +82,12 @@ def test_a_remedy_from_outside_is_kept_for_its_gain(count: int) -> None:
 
     kept, trial = judge.better(candidate, always(propose))
     assert trial.is_kept and trial.details == ("finer ranges",) and kept is not candidate
-    splits, _ = split_samples(judge.kept)
-    figures = np.mean([[_sqnr(one, split.proving) for one in (candidate, kept)] for split in splits], axis=0)
+    split = split_samples(judge.kept)
+    figures = [_sqnr(one, split.proving) for one in (candidate, kept)]
     # The sums of a feed are rounded to float32 by either session.
-    assert (trial.before, trial.after) == pytest.approx(figures.tolist(), abs=1e-3)
-    for split, choosing in zip(splits, seen, strict=False):
-        assert not choosing & {feed["x"].tobytes() for feed in split.proving}
-    assert len(seen) == (1 if count >= FOLDED else 3)  # the halves, then all
+    assert (trial.before, trial.after) == pytest.approx(figures, abs=1e-3)
+    (choosing,) = seen
+    assert not choosing & {feed["x"].tobytes() for feed in split.proving}
 
 
 def _sqnr(candidate: Candidate, feeds) -> float:
@@ -137,9 +139,83 @@ def test_remedies_follow_each_other() -> None:
         starts.append(start)
         return finer(start, bench)
 
-    final, trials = judge.improve(candidate, [always(propose), always(propose)])
+    final, trials = improve(judge, candidate, [always(propose), always(propose)])
     assert [trial.is_kept for trial in trials] == [True, False]
     assert starts[0] is candidate and starts[1] is final
+
+
+def free(name: str, propose, seconds: float = 0.0) -> Remedy:
+    """Return a remedy that costs nothing at run time, and takes `seconds` to try."""
+    return Remedy(name, lambda *_: "", propose, is_free=True, estimate=lambda *_: seconds)
+
+
+def ranges(size: float):
+    """Return a remedy's function that proposes ranges of this size."""
+    calibrator = f"range:-{size},{size}"
+    return lambda start, bench: Proposal(
+        start.with_recipe(start.recipe.override(activations={"calibrator": calibrator}))
+    )
+
+
+def test_what_helps_only_with_another_is_found() -> None:
+    """The first remedy loses alone and the second doubles what it finds: a chain would never keep both."""
+    candidate, judge = judge_of(48)
+
+    def after_worse(start: Candidate, bench: Judge) -> Proposal | Refusal:
+        worse = start.recipe.activations.calibrator.name == "range" and start is not candidate
+        return finer(start, bench) if worse else Refusal("nothing to build on")
+
+    remedies = [free("worse", ranges(0.45)), free("better", after_worse)]
+    final, trials = improve(judge, candidate, remedies)
+    assert [trial.is_kept for trial in trials] == [True, True] and final is not candidate
+    assert trials[0].after < trials[0].before + LEAST_GAIN_DB < trials[1].after
+    figures = [_sqnr(one, split_samples(judge.kept).proving) for one in (candidate, final)]
+    assert [trials[0].before, trials[1].after] == pytest.approx(figures, abs=1e-3)
+
+
+def test_the_best_of_several_is_kept_alone() -> None:
+    """Of two remedies for the same loss one stays, and the other's trial says so."""
+    candidate, judge = judge_of(48)
+    final, trials = improve(judge, candidate, [free("half", ranges(1.0)), free("whole", finer)])
+    assert [trial.is_kept for trial in trials] == [False, True]
+    assert trials[0].why == "others gain more" and final.recipe.activations.calibrator.name == "minmax"
+
+
+def test_the_budget_is_for_the_cheapest() -> None:
+    """What it does not reach is not tried, and its trial names the words that try it."""
+    candidate, judge = judge_of(48, budget=Budget(1.0))
+
+    def fail(start: Candidate, bench: Judge) -> Proposal:
+        raise AssertionError("tried")
+
+    final, (dear, cheap) = improve(judge, candidate, [free("dear", fail, 0.8), free("cheap", finer, 0.5)])
+    assert cheap.is_kept and final is not candidate and dear.is_needed
+    assert dear.why == "it takes about 0.8 s more, beyond the budget; --repair thorough tries it"
+
+
+def test_nothing_is_tried_where_repair_is_off() -> None:
+    """But for what a recipe asks for."""
+    candidate, judge = judge_of(24, is_off=True)
+    kept, trials = improve(judge, candidate, [free("free", finer), always(finer)])
+    assert kept is candidate and {trial.why for trial in trials} == {"repair is off"}
+    asked = replace(free("free", finer), is_asked=lambda recipe: recipe is COARSE)
+    assert improve(judge, candidate, [asked])[1][0].is_kept
+
+
+@pytest.mark.parametrize("count", [5, 8, 40, 300])
+def test_unseen_samples_give_no_ranges(count: int) -> None:
+    """The candidate that is judged has the ranges of the other samples; the completed one has all."""
+    x = np.random.default_rng(count).normal(size=(count, 16)).astype(np.float32)
+    options = QuantizeOptions(batch=1)
+    recipe = RECIPE.override(activations={"calibrator": "minmax"})
+    candidate = build_candidate(open_inputs(network(), {"x": x}, recipe, options), recipe, Sources(), options)
+    unseen = np.concatenate([feed["x"] for feed in candidate.session.feeds.unseen] or [x[:0]])
+    assert len(unseen) == (0 if count < 8 else min(max(count // 4, 4), 64))
+    rest = np.asarray([row for row in x if row.tobytes() not in {one.tobytes() for one in unseen}])
+    assert len(rest) + len(unseen) == count
+    for one, rows in ((candidate, rest), (candidate.with_all_samples(), x)):
+        scale = max(-rows.min() / np.float32(128), rows.max() / np.float32(127))
+        assert float(one.encodings["x"].scale_array) == pytest.approx(float(scale), rel=1e-6)  # float32
 
 
 def test_names_are_unique() -> None:

@@ -20,6 +20,7 @@ from onnxfq.calibration.weights import Moments
 from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.cli.main import build_app
 from onnxfq.remedies.moments import SampledInput
+from onnxfq.remedies.round_weights import Rounding, round_weights
 
 __all__ = ["folder"]
 """A fixture, which pytest finds by its name."""
@@ -40,14 +41,10 @@ def run(command: str) -> str:
 
 
 def test_quantize_rounds_without_running_the_model(folder: Path):
-    """Parts merged on the command line round to the bits of `quantize` with all data, and name it."""
+    """Parts merged on the command line round to the bits of the moments of all data, and name it."""
     how = "--recipe tensorrt-int8 --rounding gptq"
-    usual = onnxfq.quantize(
-        folder / "m.onnx",
-        folder / "x.npz",
-        folder / "a.onnx",
-        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}),
-    )
+    recipe = onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"})
+    usual = round_all(folder, recipe)
     for what, of in (("ranges", "--ranges"), ("moments", f"--ranges-from {folder}/ranges.npz")):
         for at in (0, 1):
             out = folder / f"{what}{at}.npz"
@@ -60,15 +57,24 @@ def test_quantize_rounds_without_running_the_model(folder: Path):
         folder / "m.onnx",
         folder / "x.npz",
         folder / "b.onnx",
-        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}),
+        recipe=recipe,
         sources=onnxfq.Sources(moments=folder / "moments.npz"),
     )
-    assert rounded.rounding is not None and usual.rounding is not None
-    assert rounded.rounding.tensors == usual.rounding.tensors
-    assert rounded.rounding.layers == usual.rounding.layers
+    assert rounded.rounding is not None
+    assert rounded.rounding.tensors == usual.tensors
+    assert rounded.rounding.layers == usual.layers
     digest = Moments.load(folder / "moments.npz").statistics.data.hex[:12]
     assert rounded.encodings.rounding == f"gptq by moments of 24 samples with digest {digest}"
     assert usual.encodings.rounding == "gptq"
+
+
+def round_all(folder: Path, recipe: onnxfq.Recipe) -> Rounding:
+    """Return the weights of the network, rounded by the moments of all samples."""
+    model = onnxfq.load(folder / "m.onnx")
+    feeds = onnxfq.open_feeds(model.proto, folder / "x.npz")
+    plan = onnxfq.make_plan(model, recipe)
+    encodings = onnxfq.calibrate(model, plan, onnxfq.collect_statistics(model, plan, feeds))
+    return round_weights(model, plan, encodings, feeds)
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -174,12 +180,8 @@ def test_the_table_of_calibrate_shows_what_rounding_gains(folder: Path):
     run(f"observe --moments {folder}/m.onnx --data {folder}/x.npz --rounding gptq -o {folder}/m.npz")
     given = f"{folder}/m.onnx --plan {folder}/p.json --statistics {folder}/s.npz -o {folder}/e.json"
     lines = run(f"calibrate {given} --moments {folder}/m.npz --table").splitlines()
-    usual = onnxfq.quantize(
-        folder / "m.onnx",
-        folder / "x.npz",
-        recipe=onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}),
-    )
-    for layer in usual.rounding.layers:
+    usual = round_all(folder, onnxfq.load_recipe(DEFAULT_RECIPE).override(weights={"rounding": "gptq"}))
+    for layer in usual.layers:
         at = next(n for n, line in enumerate(lines) if line.split()[:2] == [layer.weight, "nearest"])
         assert lines[at].split()[-2:] == [f"{layer.before_db:.1f}", "*"]
         name, *_, gained = lines[at + 1].split()

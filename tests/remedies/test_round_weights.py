@@ -247,7 +247,8 @@ def quantize_simulation(recipe):
     options = RunOptions(threads=1)
     inputs = open_inputs(network(), DATA, recipe, options)
     planned = plan_encodings(inputs.ranked, recipe)
-    plan, encodings = planned.encode(inputs.model, gather_statistics(inputs, planned.unknown, None, options))
+    statistics = gather_statistics(inputs, planned.unknown, None, options).seen
+    plan, encodings = planned.encode(inputs.model, statistics)
     return round_given(inputs, plan, encodings, options)
 
 

@@ -110,6 +110,12 @@ def test_rounded_weights_have_switches(data) -> None:
     assert same.encodings == rounding.encodings and same.model.proto == rounding.model.proto
 
 
+FIXED = onnxfq.load_recipe(DEFAULT_RECIPE).override(
+    activations={"calibrator": "minmax", "equalize": "none"}, weights={"rounding": "nearest"}
+)
+"""The default recipe with methods by name, so that only groups of layers are left to change."""
+
+
 @pytest.fixture(scope="module")
 def data() -> list[dict[str, np.ndarray]]:
     """Sixteen samples."""
@@ -226,14 +232,14 @@ def test_bad_samples(data) -> None:
 
 def test_a_promised_sqnr_is_kept(data) -> None:
     """The planted layers alone stay in float; other feeds than the choosing ones prove it."""
-    broken = onnxfq.quantize(chain((3, 6)), data, accuracy=onnxfq.AccuracyTarget(repair=None))
-    kept = onnxfq.quantize(chain((3, 6)), data, accuracy=onnxfq.AccuracyTarget(min_sqnr=25))
+    broken = onnxfq.quantize(chain((3, 6)), data, recipe=FIXED, accuracy=onnxfq.AccuracyTarget(repair=None))
+    kept = onnxfq.quantize(chain((3, 6)), data, recipe=FIXED, accuracy=onnxfq.AccuracyTarget(min_sqnr=25))
     assert broken.sensitivity is None and kept.sensitivity is not None
     assert {s.name for s in kept.plan.skipped if s.kind == "node"} == {"m3", "m6"}
     assert kept.recipe.overrides[-1].keep_float and kept.sensitivity.remedy.reached >= 25
     assert output_db(kept) > output_db(broken)
-    sound = onnxfq.quantize(chain(), data, accuracy=onnxfq.AccuracyTarget(min_sqnr=20))
-    assert sound.qdq == onnxfq.quantize(chain(), data).qdq and sound.sensitivity is None
+    sound = onnxfq.quantize(chain(), data, recipe=FIXED, accuracy=onnxfq.AccuracyTarget(min_sqnr=20))
+    assert sound.qdq == onnxfq.quantize(chain(), data, recipe=FIXED).qdq and sound.sensitivity is None
 
 
 def output_db(result: onnxfq.QuantizeResult) -> float:
@@ -249,7 +255,8 @@ def test_a_promise_that_cannot_be_kept(tmp_path: Path, data, capfd: pytest.Captu
     assert main([*line, "-o", str(tmp_path / "q.onnx"), "--min-sqnr", "200"]) == 1
     text = capfd.readouterr().err
     assert "cannot keep 200 dB" in text and "8 of 8 groups" in text and not (tmp_path / "q.onnx").exists()
-    assert main([*line, "-o", str(tmp_path / "q.onnx"), "--min-sqnr", "36"]) == 0
+    named = ["--calibrator", "minmax", "--equalize", "none", "--rounding", "nearest"]
+    assert main([*line, *named, "-o", str(tmp_path / "q.onnx"), "--min-sqnr", "36"]) == 0
     assert "promised   kept" in capfd.readouterr().out
 
 
@@ -330,7 +337,7 @@ def mean_maximum(outputs, feeds) -> float:
 
 def test_a_promised_drop_is_kept(data, labels) -> None:
     """The metric, or top-1 of the labels, falls by at most the promise on the half that proves."""
-    broken = onnxfq.quantize(chain((3, 6)), data, accuracy=onnxfq.AccuracyTarget(repair=None))
+    broken = onnxfq.quantize(chain((3, 6)), data, recipe=FIXED, accuracy=onnxfq.AccuracyTarget(repair=None))
     right = score_models(chain(), {"int8": broken.simulation}, data, labels=labels)
     assert right.accuracy == 1 and right.candidates[0].accuracy < 0.9
     for promise in (
@@ -338,10 +345,12 @@ def test_a_promised_drop_is_kept(data, labels) -> None:
         onnxfq.AccuracyTarget(max_drop=0, labels=labels, metric=share_right),
         onnxfq.AccuracyTarget(max_drop=0.01, metric=mean_maximum),
     ):
-        kept = onnxfq.quantize(chain((3, 6)), data, accuracy=promise)
+        kept = onnxfq.quantize(chain((3, 6)), data, recipe=FIXED, accuracy=promise)
         assert {"m3", "m6"} & {s.name for s in kept.plan.skipped if s.kind == "node"}
         assert kept.sensitivity.remedy.before < kept.sensitivity.remedy.reached >= -promise.max_drop
-    sound = onnxfq.quantize(chain(), data, accuracy=onnxfq.AccuracyTarget(max_drop=0, labels=labels))
+    sound = onnxfq.quantize(
+        chain(), data, recipe=FIXED, accuracy=onnxfq.AccuracyTarget(max_drop=0, labels=labels)
+    )
     assert sound.sensitivity is None
 
 
@@ -417,13 +426,16 @@ def test_a_rise_of_the_metric_is_chance() -> None:
 
 
 @pytest.mark.parametrize("fallback", ["weights", "int16"])
-def test_fallbacks(data, fallback) -> None:
+def test_fallbacks(fallback) -> None:
     """Groups outside the recipe get quantized weights alone, or the wider format."""
+    rows = np.random.default_rng(1).normal(size=(160, WIDTH)).astype(np.float32)
     promise = onnxfq.AccuracyTarget(min_sqnr=30, fallback=fallback)
     kept = onnxfq.quantize(
         chain((3, 6)),
-        data,
-        recipe=onnxfq.load_recipe("onnxruntime-int8").override(weights={"rounding": "gptq"}),
+        rows,
+        recipe=onnxfq.load_recipe("onnxruntime-int8").override(
+            activations={"calibrator": "minmax", "equalize": "none"}, weights={"rounding": "gptq"}
+        ),
         accuracy=promise,
     )
     readers = {use.node: p for p in kept.plan.activations for use in p.uses}
@@ -529,7 +541,8 @@ def test_a_drop_on_the_command_line(tmp_path: Path, data, labels, capfd: pytest.
     line = ["quantize", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz")]
     line += ["-o", str(tmp_path / "q.onnx")]
     promise = ["--max-drop", "0.5", "--labels", str(tmp_path / "l.npy")]
-    assert main([*line, *promise, "--limit", "12"]) == 0
+    named = ["--calibrator", "minmax", "--equalize", "none", "--rounding", "nearest"]
+    assert main([*line, *named, *promise, "--limit", "12"]) == 0
     assert "points of top-1 against float, wanted at least -0.5" in capfd.readouterr().out
     assert main([*line, "--fallback", "weights"]) == 2
     assert "--fallback has no effect without a promise" in capfd.readouterr().err
@@ -552,5 +565,5 @@ def test_weights_alone_are_protected_on_request(data) -> None:
         )
         assert found.evaluation is not None and found.evaluation.candidates[0].outputs[0].sqnr_db < 20
         assert (found.sensitivity is not None) == ranked
-    with pytest.raises(DataError, match="repair is 'always'; give dB, None or 'auto'"):
+    with pytest.raises(DataError, match="repair is 'always'; give dB, None, 'auto' or 'thorough'"):
         onnxfq.quantize(chain(()), data, accuracy=onnxfq.AccuracyTarget(repair="always"))  # type: ignore[arg-type]
