@@ -36,7 +36,7 @@ from onnxfq.remedies.round_weights import Rounding
 from onnxfq.stages.inputs import embed_weights, load_written_recipe, open_inputs
 from onnxfq.stages.options import QuantizeOptions, RunOptions
 from onnxfq.stages.write import write_model
-from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
+from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.clock import Clock
 from onnxfq.targets.onnxruntime.releases import release_of
 
@@ -186,7 +186,7 @@ def quantize(
         clock.lap("remedies")
         if candidate is not start:
             forms = build_forms(candidate, options, clock, runs, judge.unused)
-    warn_zeroed_values(find_zeroed_values(candidate.plan, candidate.statistics, forms.encodings))
+    warn_zeroed_values(session.model, candidate.plan, candidate.statistics, forms.encodings)
     write_model(forms.qdq, output, candidate.session.kept, options.threads)
     clock.lap("write")
     return _join_result(candidate, forms, trials, clock)
