@@ -175,7 +175,7 @@ def quantize(
         model, data, chosen, options, output=output, observed=sources.statistics is not None
     )
     release.check_opset(session.model.opset, f"{session.model.source} is at")
-    with ReferenceRuns(session.reference, session.judged, options.threads, options.device) as runs:
+    with ReferenceRuns(session.compared, session.judged, options.threads, options.device) as runs:
         session, equalization = equalize_named(session, chosen, sources, options)
         if equalization is not None:
             clock.lap("equalize")

@@ -22,8 +22,6 @@ from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.documents.trial import Trial
 from onnxfq.errors import DataError
 from onnxfq.graph.external.scratch_file import weights_stored_in
-from onnxfq.graph.signature import with_outputs
-from onnxfq.numerics.metrics import ratio_db
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Candidate, Sources
 from onnxfq.remedies.samples import choose_split, split_samples
@@ -92,7 +90,7 @@ class Judge:
         sources: what `quantize` was given beside the data.
         first: the comparison of `start` with the float model; None before it is compared.
         accuracy: the target to keep; None without one.
-        least: dB of the worst output below which a loss is repaired; None for no repair.
+        least: dB of the worst part of the outputs below which a loss is repaired; None for no repair.
         choosing: the samples that choose, in a proposal.
         proving: the samples that will prove it, and from which nothing may be learnt.
         known: scores so far, by candidate as long as it lives, and by samples.
@@ -196,26 +194,26 @@ class Judge:
         return self.score(candidates, self.choosing)
 
     def score(self, candidates: Sequence[Candidate], feeds: Sequence[Feed]) -> list[float]:
-        """Return the SQNR in dB of each candidate: by the mean noise-to-signal ratio of the judging tensors.
+        """Return the SQNR in dB of each candidate, as `Evaluation.lowest_db` has it for these samples.
 
         Raises DataError without feeds.
         """
         if not feeds:
             raise DataError("comparing candidates needs data; give data")
-        logits, samples = self.start.session.judged.logits, (id(feeds[0]), len(feeds))
+        session, samples = self.start.session, (id(feeds[0]), len(feeds))
         new = [one for one in candidates if samples not in self.known.setdefault(one, {})]
-        with weights_stored_in(self.start.session.scratch):
+        with weights_stored_in(session.scratch):
             evaluation = score_models(
-                with_outputs(self.start.session.model.proto, logits),
-                {str(at): with_outputs(one.simulate(), logits) for at, one in enumerate(new)},
+                session.compared,
+                {str(at): one.simulate() for at, one in enumerate(new)},
                 feeds if new else (),
                 threads=self.options.threads,
                 device=self.options.device,
-                exact=False,
+                exact=self.options.exact,
+                judged=session.judged,
             )
         for candidate, scores in zip(new, evaluation.candidates, strict=True):
-            ratios = [10 ** (-score.sqnr_db / 10) for score in scores.outputs if score.output in logits]
-            self.known[candidate][samples] = ratio_db(1.0, float(np.mean(ratios)))
+            self.known[candidate][samples] = scores.lowest_db
         return [self.known[candidate][samples] for candidate in candidates]
 
     def explain_sound(self, candidate: Candidate) -> str:
