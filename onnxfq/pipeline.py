@@ -37,7 +37,7 @@ from onnxfq.remedies.round_weights import Rounding
 from onnxfq.stages.inputs import embed_weights, load_written_recipe, open_inputs
 from onnxfq.stages.options import QuantizeOptions, RunOptions
 from onnxfq.stages.write import write_model
-from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
+from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.clock import Clock
 from onnxfq.targets.onnxruntime.releases import release_of
 
@@ -176,7 +176,7 @@ def quantize(
         model, data, chosen, options, output=output, observed=sources.statistics is not None
     )
     release.check_opset(session.model.opset, f"{session.model.source} is at")
-    with ReferenceRuns(session.reference, session.judged, options.threads, options.device) as runs:
+    with ReferenceRuns(session.compared, session.judged, options.threads, options.device) as runs:
         session, equalization = equalize_named(session, chosen, sources, options)
         if equalization is not None:
             clock.lap("equalize")
@@ -185,13 +185,13 @@ def quantize(
         judge = Judge.of(start, options, sources, forms.evaluation, accuracy)
         candidate, trials = improve(judge, start, REMEDIES)
         clock.lap("remedies")
-        if candidate is not start:
-            forms = build_forms(candidate, options, clock, runs, judge.unused)
+        if candidate is not start or accuracy.min_sqnr is not None:
+            forms = build_forms(candidate, options, clock, runs, judge.reported)
     written = candidate.with_all_samples()
     if written is not candidate:
         forms = replace(build_forms(written, options, clock), evaluation=forms.evaluation)
     candidate = written
-    warn_zeroed_values(find_zeroed_values(candidate.plan, candidate.statistics.whole, forms.encodings))
+    warn_zeroed_values(session.model, candidate.plan, candidate.statistics.whole, forms.encodings)
     write_model(forms.qdq, output, candidate.session.kept, options.threads)
     clock.lap("write")
     return _join_result(candidate, forms, trials, clock)

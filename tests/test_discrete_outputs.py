@@ -76,7 +76,7 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...], set[str]]] = {
         "int64[M,3] y, float[N,16] a",
         """r = Reshape (a, rows) s = ReduceMax <axes = [2]> (r) p = Sigmoid (s)
             t = Transpose <perm = [0, 2, 1]> (p) y = NonMaxSuppression (r, t, limit, overlap, least)""",
-        ("r", "s", "a"),
+        ("a", "r", "s"),
         set(),
     ),
     "mask": (
@@ -106,10 +106,10 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...], set[str]]] = {
     "map": (
         "seq(map(int64,float)) y",
         "o = MatMul (a, c) s = Softmax (o) y = ai.onnx.ml.ZipMap <classlabels_int64s = [4, 7, 9]> (s)",
-        ("o",),
+        ("y",),
         set(),
     ),
-    "sequence": ("seq(float[N,16]) y", "b = Relu (a) y = SequenceConstruct (a, b)", ("a", "b"), set()),
+    "sequence": ("seq(float[N,16]) y", "b = Relu (a) y = SequenceConstruct (a, b)", ("y",), set()),
     "sequence of classes": (
         "seq(int64[N]) y",
         "i = ArgMax <axis = 1, keepdims = 0> (a) y = SequenceConstruct (i, i)",
@@ -141,10 +141,10 @@ def network(kind: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_judges(kind: str) -> None:
-    """Decisions read floats that stay in place: logits, and what selected or discrete outputs come from."""
-    _, _, logits, moved = KINDS[kind]
+    """Decisions read float outputs that stay in place, and what selected or discrete outputs come from."""
+    _, _, deciding, moved = KINDS[kind]
     found = judge_outputs(load(network(kind)).proto)
-    assert (found.logits, found.moved) == (logits, moved)
+    assert (found.deciding, found.moved) == (deciding, moved)
 
 
 def discrete(model: onnx.ModelProto) -> set[str]:
@@ -175,7 +175,7 @@ def test_every_kind_is_compared(kind: str, tmp_path: Path) -> None:
     same, other = found.candidates
     assert all(share.equal == 1 for share in same.shares)
     assert all(0.8 < share.equal <= 1 for share in other.shares)
-    assert sensitivity(model, {"x": X}).outputs == judge_outputs(load(model).proto).logits
+    assert sensitivity(model, {"x": X}).outputs == judge_outputs(load(model).proto).deciding
     kept = quantize(model, {"x": X}, accuracy=AccuracyTarget(min_sqnr=20.0))
     assert kept.evaluation.candidates[0].worst is not None
 

@@ -77,7 +77,7 @@ def calibrate(
         rounding_rows,
     )
     from onnxfq.stages.planned_encodings import match_encodings
-    from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
+    from onnxfq.stages.zeroed_values import warn_zeroed_values
 
     if statistics is None and (encodings is None or table or table_csv is not None):
         raise typer.BadParameter("give --statistics, or --encodings that cover all activations")
@@ -102,7 +102,7 @@ def calibrate(
         matched.refuse_missing("give statistics from `onnxfq observe` with this plan")
     found = Statistics(loaded.sha256, 0, {}) if observed is None else observed
     encoded, made = matched.encode(loaded, found, calibrator)
-    warn_zeroed_values(find_zeroed_values(encoded, found, made))
+    warn_zeroed_values(loaded, encoded, found, made)
     if form is not None:
         _export(made, decided, form, output, printer)
         return

@@ -18,31 +18,41 @@ FORMAT_KEY = "onnxfq.format/"
 
 
 class OutputScore(Record):
-    """One output of one candidate against the reference.
+    """One output, or a part of it, of one candidate against the reference.
 
     Attributes:
+        part: name of the part; empty for the whole output.
         sqnr_db: signal to quantization noise in dB, inf when equal.
         cosine: of the angle between both.
         largest_error: max |reference - candidate|.
         top1_agreement: share of rows with the same argmax over the last axis, None unless the output is
             [rows, classes] or [batch, positions, classes].
+        decides: whether the SQNR of the model is the lowest of this and others like it.
         moved: whether its elements change places with its values, as boxes that are selected do; such an
             SQNR judges nothing.
         stands_for: outputs that are chosen by this inner tensor, which judges in their place.
     """
 
     output: str
+    part: str = ""
     sqnr_db: float
     cosine: float
     largest_error: float
     top1_agreement: Share | None = None
+    decides: bool = True
     moved: bool = False
     stands_for: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return the figure as `41.2 dB at 'y'`, with the outputs that it stands for."""
         others = f", which gives {', '.join(map(repr, self.stands_for))}" if self.stands_for else ""
-        return f"{self.figure} at {self.output!r}{others}"
+        part = f", {self.part}" if self.part else ""
+        return f"{self.figure} at {self.output!r}{part}{others}"
+
+    @property
+    def name(self) -> str:
+        """The output and its part, for a table."""
+        return f"{self.output}, {self.part}" if self.part else self.output
 
     @property
     def figure(self) -> str:
@@ -80,6 +90,7 @@ class CandidateScore(Record):
 
     Attributes:
         outputs: those of floats.
+        parts: of outputs; logits in front of a final sigmoid or softmax are among them, and decide nothing.
         shares: those of integers, texts and booleans.
         accuracy: share of labels that the first output predicts.
         weight_shares: share of the noise of an output that weights alone make, on the first feeds, by output;
@@ -88,6 +99,7 @@ class CandidateScore(Record):
 
     candidate: str
     outputs: tuple[OutputScore, ...]
+    parts: tuple[OutputScore, ...] = ()
     shares: tuple[EqualShare, ...] = ()
     accuracy: Share | None = None
     tensors: tuple[OutputScore, ...] = ()
@@ -100,7 +112,7 @@ class CandidateScore(Record):
             (one.output, str(one), "", "", "")
             if isinstance(one, EqualShare)
             else (
-                one.output,
+                one.name,
                 "equal" if one.sqnr_db == math.inf else f"{one.sqnr_db:.2f}",
                 f"{one.cosine:.6f}",
                 f"{one.largest_error:.4g}",
@@ -111,13 +123,18 @@ class CandidateScore(Record):
 
     @property
     def judging(self) -> tuple[OutputScore, ...]:
-        """The outputs whose SQNR tells how well the model is quantized."""
-        return tuple(one for one in self.outputs if not one.moved)
+        """The outputs whose SQNR tells how well the model is quantized; of divided ones the parts."""
+        return tuple(one for one in (*self.outputs, *self.parts) if one.decides and not one.moved)
 
     @property
     def worst(self) -> OutputScore | None:
         """The one of them with the lowest SQNR; None without any."""
         return min(self.judging, key=lambda one: one.sqnr_db, default=None)
+
+    @property
+    def lowest_db(self) -> float:
+        """The SQNR of the model in dB: the lowest of what decides; inf if nothing was compared."""
+        return math.inf if self.worst is None else self.worst.sqnr_db
 
 
 class Evaluation(Record):
@@ -136,9 +153,8 @@ class Evaluation(Record):
 
     @property
     def lowest_db(self) -> float:
-        """The lowest SQNR in dB of the outputs of the fake-quant model; inf if nothing was compared."""
-        worst = next((one.worst for one in self.candidates[:1]), None)
-        return math.inf if worst is None else worst.sqnr_db
+        """The SQNR in dB of the fake-quant model; inf if nothing was compared."""
+        return min((one.lowest_db for one in self.candidates[:1]), default=math.inf)
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, whole or not at all."""
@@ -154,8 +170,8 @@ class Evaluation(Record):
         if self.accuracy is not None:
             rows.append((self.reference, "", "", "", "", "", f"{self.accuracy:.4f}"))
         for candidate in self.candidates:
-            own = [*candidate.cells(candidate.outputs), *candidate.cells(candidate.shares)]
-            own += candidate.cells(candidate.tensors)
+            listed = (candidate.outputs, candidate.parts, candidate.shares, candidate.tensors)
+            own = [cells for scores in listed for cells in candidate.cells(scores)]
             accuracy = "" if candidate.accuracy is None else f"{candidate.accuracy:.4f}"
             for number, cells in enumerate(own):
                 ends = ("", "") if number else (candidate.candidate, accuracy)

@@ -35,7 +35,7 @@ class ReferenceRuns:
         self, reference: onnx.ModelProto, judged: JudgedTensors, threads: int, device: DeviceChoice
     ) -> None:
         """Store the float model and what judges it; nothing runs yet."""
-        self._side = Side(reference, [*output_names(reference), *judged.sources], exact=False)
+        self._side = Side(reference, [*output_names(reference), *judged.inner], exact=False)
         self._threads, self._device = threads, device
         self._feeds: list[Feed] = []
         self._stopped = Event()

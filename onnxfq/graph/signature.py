@@ -14,6 +14,11 @@ def output_names(proto: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(value.name for value in proto.graph.output)
 
 
+def computed_tensors(proto: onnx.ModelProto) -> set[str]:
+    """Return the tensors that nodes of the main graph compute."""
+    return {name for node in proto.graph.node for name in node.output if name}
+
+
 def with_outputs(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
     """Return `proto` with inner tensors as additional outputs."""
     have = set(output_names(proto))

@@ -40,7 +40,7 @@ class AccuracyTarget:
     """Least accuracy of a quantized model: one of `min_sqnr`, `max_drop` and `weight_bits`, or none of them.
 
     Attributes:
-        min_sqnr: SQNR of the outputs in dB, of the logits where a final sigmoid or softmax hides the noise.
+        min_sqnr: SQNR in dB of the worst part of the outputs, as the summary has it.
         max_drop: most that the metric may lose against the float model: percentage points of top-1 accuracy
             with `labels` alone, else in the unit of `metric`.
         weight_bits: most bits of a quantized weight on average, without scales; the layers that gain most for
@@ -135,7 +135,7 @@ class Aim(Protocol):
 
 
 class SqnrAim:
-    """SQNR of the outputs in dB on a few of the kept samples."""
+    """SQNR in dB of the worst part of the outputs on a few of the kept samples."""
 
     measure = "dB"
 

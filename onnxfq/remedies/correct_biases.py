@@ -63,7 +63,7 @@ def correct_biases(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         return Refusal("no data was given")
     if judge.accuracy is not None and judge.accuracy.max_drop is not None:
         return Refusal("the promised metric was measured without it")
-    if not session.judged.logits:
+    if not session.judged.deciding:
         return Refusal("no output comes from floats that are quantized")
     plan, encodings = candidate.plan, candidate.encodings
     with weights_stored_in(session.scratch):

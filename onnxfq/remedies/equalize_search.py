@@ -155,7 +155,7 @@ class _Search:
         equalized = self.equalize(methods, self.feeds)
         asked = [group for group in equalized.groups if not group.why]
         plain = equalized.without({group.tensor: USELESS for group in asked})
-        if not asked or not self.session.judged.logits:
+        if not asked or not self.session.judged.deciding:
             return plain, []
         trials: list[FactorTrial] = []
         least = self._measure(plain, trials) + LEAST_GAIN_DB

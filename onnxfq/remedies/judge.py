@@ -13,8 +13,6 @@ from time import perf_counter
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from onnxfq.choices import PROTECT_DB, THOROUGH
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import Equalization
@@ -24,8 +22,6 @@ from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.documents.trial import Trial
 from onnxfq.errors import DataError
 from onnxfq.graph.external.scratch_file import weights_stored_in
-from onnxfq.graph.signature import with_outputs
-from onnxfq.numerics.metrics import ratio_db
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Candidate, Sources
 from onnxfq.remedies.samples import split_samples
@@ -101,7 +97,8 @@ class Judge:
         sources: what `quantize` was given beside the data.
         first: the comparison of `start` with the float model; None before it is compared.
         accuracy: the target to keep; None without one.
-        least: dB below which also remedies are tried that cost something at run time; None for never.
+        least: dB of the worst part of the outputs below which also remedies are tried that cost something at
+            run time; None for never.
         is_off: whether nothing is tried but for a target, and what the recipe asks for.
         work: what a trial costs.
         budget: for all trials.
@@ -154,9 +151,14 @@ class Judge:
         return self.start.session.kept
 
     @property
-    def unused(self) -> list[Feed]:
-        """The samples that neither choose nor prove; all of them if they are few."""
-        return list(split_samples(self.kept).unused)
+    def reported(self) -> list[Feed]:
+        """The samples for the report: those that prove a promised SQNR, else those that did not judge.
+
+        They are all samples if these are few.
+        """
+        split = split_samples(self.kept)
+        is_promised = self.accuracy is not None and self.accuracy.min_sqnr is not None
+        return list(split.proving if is_promised else split.unused)
 
     def better(self, candidate: Candidate, remedy: Remedy) -> tuple[Candidate, Trial]:
         """Return the candidate that `remedy` proposes if it is proven to be better, else `candidate`."""
@@ -211,26 +213,26 @@ class Judge:
         return self.score(candidates, self.choosing)
 
     def score(self, candidates: Sequence[Candidate], feeds: Sequence[Feed]) -> list[float]:
-        """Return the SQNR in dB of each candidate: by the mean noise-to-signal ratio of the judging tensors.
+        """Return the SQNR in dB of each candidate, as `Evaluation.lowest_db` has it for these samples.
 
         Raises DataError without feeds.
         """
         if not feeds:
             raise DataError("comparing candidates needs data; give data")
-        logits, samples = self.start.session.judged.logits, (id(feeds[0]), len(feeds))
+        session, samples = self.start.session, (id(feeds[0]), len(feeds))
         new = [one for one in candidates if samples not in self.known.setdefault(one, {})]
-        with weights_stored_in(self.start.session.scratch):
+        with weights_stored_in(session.scratch):
             evaluation = score_models(
-                with_outputs(self.start.session.model.proto, logits),
-                {str(at): with_outputs(one.simulate(), logits) for at, one in enumerate(new)},
+                session.compared,
+                {str(at): one.simulate() for at, one in enumerate(new)},
                 feeds if new else (),
                 threads=self.options.threads,
                 device=self.options.device,
-                exact=False,
+                exact=self.options.exact,
+                judged=session.judged,
             )
         for candidate, scores in zip(new, evaluation.candidates, strict=True):
-            ratios = [10 ** (-score.sqnr_db / 10) for score in scores.outputs if score.output in logits]
-            self.known[candidate][samples] = ratio_db(1.0, float(np.mean(ratios)))
+            self.known[candidate][samples] = scores.lowest_db
         return [self.known[candidate][samples] for candidate in candidates]
 
     def explain_sound(self, candidate: Candidate) -> str:

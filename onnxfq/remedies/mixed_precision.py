@@ -87,7 +87,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     if target.max_drop is not None:
         task = TaskMetric(target.metric, target.labels, toggles, session, options.data.limit is not None)
     aim = open_aim(target, session.kept, task)
-    chosen, proven = (part(toggles, toggles.everything) for part in (aim.choose, aim.prove))
+    chosen, proven = aim.choose(toggles, toggles.everything), _prove(candidate, aim, judge, toggles)
     best = aim.join(chosen, proven)
     if best >= aim.wanted:
         return Refusal(f"{best:.4g} {aim.measure} without it", is_needed=False)
@@ -120,9 +120,11 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     )
 
 
-def _prove(candidate: Candidate, aim: Aim, judge: Judge) -> float:
-    """Return the value of `candidate` on the part of the data that proves."""
-    toggles = candidate.open_toggles(judge.options)
+def _prove(candidate: Candidate, aim: Aim, judge: Judge, toggles: QuantizerToggles | None = None) -> float:
+    """Return the value of `candidate` on the part of the data that proves; an SQNR as the summary has it."""
+    if isinstance(aim, SqnrAim):
+        return judge.score([candidate], aim.proving)[0]
+    toggles = toggles or candidate.open_toggles(judge.options)
     return aim.prove(toggles, toggles.everything)
 
 
@@ -163,7 +165,7 @@ def _widen_weights(
         measure=aim.measure,
         wanted=0.0,
         reached=_prove(made, aim, judge),
-        before=aim.prove(toggles, toggles.everything),
+        before=_prove(candidate, aim, judge),
         kept=tuple(places),
         multiplies=ranking.multiplies(places),
         fallback=fallback,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,12 +15,15 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
+from onnxfq.data.outputs import FlatOutput
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, ModelError
 from onnxfq.execution.toggled_segments import State, SwitchedSegments
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import TRANSPOSES
+from onnxfq.graph.patterns.logits import JudgedTensors
+from onnxfq.graph.patterns.parts import part_sums
 from onnxfq.graph.signature import output_names
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.passes.insert_fake_quantize import switch_weights, switched_tensors
@@ -50,22 +54,27 @@ class QuantizerToggles:
     """A model whose quantizers are switched one by one."""
 
     def __init__(
-        self, proto: onnx.ModelProto, plan: Plan, logits: Sequence[str], results: Sequence[str], threads: int
+        self,
+        proto: onnx.ModelProto,
+        plan: Plan,
+        judged: JudgedTensors,
+        results: Sequence[str],
+        threads: int,
     ) -> None:
         """Create the sessions.
 
         Args:
             proto: with a switch for each tensor of `plan`.
             plan: the quantized tensors.
-            logits: tensors whose noise is measured.
+            judged: what decides, whose noise is measured.
             results: outputs of the model, for a metric.
             threads: feeds at a time, 0 for one per core; each runs on one thread.
         """
-        self.plan, self.logits, self.results = plan, list(logits), list(results)
+        self.plan, self.judged, self.results = plan, judged, list(results)
         self.proto, self._threads = proto, threads or count_cores()
-        self._model = SwitchedSegments(proto, [*self.logits, *self.results])
+        self._model = SwitchedSegments(proto, [*judged.deciding, *self.results])
         self._switches = {tensor: number for number, tensor in enumerate(switched_tensors(plan))}
-        self._float: dict[int, tuple[Feed, list[NDArray[Any]]]] = {}
+        self._float: dict[int, tuple[Feed, list[FlatOutput]]] = {}
 
     @staticmethod
     def open(
@@ -79,8 +88,7 @@ class QuantizerToggles:
 
         Raises ModelError for a model without floats that outputs come from.
         """
-        logits = inputs.judged.logits
-        if not logits:
+        if not inputs.judged.deciding:
             raise ModelError(
                 f"no output of the model ({', '.join(output_names(inputs.model.proto))}) holds floats or "
                 "comes from floats that quantization changes; there is no noise to measure"
@@ -88,7 +96,7 @@ class QuantizerToggles:
         proto = insert_fake_quantize(inputs.model, plan, encodings, switches="each")
         if rounded:
             proto = switch_weights(proto, rounded, switched_tensors(plan))
-        return QuantizerToggles(proto, plan, logits, output_names(inputs.model.proto), options.threads)
+        return QuantizerToggles(proto, plan, inputs.judged, output_names(inputs.model.proto), options.threads)
 
     @cached_property
     def groups(self) -> list[LayerGroup]:
@@ -167,10 +175,11 @@ class QuantizerToggles:
     def noise(
         self, feeds: Sequence[Feed], states: Sequence[State], progress: Progress | None = None
     ) -> list[float]:
-        """Return the noise-to-signal ratio for each state of the switches, averaged over the logits.
+        """Return the noise-to-signal ratio of the worst deciding part for each state of the switches.
 
         A ratio is the squared error over the squared float value, each summed over all feeds; inf if the
-        model overflows. The results in float are kept for the next call with the same feeds.
+        model overflows. It is the measure of `CandidateScore.lowest_db`. The results in float are kept for
+        the next call with the same feeds.
         """
         starts = [self._model.first(state) for state in states]
         traced = sum(start > 0 for start in starts) > 1
@@ -189,28 +198,32 @@ class QuantizerToggles:
                 into.append(run.result())
                 if progress is not None:
                     progress(number)
-        return [_pool_ratio(sums) for sums in found]
+        parts = [len(self.judged.parts.get(name, ())) for name in self.judged.deciding]
+        divided = [count > 0 for count in parts for _ in range(max(count, 1))]
+        return [_pool_ratio(sums, divided) for sums in found]
 
     def _trace(self, feed: Feed) -> list[Feed]:
-        """Return the tensors of the float model before each segment; keep its logits."""
+        """Return the tensors of the float model before each segment; keep those that decide."""
         trace = self._model.trace(feed, self.nothing)
-        self._float[id(feed)] = feed, [trace[-1][name] for name in self.logits]
+        self._float[id(feed)] = feed, [FlatOutput.of(trace[-1][name]) for name in self.judged.deciding]
         return trace
 
     def _compare(
         self, feed: Feed, state: State, trace: Future[list[Feed]] | None, start: int
     ) -> list[ErrorSums]:
-        """Return the error of each of the logits on one feed, from segment `start` on with a trace."""
+        """Return the error of each deciding part on one feed, from segment `start` on with a trace."""
         made = (
             self._model.run(feed, state)
             if trace is None
             else self._model.run(trace.result()[start], state, start)
         )
-        # The boxes of a detector may differ in number, and are then left out.
-        return [
-            ErrorSums.from_arrays(want, made[name]) if want.shape == made[name].shape else ErrorSums()
-            for name, want in zip(self.logits, self._float[id(feed)][1], strict=True)
-        ]
+        found: list[ErrorSums] = []
+        for name, want in zip(self.judged.deciding, self._float[id(feed)][1], strict=True):
+            parts, have = self.judged.parts.get(name, ()), FlatOutput.of(made[name])
+            # The boxes of a detector may differ in number, and are then left out.
+            same = want.form == have.form
+            found += part_sums(parts, want.array, have.array) if same else [ErrorSums()] * max(len(parts), 1)
+        return found
 
 
 def _multiplying_nodes(moves: Mapping[str, Sequence[str]], readers: Iterable[str]) -> list[str]:
@@ -219,8 +232,10 @@ def _multiplying_nodes(moves: Mapping[str, Sequence[str]], readers: Iterable[str
     return [name for names in nested for name in names]
 
 
-def _pool_ratio(found: Sequence[Sequence[ErrorSums]]) -> float:
-    """Return the noise-to-signal ratio, pooled over feeds and averaged over outputs."""
+def _pool_ratio(found: Sequence[Sequence[ErrorSums]], divided: Sequence[bool]) -> float:
+    """Return the largest noise-to-signal ratio, each pooled over feeds; parts that are zero do not count."""
     pooled = [sum(sums, ErrorSums()) for sums in zip(*found, strict=True)]
-    mean = float(np.mean([one.noise / one.signal if one.signal else 0.0 for one in pooled]))
-    return mean if np.isfinite(mean) else float("inf")
+    counting = [one for one, is_part in zip(pooled, divided, strict=True) if one.signal or not is_part]
+    ratios = [one.noise / one.signal if one.signal else math.inf for one in counting if one.noise != 0.0]
+    largest = float(np.max([0.0, *ratios]))
+    return largest if np.isfinite(largest) else math.inf

@@ -152,7 +152,7 @@ def rank_groups(
     return Sensitivity(
         model_sha256=board.plan.model_sha256,
         recipe=recipe.name,
-        outputs=tuple(board.logits),
+        outputs=board.judged.deciding,
         samples=len(feeds),
         noise=whole,
         metric=metric,

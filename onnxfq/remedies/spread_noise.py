@@ -30,7 +30,7 @@ def spread_noise(board: QuantizerToggles, address: str, threads: int) -> Iterato
 
     Raises RuntimeLibraryError if ray is missing or the cluster fails.
     """
-    opening = partial(QuantizerToggles, board.proto, board.plan, board.logits, board.results, threads=1)
+    opening = partial(QuantizerToggles, board.proto, board.plan, board.judged, board.results, threads=1)
     with Cluster(address, threads) as cluster:
         # Neighbours share the tensors before them; two tasks for each worker even out their times.
         tasks = 2 * max(1, cluster.workers())

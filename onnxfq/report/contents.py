@@ -188,9 +188,10 @@ def _score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) -
     for candidate in candidates:
         worst = candidate.worst
         if worst is not None:
-            which = "the output" if len(candidate.judging) == 1 else "the worst output"
+            kind = "part" if worst.part else "output"
+            which = f"the {kind}" if len(candidate.judging) == 1 else f"the worst {kind}"
             low = worst.sqnr_db < LOW_SQNR_DB
-            tiles.append(_tile(worst.figure, f"SQNR of {which} {worst.output}", low))
+            tiles.append(_tile(worst.figure, f"SQNR of {which} {worst.name}", low))
         tiles += [_tile(str(share), f"output {share.output}", share.equal < 1) for share in candidate.shares]
         same = [one.top1_agreement for one in candidate.outputs if one.top1_agreement is not None]
         if same:
@@ -204,7 +205,7 @@ def _scores(candidates: Sequence[CandidateScore]) -> list[list[str]]:
     return [
         [one.candidate, *cells, "" if one.accuracy is None else f"{one.accuracy:.4f}"]
         for one in candidates
-        for cells in (*one.cells(one.outputs), *one.cells(one.shares))
+        for cells in (*one.cells(one.outputs), *one.cells(one.parts), *one.cells(one.shares))
     ]
 
 

@@ -152,7 +152,7 @@ def tensor_row(result: QuantizeResult, placement: Placement) -> TensorRow:
         update={
             "calibrator": f"{plain.calibrator}: {taken}" if chosen else plain.calibrator,
             "sqnr_db": error.sqnr_db,
-            "middle_db": middle_sqnr_db(placement, result.statistics, result.encodings),
+            "middle_db": middle_sqnr_db(result.model, placement, result.statistics, result.encodings),
             "observed": _short((error.rmin, error.rmax)),
             "grid": _short(error.grid),
             "edges": edges,

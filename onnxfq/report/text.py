@@ -88,10 +88,12 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
     evaluation = result.evaluation
     last = evaluation.candidates[-1:]
     outputs = [score for candidate in last for score in candidate.judging]
+    whole = {not score.part for score in outputs}
+    kind = "outputs and parts" if len(whole) > 1 else "outputs" if True in whole else "parts"
     low = [score for score in outputs if score.sqnr_db < LOW_SQNR_DB]
     verdict = f"SQNR       not compared with the float model: {', '.join(evaluation.notes)}"
     for worst in (candidate.worst for candidate in last):
-        among = "" if len(outputs) == 1 else f", the worst of {len(outputs)} outputs"
+        among = "" if len(outputs) == 1 else f", the worst of {len(outputs)} {kind}"
         verdict = "SQNR       of no output: none comes from floats that are quantized"
         verdict = verdict if worst is None else f"SQNR       {worst}{among}"
     shares = [f"same       {share.output!r}: {share}" for candidate in last for share in candidate.shares]
@@ -101,7 +103,7 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
         lines.append(f"size       {before:,} -> {after:,} bytes ({after / before:.0%})")
     if low:
         lines += [
-            f"low SQNR   {len(low)} of {len(outputs)} output(s) below {LOW_SQNR_DB} dB:",
+            f"low SQNR   {len(low)} of {len(outputs)} {kind} below {LOW_SQNR_DB} dB:",
             "           measure the accuracy; `onnxfq sensitivity` names the layers that cost most, and",
             "           --max-drop or --min-sqnr promises an accuracy and keeps in float what that takes",
         ]

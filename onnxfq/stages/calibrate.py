@@ -29,7 +29,7 @@ from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic
 from onnxfq.stages.limits import describe_unreached, find_unreached
 from onnxfq.stages.stored_weights import compare_stored, encode_on_grid
-from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
+from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.reasons import Reason
 from onnxfq.targets.target import prepare_model
 
@@ -62,7 +62,7 @@ def calibrate(
     """
     calibrated = calibrate_plan(model, plan, statistics, calibrator, weights)
     encodings = calibrated.encodings
-    warn_zeroed_values(find_zeroed_values(plan, statistics, encodings))
+    warn_zeroed_values(model, plan, statistics, encodings)
     for line in filter(None, (compare_stored(model, *calibrated).line, describe_unreached(encodings))):
         log.warning("%s", line)
     return encodings

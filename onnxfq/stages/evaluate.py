@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from onnxfq.errors import ModelError
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
-from onnxfq.graph.patterns.logits import judge_given
+from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
+from onnxfq.graph.signature import computed_tensors
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -74,7 +75,7 @@ def evaluate(
         progress=options.stage("evaluate", feeds.runs),
         device=options.device,
         exact=options.exact,
-        judged=judge_given(base),
+        judged=_keep_common(judge_given(base), candidates.values()),
     )
     return found.model_copy(update={"notes": (*found.notes, *notes)})
 
@@ -101,9 +102,10 @@ def compare_forms(
         options: threads, device and progress.
         twins: whether both forms compute the same bits, as they do unless one has another float type.
         floats: runs of the float model on these feeds.
-        feeds: the samples; None for all that are kept.
+        feeds: the samples, all of which are compared; None for as many of those that are kept as are needed.
     """
-    reference, feeds = inputs.reference, inputs.kept if feeds is None else feeds
+    until_stable = not options.exact and feeds is None
+    feeds = inputs.kept if feeds is None else feeds
     lacking = explain_unsupported(qdq)
     notes = [f"Q/DQ model not run: {lacking}"] if lacking else []
     # Without a feed nothing is known about a candidate, least of all that it is equal.
@@ -111,14 +113,14 @@ def compare_forms(
     switched = None if is_large(simulation) else switch_activations(simulation)
     candidates = {"fake-quant": switched or simulation} | ({} if one_form else {"Q/DQ": qdq})
     found = score_models(
-        reference,
+        inputs.compared,
         candidates if feeds else {},
         feeds,
         threads=options.threads,
         progress=options.stage("evaluate", len(feeds)),
         device=options.device,
         exact=options.exact,
-        until_stable=not options.exact,
+        until_stable=until_stable,
         expected=floats.over(feeds) if candidates and floats is not None else None,
         weights_alone=switched is not None,
         judged=inputs.judged,
@@ -138,13 +140,20 @@ def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.
     return made.proto
 
 
+def _keep_common(judged: JudgedTensors, candidates: Iterable[onnx.ModelProto]) -> JudgedTensors:
+    """Return `judged` with the logits that every candidate has; they decide nothing."""
+    for proto in candidates:
+        judged = judged.with_logits(computed_tensors(proto))
+    return judged
+
+
 def _label(model: object, otherwise: str) -> str:
     return Path(model).name if isinstance(model, (str, Path)) else otherwise
 
 
 def _find_quantized_tensors(candidate: onnx.ModelProto, reference: onnx.ModelProto) -> Iterator[str]:
     """Yield the tensors computed in `reference` whose quantized form is computed in `candidate`."""
-    computed = {name for node in reference.graph.node for name in node.output}
+    computed = computed_tensors(reference)
     for node in candidate.graph.node:
         for name in node.output:
             tensor, _, kind = name.rpartition("/")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -17,11 +17,11 @@ from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_sto
 from onnxfq.graph.external.sizes import STAGED, is_large
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.external.weightless import with_weights
-from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import normalize_model, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_outputs
+from onnxfq.graph.signature import computed_tensors
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.options import RunOptions, open_feeds
@@ -34,7 +34,7 @@ class QuantizeSession:
     """A model and its data.
 
     Attributes:
-        reference: the float model as given, to compare with.
+        reference: the float model as given.
         model: the normalised model, as the target of the recipe prepares it.
         ranked: the same for planning, with ranks that only a run can infer.
         feeds: the data; None without any.
@@ -51,10 +51,14 @@ class QuantizeSession:
 
     @cached_property
     def judged(self) -> JudgedTensors:
-        """The tensors that judge the model; only sources that `reference` has too stand for outputs."""
-        found = judge_outputs(self.model.proto)
-        made = GraphIndex(self.reference.graph).makers
-        return replace(found, sources={n: of for n, of in found.sources.items() if n in made})
+        """The tensors that judge the model; of logits those that `reference` has too."""
+        return judge_outputs(self.model.proto).with_logits(computed_tensors(self.reference))
+
+    @cached_property
+    def compared(self) -> onnx.ModelProto:
+        """The float model to compare with: as given, or as prepared if only that has all that decides."""
+        has_all = self.judged.sources.keys() <= computed_tensors(self.reference)
+        return self.reference if has_all else self.model.proto
 
     @property
     def kept(self) -> list[Feed]:

@@ -24,6 +24,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
+from onnxfq.graph.patterns.parts import part_sums
 from onnxfq.graph.signature import output_names
 from onnxfq.numerics.metrics import ErrorSums, standard_error_db
 from onnxfq.passes.equalize import with_restored_channels
@@ -83,11 +84,12 @@ def score_models(
             optimised where that is right.
         until_stable: stop before the end once the SQNR of every output has a standard error below STABLE_DB,
             or less by as much as the feeds are fewer than SURE_FEEDS.
-        expected: the outputs, and the sources of `judged`, of the reference on the feeds, if it has run
+        expected: the outputs, and the inner tensors of `judged`, of the reference on the feeds, if it has run
             already; `tensors` must be empty.
         weights_alone: run candidates from `switch_activations` on the first feeds with activations in float
             too.
-        judged: of the reference; its sources are scored as outputs are, and moved outputs are marked.
+        judged: of the reference; its inner tensors and parts of outputs are scored, and what decides nothing
+            is marked.
 
     Raises:
         ModelError: if a candidate's outputs differ from the reference's.
@@ -101,7 +103,7 @@ def score_models(
             raise ModelError(
                 f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}"
             )
-    names = (*names, *judged.sources)
+    names = (*names, *judged.inner)
     tensors = [name for name in tensors if name not in names]
     sizes = _read_declared_sizes(reference)
     runs = [
@@ -144,6 +146,10 @@ def score_models(
                 f"output {name!r} is selected by values: its SQNR judges nothing"
                 for name in sorted(judged.moved)
             ),
+            *(
+                f"output {name!r} counts as state that input {of!r} takes: its SQNR judges nothing"
+                for name, of in judged.states.items()
+            ),
             *(note for run in runs for note in run.notes(done)),
         ),
     )
@@ -165,7 +171,8 @@ class _Run:
     side: Side = field(init=False)
     fetches: list[str] = field(init=False)
     sums: list[ErrorSums] = field(init=False)
-    powers: list[list[tuple[float, float]]] = field(init=False)
+    parts: dict[str, list[ErrorSums]] = field(default_factory=dict)
+    powers: dict[tuple[str, int], list[tuple[float, float]]] = field(default_factory=dict)
     agreed: list[tuple[int, int]] = field(init=False)
     shares: dict[str, EqualCounts] = field(default_factory=dict)
     noises: list[tuple[float, float]] = field(init=False)
@@ -191,7 +198,6 @@ class _Run:
         off = {ENABLED_INPUT: np.asarray(False)} if switched else None
         self.side = Side(self.proto, self.fetches, exact=self.exact or fragile, again=off)
         self.sums = [ErrorSums()] * len(self.fetches)
-        self.powers = [[] for _ in self.outputs]
         self.agreed = [(0, 0)] * len(self.fetches)
         self.noises = [(0.0, 0.0)] * len(self.outputs)
 
@@ -215,23 +221,32 @@ class _Run:
             found = ErrorSums.from_arrays(want, have)
             self.sums[i] = self.sums[i] + found
             if i < len(self.outputs):
-                self.powers[i].append((found.signal, found.noise))
+                self._add_parts(name, found, want, have)
                 if alone and (other := FlatOutput.of(alone[i])).form == wanted.form:
                     whole, weights = self.noises[i]
                     part = ErrorSums.from_arrays(want, other.array).noise
                     self.noises[i] = whole + found.noise, weights + part
-            same, rows = _agreement(want, have)
+            same, rows = _agreement(want, have, name in self.judged.classes)
             self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
         if truth is not None:
             self.right += count_right(predict_classes(got[0], self.outputs[0]), truth, self.outputs[0])
 
+    def _add_parts(self, name: str, whole: ErrorSums, want: NDArray[Any], have: NDArray[Any]) -> None:
+        parts = self.judged.parts.get(name, ())
+        found = part_sums(parts, want, have) if parts else [whole]
+        if parts:
+            known = self.parts.get(name, [ErrorSums()] * len(found))
+            self.parts[name] = [one + other for one, other in zip(known, found, strict=True)]
+        for place, sums in enumerate(found):
+            self.powers.setdefault((name, place), []).append((sums.signal, sums.noise))
+
     @property
     def is_stable(self) -> bool:
-        """Whether more feeds would hardly change the SQNR of any output."""
+        """Whether more feeds would hardly change the SQNR of any output, or part of one."""
         return all(
             standard_error_db(*zip(*pairs, strict=True)) < STABLE_DB * min(1.0, len(pairs) / SURE_FEEDS)
-            for pairs in self.powers
-            if pairs
+            for (name, _), pairs in self.powers.items()
+            if name not in self.judged.logits
         )
 
     def _is_open(self, name: str, want: Sequence[int], have: Sequence[int]) -> bool:
@@ -250,42 +265,59 @@ class _Run:
             )
 
     def score(self, feeds: int, rows: int) -> CandidateScore:
-        scores = [
-            OutputScore(
-                output=name,
-                sqnr_db=sums.sqnr_db,
-                cosine=sums.cosine,
-                largest_error=sums.largest,
+        judged, split = self.judged, len(self.outputs)
+        deciding = set(judged.deciding or self.outputs) - self.parts.keys()
+        names = [*self.outputs, *self.tensors]
+        scores = {
+            name: _score(
+                name,
+                sums,
                 top1_agreement=same / count if count else None,
-                moved=name in self.judged.moved,
-                stands_for=self.judged.sources.get(name, ()),
+                decides=name in deciding,
+                moved=name in judged.moved,
+                stands_for=judged.sources.get(name, ()),
             )
-            for name, sums, (same, count) in zip(
-                [*self.outputs, *self.tensors], self.sums, self.agreed, strict=True
-            )
-        ]
-        split = len(self.outputs)
-        compared = [
-            len(self.unlike.get(one.output, ())) < feeds and one.output not in self.shares for one in scores
-        ]
+            for name, sums, (same, count) in zip(names, self.sums, self.agreed, strict=True)
+            if len(self.unlike.get(name, ())) < feeds and name not in self.shares
+        }
         return CandidateScore(
             candidate=self.name,
-            outputs=tuple(
-                score for score, seen in zip(scores[:split], compared[:split], strict=True) if seen
-            ),
+            outputs=tuple(scores[n] for n in names[:split] if n in scores and n not in judged.logits),
+            parts=(*self._score_parts(), *self._score_logits(scores)),
             tensors=tuple(
-                score.model_copy(update={"top1_agreement": None})
-                for score, seen in zip(scores[split:], compared[split:], strict=True)
-                if seen
+                scores[name].model_copy(update={"top1_agreement": None})
+                for name in names[split:]
+                if name in scores
             ),
             shares=tuple(EqualShare.of(name, counts) for name, counts in self.shares.items()),
             accuracy=self.right / rows if rows else None,
             weight_shares={
                 name: weights / whole
                 for name, (whole, weights) in zip(self.outputs, self.noises, strict=True)
-                if 0.0 < whole < math.inf and weights < math.inf
+                if 0.0 < whole < math.inf and weights < math.inf and name not in judged.logits
             },
         )
+
+    def _score_parts(self) -> Iterator[OutputScore]:
+        """Yield the scores of the parts of outputs; one that is zero in the reference decides nothing."""
+        for name, found in self.parts.items():
+            decides = name in self.judged.deciding
+            for number, (part, sums) in enumerate(zip(self.judged.parts[name], found, strict=True), 1):
+                text = part.name(number, len(found))
+                yield _score(name, sums, part=text, decides=decides and sums.signal > 0.0)
+
+    def _score_logits(self, scores: Mapping[str, OutputScore]) -> Iterator[OutputScore]:
+        """Yield the scores of logits, in the name of the outputs behind them."""
+        for name, output in self.judged.logits.items():
+            if name in scores:
+                changes = {"output": output, "part": f"logits {name!r}", "decides": False}
+                yield scores[name].model_copy(update={**changes, "top1_agreement": None})
+
+
+def _score(name: str, sums: ErrorSums, **more: Any) -> OutputScore:
+    return OutputScore(
+        output=name, sqnr_db=sums.sqnr_db, cosine=sums.cosine, largest_error=sums.largest, **more
+    )
 
 
 def _read_declared_sizes(reference: onnx.ModelProto) -> dict[str, list[int | None]]:
@@ -298,9 +330,9 @@ def _read_declared_sizes(reference: onnx.ModelProto) -> dict[str, list[int | Non
     return found
 
 
-def _agreement(want: NDArray[Any], have: NDArray[Any]) -> tuple[int, int]:
-    # [rows, classes] or [batch, positions, classes]; the last axis of an image holds no classes.
-    if want.ndim not in (2, 3) or want.shape[-1] < 2 or want.size == 0:
+def _agreement(want: NDArray[Any], have: NDArray[Any], has_classes: bool) -> tuple[int, int]:
+    # [rows, classes], or scores of classes by position; the last axis of boxes or an image holds none.
+    if not (want.ndim == 2 or (want.ndim == 3 and has_classes)) or want.shape[-1] < 2 or want.size == 0:
         return 0, 0
     same = want.argmax(-1) == have.argmax(-1)
     return int(same.sum()), int(same.size)

@@ -9,6 +9,7 @@ from onnxfq.calibration.calibrators.grid_error import Density, estimate_noise
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Placement, Plan
+from onnxfq.graph.model import Model, list_nodes
 from onnxfq.numerics.metrics import ratio_db
 
 log = logging.getLogger(__name__)
@@ -16,22 +17,30 @@ log = logging.getLogger(__name__)
 _LISTED = 8
 
 
-def find_zeroed_values(plan: Plan, statistics: Statistics, encodings: Encodings) -> dict[str, float]:
+def find_zeroed_values(
+    model: Model, plan: Plan, statistics: Statistics, encodings: Encodings
+) -> dict[str, float]:
     """Return the expected SQNR in dB of the middle half of activations, by tensor, where it is below KEPT_DB.
 
-    The middle half is the one of `best_error`. Only activations with one calibrated range are looked at:
-    not those with scales of channels or blocks, dynamic ones, and ranges from a rule or a file.
+    The middle half is the one of `best_error`. Only activations with one calibrated range are looked at: not
+    those with scales of channels or blocks, dynamic ones, and ranges from a rule or a file. Probabilities of
+    a Softmax lose nothing: most of them are near 0, and add as little to what they weigh.
     """
     found = {}
     for placement in plan.activations:
-        sqnr_db = middle_sqnr_db(placement, statistics, encodings)
+        sqnr_db = middle_sqnr_db(model, placement, statistics, encodings)
         if sqnr_db is not None and sqnr_db < KEPT_DB:
             found[placement.tensor] = sqnr_db
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
-def middle_sqnr_db(placement: Placement, statistics: Statistics, encodings: Encodings) -> float | None:
-    """Return the expected SQNR in dB of the middle half of an activation; None for those not looked at."""
+def middle_sqnr_db(
+    model: Model, placement: Placement, statistics: Statistics, encodings: Encodings
+) -> float | None:
+    """Return the expected SQNR in dB of the middle half of an activation.
+
+    None for those not looked at, and for a low one of a Softmax.
+    """
     name = placement.tensor
     if not _is_calibrated(placement) or name not in statistics.tensors or name not in encodings:
         return None
@@ -39,15 +48,21 @@ def middle_sqnr_db(placement: Placement, statistics: Statistics, encodings: Enco
     if encoding.param_shape or not middle.counts.size:
         return None
     scale, zero_point = float(encoding.scale_array), float(encoding.zero_point_array)
-    return ratio_db(middle.power, estimate_noise(middle, scale, zero_point, encoding.spec.qtype))
+    sqnr_db = ratio_db(middle.power, estimate_noise(middle, scale, zero_point, encoding.spec.qtype))
+    return None if sqnr_db < KEPT_DB and _is_probability(model, name) else sqnr_db
+
+
+def _is_probability(model: Model, tensor: str) -> bool:
+    return any(tensor in node.output for node in list_nodes(model.proto.graph) if node.op_type == "Softmax")
 
 
 def _is_calibrated(placement: Placement) -> bool:
     return not (placement.spec.dynamic or placement.spec.equalized or placement.calibrator.is_fixed)
 
 
-def warn_zeroed_values(lost: dict[str, float]) -> None:
-    """Log the tensors that `find_zeroed_values` found, in one line."""
+def warn_zeroed_values(model: Model, plan: Plan, statistics: Statistics, encodings: Encodings) -> None:
+    """Log the tensors that `find_zeroed_values` finds, in one line."""
+    lost = find_zeroed_values(model, plan, statistics, encodings)
     if not lost:
         return
     named = ", ".join(f"{name!r} {sqnr_db:.1f} dB" for name, sqnr_db in [*lost.items()][:_LISTED])

@@ -42,7 +42,7 @@ from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
 from onnxfq.stages.stored_weights import compare_stored
 from onnxfq.stages.write import write_model
-from onnxfq.stages.zeroed_values import find_zeroed_values, warn_zeroed_values
+from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.reasons import rule_of
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.recipes import load_recipe
@@ -251,7 +251,7 @@ def _two_values(low: float, high: float) -> TensorStatistics:
 def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) -> Encodings:
     """Return the encodings; weights stay on the grid of the source if the target has it."""
     encodings = calibrate_plan(model, plan, statistics).encodings
-    warn_zeroed_values(find_zeroed_values(plan, statistics, encodings))
+    warn_zeroed_values(model, plan, statistics, encodings)
     found = compare_stored(model, plan, encodings)
     others = len(plan.weights) - found.kept - len(found.clipped)
     counts = {

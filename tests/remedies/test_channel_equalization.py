@@ -60,8 +60,8 @@ BRANCHES = """g (float[N,9,16] x, bool c) => (float[N,9,8] y) {
     n = LayerNormalization (x, g, gb) h = MatMul (n, m0) a = Relu (h)
     y = If (c) <then_branch = yes () => (float[N,9,8] p) { p = MatMul (a, m2) },
                 else_branch = no () => (float[N,9,8] q) { k = MatMul (n, m1) q = MatMul (k, m2) }> }"""
-TWO_PRODUCTS = """g (float[N,9,16] x, float[N,9,16] u) => (float[N,9,8] y, float[N,9,8] z) {
-    a = Mul (x, g) y = MatMul (a, m2) c = Mul (u, g2) z = MatMul (c, m6) }"""
+TWO_PRODUCTS = """g (float[N,9,16] x, float[N,9,16] u) => (float[N,9,8] s) {
+    a = Mul (x, g) y = MatMul (a, m2) c = Mul (u, g2) z = MatMul (c, m6) s = Add (y, z) }"""
 NETWORKS = {"chain": CHAIN, "gated": GATED, "attention": ATTENTION}
 
 
@@ -305,7 +305,7 @@ def test_only_the_group_that_does_harm_is_left(monkeypatch: pytest.MonkeyPatch) 
     assert smooth.trial("equalize").is_kept
     trials = [(t.methods, t.left) for t in smooth.equalization.trials]
     assert trials[:2] == [((), ()), (("smooth",), ())] and (("smooth",), ("c",)) in trials
-    assert [y > x + 6 for x, y in zip(all_db(plain), all_db(smooth), strict=True)] == [True, False]
+    assert output_db(smooth) > output_db(plain) + 6
     assert "smooth without 1 group" in "".join(smooth.equalization.lines())
 
 

@@ -130,7 +130,7 @@ def test_planted_layers_come_first(data, planted) -> None:
     assert {node for group in found.groups[: len(planted)] for node in group.nodes} == {
         f"m{n}" for n in planted
     }
-    assert found.sqnr_db < 15 and found.outputs == (f"a{LAYERS - 1}",)
+    assert found.sqnr_db < 15 and found.outputs == ("y",)
     assert found.remedy is not None and len(found.remedy.kept) == len(planted) and found.remedy.is_kept
     assert found.remedy.multiplies == pytest.approx(len(planted) / LAYERS)
     recipe = onnxfq.load_recipe("tensorrt-int8")
@@ -155,12 +155,13 @@ def test_groups_share_readers() -> None:
 
 
 def test_logits_in_front_of_saturation() -> None:
-    """The measured tensor is what a final softmax or sigmoid reads, behind operators that move elements."""
+    """Logits are what a final softmax or sigmoid reads, also if elements move behind it; outputs decide."""
     proto = build(
         """g (float[2,8] x) => (float[8,2] y, float[2,8] z) { a = Neg (x) b = Sigmoid (a)
             y = Transpose (b) z = Relu (x) }"""
     )
-    assert judge_outputs(with_shapes(proto)).logits == ("a", "z")
+    found = judge_outputs(with_shapes(proto))
+    assert found.logits == {"a": "y"} and found.deciding == ("y", "z")
 
 
 def test_the_command(tmp_path: Path, data, capfd: pytest.CaptureFixture[str]) -> None:
@@ -360,7 +361,7 @@ def two_branches() -> onnx.ModelProto:
     large, tiny = rng.normal(size=(2, WIDTH, WIDTH)).astype(np.float32)
     tiny[3] /= FACTOR
     text = f"""g (float[N,{WIDTH}] x, float[N,{WIDTH}] z) => (float[N,{2 * WIDTH}] y) {{
-        [large] a = MatMul (x, w0) [tiny] b = MatMul (z, w1) y = Concat <axis = 1> (a, b) }}"""
+        [large] a = MatMul (x, w0) [tiny] b = MatMul (z, w1) c = Concat <axis = 1> (a, b) y = Relu (c) }}"""
     return build(text, {"w0": large * 1000, "w1": tiny})
 
 
@@ -429,7 +430,7 @@ def test_a_rise_of_the_metric_is_chance() -> None:
 def test_fallbacks(fallback) -> None:
     """Groups outside the recipe get quantized weights alone, or the wider format."""
     rows = np.random.default_rng(1).normal(size=(160, WIDTH)).astype(np.float32)
-    promise = onnxfq.AccuracyTarget(min_sqnr=30, fallback=fallback)
+    promise = onnxfq.AccuracyTarget(min_sqnr=20, fallback=fallback)
     kept = onnxfq.quantize(
         chain((3, 6)),
         rows,

@@ -1,14 +1,15 @@
-"""Tensors whose noise judges a model: float outputs, logits, and what selected or discrete outputs come from.
+"""Tensors whose noise judges a model: float outputs and their parts, and what other outputs come from.
 
-A sigmoid or softmax hides noise. The index of a class or box has no noise in dB: it is right or wrong. Rows
-that are selected by values change places, so that one swap looks like a broken layer. The floats in front of
-them tell how well a model is quantized.
+The index of a class or box has no noise in dB: it is right or wrong. Rows that are selected by values change
+places, so that one swap looks like a broken layer. The floats in front of them tell how well a model is
+quantized. Large negative logits hide the few that matter: behind a final sigmoid or softmax the probabilities
+decide, and the logits are scored with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import onnx
 from onnx import TensorProto
@@ -18,6 +19,8 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_nodes
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import QUANTIZED_OPS, RECURRENT_OPS, SIZES, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.patterns.fed_back import find_states
+from onnxfq.graph.patterns.parts import OutputPart, PartFinder
 from onnxfq.graph.segments import list_reads
 from onnxfq.numerics.float_types import FLOAT_CODES
 
@@ -41,18 +44,35 @@ class JudgedTensors:
     """Tensors that judge a model.
 
     Attributes:
-        logits: the tensors whose noise is measured, each once; a tensor of inner ones stands for an output.
+        deciding: the tensors whose worst SQNR is that of the model: float outputs in place, and `sources`.
         moved: float outputs whose elements change places with their values.
         sources: by inner tensor, the moved and discrete outputs that come from it, where no output that
             stays in place has it as its logits.
+        parts: by deciding output, the parts that decide in its place.
+        logits: by inner tensor that a final sigmoid or softmax reads, the output; scored, without deciding.
+        states: by output that is fed back, the input that takes it; it decides only if nothing else does.
+        classes: outputs of rank 3 with scores of classes along the last axis.
     """
 
-    logits: tuple[str, ...]
-    moved: frozenset[str]
-    sources: Mapping[str, tuple[str, ...]]
+    deciding: tuple[str, ...] = ()
+    moved: frozenset[str] = frozenset()
+    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    parts: Mapping[str, tuple[OutputPart, ...]] = field(default_factory=dict)
+    logits: Mapping[str, str] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
+    classes: frozenset[str] = frozenset()
+
+    @property
+    def inner(self) -> tuple[str, ...]:
+        """The inner tensors that are scored with the outputs."""
+        return (*self.sources, *self.logits)
+
+    def with_logits(self, present: Container[str]) -> JudgedTensors:
+        """Return this without the logits that are not among `present`."""
+        return replace(self, logits={name: of for name, of in self.logits.items() if name in present})
 
 
-NOTHING_KNOWN = JudgedTensors((), frozenset(), {})
+NOTHING_KNOWN = JudgedTensors()
 """Result for a model whose outputs are only scored."""
 
 
@@ -67,10 +87,7 @@ def _multiplies(node: onnx.NodeProto) -> bool:
 
 
 def judge_given(proto: onnx.ModelProto) -> JudgedTensors:
-    """Return what judges a model as given; types are inferred only if something in it is discrete."""
-    kinds = {value.type.tensor_type.elem_type for value in proto.graph.output}
-    if kinds <= _FLOATS and _CHOOSING.isdisjoint(node.op_type for node in list_nodes(proto.graph)):
-        return NOTHING_KNOWN
+    """Return what judges a model as given; types and shapes are inferred."""
     try:
         return judge_outputs(with_shapes(proto))
     except ModelError:  # declared shapes that contradict each other: ONNX Runtime infers its own
@@ -91,7 +108,8 @@ class _Judge:
     """Tensors of one main graph that noise can change, and those whose elements it moves."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
-        self._graph, index = graph, GraphIndex(graph)
+        self._graph, self._index = graph, GraphIndex(graph)
+        index = self._index
         self._makers, self._types, self._constants = index.makers, index.types, index.constants
         others = {n: v.type for n, v in index.values.items() if v.type.WhichOneof("value") not in _TENSORS}
         self._types |= {name: _element_type(kind) for name, kind in others.items()}
@@ -100,21 +118,37 @@ class _Judge:
         self._moved: set[str] = set()
         for node in graph.node:
             self._follow(node)
+        self._finder = PartFinder(index, self._noisy)
 
     def judge(self) -> JudgedTensors:
-        """Return the logits of outputs in place, and the sources of others."""
+        """Return outputs in place with their parts and logits, and the sources of others."""
         found: dict[str, dict[str, None]] = {}
         for output in (value.name for value in self._graph.output):
             found[output] = dict.fromkeys(self._sources(output))
-        placed = {name for name in found if self._is_placed(name)}
+        placed = [name for name in found if self._is_placed(name)]
         known = {source for name in placed for source in found[name]}
         sources: dict[str, tuple[str, ...]] = {}
         for output, names in found.items():
             for name in [name for name in names if output not in placed and name not in known]:
                 sources[name] = (*sources.get(name, ()), output)
-        moved = frozenset(name for name in found if name in self._moved and self._is_float(name))
+        states = {name: of for name, of in find_states(self._graph, self._index).items() if name in placed}
+        deciding = (*[name for name in placed if name not in states], *sources)
+        tensors = [name for name in placed if name not in self._others]
+        parts = {name: self._finder.find(name) for name in tensors if not deciding or name in deciding}
+        logits = {
+            name: output
+            for output in placed
+            for name in found[output]
+            if name not in found and self._is_float(name) and self._logits(output) == name != output
+        }
         return JudgedTensors(
-            tuple(dict.fromkeys(name for one in found.values() for name in one)), moved, sources
+            deciding=deciding or (*states,),
+            moved=frozenset(name for name in found if name in self._moved and self._is_float(name)),
+            sources=sources,
+            parts={name: found for name, found in parts.items() if found},
+            logits=logits,
+            states=states if deciding else {},
+            classes=frozenset(filter(self._finder.counts_classes, tensors)),
         )
 
     def _follow(self, node: onnx.NodeProto) -> None:

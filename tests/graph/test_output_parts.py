@@ -1,0 +1,158 @@
+"""Parts of outputs: what a last Concat joins, where it stands in the output, and what stays whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, weights
+from detector_heads import PLACES, detector, head
+
+from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.patterns.logits import JudgedTensors, judge_outputs
+from onnxfq.graph.patterns.parts import MOST_PARTS
+from onnxfq.graph.signature import with_outputs
+from onnxfq.runtime.session import Session
+from onnxfq.stages.evaluate import evaluate
+
+X = np.random.default_rng(2).normal(size=(5, 16)).astype(np.float32)
+
+
+def judged(proto: onnx.ModelProto) -> JudgedTensors:
+    """Return what judges a model."""
+    return judge_outputs(with_shapes(proto))
+
+
+@pytest.mark.parametrize("form", PLACES)
+def test_parts_hold_what_the_concat_joins(form: str) -> None:
+    """Each part has the values of its inner tensors as ONNX Runtime computes them, and no others."""
+    proto, wanted = detector(form), PLACES[form][2]
+    parts = judged(proto).parts["y"]
+    inner = [name for names in wanted for name in names]
+    y, *values = Session(with_outputs(proto, inner), 1).run({"x": X}, ["y", *inner])
+    known = dict(zip(inner, values, strict=True))
+    for part, names in zip(parts, wanted, strict=True):
+        expected = np.concatenate([known[name].ravel() for name in names])
+        np.testing.assert_array_equal(np.sort(part.of(y).ravel()), np.sort(expected))
+
+
+@pytest.mark.parametrize("form", PLACES)
+def test_parts_cover_the_output(form: str) -> None:
+    """Every element is in one part."""
+    proto = detector(form)
+    (y,) = Session(proto, 1).run({"x": X})
+    numbers = np.arange(y.size).reshape(y.shape)
+    found = np.concatenate([part.of(numbers).ravel() for part in judged(proto).parts["y"]])
+    np.testing.assert_array_equal(np.sort(found), numbers.ravel())
+
+
+BEHIND = {
+    "a factor": "y = Mul (c, stride)",
+    "a shift for each place": "y = Add (grid, c)",
+    "a squash": "y = Tanh (c)",
+    "several": "d = Div (c, stride) e = Identity (d) f = Sub (e, prior) y = Sigmoid (f)",
+    "axes of one": "d = Unsqueeze (c, one) y = Squeeze (d, one)",
+}
+OPEN = {
+    "a sum of two": "y = Mul (c, c)",
+    "another function": "y = Exp (c)",
+    "a cut": "y = Slice (c, zero, two, one)",
+}
+
+
+@pytest.mark.parametrize("nodes", [*BEHIND, *OPEN])
+def test_operators_behind_the_concat(nodes: str) -> None:
+    """What moves, scales, shifts or squashes is followed; what mixes elements leaves the output whole."""
+    size = 2 if nodes == "a cut" else 7
+    proto = head(f"float[N,{size},8] y", f"c = Concat <axis = 1> (boxes, scores) {(BEHIND | OPEN)[nodes]}")
+    for name, values in (("one", [1]), ("zero", [0]), ("two", [2])):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.int64(values), name))
+    assert [part.tensor for part in judged(proto).parts.get("y", ())] == (
+        ["boxes", "scores"] if nodes in BEHIND else []
+    )
+
+
+@pytest.mark.parametrize("count", [2, MOST_PARTS, MOST_PARTS + 1])
+def test_many_parts(count: int) -> None:
+    """An output of more parts than MOST_PARTS stays whole."""
+    names = ", ".join(["a"] * count)
+    proto = build(
+        f"g (float[N,4] x) => (float[N,K] y) {{ a = MatMul (x, w) y = Concat <axis = 1> ({names}) }}",
+        {"w": weights(4, 4)},
+    )
+    assert len(judged(proto).parts.get("y", ())) == (count if count <= MOST_PARTS else 0)
+
+
+def test_open_sizes() -> None:
+    """One open size is what the others leave; with two of them nobody knows where the second begins."""
+    text = """g (float[1,M] x, float[1,K] u) => (float[1,L] y) {{
+        a = MatMul (one, x) b = MatMul (one, u) c = MatMul (one, three) y = Concat <axis = 1> ({}) }}"""
+    constants = {"one": np.ones((1, 1), np.float32), "three": np.ones((1, 3), np.float32)}
+    for inputs, starts in (("c, a, c", [0, 3, 8]), ("a, c", [0, 5]), ("a, b", None)):
+        proto = build(text.format(inputs), constants)
+        proto.graph.node[2].input[0] = "x1"
+        proto.graph.node.insert(0, onnx.helper.make_node("ReduceMax", ["x"], ["x1"], axes=[1]))
+        parts = judged(proto).parts.get("y", ())
+        y = np.arange(11 if inputs == "c, a, c" else 8)[None]
+        assert ([int(part.of(y).flat[0]) for part in parts] or None) == starts
+
+
+def test_a_long_chain_of_concats_ends() -> None:
+    """A tensor that is joined with itself forty times has 2^40 parts; it stays whole, at once."""
+    lines = " ".join(f"c{n + 1} = Concat <axis = {1 + n % 2}> (c{n}, c{n})" for n in range(40))
+    proto = build(
+        f"""g (float[1,4] x) => (float[1,K,L] y) {{
+            c = MatMul (x, w) c0 = Unsqueeze (c, one) {lines} y = Identity (c40) }}""",
+        {"w": weights(4, 4), "one": np.int64([1])},
+    )
+    assert len(judged(proto).parts.get("y", ())) <= MOST_PARTS
+
+
+STATES = {
+    "shapes": ("float[N,16] x, float[2,1,4] a", "float[N,16] y, float[2,1,4] b", {"b": "a"}),
+    "names": ("float[N,16] x, float[N,4] h", "float[N,16] y, float[N,4] hn", {"hn": "h"}),
+    "two of one shape": (
+        "float[N,16] x, float[2,4] h, float[2,4] c",
+        "float[N,16] y, float[2,4] cn, float[2,4] hn",
+        {"cn": "c", "hn": "h"},
+    ),
+    "another shape": ("float[N,16] x, float[2,4] h", "float[N,16] y, float[2,5] hn", {}),
+    "another type": ("float[N,16] x, int64[2,4] h", "float[N,16] y, float[2,4] hn", {}),
+    "the first output": ("float[N,16] x, float[2,4] h", "float[2,4] hn", {}),
+    "an image that is cleaned": ("float[1,3,8,8] x", "float[1,1,8,8] y, float[1,3,8,8] z", {}),
+    "one open size and another name": ("float[N,16] x, float[N,4] u", "float[N,16] y, float[N,4] v", {}),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_state_that_is_fed_back(name: str) -> None:
+    """A further output of the type and shape of a further input is state, and decides nothing."""
+    inputs, outputs, states = STATES[name]
+    names = [text.split()[-1] for text in outputs.split(", ")]
+    lines = " ".join(f"{output} = Relu (x)" for output in names)
+    found = judged(build(f"g ({inputs}) => ({outputs}) {{ {lines} }}"))
+    assert found.states == states
+    assert found.deciding == tuple(output for output in names if output not in states)
+
+
+HEADS = {
+    "product": ("y = MatMul (x, w)", True),
+    "product, bias and softmax": ("a = MatMul (x, w) b = Add (a, c) y = Softmax (b)", True),
+    "normalized": ("a = MatMul (x, w) y = LayerNormalization (a, c)", False),
+    "sigmoid": ("a = MatMul (x, w) y = Sigmoid (a)", False),
+    "product of two": ("t = Transpose <perm = [0, 2, 1]> (x) y = MatMul (x, t)", False),
+    "turned": ("a = MatMul (x, w) y = Transpose <perm = [0, 2, 1]> (a)", False),
+    "rows": ("r = Reshape (x, rows) a = Gemm (r, w) y = Reshape (a, whole)", True),
+    "side by side": ("a = MatMul (x, w) y = Concat <axis = 1> (a, a)", False),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_same_class_needs_classes(name: str) -> None:
+    """Of rank 3, only an output that ends in the channels of a product with weights has a same top-1."""
+    nodes, has_classes = HEADS[name]
+    constants = {"w": weights(6, 6), "c": weights(6), "rows": np.int64([-1, 6]), "whole": np.int64([2, 6, 6])}
+    proto = build(f"g (float[2,6,6] x) => (float[2,K,L] y) {{ {nodes} }}", constants)
+    feed = {"x": np.random.default_rng(0).normal(size=(2, 6, 6)).astype(np.float32)}
+    (score,) = evaluate(proto, proto, [feed]).candidates[0].outputs
+    assert score.top1_agreement == (1.0 if has_classes else None)

@@ -1,0 +1,201 @@
+"""One measure: what a promise keeps, what protects, what remedies are judged by and what is printed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, weights
+from detector_heads import detector
+
+import onnxfq
+from onnxfq.cli.main import main
+from onnxfq.documents.recipe import load_recipe
+from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
+from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
+from onnxfq.remedies.judge import Judge
+from onnxfq.remedies.samples import choose_split
+from onnxfq.report.text import quantize_summary
+from onnxfq.runtime.session import Session
+from onnxfq.stages.inputs import open_inputs
+from onnxfq.stages.options import QuantizeOptions
+
+WEIGHTS = {"w": weights(16, 16, seed=1), "u": weights(16, 16, seed=3) / 4, "v": weights(16, 4, seed=2) / 16}
+BODY = "a = MatMul (x, w) r = Relu (a) c = MatMul (r, u) d = Relu (c) b = MatMul (d, v)"
+PROBABILITIES = build(f"g (float[N,16] x) => (float[N,4] y) {{ {BODY} y = Softmax (b) }}", WEIGHTS)
+TWO_OUTPUTS = build(
+    f"""g (float[N,16] x) => (float[N,16] d, float[N,4] y, int64[N] i) {{
+        {BODY} y = Sigmoid (b) i = ArgMax <axis = 1, keepdims = 0> (r) }}""",
+    WEIGHTS,
+)
+CLASSES = build(
+    f"g (float[N,16] x) => (int64[N] i) {{ {BODY} i = ArgMax <axis = 1, keepdims = 0> (b) }}", WEIGHTS
+)
+STATEFUL = build(
+    """g (float[N,16] x, float[N,16] h) => (float[N,4] y, float[N,16] hn) {
+        a = MatMul (x, w) s = Add (a, h) hn = Tanh (s) y = MatMul (hn, v) }""",
+    {"w": weights(16, 16, seed=1), "v": weights(16, 4, seed=2)},
+)
+NETWORKS = {
+    "boxes and scores": detector("side by side"),
+    "levels": detector("levels of both"),
+    "probabilities": PROBABILITIES,
+    "two outputs and a class": TWO_OUTPUTS,
+    "classes": CLASSES,
+    "state": STATEFUL,
+}
+
+
+def data_of(proto: onnx.ModelProto, count: int = 40) -> dict[str, np.ndarray]:
+    """Return samples."""
+    rng = np.random.default_rng(count)
+    return {v.name: rng.normal(size=(count, 16)).astype(np.float32) for v in proto.graph.input}
+
+
+def judge_of(proto: onnx.ModelProto, options: QuantizeOptions) -> tuple[Candidate, Judge]:
+    """Return the first candidate, and its judge."""
+    recipe = load_recipe("tensorrt-int8").with_rounding("nearest")
+    session = open_inputs(proto, data_of(proto), recipe, options)
+    candidate = build_candidate(session, recipe, Sources(), options)
+    return candidate, Judge(candidate, options, Sources())
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_judge_has_what_is_printed(name: str, exact: bool) -> None:
+    """On the same samples, the figure of the judge is that of `evaluate`, to the last bit."""
+    proto = NETWORKS[name]
+    options = QuantizeOptions(batch=1, exact=exact)
+    candidate, judge = judge_of(proto, options)
+    board = candidate.open_toggles(options)
+    for feeds in choose_split(judge.kept):
+        (figure,) = judge.score([candidate], feeds)
+        printed = onnxfq.evaluate(proto, candidate.simulate(), feeds, options=options)
+        assert figure == printed.lowest_db and 5 < figure < 60
+        # The switchboard runs in segments, whose kernels sum in another order.
+        (noise,) = board.noise(feeds, [board.everything])
+        assert -10 * math.log10(noise) == pytest.approx(figure, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_summary_has_what_the_judge_has(name: str) -> None:
+    """With few samples all of them are compared: the figure of the result is the judge's, to the last bit."""
+    proto = NETWORKS[name]
+    feeds = {key: array[:8] for key, array in data_of(proto).items()}
+    options = QuantizeOptions(batch=1, exact=True)
+    nearest = load_recipe("tensorrt-int8").with_rounding("nearest")
+    accuracy = onnxfq.AccuracyTarget(repair=None)
+    result = onnxfq.quantize(proto, feeds, recipe=nearest, accuracy=accuracy, options=options)
+    candidate = result.candidate
+    assert candidate is not None and result.evaluation.feeds == 8
+    judge = Judge(candidate, options, Sources())
+    assert judge.score([candidate], judge.kept)[0] == result.evaluation.lowest_db
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("more", [-1.0, 2.0])
+def test_a_promise_is_kept_in_the_printed_measure(name: str, more: float) -> None:
+    """Whatever is promised and kept, `evaluate` prints at least that on the samples that prove it."""
+    proto, options = NETWORKS[name], QuantizeOptions(batch=1)
+    data = data_of(proto)
+    nearest = load_recipe("tensorrt-int8").with_rounding("nearest")
+    none, target = onnxfq.AccuracyTarget(repair=None), onnxfq.AccuracyTarget
+    plain = onnxfq.quantize(proto, data, recipe=nearest, accuracy=none, options=options)
+    assert plain.candidate is not None
+    figures = [
+        onnxfq.evaluate(proto, plain.simulation, feeds, options=options).lowest_db
+        for feeds in choose_split(plain.candidate.session.kept)
+    ]
+    wanted = min(figures) + more
+    kept = onnxfq.quantize(proto, data, recipe=nearest, accuracy=target(min_sqnr=wanted), options=options)
+    assert kept.candidate is not None
+    proving = choose_split(kept.candidate.session.kept).proving
+    assert onnxfq.evaluate(proto, kept.simulation, proving, options=options).lowest_db >= wanted
+    assert kept.trial("promised").is_kept == (more > 0)
+
+
+def test_boxes_do_not_hide_scores(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The scores beside boxes in pixels are named, with the dB that NumPy finds; the whole is better."""
+    proto = detector("side by side")
+    onnx.save(proto, tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **data_of(proto))
+    line = ["quantize", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz"), "--protect", "none"]
+    line += ["-o", str(tmp_path / "q.onnx"), "--rounding", "nearest", "--exact"]
+    assert main(line) == 0
+    shown = capfd.readouterr().out
+    assert " dB at 'y', part 2 of 2, 'scores', the worst of 2 parts" in shown
+    line = ["evaluate", str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx"), "--data", str(tmp_path / "d.npz")]
+    assert main([*line, "--json"]) == 0
+    found = Evaluation.model_validate_json(capfd.readouterr().out)
+    want, got = (
+        Session(onnx.load(tmp_path / f"{name}.onnx"), 1, exact=True).run(data_of(proto))[0].astype(np.float64)
+        for name in "mq"
+    )
+
+    def sqnr(part: slice) -> float:
+        error = np.square(want - got)[:, part].sum()
+        return float(10 * np.log10(np.square(want)[:, part].sum() / error))
+
+    (whole,), (boxes, scores) = found.candidates[0].outputs, found.candidates[0].parts
+    # The reference runs optimised, with sums in another order.
+    assert whole.sqnr_db == pytest.approx(sqnr(slice(None)), abs=1e-3) and not whole.decides
+    assert boxes.sqnr_db == pytest.approx(sqnr(slice(0, 4)), abs=1e-3)
+    assert scores.sqnr_db == pytest.approx(sqnr(slice(4, None)), abs=1e-3)
+    assert found.lowest_db == scores.sqnr_db < whole.sqnr_db - 2
+
+
+def test_probabilities_decide_and_logits_are_told() -> None:
+    """Of a final softmax the output decides; its logits are in the table, and in no verdict."""
+    result = onnxfq.quantize(PROBABILITIES, data_of(PROBABILITIES))
+    (candidate,) = result.evaluation.candidates
+    (logits,) = candidate.parts
+    assert (logits.output, logits.part, logits.decides) == ("y", "logits 'b'", False)
+    assert [one.output for one in candidate.judging] == ["y"] and candidate.worst == candidate.outputs[0]
+    assert "y, logits 'b'" in quantize_summary(result)
+    assert quantize_summary(result).startswith(f"SQNR       {candidate.outputs[0].figure} at 'y'\n")
+
+
+def test_state_decides_nothing() -> None:
+    """State that is fed back is scored and noted; the worse of the other outputs is the figure."""
+    result = onnxfq.quantize(STATEFUL, data_of(STATEFUL))
+    (candidate,) = result.evaluation.candidates
+    assert [(one.output, one.decides) for one in candidate.outputs] == [("y", True), ("hn", False)]
+    assert candidate.lowest_db == candidate.outputs[0].sqnr_db
+    assert result.evaluation.notes == (
+        "output 'hn' counts as state that input 'h' takes: its SQNR judges nothing",
+    )
+
+
+def test_a_part_without_signal_decides_nothing() -> None:
+    """Zeros of the float model have no SQNR; the other parts have."""
+    proto = build(
+        """g (float[N,16] x) => (float[N,20] y) {
+            a = MatMul (x, w) b = MatMul (x, v) z = Mul (b, zero) y = Concat <axis = 1> (a, z) }""",
+        {"w": weights(16, 16), "v": weights(16, 4), "zero": np.float32(0)},
+    )
+    other = onnx.ModelProto()
+    other.CopyFrom(proto)
+    for tensor in other.graph.initializer:
+        if tensor.name != "v":
+            tensor.CopyFrom(
+                onnx.numpy_helper.from_array(
+                    onnx.numpy_helper.to_array(tensor) + np.float32(0.1), tensor.name
+                )
+            )
+    found = onnxfq.evaluate(proto, other, data_of(proto)).candidates[0]
+    assert [one.decides for one in found.parts] == [True, False]
+    assert found.parts[1].sqnr_db == -math.inf and found.lowest_db == found.parts[0].sqnr_db
+
+
+def test_files_without_parts_are_read() -> None:
+    """A score of an earlier version has no parts; its outputs decide."""
+    score = OutputScore(output="y", sqnr_db=20.0, cosine=1.0, largest_error=0.1)
+    content = json.loads(CandidateScore(candidate="c", outputs=(score,)).model_dump_json())
+    del content["parts"]
+    for field in ("part", "decides"):
+        del content["outputs"][0][field]
+    assert CandidateScore.model_validate(content).lowest_db == 20.0
