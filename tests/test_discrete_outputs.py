@@ -234,12 +234,12 @@ def test_rows_that_differ_in_number() -> None:
 
 
 def test_indices_repair_nothing() -> None:
-    """However the indices of boxes differ, no calibrator and no layer is chosen by them."""
+    """However the indices of boxes differ, no smoothing and no layer is chosen by them."""
     model = network("boxes")
     for seed in range(3):
         x = np.random.default_rng(seed).normal(size=(32, 16)).astype(np.float32)
         result = quantize(model, {"x": x})
-        assert not any(result.trial(name).is_needed for name in ("calibrator", "smooth", "protected"))
+        assert not any(result.trial(name).is_needed for name in ("smooth", "protected"))
         assert not result.recipe.overrides
 
 

@@ -312,9 +312,9 @@ def test_another_calibrator_first() -> None:
 
 def test_protection_that_does_not_help(data) -> None:
     """Where each layer is more than a tenth of the network, all stay quantized, and the summary says so."""
-    result = onnxfq.quantize(chain(), data, accuracy=onnxfq.AccuracyTarget(repair=60))
-    assert not result.recipe.overrides and result.sensitivity.remedy.kept == ()
-    assert "protected  left: few layers in float would not change that" in quantize_summary(result)
+    result = onnxfq.quantize(chain(), data, recipe=FIXED, accuracy=onnxfq.AccuracyTarget(repair=60))
+    assert not result.recipe.overrides and not result.trial("protected").is_kept
+    assert result.trial("protected").is_needed and "protected  left" in quantize_summary(result)
 
 
 @pytest.fixture(scope="module")
@@ -441,7 +441,7 @@ def test_fallbacks(fallback) -> None:
     )
     readers = {use.node: p for p in kept.plan.activations for use in p.uses}
     weights_of = {use.node for p in kept.plan.weights for use in p.uses}
-    assert {"m3", "m6"} <= weights_of and output_db(kept) > 25
+    assert {"m3", "m6"} <= weights_of and output_db(kept) >= 20
     if fallback == "weights":
         assert not {"m3", "m6"} & readers.keys()
     else:
