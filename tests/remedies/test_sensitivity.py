@@ -533,9 +533,9 @@ def test_a_drop_on_the_command_line(tmp_path: Path, data, labels, capfd: pytest.
     assert "points of top-1 against float, wanted at least -0.5" in capfd.readouterr().out
     assert main([*line, "--fallback", "weights"]) == 2
     assert "--fallback has no effect without a promise" in capfd.readouterr().err
-    assert main([*line, "--protect", "some"]) == 2
-    assert "--protect takes a number of dB, auto or none, got 'some'" in capfd.readouterr().err
-    assert main([*line, "--protect", "none"]) == 0
+    assert main([*line, "--repair", "some"]) == 2
+    assert "--repair takes off, auto, thorough or a number of dB, got 'some'" in capfd.readouterr().err
+    assert main([*line, "--repair", "off"]) == 0
     assert "protected" not in capfd.readouterr().out
 
 
@@ -552,5 +552,5 @@ def test_weights_alone_are_protected_on_request(data) -> None:
         )
         assert found.evaluation is not None and found.evaluation.candidates[0].outputs[0].sqnr_db < 20
         assert (found.sensitivity is not None) == ranked
-    with pytest.raises(DataError, match="repair is 'always'; give dB, None or 'auto'"):
+    with pytest.raises(DataError, match="repair is 'always'; give dB, None, 'auto' or 'thorough'"):
         onnxfq.quantize(chain(()), data, accuracy=onnxfq.AccuracyTarget(repair="always"))  # type: ignore[arg-type]
