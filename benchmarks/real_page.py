@@ -41,8 +41,7 @@ INTRODUCTION = """\
 
 {models} models of trained public networks are quantized with `onnxfq.quantize(MODEL, DATA, OUT)` and
 measured on their own tasks, with data that calibration did not see. It is one run without tuning: built-in
-recipes, no overrides. Outputs below 20 dB are protected as by default: minilm is smoothed by `tensorrt-int8`,
-and yolox_nano has a few convolutions in float. Weights that make half of the noise are rounded by `gptq`.
+recipes, no overrides. Remedies are tried as by default (`--repair auto`).
 Models and data are not part of this repository. A scorer next to the data computes the figures of the tasks.
 
     python benchmarks/real_models.py FOLDER --out docs/results.md

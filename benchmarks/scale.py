@@ -92,13 +92,13 @@ def child(kind: str, size: int, folder: str) -> None:
         count = 4 if kind == "nodes" else 2
         data = [{start.name: rng.standard_normal((1, width), np.float32)} for _ in range(count)]
     seconds, processor = time.perf_counter(), time.process_time()
-    # A chain of thousands of layers in int8 is noise; what protects outputs would be measured instead.
-    options, protect = onnxfq.RunOptions(threads=2), None if kind == "nodes" else 20.0
+    # A chain of thousands of layers in int8 is noise; remedies would be measured instead.
+    options, repair = onnxfq.RunOptions(threads=2), None if kind == "nodes" else 20.0
     result = onnxfq.quantize(
         path,
         data,
         path.with_name("out.onnx"),
-        accuracy=onnxfq.AccuracyTarget(repair=protect),
+        accuracy=onnxfq.AccuracyTarget(repair=repair),
         options=options,
     )
     costs = {"seconds": time.perf_counter() - seconds, "processor": time.process_time() - processor}

@@ -44,15 +44,15 @@ COMPARED_FEEDS = 4
 LOW_SQNR_DB = 20
 """SQNR below which an output needs attention: the noise exceeds a tenth of the signal."""
 
-PROTECT_DB = float(LOW_SQNR_DB)
-"""SQNR of the outputs in dB that `protect_outputs` restores."""
+REPAIR_DB = float(LOW_SQNR_DB)
+"""SQNR of the outputs in dB below which also remedies are tried that cost something at run time."""
 
 THOROUGH: Literal["thorough"] = "thorough"
-"""Repair as with PROTECT_AUTO, without a budget of time."""
+"""Repair as with REPAIR_AUTO, without a budget of time."""
 
-ProtectAuto = Literal["auto", "thorough"]
-PROTECT_AUTO: ProtectAuto = "auto"
-"""PROTECT_DB where activations are quantized, none for weights alone: their few bits are chosen for the size,
+RepairWord = Literal["auto", "thorough"]
+REPAIR_AUTO: RepairWord = "auto"
+"""REPAIR_DB where activations are quantized, none for weights alone: their few bits are chosen for the size,
 their noise is spread over all layers, and keeping a few in float restored no network."""
 
 TOLERANCE_DB = 20.0

@@ -53,12 +53,12 @@ class QuantizeResult:
         staged: the normalised float model as the stages had it: weights of over 16 MB are in files.
         qdq: the model with Q/DQ pairs in the form of its target.
         staged_simulation: the model with FakeQuantize nodes, likewise.
-        evaluation: against the float model, on samples of the calibration data until the SQNR is
-            stable. Of forms with the same bits only the simulation runs; `RunOptions.exact` runs both.
+        evaluation: against the float model, on unseen samples (all kept ones if they are few), until the SQNR
+            is stable. Of forms with the same bits only the simulation runs; `RunOptions.exact` runs both.
         floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
         matched: the encodings of a file that match the plan; None without a file.
         seconds: by stage.
-        trials: every remedy that could be tried, in this order, with its figures and why it was kept or left.
+        trials: every remedy, in this order, with its figures on unseen samples and why it was kept or left.
         candidate: plan, encodings and rounded weights, from which the models were made.
         samples: a few feeds of the data, for reports that run the models again.
     """
@@ -159,7 +159,7 @@ def quantize(
         output: where to write the Q/DQ model; None writes nothing.
         recipe: a name, a YAML file or a Recipe.
         sources: statistics, moments or encodings that are known already.
-        accuracy: what to keep, at the price of the cheapest groups of layers, or to repair.
+        accuracy: what to keep, at the price of the cheapest groups of layers, and which remedies are tried.
         options: batch, threads, device and how data is read; `QuantizeOptions` also has the float type, the
             release of ONNX Runtime and a Ray cluster.
 

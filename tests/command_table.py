@@ -128,7 +128,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "labels": ("l.npy", "l.txt", "m.onnx"),
     "metric": ("maker:metric", "maker:raises", "maker:nothing", "maker"),
     "fallback": ("float", "weights", "int16", "tensorrt-int8-weights", "nothing"),
-    "protect": ("auto", "none", "20", "nan", "1e400"),
+    "repair": ("auto", "thorough", "off", "20", "nan", "1e400"),
     "min_sqnr": ("5", "60", "1e400", "nan"),
     "max_drop": ("1", "0", "-1", "inf"),
     "weight_bits": ("6", "0", "nan"),

@@ -322,7 +322,7 @@ def test_forms_of_labels(tmp_path: Path) -> None:
         read_labels([0.5, 1.0])
 
 
-ROUGH = ["--calibrator", "range:-0.3,0.3", "--protect", "none", "--rounding", "nearest"]
+ROUGH = ["--calibrator", "range:-0.3,0.3", "--repair", "off"]
 """Options that make noise."""
 
 

@@ -248,7 +248,7 @@ def uneven(folder: Path) -> tuple[Path, Feed]:
 NETWORKS = {"digits": lambda _: digits(), "tokens": tokens, "uneven": uneven}
 
 CHOOSING = {
-    "protect": ["--protect", "60"],
+    "repair": ["--repair", "60"],
     "promise": ["--min-sqnr", "PROMISED"],
     "smooth": ["--smooth", "auto"],
     "equalize": ["--equalize", "auto"],

@@ -20,7 +20,7 @@ def quantize(
     rounding: str = "auto",
     out: str = "onnxfq.onnx",
 ) -> dict[str, Any]:
-    """Write the Q/DQ model of a recipe, without protected layers."""
+    """Write the Q/DQ model of a recipe, without remedies."""
     file = folder / "recipe.json"
     file.write_text(json.dumps({"base": "tensorrt-int8"} | (recipe or {})))
     onnxfq.quantize(

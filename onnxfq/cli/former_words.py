@@ -15,6 +15,7 @@ FORMER_COMMANDS = {
 
 FORMER_OPTIONS = {
     ("quantize", "--node-data"): "type `onnxfq report RESULT --node-data FILE`; --artifacts writes RESULT",
+    ("quantize", "--protect"): "type --repair off, auto, thorough or DB",
     ("quantize", "--missing"): "type --uncalibrated error or float",
     ("insert", "--as"): "type --format qdq or fakequant",
     ("observe", "--feed-ranges"): "type --per-batch-ranges",

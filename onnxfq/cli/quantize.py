@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from onnxfq.choices import PROTECT_AUTO, FloatName, ProtectAuto, Uncalibrated
+from onnxfq.choices import REPAIR_AUTO, THOROUGH, FloatName, RepairWord, Uncalibrated
 from onnxfq.cli.artifacts import artifact_paths
 from onnxfq.cli.command_line import command_line
 from onnxfq.cli.console import Printing
@@ -35,6 +35,10 @@ from onnxfq.support.files import check_writable, replace_folder, write_text
 if TYPE_CHECKING:
     from onnxfq import pipeline
     from onnxfq.report.record import ResultRecord
+
+
+OFF = "off"
+"""Word of --repair for no remedy at all."""
 
 
 def quantize(
@@ -61,15 +65,15 @@ def quantize(
         bool, typer.Option("--float-io", help="Cast inputs and outputs to the type of --float too.")
     ] = False,
     promise: PromiseOptions,
-    protect: Annotated[
+    repair: Annotated[
         str,
         typer.Option(
-            metavar="auto|none|DB",
-            help="Without a promise: if outputs are below this SQNR, keep the few worst layers in float; "
-            "auto: 20 dB if activations are quantized.",
+            metavar="off|auto|thorough|DB",
+            help="Try remedies; also those that cost speed if outputs are below DB (auto: 20); "
+            "thorough has no time limit.",
             rich_help_panel=ACCURACY_PANEL,
         ),
-    ] = PROTECT_AUTO,
+    ] = REPAIR_AUTO,
     runtime: Annotated[
         str | None,
         typer.Option(metavar="onnxruntime==X", help="Write opset and IR version for this release, or fail."),
@@ -109,7 +113,7 @@ def quantize(
     chosen = recipe.load()
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
-    least = _read_least(protect)
+    wanted = _read_repair(repair)
     with running.progress(printer) as options:
         result = pipeline.quantize(
             model,
@@ -117,7 +121,7 @@ def quantize(
             output,
             recipe=chosen,
             sources=Sources(statistics, moments, encodings, uncalibrated),
-            accuracy=promise or AccuracyTarget(repair=least),
+            accuracy=replace(promise or AccuracyTarget(), repair=wanted),
             options=replace(
                 QuantizeOptions.of(options),
                 floats=FloatOptions(float_type, float_io),
@@ -138,17 +142,19 @@ def quantize(
     printer.wrote(output, report, artifacts)
 
 
-def _read_least(text: str) -> float | ProtectAuto | None:
-    """Return the SQNR of --protect in dB; None for none."""
-    if text == PROTECT_AUTO:
-        return PROTECT_AUTO
+def _read_repair(text: str) -> float | RepairWord | None:
+    """Return the word or the SQNR in dB of --repair; None for off."""
+    if text == OFF:
+        return None
+    if text == REPAIR_AUTO or text == THOROUGH:
+        return text
     try:
-        least = None if text == "none" else float(text)
+        wanted = float(text)
     except ValueError:
-        least = math.nan
-    if least is not None and not math.isfinite(least):
-        raise typer.BadParameter(f"--protect takes a number of dB, auto or none, got {text!r:.40}")
-    return least
+        wanted = math.nan
+    if not math.isfinite(wanted):
+        raise typer.BadParameter(f"--repair takes off, auto, thorough or a number of dB, got {text!r:.40}")
+    return wanted
 
 
 def _check_folder(folder: Path) -> None:

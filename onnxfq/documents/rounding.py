@@ -18,7 +18,7 @@ NEAREST = "nearest"
 """Every weight takes the nearest number of its grid."""
 
 AUTO = "auto"
-"""NEAREST, unless `quantize` finds that quantized weights make half of the noise; for recipes only."""
+"""NEAREST, unless `quantize` finds by runs that a method of `METHODS` is better; for recipes only."""
 
 ROUNDINGS = (NEAREST, *METHODS)
 RECIPE_ROUNDINGS = (AUTO, *ROUNDINGS)

@@ -139,8 +139,8 @@ class WeightScheme(Scheme):
     Attributes:
         granularity: per_axis: a scale per output channel; blocked: along the summed axis.
         rounding: nearest; gptq, by second moments of the layers' inputs; qronos, by those of the float and of
-            the quantized model, one layer after the other; auto: nearest, or gptq if `quantize` measures that
-            weights make half of the noise of an output, and gptq reduces it. Without data all weights are
+            the quantized model, one layer after the other; auto: nearest, or the better of gptq and qronos
+            if `quantize` measures that weights make noise and the outputs gain. Without data all weights are
             rounded to nearest.
         other_block_sizes: tried in order if block_size does not cut the summed axis into two or more equal
             blocks.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from onnxfq.choices import PROTECT_AUTO, PROTECT_DB, THOROUGH, ProtectAuto
+from onnxfq.choices import REPAIR_AUTO, REPAIR_DB, THOROUGH, RepairWord
 from onnxfq.data import Feed
 from onnxfq.data.labels import Labels
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
@@ -54,10 +54,11 @@ class AccuracyTarget:
             instead: a number format, such as int16 for ONNX Runtime or float8e4m3fn for TensorRT, or the
             formats of a built-in recipe by its name. The target must take it.
         repair: None for no remedy at all; otherwise calibrators, cross-layer equalization and rounding by
-            moments are tried, alone and combined. Below so many dB, "auto" for 20 dB if activations are
-            quantized, activations are smoothed if the data can be read again, and a few layers stay in float,
-            up to one percent of the multiply-adds for each missing dB. "thorough" has no budget of time.
-            Encodings of another tool are used as they are.
+            moments are tried at any accuracy, alone and combined. Below the aim activations are smoothed too,
+            if the data can be read again, and without a promise a few layers stay in float, up to one percent
+            of the multiply-adds for each missing dB. The aim is the promised SQNR or these dB; "auto" stands
+            for 20 dB if activations are quantized. "thorough" is "auto" without a budget of time. Encodings
+            of another tool are used as they are.
 
     Raises DataError for options that do not go together, SpecError for an unknown format.
     """
@@ -68,7 +69,7 @@ class AccuracyTarget:
     metric: str | Metric | None = None
     fallback: str = FLOAT
     weight_bits: float | None = None
-    repair: float | ProtectAuto | None = PROTECT_AUTO
+    repair: float | RepairWord | None = REPAIR_AUTO
 
     @property
     def is_target(self) -> bool:
@@ -82,7 +83,7 @@ class AccuracyTarget:
             is_observed: whether activations are quantized.
         """
         if isinstance(self.repair, str):
-            return PROTECT_DB if is_observed else None
+            return REPAIR_DB if is_observed else None
         return self.repair
 
     def __post_init__(self) -> None:
@@ -90,8 +91,13 @@ class AccuracyTarget:
         measured = self.labels is not None or self.metric is not None
         if sum(one is not None for one in (self.min_sqnr, self.max_drop, self.weight_bits)) > 1:
             raise DataError("a promise is min_sqnr, max_drop or weight_bits; give one of them")
-        if isinstance(self.repair, str) and self.repair not in (PROTECT_AUTO, THOROUGH):
-            raise DataError(f"repair is {self.repair!r}; give dB, None, {PROTECT_AUTO!r} or {THOROUGH!r}")
+        if isinstance(self.repair, str) and self.repair not in (REPAIR_AUTO, THOROUGH):
+            raise DataError(f"repair is {self.repair!r}; give dB, None, {REPAIR_AUTO!r} or {THOROUGH!r}")
+        if self.is_target and not isinstance(self.repair, str | None):
+            raise DataError(
+                f"repair is {self.repair:g} dB, and a promise has its own aim; give None, {REPAIR_AUTO!r} or "
+                f"{THOROUGH!r}, or no promise"
+            )
         if self.max_drop is not None and not measured:
             raise DataError(
                 "max_drop needs labels or a metric to measure the drop; give one, or use min_sqnr"

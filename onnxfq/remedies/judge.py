@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from onnxfq.choices import PROTECT_DB, THOROUGH
+from onnxfq.choices import REPAIR_DB, THOROUGH
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.recipe import Recipe
@@ -136,7 +136,7 @@ class Judge:
         if accuracy.repair is None:
             return replace(judge, is_off=True)
         work = Work.of(start)
-        low = first.lowest_db < (PROTECT_DB if judge.aim is None else judge.aim)
+        low = first.lowest_db < (REPAIR_DB if judge.aim is None else judge.aim)
         budget = Budget() if accuracy.repair == THOROUGH else Budget(work.allow(low))
         return replace(judge, work=work, budget=budget)
 

@@ -8,10 +8,10 @@ from typing import TypedDict
 
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation, LayerRow, TensorRow
 from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.trial import Trial
 from onnxfq.errors import DataError
 from onnxfq.report.layer_table import lost_values
 from onnxfq.report.record import ResultRecord
-from onnxfq.report.text import list_lines
 from onnxfq.support.records import parse, read_content
 
 RECORDS: dict[str, type[ResultRecord] | type[Evaluation] | type[Sensitivity]] = {
@@ -104,7 +104,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         f"{result.recipe.target}, {origin.feeds} feeds observed",
         tiles=tiles,
         done=[
-            *_paragraphs(list_lines(*result.trials)),
+            *_tried(result.trials),
             *_lost(table.tensors),
             *_notes([*result.notes, *evaluation.notes]),
         ],
@@ -209,16 +209,15 @@ def _scores(candidates: Sequence[CandidateScore]) -> list[list[str]]:
     ]
 
 
-def _paragraphs(lines: Iterable[str]) -> list[tuple[str, list[str]]]:
-    """Return lines of a summary by their first words: a line that begins with blanks continues the last."""
-    found: list[tuple[str, list[str]]] = []
-    for line in lines:
-        head, text = line[:11].strip(), line[11:].strip()
-        if head or not found:
-            found.append((head, [text]))
-        else:
-            found[-1][1].append(text)
-    return found
+def _tried(trials: Sequence[Trial]) -> list[tuple[str, list[str]]]:
+    """Return the remedies that were needed, each with its figures, the reason and details."""
+    rows = []
+    for trial in trials:
+        if trial.is_needed:
+            figures = f", {trial.figures} dB on unseen samples" if trial.figures else ""
+            head = f"{trial.result}{figures}, {trial.seconds:.1f} s"
+            rows.append((trial.remedy, [head, *trial.texts]))
+    return rows
 
 
 def _lost(tensors: Sequence[TensorRow]) -> list[tuple[str, list[str]]]:

@@ -10,6 +10,7 @@ from typing import Any
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.documents.plan import Plan, Skipped
 from onnxfq.documents.scores import LOW_SQNR_DB
+from onnxfq.documents.trial import trial_lines
 from onnxfq.pipeline import QuantizeResult
 
 
@@ -131,7 +132,9 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
         lines += ["", f"against the float model, {evaluation.feeds}{total} samples:"]
         lines += ["  " + line for line in evaluation.table().splitlines()]
     lines.append("")
-    lines += list_lines(*result.trials, result.equalization, result.matched, result.rounding)
+    trials = trial_lines(result.trials)
+    lines += [*trials, ""] if trials else []
+    lines += list_lines(result.equalization, result.matched, result.rounding)
     lines += _reason_lines(result.plan.skipped, reasons)
     lines += float_lines(result.floats) if result.floats is not None else []
     lines += [f"note       {note}" for note in result.staged.notes]

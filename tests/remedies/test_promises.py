@@ -64,7 +64,7 @@ def test_a_promise_is_kept_or_refused(seed: int) -> None:
     assert protected.sensitivity is None or protected.sensitivity.remedy is not None
 
 
-@pytest.mark.parametrize("option", [["--min-sqnr", "25"], ["--protect", "30"], ["--max-drop", "0"]])
+@pytest.mark.parametrize("option", [["--min-sqnr", "25"], ["--repair", "30"], ["--max-drop", "0"]])
 def test_the_part_that_chooses_keeps_it_alone(option: list[str], tmp_path, capfd) -> None:
     """Most samples are quiet: whichever part has the loud ones, the command ends with a model or a reason."""
     proto = build(

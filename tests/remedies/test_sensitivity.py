@@ -547,9 +547,9 @@ def test_a_drop_on_the_command_line(tmp_path: Path, data, labels, capfd: pytest.
     assert "points of top-1 against float, wanted at least -0.5" in capfd.readouterr().out
     assert main([*line, "--fallback", "weights"]) == 2
     assert "--fallback has no effect without a promise" in capfd.readouterr().err
-    assert main([*line, "--protect", "some"]) == 2
-    assert "--protect takes a number of dB, auto or none, got 'some'" in capfd.readouterr().err
-    assert main([*line, "--protect", "none"]) == 0
+    assert main([*line, "--repair", "some"]) == 2
+    assert "--repair takes off, auto, thorough or a number of dB, got 'some'" in capfd.readouterr().err
+    assert main([*line, "--repair", "off"]) == 0
     assert "protected" not in capfd.readouterr().out
 
 
