@@ -116,7 +116,7 @@ def test_boxes_do_not_hide_scores(tmp_path: Path, capfd: pytest.CaptureFixture[s
     proto = detector("side by side")
     onnx.save(proto, tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", **data_of(proto))
-    line = ["quantize", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz"), "--protect", "none"]
+    line = ["quantize", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz"), "--repair", "off"]
     line += ["-o", str(tmp_path / "q.onnx"), "--rounding", "nearest", "--exact"]
     assert main(line) == 0
     shown = capfd.readouterr().out
