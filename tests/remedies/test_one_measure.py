@@ -102,16 +102,17 @@ def test_a_promise_is_kept_in_the_printed_measure(name: str, more: float) -> Non
     """Whatever is promised and kept, `evaluate` prints at least that on the samples that prove it."""
     proto, options = NETWORKS[name], QuantizeOptions(batch=1)
     data = data_of(proto)
-    nearest = load_recipe("tensorrt-int8").with_rounding("nearest")
-    none, target = onnxfq.AccuracyTarget(repair=None), onnxfq.AccuracyTarget
-    plain = onnxfq.quantize(proto, data, recipe=nearest, accuracy=none, options=options)
+    recipe = load_recipe("tensorrt-int8").with_rounding("nearest")
+    accuracy = onnxfq.AccuracyTarget(repair=None)
+    plain = onnxfq.quantize(proto, data, recipe=recipe, accuracy=accuracy, options=options)
     assert plain.candidate is not None
     figures = [
         onnxfq.evaluate(proto, plain.simulation, feeds, options=options).lowest_db
         for feeds in choose_split(plain.candidate.session.kept)
     ]
     wanted = min(figures) + more
-    kept = onnxfq.quantize(proto, data, recipe=nearest, accuracy=target(min_sqnr=wanted), options=options)
+    accuracy = onnxfq.AccuracyTarget(min_sqnr=wanted)
+    kept = onnxfq.quantize(proto, data, recipe=recipe, accuracy=accuracy, options=options)
     assert kept.candidate is not None
     proving = choose_split(kept.candidate.session.kept).proving
     assert onnxfq.evaluate(proto, kept.simulation, proving, options=options).lowest_db >= wanted

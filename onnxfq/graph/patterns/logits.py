@@ -15,9 +15,10 @@ import onnx
 from onnx import TensorProto
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.external.weightless import strip_weights
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_nodes
-from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.graph.ops import QUANTIZED_OPS, RECURRENT_OPS, SIZES, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.patterns.fed_back import find_states
 from onnxfq.graph.patterns.parts import OutputPart, PartFinder
@@ -88,8 +89,10 @@ def _multiplies(node: onnx.NodeProto) -> bool:
 
 def judge_given(proto: onnx.ModelProto) -> JudgedTensors:
     """Return what judges a model as given; types and shapes are inferred."""
+    light = strip_weights(proto)
     try:
-        return judge_outputs(with_shapes(proto))
+        add_shapes(light)
+        return judge_outputs(light)
     except ModelError:  # declared shapes that contradict each other: ONNX Runtime infers its own
         return judge_outputs(proto)
 
