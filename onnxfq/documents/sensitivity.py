@@ -127,10 +127,9 @@ class Sensitivity(Record):
     their noise.
 
     Attributes:
-        outputs: the measured tensors; the input of a final sigmoid or softmax stands for its output, and the
-            floats that classes, indices and selected rows come from for these.
+        outputs: the measured tensors: float outputs, and what classes, indices and selected rows come from.
         samples: number of feeds it was measured on.
-        noise: noise-to-signal ratio of the outputs with everything quantized, averaged over `outputs`.
+        noise: noise-to-signal ratio of the outputs with everything quantized, of the worst part of `outputs`.
         metric: values of the metric that was given, if any.
     """
 

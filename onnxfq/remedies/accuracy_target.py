@@ -132,16 +132,13 @@ class Aim(Protocol):
     def choose(self, board: QuantizerToggles, state: State) -> float:
         """Return the value on the part of the data that chooses."""
 
-    def prove(self, board: QuantizerToggles, state: State) -> float:
-        """Return the value on the other part."""
-
     @staticmethod
     def join(chosen: float, proven: float) -> float:
         """Return the value on all data, given both parts, for a model that no part has chosen."""
 
 
 class SqnrAim:
-    """SQNR in dB of the worst part of the outputs on a few of the kept samples."""
+    """SQNR in dB of the worst part of the outputs on a few of the kept samples; the judge proves it."""
 
     measure = "dB"
 
@@ -160,10 +157,6 @@ class SqnrAim:
     def choose(self, board: QuantizerToggles, state: State) -> float:
         """Return the SQNR on the samples that choose."""
         return ratio_db(1.0, board.noise(self.choosing, [state])[0])
-
-    def prove(self, board: QuantizerToggles, state: State) -> float:
-        """Return the SQNR on the samples that prove."""
-        return ratio_db(1.0, board.noise(self.proving, [state])[0])
 
     @staticmethod
     def join(chosen: float, proven: float) -> float:

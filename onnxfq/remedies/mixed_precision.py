@@ -10,7 +10,7 @@ from onnxfq.documents.sensitivity import FLOAT, GroupRemedy, Sensitivity
 from onnxfq.errors import RecipeError
 from onnxfq.graph.model import Model, list_graphs
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, SqnrAim, open_aim
+from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, MetricAim, SqnrAim, open_aim
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
@@ -124,6 +124,7 @@ def _prove(candidate: Candidate, aim: Aim, judge: Judge, toggles: QuantizerToggl
     """Return the value of `candidate` on the part of the data that proves; an SQNR as the summary has it."""
     if isinstance(aim, SqnrAim):
         return judge.score([candidate], aim.proving)[0]
+    assert isinstance(aim, MetricAim)
     toggles = toggles or candidate.open_toggles(judge.options)
     return aim.prove(toggles, toggles.everything)
 

@@ -15,9 +15,10 @@ import onnx
 from onnx import TensorProto
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.external.weightless import strip_weights
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_nodes
-from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.graph.ops import QUANTIZED_OPS, RECURRENT_OPS, SIZES, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.patterns.fed_back import find_states
 from onnxfq.graph.patterns.parts import OutputPart, PartFinder
@@ -87,11 +88,16 @@ def _multiplies(node: onnx.NodeProto) -> bool:
 
 
 def judge_given(proto: onnx.ModelProto) -> JudgedTensors:
-    """Return what judges a model as given; types and shapes are inferred."""
+    """Return what judges a model as given, which may be quantized; types and shapes are inferred."""
+    kinds = {value.type.tensor_type.elem_type for value in proto.graph.output}
+    chooses = not _CHOOSING.isdisjoint(node.op_type for node in list_nodes(proto.graph))
+    light = strip_weights(proto)
     try:
-        return judge_outputs(with_shapes(proto))
+        add_shapes(light)
     except ModelError:  # declared shapes that contradict each other: ONNX Runtime infers its own
-        return judge_outputs(proto)
+        light = proto
+    # Integers that are no choice are numbers of a grid, which move nothing.
+    return _Judge(light.graph, moves=chooses or not kinds <= _FLOATS).judge()
 
 
 def _element_type(kind: onnx.TypeProto) -> int:
@@ -107,8 +113,8 @@ def _element_type(kind: onnx.TypeProto) -> int:
 class _Judge:
     """Tensors of one main graph that noise can change, and those whose elements it moves."""
 
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._graph, self._index = graph, GraphIndex(graph)
+    def __init__(self, graph: onnx.GraphProto, moves: bool = True) -> None:
+        self._graph, self._index, self._moves = graph, GraphIndex(graph), moves
         index = self._index
         self._makers, self._types, self._constants = index.makers, index.types, index.constants
         others = {n: v.type for n, v in index.values.items() if v.type.WhichOneof("value") not in _TENSORS}
@@ -161,6 +167,8 @@ class _Judge:
         if not noisy and not any(map(_multiplies, (node, *inner))):
             return
         self._noisy.update(filter(None, node.output))
+        if not self._moves:
+            return
         inside = {one.op_type for one in inner}
         indices = {n for n in noisy if not self._is_float(n) and self._types.get(n) != _BOOLEAN}
         moves = (node.op_type in _SELECTING and noisy) or not inside.isdisjoint(_CHOOSING)

@@ -1,0 +1,233 @@
+"""`CandidateSums`: errors of one candidate against the reference, summed over the feeds so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.data.labels import count_right, predict_classes
+from onnxfq.data.outputs import EqualCounts, FlatOutput
+from onnxfq.documents.scores import CandidateScore, EqualShare, OutputScore
+from onnxfq.errors import ModelError
+from onnxfq.execution.sides import Outputs, Side
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import list_nodes
+from onnxfq.graph.ops import QDQ_OPS
+from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
+from onnxfq.graph.patterns.parts import part_sums
+from onnxfq.graph.signature import output_names
+from onnxfq.numerics.metrics import ErrorSums, standard_error_db
+from onnxfq.passes.equalize import with_restored_channels
+from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
+from onnxfq.runtime.float32_emulation import HALVES, holds_types
+
+STABLE_DB = 1.0
+"""Standard error of an SQNR over a few samples below which more samples are not worth their time."""
+
+SURE_FEEDS = 16
+"""Feeds from which STABLE_DB itself is enough; half as many must agree twice as well.
+
+Fewer feeds easily miss rare large errors, which the standard error then does not show either.
+"""
+
+
+@dataclass
+class CandidateSums:
+    """One candidate and its sums over the feeds so far.
+
+    Attributes:
+        name: of the candidate.
+        proto: the candidate.
+        outputs: outputs of the reference, and inner tensors that are scored as outputs are.
+        tensors: inner tensors to compare.
+        sizes: declared sizes of outputs and inner tensors of the reference; None for an open axis.
+        exact: whether the candidate runs without graph optimisation.
+        weights_alone: whether the first feeds also run with activations in float.
+        judged: of the reference.
+        right: rows whose class is the label.
+        side: of the runs.
+        fetches: what stands for `outputs` and `tensors` in the candidate.
+        sums: by output and tensor.
+        parts: sums of the parts, by output.
+        powers: signal and noise of each feed, by output and number of its part.
+        agreed: rows of the same class, and all rows, by output and tensor.
+        shares: counts of equal elements, by discrete output.
+        noises: of everything and of weights alone on the first feeds, by output.
+        unlike: shapes that were not compared, by output.
+    """
+
+    name: str
+    proto: onnx.ModelProto
+    outputs: Sequence[str]
+    tensors: Sequence[str]
+    sizes: Mapping[str, Sequence[int | None]]
+    exact: bool
+    weights_alone: bool = False
+    judged: JudgedTensors = NOTHING_KNOWN
+    right: int = 0
+    side: Side = field(init=False)
+    fetches: list[str] = field(init=False)
+    sums: list[ErrorSums] = field(init=False)
+    parts: dict[str, list[ErrorSums]] = field(default_factory=dict)
+    powers: dict[tuple[str, int], list[tuple[float, float]]] = field(default_factory=dict)
+    agreed: list[tuple[int, int]] = field(init=False)
+    shares: dict[str, EqualCounts] = field(default_factory=dict)
+    noises: list[tuple[float, float]] = field(init=False)
+    unlike: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        made = GraphIndex(self.proto.graph).makers
+        # The quantized form of an inner tensor, if the candidate has one.
+        outer = set(output_names(self.proto))
+        names = [*self.outputs, *self.tensors]
+        self.proto, restored = with_restored_channels(self.proto, [n for n in names if n not in outer])
+        self.fetches = [
+            name
+            if name in outer
+            else restored.get(name, next((n for n in (f"{name}/dq", f"{name}/fq") if n in made), name))
+            for name in names
+        ]
+        # Optimised, onnxruntime drops roundings of float16 and changes Q/DQ models.
+        fragile = holds_types(self.proto, HALVES) or any(
+            node.op_type in QDQ_OPS for node in list_nodes(self.proto.graph)
+        )
+        switched = self.weights_alone and any(v.name == ENABLED_INPUT for v in self.proto.graph.input)
+        off = {ENABLED_INPUT: np.asarray(False)} if switched else None
+        self.side = Side(self.proto, self.fetches, exact=self.exact or fragile, again=off)
+        self.sums = [ErrorSums()] * len(self.fetches)
+        self.agreed = [(0, 0)] * len(self.fetches)
+        self.noises = [(0.0, 0.0)] * len(self.outputs)
+
+    def add(self, got: Outputs, expected: Outputs, truth: NDArray[Any] | None) -> None:
+        """Add the outputs of one feed; `expected` are the reference's, `truth` the labels of the rows."""
+        got, alone = got[: len(self.fetches)], got[len(self.fetches) :]
+        flat = (map(FlatOutput.of, values) for values in (expected, got))
+        for i, (wanted, given) in enumerate(zip(*flat, strict=True)):
+            name = [*self.outputs, *self.tensors][i]
+            want, have = wanted.array, given.array
+            if wanted.form != given.form:
+                shapes = f"has shape {given}, the reference {wanted}"
+                if (truth is not None and not i) or not self._is_open(name, want.shape, have.shape):
+                    raise ModelError(f"{self.name}: {self.fetches[i]!r} {shapes}")
+                if not wanted.is_discrete:
+                    self.unlike.setdefault(name, []).append(shapes)
+                    continue
+            if wanted.is_discrete:
+                counts = self.shares.get(name, EqualCounts())
+                self.shares[name] = counts + wanted.count_equal(given)
+                continue
+            found = ErrorSums.from_arrays(want, have)
+            self.sums[i] = self.sums[i] + found
+            if i < len(self.outputs):
+                self._add_parts(name, found, want, have)
+                if alone and (other := FlatOutput.of(alone[i])).form == wanted.form:
+                    whole, weights = self.noises[i]
+                    part = ErrorSums.from_arrays(want, other.array).noise
+                    self.noises[i] = whole + found.noise, weights + part
+            same, rows = _agreement(want, have, name in self.judged.classes)
+            self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
+        if truth is not None:
+            self.right += count_right(predict_classes(got[0], self.outputs[0]), truth, self.outputs[0])
+
+    def _add_parts(self, name: str, whole: ErrorSums, want: NDArray[Any], have: NDArray[Any]) -> None:
+        parts = self.judged.parts.get(name, ())
+        found = part_sums(parts, want, have) if parts else [whole]
+        if parts:
+            known = self.parts.get(name, [ErrorSums()] * len(found))
+            self.parts[name] = [one + other for one, other in zip(known, found, strict=True)]
+        for place, sums in enumerate(found):
+            self.powers.setdefault((name, place), []).append((sums.signal, sums.noise))
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether more feeds would hardly change the SQNR of any output, or part of one."""
+        return all(
+            standard_error_db(*zip(*pairs, strict=True)) < STABLE_DB * min(1.0, len(pairs) / SURE_FEEDS)
+            for (name, _), pairs in self.powers.items()
+            if name not in self.judged.logits
+        )
+
+    def _is_open(self, name: str, want: Sequence[int], have: Sequence[int]) -> bool:
+        """Tell whether two shapes of `name` differ only along axes that the reference leaves open."""
+        if len(want) != len(have):
+            return False
+        sizes = self.sizes.get(name, [None] * len(want))
+        return all(a == b or size is None for a, b, size in zip(want, have, sizes, strict=True))
+
+    def notes(self, feeds: int) -> Iterator[str]:
+        """Yield what was not compared, and why."""
+        for name, shapes in self.unlike.items():
+            yield (
+                f"{self.name}: {name!r} not compared on {len(shapes)} of {feeds} feeds, because its size "
+                f"depends on the values: first it {shapes[0]}"
+            )
+
+    def score(self, feeds: int, rows: int) -> CandidateScore:
+        """Return the scores after so many feeds, and so many labelled rows."""
+        judged, split = self.judged, len(self.outputs)
+        deciding = set(judged.deciding or self.outputs) - self.parts.keys()
+        names = [*self.outputs, *self.tensors]
+        scores = {
+            name: _score(
+                name,
+                sums,
+                top1_agreement=same / count if count else None,
+                decides=name in deciding,
+                moved=name in judged.moved,
+                stands_for=judged.sources.get(name, ()),
+            )
+            for name, sums, (same, count) in zip(names, self.sums, self.agreed, strict=True)
+            if len(self.unlike.get(name, ())) < feeds and name not in self.shares
+        }
+        return CandidateScore(
+            candidate=self.name,
+            outputs=tuple(scores[n] for n in names[:split] if n in scores and n not in judged.logits),
+            parts=(*self._score_parts(), *self._score_logits(scores)),
+            tensors=tuple(
+                scores[name].model_copy(update={"top1_agreement": None})
+                for name in names[split:]
+                if name in scores
+            ),
+            shares=tuple(EqualShare.of(name, counts) for name, counts in self.shares.items()),
+            accuracy=self.right / rows if rows else None,
+            weight_shares={
+                name: weights / whole
+                for name, (whole, weights) in zip(self.outputs, self.noises, strict=True)
+                if 0.0 < whole < math.inf and weights < math.inf and name not in judged.logits
+            },
+        )
+
+    def _score_parts(self) -> Iterator[OutputScore]:
+        """Yield the scores of the parts of outputs; one that is zero in the reference decides nothing."""
+        for name, found in self.parts.items():
+            decides = name in self.judged.deciding
+            for number, (part, sums) in enumerate(zip(self.judged.parts[name], found, strict=True), 1):
+                text = part.name(number, len(found))
+                yield _score(name, sums, part=text, decides=decides and sums.signal > 0.0)
+
+    def _score_logits(self, scores: Mapping[str, OutputScore]) -> Iterator[OutputScore]:
+        """Yield the scores of logits, in the name of the outputs behind them."""
+        for name, output in self.judged.logits.items():
+            if name in scores:
+                changes = {"output": output, "part": f"logits {name!r}", "decides": False}
+                yield scores[name].model_copy(update={**changes, "top1_agreement": None})
+
+
+def _score(name: str, sums: ErrorSums, **more: Any) -> OutputScore:
+    return OutputScore(
+        output=name, sqnr_db=sums.sqnr_db, cosine=sums.cosine, largest_error=sums.largest, **more
+    )
+
+
+def _agreement(want: NDArray[Any], have: NDArray[Any], has_classes: bool) -> tuple[int, int]:
+    # [rows, classes], or scores of classes by position; the last axis of boxes or an image holds none.
+    if not (want.ndim == 2 or (want.ndim == 3 and has_classes)) or want.shape[-1] < 2 or want.size == 0:
+        return 0, 0
+    same = want.argmax(-1) == have.argmax(-1)
+    return int(same.sum()), int(same.size)
