@@ -45,6 +45,8 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     """Return why weights stay at nearest; empty if the recipe leaves it open and they make the noise."""
     if not _is_open(candidate.recipe):
         return "the recipe names the rounding of weights"
+    if not candidate.recipe.simulation.rounding.startswith("half_"):
+        return "the simulation would round them again"
     if judge.accuracy is not None or judge.sources.encodings is not None:
         return "an accuracy is promised, or encodings are given"
     if len(judge.kept) < 2 or judge.options.data.nonfinite != "stop":

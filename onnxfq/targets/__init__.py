@@ -5,7 +5,7 @@ from onnxfq.targets.onnxruntime.policy import ONNXRUNTIME
 from onnxfq.targets.target import Target, register_target, target_by_name
 from onnxfq.targets.tensorrt import TENSORRT
 
-SIMULATION = Target("simulation", TargetPolicy(channel_blocks=True), is_written=False)
+SIMULATION = Target("simulation", TargetPolicy(channel_blocks=True), has_pairs=False)
 """Accepts every number format, for fake-quant models only."""
 
 for _target in (TENSORRT, ONNXRUNTIME, SIMULATION):
