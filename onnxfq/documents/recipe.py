@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Collection, Iterator, Mapping
-from fnmatch import fnmatchcase
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -15,12 +12,15 @@ from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, MSE, Cali
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.choices import DEFAULT_RECIPE as DEFAULT_RECIPE
 from onnxfq.choices import BiasCorrectionChoice, Equalize
+from onnxfq.documents.override import Override as Override
+from onnxfq.documents.override import match_name
 from onnxfq.documents.rounding import AUTO, RecipeRounding, Simulation
 from onnxfq.errors import RecipeError, SpecError, nearest
 from onnxfq.graph.model import Existing
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import BIAS_QTYPE
 from onnxfq.numerics.spec import NumberFormat, check_dynamic, refuse_as_value_error
+from onnxfq.support.reasons import Reason
 from onnxfq.support.records import Record, parse, read_document
 
 ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", "block_shape"]
@@ -194,55 +194,6 @@ class WeightScheme(Scheme):
         return self
 
 
-class Override(Record):
-    """A change for matching tensors or nodes: by name or glob, or nodes by op type.
-
-    Attributes:
-        modules: paths of torch modules, or globs, for models of torch's exporter and for torch modules; a
-            module stands for all nodes inside it.
-        keep_float: leaves the matched tensors, or all inputs of the matched nodes, in float.
-        activations: the fields to change, spelled as in the recipe; None leaves the activations in float, so
-            that only weights are quantized.
-        weights: the fields to change, likewise.
-    """
-
-    fault = RecipeError
-
-    tensors: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    op_types: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    keep_float: bool = False
-    activations: dict[str, Any] | None = {}
-    weights: dict[str, Any] = {}
-
-    @pydantic.model_validator(mode="after")
-    def _says_something(self) -> Override:
-        if not (self.tensors or self.nodes or self.op_types or self.modules):
-            raise ValueError("an override needs tensors, nodes, op_types or modules")
-        if not (self.keep_float or self.activations is None or self.activations or self.weights):
-            raise ValueError("an override needs keep_float, activations or weights")
-        return self
-
-    @cached_property
-    def _tensors(self) -> frozenset[str]:
-        return frozenset(self.tensors)
-
-    @cached_property
-    def _tensor_globs(self) -> tuple[str, ...]:
-        # An override may name thousands of tensors: plain names are looked up in a set.
-        return tuple(pattern for pattern in self.tensors if glob.escape(pattern) != pattern)
-
-    def matches(self, node: str, op_type: str, tensor: str) -> bool:
-        """Tell whether the override applies to input `tensor` of `node`."""
-        return (
-            tensor in self._tensors
-            or any(fnmatchcase(tensor, pattern) for pattern in self._tensor_globs)
-            or any(_match(pattern, node) for pattern in self.nodes)
-            or op_type in self.op_types
-        )
-
-
 class Recipe(Record):
     """Target, schemes and overrides. Later overrides win over earlier ones.
 
@@ -316,9 +267,12 @@ class Recipe(Record):
             scheme |= override.weights
         return parse(scheme, WeightScheme, RecipeError, self.name)
 
-    def keeps_float(self, node: str, op_type: str, tensor: str) -> bool:
-        """Tell whether an override leaves input `tensor` of `node` in float."""
-        return any(override.keep_float for override in self._match_overrides(node, op_type, tensor))
+    def explain_float(self, node: str, op_type: str, tensor: str) -> Reason:
+        """Return why an override leaves input `tensor` of `node` in float; empty if none does."""
+        matching = self._match_overrides(node, op_type, tensor)
+        first = next((override for override in matching if override.keep_float), None)
+        usual = f"kept in float by an override of recipe {self.name}"
+        return Reason("override", "" if first is None else first.why or usual)
 
     def check_names(self, nodes: dict[str, str], tensors: set[str]) -> None:
         """Raise RecipeError for the first override pattern that matches nothing, with nearest names.
@@ -329,8 +283,8 @@ class Recipe(Record):
         """
         for override in self.overrides:
             for label, patterns, known, match in (
-                ("tensor", override.tensors, tensors, _match),
-                ("node", override.nodes, set(nodes), _match),
+                ("tensor", override.tensors, tensors, match_name),
+                ("node", override.nodes, set(nodes), match_name),
                 ("op type", override.op_types, set(nodes.values()), str.__eq__),
             ):
                 for pattern in patterns:
@@ -363,7 +317,7 @@ class Recipe(Record):
         """Yield the nodes in the modules of `override`."""
         around = {node: list(_with_outer(path)) for node, path in paths.items()}
         for pattern in override.modules:
-            found = [node for node, outer in around.items() if any(_match(pattern, one) for one in outer)]
+            found = [node for node, outer in around.items() if any(match_name(pattern, one) for one in outer)]
             if not found:
                 known = {one for outer in around.values() for one in outer}
                 untold = "" if known else "; its nodes have no module paths, which torch's exporter notes"
@@ -439,11 +393,6 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
-
-
-def _match(pattern: str, name: str) -> bool:
-    # Exact first: a name may itself hold glob characters, as in `layer[0]`.
-    return name == pattern or fnmatchcase(name, pattern)
 
 
 def _make_builtin(

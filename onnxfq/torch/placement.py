@@ -172,8 +172,7 @@ def _decide(site: FxSite, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[l
         kept = WHY_FLOAT
     for slot, (name, role) in enumerate(names):
         tensor = site.tensor(name)
-        if not kept and recipe.keeps_float(site.name, op_type, tensor):
-            kept = f"kept in float by an override of recipe {recipe.name}"
+        kept = kept or recipe.explain_float(site.name, op_type, tensor)
         spec: QuantSpec | None
         if role == "weight":
             assert site.kind is not None
