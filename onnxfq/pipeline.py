@@ -51,7 +51,7 @@ class QuantizeResult:
 
     Attributes:
         staged: the normalised float model as the stages had it: weights of over 16 MB are in files.
-        qdq: the model with Q/DQ pairs in the form of its target.
+        qdq: the model with Q/DQ pairs in the form of its target, or FakeQuantize nodes for simulation.
         staged_simulation: the model with FakeQuantize nodes, likewise.
         evaluation: against the float model, on unseen samples (all kept ones if they are few), until the SQNR
             is stable. Of forms with the same bits only the simulation runs; `RunOptions.exact` runs both.
@@ -146,7 +146,7 @@ def quantize(
     accuracy: AccuracyTarget | None = None,
     options: RunOptions | None = None,
 ) -> QuantizeResult:
-    """Quantize `model` with `data` and write the Q/DQ model to `output`.
+    """Quantize `model` with `data` and write the Q/DQ model, or a fake-quant model, to `output`.
 
     The file is read back, checked and run on one feed before it takes its name. A form without kernels in
     ONNX Runtime is checked by ONNX's rules alone, with a note in the evaluation.
@@ -156,8 +156,8 @@ def quantize(
         data: a file or a folder of arrays or images, arrays, an iterable of feeds such as a torch DataLoader,
             or a function that creates one; read once. None is allowed with statistics, or if no activation
             needs statistics; the result is then not compared.
-        output: where to write the Q/DQ model; None writes nothing.
-        recipe: a name, a YAML file or a Recipe.
+        output: where to write the model; None writes nothing.
+        recipe: a name, a YAML file or a Recipe; target simulation writes the fake-quant model.
         sources: statistics, moments or encodings that are known already.
         accuracy: what to keep, at the price of the cheapest groups of layers, and which remedies are tried.
         options: batch, threads, device and how data is read; `QuantizeOptions` also has the float type, the
@@ -171,7 +171,7 @@ def quantize(
         accuracy or AccuracyTarget(),
     )
     check_model_output(output, model, data, sources.statistics, sources.moments, sources.encodings, recipe)
-    chosen, release, clock = load_written_recipe(recipe), release_of(options.runtime), Clock()
+    chosen, release, clock = load_written_recipe(recipe, options), release_of(options.runtime), Clock()
     session = open_inputs(
         model, data, chosen, options, output=output, observed=sources.statistics is not None
     )

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from builders import build, weights
+from builders import build, feed_for, linear, weights
 from command_server import CommandServer, command_server
 
 from onnxfq.cli.demo import DemoResult, run_demo
@@ -137,9 +137,13 @@ def test_the_tutorial_leads_to_a_checked_model(tmp_path: Path, server: CommandSe
 
 
 def test_recipes_are_valid(workdir: Path) -> None:
-    """The recipes of their page and for channels quantize a model, the one in blocks is simulated."""
+    """The recipes of their page, of channels and of weights quantize a model; that in blocks is simulated."""
     (recipe,) = blocks(ROOT / "docs" / "recipes.md", "yaml")
-    channels, simulated = blocks(ROOT / "docs" / "block-scales.md", "yaml")
+    channels, simulated, weights = blocks(ROOT / "docs" / "block-scales.md", "yaml")
+    (workdir / "weights.yaml").write_text(weights, encoding="utf-8")
+    proto = linear(64, 6)
+    alone = quantize(proto, [feed_for(proto)], recipe=workdir / "weights.yaml")
+    assert [p.role for p in alone.plan.placements] == ["weight"] and alone.rounding is not None
     (workdir / "simulated.yaml").write_text(simulated, encoding="utf-8")
     code = (
         "import onnxfq; m = onnxfq.load('model.onnx');"

@@ -26,13 +26,12 @@ from keyword_numerics import fake_quantize
 
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.recipe import Recipe
-from onnxfq.errors import ModelError, PlanError, RecipeError
+from onnxfq.errors import ModelError, PlanError
 from onnxfq.graph.model import default_opset
 from onnxfq.numerics import qtypes
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.insert_fake_quantize import with_fake_quantize
-from onnxfq.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.insert import with_target_qdq
@@ -167,16 +166,6 @@ def test_what_an_old_onnx_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
         qdq_of(stage(gemm(), one_format("float6e2m3", "simulation")))
     assert str(caught.value) == (
         "tensor 'x': the installed onnx has no float6e2m3; upgrade onnx, or insert fake-quant nodes instead"
-    )
-
-
-def test_quantize_has_nothing_to_hand_over() -> None:
-    """Quantize writes Q/DQ; with target simulation it says what to do instead."""
-    with pytest.raises(RecipeError) as caught:
-        quantize(gemm(), [feed_for(gemm())], recipe=one_format("float6e2m3", "simulation"))
-    assert str(caught.value) == (
-        "recipe all: quantize writes a Q/DQ model, and target simulation has no form for it; choose another "
-        "target, or insert fake-quant nodes with the stages"
     )
 
 

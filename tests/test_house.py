@@ -91,7 +91,7 @@ MARKS: dict[str, tuple[int, Callable[[], int]]] = {
     "lines in the body of pipeline.quantize": (26, body_of_quantize),
     "lines of pipeline.py": (216, lambda: lines_of("pipeline.py")),
     "classes in pipeline.py": (1, lambda: sum(isinstance(n, ast.ClassDef) for n in PIPELINE.body)),
-    "lines of the longest file": (590, lambda: max(map(lines_of, TREES))),
+    "lines of the longest file": (581, lambda: max(map(lines_of, TREES))),
     "calls of prepare_model": (17, lambda: count_calls("prepare_model")),
     "calls of _select_part, by which only calibrating knows what is encoded": (
         2,

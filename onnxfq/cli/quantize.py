@@ -93,7 +93,7 @@ def quantize(
     running: Running,
     printer: Printing,
 ) -> None:
-    """Quantize MODEL, compare it with the float model and write it with Q/DQ nodes.
+    """Quantize MODEL, compare it with the float model and write it with Q/DQ or fake-quant nodes.
 
     --data is optional with --statistics or --encodings, and for recipes that observe nothing.
     """

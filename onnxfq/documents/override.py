@@ -20,6 +20,7 @@ class Override(Record):
         modules: paths of torch modules, or globs, for models of torch's exporter and for torch modules; a
             module stands for all nodes inside it.
         keep_float: leaves the matched tensors, or all inputs of the matched nodes, in float.
+        why: the reason that the plan gives for keep_float; by default the name of the recipe.
         activations: the fields to change, spelled as in the recipe; None leaves the activations in float, so
             that only weights are quantized.
         weights: the fields to change, likewise.
@@ -32,6 +33,7 @@ class Override(Record):
     op_types: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     keep_float: bool = False
+    why: str = ""
     activations: dict[str, Any] | None = {}
     weights: dict[str, Any] = {}
 
@@ -41,6 +43,8 @@ class Override(Record):
             raise ValueError("an override needs tensors, nodes, op_types or modules")
         if not (self.keep_float or self.activations is None or self.activations or self.weights):
             raise ValueError("an override needs keep_float, activations or weights")
+        if self.why and not self.keep_float:
+            raise ValueError("why is the reason for keep_float; leave it out, or set that")
         return self
 
     @cached_property

@@ -13,6 +13,7 @@ from onnxfq.documents.rounding import Simulation
 from onnxfq.documents.schemes import ActivationScheme, WeightScheme
 from onnxfq.errors import RecipeError, nearest
 from onnxfq.graph.model import Existing
+from onnxfq.support.reasons import Reason
 from onnxfq.support.records import Record, parse
 
 SmallShapes = Literal["quantize", "convolutions", "float"]
@@ -116,9 +117,12 @@ class Recipe(Record):
             scheme |= override.weights
         return parse(scheme, WeightScheme, RecipeError, self.name)
 
-    def keeps_float(self, node: str, op_type: str, tensor: str) -> bool:
-        """Tell whether an override leaves input `tensor` of `node` in float."""
-        return any(override.keep_float for override in self._match_overrides(node, op_type, tensor))
+    def explain_float(self, node: str, op_type: str, tensor: str) -> Reason:
+        """Return why an override leaves input `tensor` of `node` in float; empty if none does."""
+        matching = self._match_overrides(node, op_type, tensor)
+        first = next((override for override in matching if override.keep_float), None)
+        usual = f"kept in float by an override of recipe {self.name}"
+        return Reason("override", "" if first is None else first.why or usual)
 
     def check_names(self, nodes: dict[str, str], tensors: set[str]) -> None:
         """Raise RecipeError for the first override pattern that matches nothing, with nearest names.

@@ -68,6 +68,6 @@ def explain_mode(name: str, value: object) -> str:
     """Return why no Q/DQ model has field `name` of a `Simulation` at `value`, and the remedy."""
     usual = Simulation.model_fields[name].default
     return (
-        f"simulation.{name} is {value}, and QuantizeLinear has {usual} only; remove it, or insert fake-quant "
-        "nodes instead"
+        f"simulation.{name} is {value}, and QuantizeLinear has {usual} only; remove it, or use target "
+        "simulation"
     )

@@ -192,6 +192,15 @@ class Sensitivity(Record):
             nodes=nodes, activations=wide, weights=wide if qtype_by_name(fallback).is_float else {}
         )
 
+    def float_overrides(self, kept: Iterable[int]) -> tuple[Override, ...]:
+        """Return overrides for the groups at the places `kept` in float, each with its figure as reason."""
+        return tuple(
+            self.override([at]).model_copy(
+                update={"why": f"kept in float by repair: alone {self.groups[at].alone_db:.1f} dB"}
+            )
+            for at in kept
+        )
+
     def remedy_text(self) -> str:
         """Return the remedy in one line: number of groups, their cost, and the value reached."""
         remedy = self.remedy

@@ -110,8 +110,9 @@ class BlockFormat:
 BLOCK_FORMATS = {
     "MXFP8": BlockFormat("float8e4m3fn", "e8m0", 32),
     "NVFP4": BlockFormat("float4e2m1", "e4m3", 16),
+    "MXFP4": BlockFormat("float4e2m1", "e8m0", 32),
 }
-"""Block formats with small scales in hardware: OCP MX (2023), and NVFP4 of NVIDIA's Blackwell."""
+"""Block formats with small scales that a target stores: OCP MX (2023), and NVFP4 of NVIDIA's Blackwell."""
 
 
 def block_format_name(qtype: QType, scale_type: str) -> str:

@@ -61,9 +61,10 @@ def _decide(
     policy: TargetPolicy,
 ) -> NodeDecision:
     needs = tuple(dict.fromkeys((*known.needs, *(use for p in placements for use in p.uses))))
-    if any(recipe.keeps_float(node.name, node.op, placement.tensor) for placement in placements):
-        why = Reason("override", f"kept in float by an override of recipe {recipe.name}")
-        return known if known.placements else replace(known, needs=needs, why_float=why)
+    whys = (recipe.explain_float(node.name, node.op, placement.tensor) for placement in placements)
+    kept_by = next(filter(None, whys), None)
+    if kept_by is not None:
+        return known if known.placements else replace(known, needs=needs, why_float=kept_by)
     sources = [weight_source(node, slot) for slot in range(len(node.inputs))]
     shapes = {one.tensor.name: tuple(one.tensor.shape) for one in sources if one is not None}
     operands = Operands(node, placements, shapes)
@@ -128,7 +129,7 @@ def place_biases(
         if data is None or weight is None or not _has_one_scale(data) or not _is_plain(node, bias):
             continue
         axis = _axis_of(node, weight)
-        if axis is None or recipe.keeps_float(node.name, node.op, bias.name):
+        if axis is None or recipe.explain_float(node.name, node.op, bias.name):
             continue
         yield Placement(
             tensor=bias.name,

@@ -99,7 +99,7 @@ def _place(node: gs.Node, tensor: gs.Tensor, recipe: Recipe, uses: tuple[Use, ..
     scheme = recipe.activation_for(node.name, node.op, tensor.name)
     if scheme is None or scheme.dynamic or scheme.granularity != "per_tensor" or float_type(tensor) is None:
         return None
-    if recipe.keeps_float(node.name, node.op, tensor.name):
+    if recipe.explain_float(node.name, node.op, tensor.name):
         return None
     why = f"input of {node.op} {node.name!r}, which runs in low precision between pairs"
     return activation_placement(tensor, scheme, PER_TENSOR, uses, why)

@@ -57,8 +57,9 @@ def decide_weighted(
         needs.append(placement.uses[0])
         # A transposed weight may be named before or after the Transpose.
         names = (placement.tensor, node.inputs[slot].name)
-        if any(recipe.keeps_float(node.name, node.op, name) for name in names):
-            why_float = Reason("override", f"kept in float by an override of recipe {recipe.name}")
+        kept_by = next(filter(None, (recipe.explain_float(node.name, node.op, name) for name in names)), None)
+        if kept_by is not None:
+            why_float = kept_by
         elif float_type(node.inputs[slot]) is None:
             found = dtype_name(node.inputs[slot])
             why_float = Reason(

@@ -124,18 +124,18 @@ class Candidate:
         made = Candidate.of(self.session, recipe, planned, self.statistics, weights)
         return (made._rounded_as(self) if keep_rounding else made)._equalized_as(self)
 
-    def without_layers(
-        self, override: Override, encodings: ExternalEncodingsFile | None, options: RunOptions
+    def with_overrides(
+        self, overrides: Sequence[Override], encodings: ExternalEncodingsFile | None, options: RunOptions
     ) -> Candidate:
-        """Return the candidate of the recipe with one more `override`, with all statistics that it needs.
+        """Return the candidate of the recipe with more `overrides`, with all statistics that it needs.
 
         Args:
-            override: layers in float, or in another format.
+            overrides: layers in float, or in another format.
             encodings: external ones, as for `plan_encodings`.
             options: for observing tensors that only this plan quantizes.
         """
         session, statistics = self.session, self.statistics
-        recipe = self.recipe.model_copy(update={"overrides": (*self.recipe.overrides, override)})
+        recipe = self.recipe.model_copy(update={"overrides": (*self.recipe.overrides, *overrides)})
         planned = plan_encodings(session.ranked, recipe, encodings)
         unknown = planned.unknown
         missing = tuple(p for p in unknown.activations if p.tensor not in statistics.seen)

@@ -33,7 +33,7 @@ class Forms:
     Attributes:
         encodings: of both, with scales that the float type of the rest can hold.
         simulation: the model with FakeQuantize nodes.
-        qdq: the model with Q/DQ pairs in the form of its target.
+        qdq: the model with Q/DQ pairs in the form of its target; `simulation` for a target without pairs.
         floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
         evaluation: against the float model; nothing unless the models were compared.
     """
@@ -67,7 +67,7 @@ def build_forms(
     session = replace(candidate.session, model=candidate.model)
     simulation, qdq = insert_forms(session, candidate.plan, encodings, options.floats)
     if candidate.corrected is not None:
-        for proto in (simulation, qdq):
+        for proto in [simulation] if qdq is simulation else [simulation, qdq]:
             proto.metadata_props.add(key="onnxfq.bias_correction", value="auto")
     clock.lap("insert")
     cast = cast_rest(candidate.session, qdq, options.floats, options)

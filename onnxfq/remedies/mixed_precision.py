@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from onnxfq.choices import RANKING_FEEDS
+from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.sensitivity import FLOAT, GroupRemedy, Sensitivity
 from onnxfq.errors import RecipeError
@@ -58,8 +59,7 @@ def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         )
         assert choice.remedy is not None
         if choice.remedy.is_kept and choice.remedy.kept:
-            override = ranking.override(choice.remedy.kept)
-            made = candidate.without_layers(override, None, judge.options)
+            made = candidate.with_overrides(ranking.float_overrides(choice.remedy.kept), None, judge.options)
             return Proposal(made, choice.remedy_lines(), choice)
     none = GroupRemedy(measure=aim.measure, wanted=judge.least, reached=chosen_db, before=chosen_db, kept=())
     choice = ranking.model_copy(update={"remedy": none})
@@ -102,8 +102,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         count = len(choice.remedy.kept)
         if not count or (count == most and target.fallback == FLOAT):
             break
-        override = choice.override(choice.remedy.kept, RECIPES.get(target.fallback, target.fallback))
-        made = candidate.without_layers(override, judge.sources.encodings, options)
+        made = candidate.with_overrides(_overrides(choice), judge.sources.encodings, options)
         reached = _prove(made, aim, judge)
         if reached >= aim.wanted:
             remedy = choice.remedy.model_copy(update={"before": proven, "reached": reached})
@@ -118,6 +117,14 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         f"reached, and the next step would change {count} of {most} groups of layers; ask for "
         "less, or take a recipe with wider formats"
     )
+
+
+def _overrides(choice: Sensitivity) -> tuple[Override, ...]:
+    remedy = choice.remedy
+    assert remedy is not None
+    if remedy.fallback == FLOAT:
+        return choice.float_overrides(remedy.kept)
+    return (choice.override(remedy.kept, RECIPES.get(remedy.fallback, remedy.fallback)),)
 
 
 def _prove(candidate: Candidate, aim: Aim, judge: Judge, toggles: QuantizerToggles | None = None) -> float:
@@ -159,8 +166,10 @@ def _widen_weights(
             places, used = [*places, at], used + added[at]
     made = candidate
     if places:
-        made = candidate.without_layers(
-            ranking.override(places, RECIPES.get(fallback, fallback)), judge.sources.encodings, judge.options
+        made = candidate.with_overrides(
+            (ranking.override(places, RECIPES.get(fallback, fallback)),),
+            judge.sources.encodings,
+            judge.options,
         )
     remedy = GroupRemedy(
         measure=aim.measure,

@@ -25,6 +25,8 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     """Return why weights stay at nearest; empty if the recipe leaves it open and their noise counts."""
     if not _is_open(candidate.recipe):
         return "the recipe names the rounding of weights"
+    if not candidate.recipe.simulation.rounding.startswith("half_"):
+        return "the simulation would round them again"
     if judge.sources.encodings is not None:
         return "encodings of another tool are used as they are"
     if len(judge.kept) < 2 or judge.options.data.nonfinite != "stop":

@@ -109,7 +109,7 @@ def compare_forms(
     lacking = explain_unsupported(qdq)
     notes = [f"Q/DQ model not run: {lacking}"] if lacking else []
     # Without a feed nothing is known about a candidate, least of all that it is equal.
-    one_form = lacking or (twins and not options.exact)
+    one_form = lacking or qdq is simulation or (twins and not options.exact)
     switched = None if is_large(simulation) else switch_activations(simulation)
     candidates = {"fake-quant": switched or simulation} | ({} if one_form else {"Q/DQ": qdq})
     found = score_models(

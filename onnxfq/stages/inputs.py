@@ -22,9 +22,10 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_outputs
 from onnxfq.graph.signature import computed_tensors
+from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
-from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.options import QuantizeOptions, RunOptions, open_feeds
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import prepare_model, target_by_name
 
@@ -69,14 +70,16 @@ class QuantizeSession:
         return [] if self.feeds is None else self.feeds.unseen or self.feeds.feeds
 
 
-def load_written_recipe(recipe: str | Path | Recipe) -> Recipe:
-    """Return the loaded recipe. Raises RecipeError if its target or its rounding has no written form."""
+def load_written_recipe(recipe: str | Path | Recipe, options: QuantizeOptions) -> Recipe:
+    """Return the loaded recipe. Raises RecipeError if the written model lacks its rounding or float type."""
     loaded = load_recipe(recipe)
-    if not target_by_name(loaded.target).is_written:
-        raise RecipeError(
-            f"recipe {loaded.name}: quantize writes a Q/DQ model, and target {loaded.target} has no form for "
-            "it; choose another target, or insert fake-quant nodes with the stages"
-        )
+    if not target_by_name(loaded.target).has_pairs:
+        if options.floats.name in HALF_TYPES:
+            raise RecipeError(
+                f"recipe {loaded.name}: target {loaded.target} is written as a fake-quant model in the float "
+                f"types of the given one, not in {options.floats.name}; use fp32, or choose another target"
+            )
+        return loaded
     for name, value in loaded.simulation.changes.items():
         raise RecipeError(f"recipe {loaded.name}: {explain_mode(name, value)}")
     return loaded

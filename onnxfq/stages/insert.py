@@ -90,9 +90,14 @@ def _without_unreached(model: Model, plan: Plan, encodings: Encodings) -> Model:
 def insert_forms(
     inputs: QuantizeSession, plan: Plan, encodings: Encodings, floats: FloatOptions
 ) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    """Return the model with FakeQuantize nodes, and with Q/DQ pairs at an opset that supports `floats`."""
+    """Return the model with FakeQuantize nodes, and with Q/DQ pairs at an opset that supports `floats`.
+
+    Both are one for a target without pairs.
+    """
     with weights_stored_in(inputs.scratch):
         simulation = insert_fake_quantize(inputs.model, plan, encodings)
+        if not target_by_name(plan.target).has_pairs:
+            return simulation, simulation
         return simulation, insert_qdq(inputs.model, plan, encodings, lowest_opset=floats.min_opset)
 
 

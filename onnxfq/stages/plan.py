@@ -32,7 +32,7 @@ from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
 from onnxfq.runtime.type_inference import with_found_types
-from onnxfq.support.reasons import Reason, rule_of
+from onnxfq.support.reasons import rule_of
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import prepare_model, target_by_name
 
@@ -188,8 +188,8 @@ def _decide_residuals(
         if is_dequantized(node.inputs[skip.slot]):
             continue
         why_float, by_rule = skip.why_float, bool(skip.why_float)
-        if not by_rule and recipe.keeps_float(node.name, node.op, placement.tensor):
-            why_float = Reason("override", f"kept in float by an override of recipe {recipe.name}")
+        if not by_rule:
+            why_float = recipe.explain_float(node.name, node.op, placement.tensor)
         if not why_float:
             refuse(Operands(node, (placement,), {}), policy)
         decisions.append(

@@ -17,5 +17,5 @@ SIMULATION = Target(
         make_block_recipe("mxint8", "simulation", "int8", "e8m0"),
         make_block_recipe("nvfp4", "simulation", "float4e2m1", "e4m3"),
     ),
-    is_written=False,
+    has_pairs=False,
 )

@@ -90,7 +90,7 @@ class Target:
         prepare: returns the float model with the rewrites that the target needs before placement, equal in
             its results; the model itself if it needs none.
         form: parts written in other operators than ONNX's.
-        is_written: False if only fake-quant models are written.
+        has_pairs: False if models are written with FakeQuantize nodes in place of Q/DQ pairs.
         domains: operator sets that only this target has, with their descriptions.
         keeps_float32: rule for nodes that would be cast to a half type.
         cast_free: rule for float32 nodes that would have a Cast in front of them.
@@ -105,7 +105,7 @@ class Target:
     recipes: tuple[Recipe, ...] = ()
     prepare: Callable[[Model], Model] = lambda model: model
     form: QdqForm = PLAIN
-    is_written: bool = True
+    has_pairs: bool = True
     domains: Mapping[str, str] = field(default_factory=dict)
     keeps_float32: CastRule = no_rule
     cast_free: CastFreeRule = take_casts

@@ -173,8 +173,7 @@ def _decide(site: FxSite, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[l
         kept = WHY_FLOAT
     for slot, (name, role) in enumerate(names):
         tensor = site.tensor(name)
-        if not kept and recipe.keeps_float(site.name, op_type, tensor):
-            kept = f"kept in float by an override of recipe {recipe.name}"
+        kept = kept or recipe.explain_float(site.name, op_type, tensor)
         spec: QuantSpec | None
         if role == "weight":
             assert site.kind is not None
@@ -218,7 +217,7 @@ def _decide(site: FxSite, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[l
 
 def _is_requested(recipe: Recipe, site: FxSite) -> bool:
     tensors = [site.tensor(name) for name in site.weights]
-    return not target_by_name(recipe.target).is_written or any(
+    return not target_by_name(recipe.target).has_pairs or any(
         override.weights and override.matches(site.name, site.type_name, tensor)
         for override in recipe.overrides
         for tensor in tensors

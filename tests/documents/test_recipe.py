@@ -112,7 +112,18 @@ def test_overrides(tmp_path, where, calibrator, granularity, keeps_float):
     assert recipe.activation_for(*where).qtype == recipe.activations.qtype
     assert recipe.weight_for(*where).granularity == granularity
     assert recipe.weight_for(*where).calibrator == ("mse" if where[1] == "Gemm" else "minmax")
-    assert recipe.keeps_float(*where) is keeps_float
+    assert bool(recipe.explain_float(*where)) is keeps_float
+
+
+def test_the_reason_of_an_override(tmp_path):
+    """The first override that leaves a tensor in float gives the reason: its own, or the recipe's name."""
+    text = "name: r\noverrides:\n  - {nodes: [a], keep_float: true, why: too noisy}\n"
+    recipe = loaded(tmp_path, text + "  - {nodes: [a, b], keep_float: true}\n")
+    whys = [recipe.explain_float(node, "Conv", "x") for node in ("a", "b", "c")]
+    assert whys == ["too noisy", "kept in float by an override of recipe r", ""]
+    assert whys[0].rule == "override"
+    with pytest.raises(RecipeError, match="why is the reason for keep_float; leave it out, or set that"):
+        loaded(tmp_path, "overrides:\n  - {nodes: [a], activations: null, why: small}\n")
 
 
 def test_overrides_combine_field_by_field(tmp_path):
@@ -324,7 +335,7 @@ def test_what_passes_check_names_matches():
             "overrides": [{kind: [pattern], "keep_float": True}]
         }
         recipe = Recipe.model_validate(content)
-        found = any(recipe.keeps_float(node, op_type, "x") for node, op_type in NODES.items())
+        found = any(recipe.explain_float(node, op_type, "x") for node, op_type in NODES.items())
         try:
             recipe.check_names(NODES, TENSORS)
             passed = True

@@ -278,6 +278,22 @@ def test_protected_by_default(data) -> None:
     )
 
 
+@pytest.mark.parametrize("accuracy", [onnxfq.AccuracyTarget(), onnxfq.AccuracyTarget(min_sqnr=25)])
+def test_the_reason_names_repair(data, accuracy: onnxfq.AccuracyTarget) -> None:
+    """Layers that repair left in float have their group's figure; an override of the user keeps its words."""
+    given = onnxfq.Override(nodes=("m5",), keep_float=True)
+    recipe = onnxfq.load_recipe(DEFAULT_RECIPE).model_copy(update={"overrides": (given,)})
+    result = onnxfq.quantize(chain((9, 20), 30), data, recipe=recipe, accuracy=accuracy)
+    assert result.sensitivity is not None
+    groups = {node: group for group in result.sensitivity.groups for node in group.nodes}
+    whys = {one.name: one.why for one in result.plan.skipped if one.kind == "node"}
+    assert {"m5", "m9", "m20"} <= set(whys)
+    assert whys.pop("m5") == f"kept in float by an override of recipe {DEFAULT_RECIPE}"
+    for node, why in whys.items():
+        assert why == f"kept in float by repair: alone {groups[node].alone_db:.1f} dB"
+    assert "kept in float by repair: alone " in quantize_summary(result)
+
+
 def test_another_calibrator_first() -> None:
     """A rare value that no output depends on: the outputs tell what no statistics can."""
     rng, size = np.random.default_rng(0), 4096

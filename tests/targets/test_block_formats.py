@@ -466,11 +466,6 @@ IN_FLOAT = {
         "tensorrt-nvfp4",
         "TensorRT needs NVFP4 blocks that divide the summed axis, and the summed axis of 'a' is open",
     ),
-    "weight only": (
-        linear(64, 6),
-        blocks_recipe("nvfp4", "tensorrt", activations=None),
-        "TensorRT multiplies in float where only the weight is NVFP4",
-    ),
 }
 
 
@@ -491,6 +486,11 @@ REFUSED = {
         "tensorrt-nvfp4, or target simulation",
     ),
     "mxfp4": (blocks_recipe("mxfp4", "tensorrt"), "TensorRT has no float4e2m1 blocks of 32 on axis 1"),
+    "mxfp4 beside nvfp4": (
+        blocks_recipe("nvfp4", "tensorrt", weights=blocks_recipe("mxfp4").weights),
+        "TensorRT has no float4e2m1 blocks of 32 on axis 0 with e8m0 scales; use recipe tensorrt-mxfp8 or "
+        "tensorrt-nvfp4, or target simulation",
+    ),
     "mxint8": (blocks_recipe("mxint8", "tensorrt"), "TensorRT has no int8 blocks of 32 on axis 1"),
     "e5m2": (blocks_recipe("mxfp8-e5m2", "tensorrt"), "TensorRT has no float8e5m2 blocks of 32 on axis 1"),
     "block 16": (

@@ -173,7 +173,7 @@ def _join_placements(
         "a pair each TensorRT makes the weight float"
     )
     made: list[Placement] = []
-    if recipe.keeps_float(node.name, "", split.whole.name):
+    if recipe.explain_float(node.name, "", split.whole.name):
         return made
     for part in split.parts:
         reader, name = part.reader, part.tensor.name

@@ -29,7 +29,11 @@ from onnxfq.targets.tensorrt.limits import (
     explain_window,
     suggest_block,
 )
-from onnxfq.targets.tensorrt.rewrites.block_formats import DYNAMIC_RANKS, multiplies_rows
+from onnxfq.targets.tensorrt.rewrites.block_formats import (
+    DYNAMIC_RANKS,
+    WEIGHTS_ALONE,
+    multiplies_rows,
+)
 
 _BOTH_SIDES = ("int8", "float8e4m3fn")
 _MULTIPLIED = ("MatMul", "Gemm")
@@ -75,7 +79,8 @@ def _refuses_derived_scales(placement: Placement, operands: Operands) -> str:
     name = block_format_name(spec.qtype, spec.scale_type)
     block = BLOCK_FORMATS[name].block_size if name else None
     # A convolution, without a single summed axis, stays in float.
-    if not name or (operands.node.op in _MULTIPLIED and spec.granularity.block_size != block):
+    other_blocks = operands.node.op in _MULTIPLIED and spec.granularity.block_size != block
+    if not name or other_blocks or (name == WEIGHTS_ALONE and not operands.weight_only):
         return (
             f"TensorRT has no {spec.qtype} {spec.granularity} with {spec.scale_type} scales; {remedy}, or "
             "target simulation"
@@ -157,8 +162,6 @@ def _blocks_in_float(placement: Placement, operands: Operands) -> str:
         return ""
     if operands.node.op not in _MULTIPLIED:
         return f"TensorRT has {name} for MatMul and Gemm only"
-    if operands.weight_only and name == "NVFP4":
-        return "TensorRT multiplies in float where only the weight is NVFP4"
     axis, block = spec.granularity.axis, spec.granularity.block_size
     assert axis is not None and block is not None, "specs without blocks are refused"
     why = "" if shape is None else _explain_axes(placement, operands, name, shape)

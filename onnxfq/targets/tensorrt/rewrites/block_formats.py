@@ -1,14 +1,16 @@
-"""MXFP8 and NVFP4 for TensorRT's parser: its own operators for activations, constants for weights.
+"""MXFP8, NVFP4 and MXFP4 for TensorRT's parser: its own operators for activations, constants for weights.
 
     MXFP8  x -> TRT_MXFP8DynamicQuantize -> codes, scales -> TRT_MXFP8DequantizeLinear
            weight: float8 codes and uint8 exponents (bias 127) -> TRT_MXFP8DequantizeLinear
     NVFP4  x, global scale -> TRT_FP4DynamicQuantize -> codes, e4m3 scales; scales, global scale ->
            DequantizeLinear; codes, scales -> DequantizeLinear
            weight: float4 codes, e4m3 scales and the global scale -> the same two DequantizeLinear
+    MXFP4  weight alone: float4 codes and float32 powers of two -> DequantizeLinear
 
-Tried on TensorRT for RTX 1.7.1. Its parser refuses e8m0 constants: the exponents are stored as uint8. Its
-dynamic operators take 2-D and 3-D tensors only: an activation of more axes becomes a matrix of rows in front
-of them, and the product with the weight gets its axes back behind it. The values are the same.
+Tried on TensorRT for RTX 1.7.1. Its parser refuses e8m0 constants: the exponents are stored as uint8, and
+those of MXFP4 as float32, because the parser has TRT_MXFP8DequantizeLinear for float8 only. Its dynamic
+operators take 2-D and 3-D tensors only: an activation of more axes becomes a matrix of rows in front of them,
+and the product with the weight gets its axes back behind it. The values are the same.
 
 Activations of more axes are multiplied as matrices of their rows:
 
@@ -41,15 +43,19 @@ from onnxfq.passes.qdq_form import Writer
 DOMAIN = "trt"
 """Domain of the operators that TensorRT's parser adds to ONNX's."""
 
+WEIGHTS_ALONE = "MXFP4"
+"""The format that TensorRT takes for a weight only if activations are float."""
+
 _EXPONENT_BIAS = 127
 
 
 def block_writer(placement: Placement) -> Writer | None:
-    """Return the writer of a placed tensor in MXFP8 or NVFP4; None for other formats."""
+    """Return the writer of a placed tensor in a format of `BLOCK_FORMATS`; None for other formats."""
     spec = placement.spec
     name = block_format_name(spec.qtype, spec.scale_type)
     dynamic = placement.role == "activation"
     fits = name and spec.granularity.axis is not None and spec.dynamic == dynamic
+    fits = fits and not (dynamic and name == WEIGHTS_ALONE)
     if not fits or spec.granularity.block_size != BLOCK_FORMATS[name].block_size:
         return None
     return insert_block_format
@@ -57,7 +63,7 @@ def block_writer(placement: Placement) -> Writer | None:
 
 def insert_block_format(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding) -> None:
     """Put the operators of `encoding`'s format between `tensor` and its placed readers."""
-    form = _nvfp4 if encoding.spec.scale_type == "e4m3" else _mxfp8
+    form = _mxfp8 if encoding.spec.qtype.bits == 8 else _float4
     read: gs.Tensor = tensor
     before: list[gs.Node] = []
     if not isinstance(tensor, gs.Constant) and len(tensor.shape or ()) > DYNAMIC_RANKS[-1]:
@@ -71,7 +77,8 @@ def insert_block_format(editor: Editor, placement: Placement, tensor: gs.Tensor,
     if isinstance(tensor, gs.Constant):
         dequantized.dtype, dequantized.shape = tensor.dtype, list(tensor.shape)
     nodes = form(editor, placement, read, encoding, dequantized)
-    import_domain(editor.graph, DOMAIN)
+    if any(node.domain == DOMAIN for node in nodes):
+        import_domain(editor.graph, DOMAIN)
     editor.rewire(placement, dequantized)
     editor.insert_before(placement, tensor, [*before, *nodes])
     for product in list(dequantized.outputs) if before else ():
@@ -115,26 +122,31 @@ def _mxfp8(
     return [*nodes, _tensorrt_node("TRT_MXFP8DequantizeLinear", f"{name}/dq", real, pair, [out])]
 
 
-def _nvfp4(
+def _float4(
     editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding, out: gs.Tensor
 ) -> list[gs.Node]:
     name, blocks = placement.tensor, encoding.spec.granularity.attributes
-    shared = _constant(editor, f"{name}/global_scale", np.asarray(encoding.global_scale, np.float32))
-    if isinstance(tensor, gs.Constant):
+    nodes: list[gs.Node] = []
+    if encoding.global_scale is None:
+        assert isinstance(tensor, gs.Constant), "MXFP4 is for weights"
         codes = _constant(editor, f"{name}/q", _codes(tensor, encoding))
-        small = _constant(editor, f"{name}/block_scale", encoding.block_scales)
-        nodes = []
+        scale = _constant(editor, f"{name}/scale", encoding.scale_array)
     else:
-        codes, small = _pair(editor, name, tensor, encoding, TensorProto.FLOAT8E4M3FN)
-        kind = {"scale_type": int(TensorProto.FLOAT8E4M3FN)}
-        nodes = [
-            _tensorrt_node(
-                "TRT_FP4DynamicQuantize", f"{name}/q", blocks | kind, [tensor, shared], [codes, small]
-            )
-        ]
-    scale = editor.variable(f"{name}/scale")
-    scale.dtype, scale.shape = np.float32, small.shape
-    nodes.append(gs.Node("DequantizeLinear", f"{name}/scale", {}, [small, shared], [scale]))
+        shared = _constant(editor, f"{name}/global_scale", np.asarray(encoding.global_scale, np.float32))
+        if isinstance(tensor, gs.Constant):
+            codes = _constant(editor, f"{name}/q", _codes(tensor, encoding))
+            small = _constant(editor, f"{name}/block_scale", encoding.block_scales)
+        else:
+            codes, small = _pair(editor, name, tensor, encoding, TensorProto.FLOAT8E4M3FN)
+            kind = {"scale_type": int(TensorProto.FLOAT8E4M3FN)}
+            nodes = [
+                _tensorrt_node(
+                    "TRT_FP4DynamicQuantize", f"{name}/q", blocks | kind, [tensor, shared], [codes, small]
+                )
+            ]
+        scale = editor.variable(f"{name}/scale")
+        scale.dtype, scale.shape = np.float32, small.shape
+        nodes.append(gs.Node("DequantizeLinear", f"{name}/scale", {}, [small, shared], [scale]))
     if placement.float_type == "float32":
         return [*nodes, gs.Node("DequantizeLinear", f"{name}/dq", blocks, [codes, scale], [out])]
     # Scales and results are float32; TensorRT multiplies in float4 if a Cast follows.

@@ -83,6 +83,8 @@ def float4_products(reading: CheckContext) -> Iterator[Finding]:
         if not any(q.qtype == TensorProto.FLOAT4E2M1 for q in promised.pairs):
             continue
         why = next(filter(None, (_explain_float4(operand) for operand in promised.operands)), "")
+        if promised.expects == "weight-only":
+            why = "its weight alone is float4, which saves memory and no time"
         if why:
             message = f"{why}, and TensorRT expands float4 before it multiplies; write both sides as NVFP4"
             yield make_finding("float4", "float", promised.site, message)

@@ -45,7 +45,7 @@ def operators(reading: CheckContext) -> Iterator[Finding]:
         if site.op in (STANDARD - UNSUPPORTED) | EXTRA:
             continue
         if site.op in FAKE_QUANTIZE_OPS:
-            remedy = "insert standard Q/DQ, `onnxfq insert --format qdq`"
+            remedy = "quantize with a recipe for TensorRT, which writes Q/DQ"
         elif site.op in QUANTIZED_OPS:
             remedy = "quantize with QuantizeLinear and DequantizeLinear, symmetric"
         else:
@@ -70,7 +70,8 @@ def unique_names(reading: CheckContext) -> Iterator[Finding]:
 def check_quantized(reading: CheckContext) -> Iterator[Finding]:
     """Warn of a model that multiplies in float only: it may be the model before quantization."""
     weighted = [site for site in reading.sites if site.op in WEIGHTED_INPUTS]
-    if weighted and not reading.quantizers:
+    simulated = any(site.op in FAKE_QUANTIZE_OPS for site in reading.sites)
+    if weighted and not reading.quantizers and not simulated:
         message = "it is in float, like the whole model; check the file that `onnxfq quantize` wrote"
         yield make_finding("not-quantized", "warning", weighted[0], message)
 
