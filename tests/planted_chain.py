@@ -6,7 +6,9 @@ import numpy as np
 import onnx
 from builders import build
 
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.node_notes import SCOPES_KEY
+from onnxfq.targets.recipes import load_recipe
 
 LAYERS, WIDTH, FACTOR = 8, 24, 2000.0
 
@@ -25,6 +27,11 @@ def chain(planted: tuple[int, ...] = (), layers: int = LAYERS) -> onnx.ModelProt
         f"g (float[N,{WIDTH}] x) => (float[N,{WIDTH}] y) {{ {' '.join(lines)} y = Softmax (a{layers - 1}) }}"
     )
     return build(text, {f"w{layer}": made[layer] for layer in range(layers)})
+
+
+def unequalized() -> Recipe:
+    """Return the default recipe without equalization, which would make the planted channels small again."""
+    return load_recipe("tensorrt-int8").override(activations={"equalize": "none"})
 
 
 def with_modules(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -115,7 +115,7 @@ def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         before = () if candidate.equalization is None else candidate.equalization.groups
         evidence = Equalization(groups=(*before, *equalized.groups), trials=tuple(trials))
         if not equalized.changed:
-            return Refusal("no method gains enough", evidence.lines(), evidence)
+            return Refusal("no method gains enough", evidence.lines()[1:], evidence)  # the first says so
         smoothed = build_candidate(
             _with_model(session, equalized, feeds), recipe, judge.sources, judge.options, evidence
         )

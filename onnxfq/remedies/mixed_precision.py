@@ -48,7 +48,7 @@ def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     aim = SqnrAim(judge.least, judge.choosing, judge.choosing)
     chosen_db = aim.choose(toggles, toggles.everything)
     feeds = first_feeds(judge.choosing, RANKING_FEEDS)
-    ranking = rank_groups(toggles, feeds, candidate.recipe, judge.options.stage("protect"))
+    ranking = rank_groups(toggles, feeds, candidate.recipe, judge.options.stage("rank"))
     affordable = _affordable(ranking, MULTIPLIES_PER_DB * max(judge.least - chosen_db, 0.0))
     known = {0: chosen_db}
     for wanted in (judge.least, chosen_db + WORTHWHILE_DB):
@@ -92,7 +92,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     if best >= aim.wanted:
         return Refusal(f"{best:.4g} {aim.measure} without it", is_needed=False)
     ranking = rank_groups(
-        toggles, first_feeds(session.kept, RANKING_FEEDS), candidate.recipe, options.stage("protect")
+        toggles, first_feeds(session.kept, RANKING_FEEDS), candidate.recipe, options.stage("rank")
     )
     most, known = len(ranking.groups), {0: chosen}
     count = next_count(0, most) if chosen >= aim.wanted else 0  # the part that proves alone may lack it
@@ -155,7 +155,7 @@ def _widen_weights(
         )
     aim = SqnrAim(math.inf, *split_samples(judge.kept)[:2])
     feeds = first_feeds(aim.choosing, RANKING_FEEDS)
-    ranking = rank_groups(toggles, feeds, candidate.recipe, judge.options.stage("protect"))
+    ranking = rank_groups(toggles, feeds, candidate.recipe, judge.options.stage("rank"))
     added = [
         sum(n * max(0, wide - bits) for n, bits in (sizes.get(name, (0, wide)) for name in group.tensors))
         for group in ranking.groups

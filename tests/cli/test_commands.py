@@ -73,9 +73,9 @@ def stages(run: Run, recipe: str = "tensorrt-int8", form: str = "qdq", more: str
 
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "recipe.yaml"])
 def test_stages_give_what_quantize_gives(run: Run, recipe: str) -> None:
-    """The four staged commands write the bytes that `quantize` writes, and its artifacts."""
+    """The four staged commands write the bytes that `quantize` writes without remedies, and its artifacts."""
     stages(run, recipe)
-    run(f"quantize model.onnx --data data.npz --recipe {recipe} -o whole.onnx --artifacts kept")
+    run(f"quantize model.onnx --data data.npz --recipe {recipe} --repair off -o whole.onnx --artifacts kept")
     assert Path("staged.onnx").read_bytes() == Path("whole.onnx").read_bytes()
     for mine, kept in (("p.json", "plan.json"), ("e.json", "encodings.json"), ("s.npz", "stats.npz")):
         assert Path(mine).read_bytes() == Path(f"kept/model.{kept}").read_bytes()
@@ -254,11 +254,24 @@ def test_switchable(run: Run) -> None:
     assert [value.name for value in onnx.load("staged.onnx").graph.input] == ["x", "onnxfq/enabled"]
 
 
+def test_repair_off_tries_nothing(run: Run) -> None:
+    """--repair off leaves the model as the recipe makes it, also where a promise is kept without remedies."""
+    needed, models = [], []
+    for more in ("--repair off", "--repair off --min-sqnr 5", "--repair thorough"):
+        trials = json.loads(run(f"quantize model.onnx --data data.npz -o q.onnx --json {more}"))["trials"]
+        needed.append([trial["remedy"] for trial in trials if trial["is_needed"]])
+        models.append(Path("q.onnx").read_bytes())
+    assert needed[:2] == [[], []] and "calibrator" in needed[2]
+    assert models[0] == models[1]
+
+
 def test_json_is_what_was_written(run: Run) -> None:
     """--json prints nothing but the records of the result, as their files and the library have them."""
     content = json.loads(run("plan model.onnx -o p.json --json -q"))
     assert content == json.loads(Path("p.json").read_text(encoding="utf-8"))
-    content = json.loads(run("quantize model.onnx --data data.npz -o q.onnx --artifacts kept --json"))
+    content = json.loads(
+        run("quantize model.onnx --data data.npz -o q.onnx --repair off --artifacts kept --json")
+    )
     for kind in ("plan", "evaluation"):
         assert content[kind] == json.loads(Path(f"kept/model.{kind}.json").read_text(encoding="utf-8"))
     assert content["recipe"] == json.loads(run("recipes tensorrt-int8 --json"))
@@ -549,7 +562,7 @@ def test_completion_of_the_shell(typed: str, found: str) -> None:
 
 def test_reports_of_all_results(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     """Results of three commands share a page, under names that differ; any other file is one line."""
-    run("quantize model.onnx --data data.npz -o q.onnx --artifacts one -q")
+    run("quantize model.onnx --data data.npz -o q.onnx --repair off --artifacts one -q")
     run("quantize model.onnx --data data.npz -o r.onnx --artifacts two --calibrator minmax -q")
     Path("e.json").write_text(run("evaluate model.onnx q.onnx --data data.npz --per-tensor --json"))
     run("sensitivity model.onnx --data data.npz -o s.json --report s.html -q")
@@ -559,7 +572,7 @@ def test_reports_of_all_results(run: Run, capfd: pytest.CaptureFixture[str]) -> 
     calibrators = [{row["calibrator"] for row in one["tensors"]} for one in shown[:2]]
     assert any(name.startswith("best_error: ") for name in calibrators[0]) and calibrators[1] == {"minmax"}
     command = dict(shown[0]["facts"])["command"]
-    assert command == "onnxfq quantize model.onnx --data data.npz -o q.onnx --artifacts one -q"
+    assert command == "onnxfq quantize model.onnx --data data.npz -o q.onnx --repair off --artifacts one -q"
     page = Path("page.html").read_text(encoding="utf-8")
     assert all(label in page for label in ("one/model.result", "two/model.result"))
     before = Path("page.html").read_bytes()

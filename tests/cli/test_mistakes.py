@@ -404,6 +404,16 @@ MISTAKES = {
         "evaluate gemm.onnx z.onnx --data rows.npz",
         "z.onnx has outputs z, the reference y",
     ),
+    "dB of repair with a promise": (
+        nothing,
+        f"{GOOD} --repair 25 --min-sqnr 30",
+        "repair is 25 dB, and a promise has its own aim; give None, 'auto' or 'thorough', or no promise",
+    ),
+    "a former word of repair": (
+        nothing,
+        f"{GOOD} --repair none",
+        "--repair takes off, auto, thorough or a number of dB, got 'none'",
+    ),
     "demo under a file": (nothing, "demo -o data.npz/demo", "cannot make folder data.npz/demo"),
 }
 

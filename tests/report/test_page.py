@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import feed_for, two_branch
-from planted_chain import LAYERS, WIDTH, chain, with_modules
+from planted_chain import LAYERS, WIDTH, chain, unequalized, with_modules
 
 from onnxfq.cli.main import main
 from onnxfq.pipeline import quantize
@@ -77,7 +77,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     data = [{"x": rng.normal(size=(1, WIDTH)).astype(np.float32)} for _ in range(16)]
     proto = with_modules(chain((3, 6)))
     protected, plain = (
-        quantize_record(quantize(proto, data, accuracy=AccuracyTarget(repair=least)))
+        quantize_record(quantize(proto, data, recipe=unequalized(), accuracy=AccuracyTarget(repair=least)))
         for least in (20.0, None)
     )
     odd = two_branch()

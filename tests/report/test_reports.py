@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from builders import build, conv_relu, feed_for, two_branch, weights, with_override
 from keyword_numerics import fake_quantize
-from planted_chain import LAYERS, WIDTH, chain, with_modules
+from planted_chain import LAYERS, WIDTH, chain, unequalized, with_modules
 
 from onnxfq import plot
 from onnxfq.calibration.calibrators.grid_error import estimate_sqnr_db
@@ -182,20 +182,27 @@ def test_any_name_is_shown_as_it_is(name: str) -> None:
     assert name in plot.histogram(result, name).axes[0].get_title()
 
 
-@pytest.mark.parametrize("protect", [20.0, None], ids=["protected", "all quantized"])
-def test_the_guilty_layer_comes_first(protect: float | None) -> None:
+@pytest.mark.parametrize("repair", [20.0, None], ids=["protected", "all quantized"])
+def test_the_guilty_layer_comes_first(repair: float | None) -> None:
     """The first rows name the planted layers by their modules, protected or not; the others are sound."""
     rng = np.random.default_rng(1)
     data = [{"x": rng.normal(size=(1, WIDTH)).astype(np.float32)} for _ in range(16)]
-    result = quantize(with_modules(chain((3, 6))), data, accuracy=AccuracyTarget(repair=protect))
+    proto, accuracy = with_modules(chain((3, 6))), AccuracyTarget(repair=repair)
+    result = quantize(proto, data, recipe=unequalized(), accuracy=accuracy)
     record = quantize_record(result)
     first, second, *others = record.table.layers
     assert {first.module, second.module} == {"blocks.0.fc3", "blocks.1.fc6"}
     assert first.module == "blocks.0.fc3" and first.impact_db is not None and first.impact_db < 1
-    assert first.quantized == (protect is None)
+    assert first.quantized == (repair is None)
     assert (first.before, first.after) == (("m2",), ("m4",))
     assert all(row.multiplies == pytest.approx(1 / LAYERS) for row in (first, second, *others))
-    assert record.table.multiplies == pytest.approx(1 if protect is None else 1 - 1 / LAYERS)
+    assert record.table.multiplies == pytest.approx(1 if repair is None else 1 - 1 / LAYERS)
+    (shown,) = contents(render_report(result))
+    tried = [
+        (head, lines[0].split(",")[0]) for head, lines in shown["done"] if lines[0][:4] in ("kept", "left")
+    ]
+    assert tried == [(one.remedy, one.result) for one in record.trials if one.is_needed]
+    assert (("protected", "kept") in tried) == (repair is not None)
     # The file is the record: what --json prints comes back whole.
     assert ResultRecord.model_validate(json.loads(to_json(record))) == record
 
