@@ -30,7 +30,7 @@ from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.combinations import improve
 from onnxfq.remedies.equalize_search import equalize_named
-from onnxfq.remedies.forms import Forms, build_forms, describe_forms
+from onnxfq.remedies.forms import Forms, build_forms, describe_forms, finish_forms
 from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.registry import REMEDIES
 from onnxfq.remedies.round_weights import Rounding
@@ -185,12 +185,7 @@ def quantize(
         judge = Judge.of(start, options, sources, forms.evaluation, accuracy)
         candidate, trials = improve(judge, start, REMEDIES)
         clock.lap("remedies")
-        if candidate is not start or accuracy.min_sqnr is not None:
-            forms = build_forms(candidate, options, clock, runs, judge.reported)
-    written = candidate.with_all_samples()
-    if written is not candidate:
-        forms = replace(build_forms(written, options, clock), evaluation=forms.evaluation)
-    candidate = written
+        candidate, forms = finish_forms(judge, candidate, forms, clock, runs)
     warn_zeroed_values(session.model, candidate.plan, candidate.statistics.whole, forms.encodings)
     write_model(forms.qdq, output, candidate.session.kept, options.threads)
     clock.lap("write")

@@ -157,9 +157,9 @@ class KeptFeeds:
             self._held_out = min(share, len(self.feeds) // 2)
 
     def again(self, held_out: Sequence[Feed] = ()) -> Iterable[Feed]:
-        """Return the feeds for one more pass, except the unseen samples and others of the kept ones.
+        """Return the feeds for one more pass, without the unseen samples and the kept samples `held_out`.
 
-        Of a source that is read once only, these are kept samples.
+        A source that is read once only has the other kept samples.
         """
         ids = {id(sample) for sample in (*self.unseen, *held_out)}
         if not self.source.repeats:
@@ -218,7 +218,7 @@ class KeptFeeds:
 
 
 class _Rest:
-    """The feeds but for the unseen samples; each iteration is a pass over the data."""
+    """The feeds without the unseen samples; each iteration is a pass over the data."""
 
     lasting = True
 

@@ -149,7 +149,7 @@ class Candidate:
         return Candidate.of(session, recipe, planned, statistics)._rounded_as(self)._equalized_as(self)
 
     def with_all_samples(self) -> Candidate:
-        """Return the candidate whose ranges are those of all samples, the unseen ones too.
+        """Return the candidate with the ranges of all samples, which include the unseen samples.
 
         Rounded weights and corrected biases stay as they were judged.
         """

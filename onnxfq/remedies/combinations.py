@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from onnxfq.documents.trial import Trial
 from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
+from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy, explain_gain
 from onnxfq.remedies.samples import split_samples
 
 BEAM = 2
@@ -120,15 +120,15 @@ class _Combined:
                     continue
                 (score_db,) = judge.choose([verdict.candidate])
                 beam.append((score_db, _Path(verdict.candidate, (*path.steps, _Step(remedy.name, verdict)))))
-                if path.candidate is start and score_db < start_db + LEAST_GAIN_DB:
-                    why = f"it gains {score_db - start_db:.1f} dB and must gain {LEAST_GAIN_DB}"
+                why = explain_gain(start_db, score_db)
+                if path.candidate is start and why:
                     self._refusals[remedy.name] = Refusal(why, verdict.details, verdict.evidence)
             beam = sorted(beam, key=lambda pair: (-pair[0], len(pair[1].steps)))[:BEAM]
             self._seconds[remedy.name] = self._seconds.get(remedy.name, 0.0) + perf_counter() - begun
         best_db, self._best = beam[0]
-        if not best_db >= start_db + LEAST_GAIN_DB:
+        if why := explain_gain(start_db, best_db):
             self._best = _Path(start)
-            return Refusal(f"none gains {LEAST_GAIN_DB} dB")
+            return Refusal(why)
         return Proposal(self._best.candidate)
 
     def _prove(self) -> dict[str, tuple[float, float]]:

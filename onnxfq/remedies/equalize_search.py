@@ -63,6 +63,8 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return ""
     if recipe.activations is None or recipe.activations.equalize != "depthwise":
         return "the recipe names the equalization"
+    if recipe.activations.dynamic or recipe.activations.granularity != "per_tensor":
+        return "no activation has one constant scale"
     if candidate.equalization is not None:
         return "the recipe changes channels by name"
     if _explain_lack(judge.sources) or judge.sources.moments is not None:
@@ -93,7 +95,9 @@ def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
     """Return the seconds of comparing the model as it is and whole, and of observing it again."""
-    return judge.work.observe() + 2 * (judge.work.observe(SAMPLES) + judge.work.compare(CHOOSING))
+    return judge.work.observe() + 2 * (
+        judge.work.observe(min(SAMPLES, judge.work.samples)) + judge.work.compare(CHOOSING)
+    )
 
 
 def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
@@ -185,7 +189,9 @@ class _Search:
         """Take the time of one more measurement from the budget; return why it has none."""
         assert self.judge is not None
         work = self.judge.work
-        return self.judge.budget.explain_refusal(work.observe(SAMPLES) + work.compare(CHOOSING))
+        return self.judge.budget.explain_refusal(
+            work.observe(min(SAMPLES, work.samples)) + work.compare(CHOOSING)
+        )
 
     def _measure(self, equalized: Equalized, trials: list[FactorTrial]) -> float:
         """Return the SQNR in dB of the quantized model whose ranges the given samples tell."""

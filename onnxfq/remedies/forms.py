@@ -13,6 +13,7 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.scores import Evaluation
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.remedies.candidate import Candidate
+from onnxfq.remedies.judge import Judge
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.evaluate import compare_forms
@@ -82,6 +83,26 @@ def build_forms(
     )
     clock.lap("evaluate")
     return replace(forms, evaluation=evaluation)
+
+
+def finish_forms(
+    judge: Judge, candidate: Candidate, forms: Forms, clock: Clock, runs: ReferenceRuns
+) -> tuple[Candidate, Forms]:
+    """Return `candidate` with the ranges of all samples, and its models; the scores are of `candidate`.
+
+    Args:
+        judge: names the samples for the report.
+        candidate: the result of all remedies.
+        forms: of the first candidate.
+        clock: of the stages.
+        runs: of the float model.
+    """
+    if candidate is not judge.start or judge.is_promised:
+        forms = build_forms(candidate, judge.options, clock, runs, judge.reported)
+    complete = candidate.with_all_samples()
+    if complete is candidate:
+        return candidate, forms
+    return complete, replace(build_forms(complete, judge.options, clock), evaluation=forms.evaluation)
 
 
 def describe_forms(candidate: Candidate, forms: Forms) -> list[str]:

@@ -33,6 +33,27 @@ LEAST_GAIN_DB = 0.5
 """Gain in dB, on samples that did not choose, from which a remedy is kept."""
 
 
+GAINED_SHARE = 1 - 10 ** (-LEAST_GAIN_DB / 10)
+"""Share of the noise that must go for a gain of LEAST_GAIN_DB."""
+
+
+def explain_gain(before_db: float, after_db: float) -> str:
+    """Return why a gain is too little; empty if it is enough."""
+    if after_db - before_db >= LEAST_GAIN_DB:
+        return ""
+    return f"it gains {after_db - before_db:.1f} dB and must gain {LEAST_GAIN_DB}"
+
+
+def ask_for_nothing(recipe: Recipe) -> bool:
+    """Return False: no recipe asks for the remedy."""
+    return False
+
+
+def take_no_time(candidate: Candidate, judge: Judge) -> float:
+    """Return 0 s."""
+    return 0.0
+
+
 class Refusal(NamedTuple):
     """Answer of a remedy without a candidate.
 
@@ -82,9 +103,9 @@ class Remedy:
     explain_unneeded: Callable[[Candidate, Judge], str]
     propose: Callable[[Candidate, Judge], Proposal | Refusal]
     proves_itself: bool = False
-    is_asked: Callable[[Recipe], bool] = lambda recipe: False
+    is_asked: Callable[[Recipe], bool] = ask_for_nothing
     is_free: bool = False
-    estimate: Callable[[Candidate, Judge], float] = lambda candidate, judge: 0.0
+    estimate: Callable[[Candidate, Judge], float] = take_no_time
 
 
 @dataclass(frozen=True)
@@ -157,8 +178,12 @@ class Judge:
         They are all samples if these are few.
         """
         split = split_samples(self.kept)
-        is_promised = self.accuracy is not None and self.accuracy.min_sqnr is not None
-        return list(split.proving if is_promised else split.unused)
+        return list(split.proving if self.is_promised else split.unused)
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether an SQNR is promised."""
+        return self.accuracy is not None and self.accuracy.min_sqnr is not None
 
     def better(self, candidate: Candidate, remedy: Remedy) -> tuple[Candidate, Trial]:
         """Return the candidate that `remedy` proposes if it is proven to be better, else `candidate`."""

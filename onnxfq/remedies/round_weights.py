@@ -132,7 +132,7 @@ def round_given(
 ) -> Rounding:
     """Return `round_weights` by moments or the data of `quantize`; without both all stay at nearest.
 
-    The unseen samples, and those of `held_out`, are left out of the data.
+    The unseen samples and `held_out` are left out of the data.
     """
     asked = [p.tensor for p in plan.weights if p.rounding != NEAREST]
     if moments is None and (inputs.feeds is None or not asked):

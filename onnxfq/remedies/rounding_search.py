@@ -9,16 +9,13 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO
 from onnxfq.documents.scores import Evaluation
 from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
+from onnxfq.remedies.judge import GAINED_SHARE, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.round_weights import round_given
 from onnxfq.remedies.samples import CHOOSING
 from onnxfq.remedies.work import RATE, count_weight_multiplies
 
 ROUNDINGS = ("gptq", "qronos")
 """Roundings that take the place of `auto`."""
-
-LEAST_SHARE = 1 - 10 ** (-LEAST_GAIN_DB / 10)
-"""Share of an output's noise that weights make, from which on better weights can gain LEAST_GAIN_DB."""
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
@@ -35,7 +32,7 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
 
 
 def makes_noise(candidate: Candidate, evaluation: Evaluation | None) -> bool:
-    """Tell whether weights make LEAST_SHARE of an output's noise, as they do where activations are float."""
+    """Tell whether weights make GAINED_SHARE of an output's noise, as they do where activations are float."""
     if not candidate.plan.activations:
         return True
     shares = [
@@ -43,7 +40,7 @@ def makes_noise(candidate: Candidate, evaluation: Evaluation | None) -> bool:
         for scores in ([] if evaluation is None else evaluation.candidates[:1])
         for score in scores.judging
     ]
-    return any(share is None or share >= LEAST_SHARE for share in shares)
+    return any(share is None or share >= GAINED_SHARE for share in shares)
 
 
 def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:

@@ -28,8 +28,8 @@ class Split(NamedTuple):
 def split_samples(kept: Sequence[Feed]) -> Split:
     """Return how the kept samples choose and prove, and the samples that do neither.
 
-    Of fewer than SHARED samples half choose and half prove, and all are left for the report. The only sample
-    proves nothing: it both chooses and proves.
+    With fewer than SHARED samples half choose, half prove, and the report has all. A single sample both
+    chooses and proves, which proves nothing.
     """
     if len(kept) < 2:
         return Split(kept, kept, kept)

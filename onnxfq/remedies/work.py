@@ -19,7 +19,7 @@ RATE = 4e10
 """Multiply-adds in a second of the nominal machine, two cores: ResNet-50 takes 0.1 s."""
 
 NODE_SECONDS = 1e-5
-"""Time of an operator beside its multiply-adds."""
+"""Time that an operator takes without its multiply-adds."""
 
 SESSION_SECONDS = 5e-4
 """Time that each operator takes to open a session."""

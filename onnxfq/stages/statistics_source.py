@@ -18,7 +18,7 @@ from onnxfq.stages.options import RunOptions
 
 
 class GatheredStatistics(NamedTuple):
-    """Statistics without the unseen samples, and those of all samples; the same if no sample is unseen."""
+    """Statistics without the unseen samples, and of all samples; the same if no sample is unseen."""
 
     seen: Statistics
     whole: Statistics
