@@ -116,6 +116,12 @@ def list_lines(*parts: Any) -> list[str]:
     return [line for part in parts if part is not None for line in part.lines()]
 
 
+def _is_unseen(result: QuantizeResult) -> bool:
+    """Tell whether the compared samples gave neither ranges nor moments."""
+    feeds = None if result.candidate is None else result.candidate.session.feeds
+    return feeds is not None and bool(feeds.unseen) and result.matched is None
+
+
 def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = None, reasons: int = 6) -> str:
     """Return the summary after `quantize`: verdict, scores, what was done to get there, reasons for float.
 
@@ -129,7 +135,8 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
     if evaluation.candidates:
         known = result.statistics.data.samples
         total = f" of {known}" if known else ""
-        lines += ["", f"against the float model, {evaluation.feeds}{total} samples:"]
+        kind = "unseen" if _is_unseen(result) else "seen"
+        lines += ["", f"against the float model, {evaluation.feeds}{total} samples, {kind}:"]
         lines += ["  " + line for line in evaluation.table().splitlines()]
     lines.append("")
     trials = trial_lines(result.trials)

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from builders import build, weights
 
+from onnxfq.documents.trial import trial_lines
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.combinations import improve
 from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
@@ -107,7 +108,7 @@ def test_what_gains_too_little_is_left() -> None:
         kept, trial = judge.better(candidate, always(lambda start, bench, other=other: Proposal(other)))
         assert kept is candidate and not trial.is_kept
         assert trial.after - trial.before < LEAST_GAIN_DB and trial.why == "it must gain 0.5 dB"
-        assert trial.lines()[0].startswith("toy        left, ")
+        assert trial.result == "left" and trial.figures
 
 
 def test_one_sample_tries_nothing() -> None:
@@ -125,9 +126,14 @@ def test_reasons_are_told() -> None:
     """A remedy that is not needed has no line; one that finds nothing has its reason."""
     candidate, judge = judge_of(12)
     kept, quiet = judge.better(candidate, Remedy("toy", lambda *_: "nothing is low", finer))
-    assert kept is candidate and not quiet.is_needed and quiet.lines() == [] and quiet.why == "nothing is low"
+    assert (
+        kept is candidate
+        and not quiet.is_needed
+        and trial_lines([quiet]) == []
+        and quiet.why == "nothing is low"
+    )
     kept, left = judge.better(candidate, always(lambda *_: Refusal("it finds nothing", ["of two"])))
-    assert kept is candidate and left.lines() == ["toy        left: it finds nothing", "           of two"]
+    assert kept is candidate and left.texts == ["it finds nothing", "of two"] and left.result == "left"
 
 
 def test_remedies_follow_each_other() -> None:

@@ -300,7 +300,7 @@ def test_text(result: QuantizeResult) -> None:
         "tensors    3 activations, 3 weights",
         "size       3,000 -> 1,200 bytes (40%)",
         "",
-        "against the float model, 4 of 4 samples:",
+        "against the float model, 4 of 4 samples, seen:",
         *("  " + line for line in result.evaluation.table().splitlines()[:1]),
     ]
     reasons = [number for number, line in enumerate(lines) if line.startswith("float  ")]
