@@ -53,12 +53,13 @@ class AccuracyTarget:
         fallback: "float"; "weights" for quantized weights with float activations; or what these layers get
             instead: a number format, such as int16 for ONNX Runtime or float8e4m3fn for TensorRT, or the
             formats of a built-in recipe by its name. The target must take it.
-        repair: None for no remedy at all; otherwise calibrators, cross-layer equalization and rounding by
-            moments are tried at any accuracy, alone and combined. Below the aim activations are smoothed too,
-            if the data can be read again, and without a promise a few layers stay in float, up to one percent
-            of the multiply-adds for each missing dB. The aim is the promised SQNR or these dB; "auto" stands
-            for 20 dB if activations are quantized. "thorough" is "auto" without a budget of time. Encodings
-            of another tool are used as they are.
+        repair: None for no remedy that the recipe does not ask for. Otherwise calibrators, cross-layer
+            equalization and rounding by moments are tried below the aim, alone and combined. Then activations
+            are smoothed, if the data can be read again, and without a promise a few layers stay in float, up
+            to one percent of the multiply-adds for each missing dB. The aim is the promised SQNR or these dB;
+            "auto" stands for 20 dB if activations are quantized. "thorough" is "auto" without a budget of
+            time, and tries what costs nothing at run time at any accuracy. Encodings of another tool are used
+            as they are.
 
     Raises DataError for options that do not go together, SpecError for an unknown format.
     """

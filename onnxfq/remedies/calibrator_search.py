@@ -16,7 +16,9 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     scheme = candidate.recipe.activations
     if scheme is None or scheme.dynamic or scheme.calibrator.name != "best_error":
         return "the recipe names a calibrator, or observes nothing"
-    return "encodings of another tool are used as they are" if judge.sources.encodings is not None else ""
+    if judge.sources.encodings is not None:
+        return "encodings of another tool are used as they are"
+    return judge.explain_sound_unless_thorough(candidate)
 
 
 def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Refusal:

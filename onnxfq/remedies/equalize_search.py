@@ -69,7 +69,9 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return "the recipe changes channels by name"
     if _explain_lack(judge.sources) or judge.sources.moments is not None:
         return "statistics, moments or encodings of the model as it is are given"
-    return "" if feeds is not None and feeds.source.repeats else "the data cannot be read again"
+    if feeds is None or not feeds.source.repeats:
+        return "the data cannot be read again"
+    return judge.explain_sound_unless_thorough(candidate)
 
 
 def explain_unneeded_smoothing(candidate: Candidate, judge: Judge) -> str:

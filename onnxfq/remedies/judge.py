@@ -95,7 +95,7 @@ class Remedy:
             a better candidate, or the reason not to.
         proves_itself: whether it keeps an accuracy target, which has its own measure and proof.
         is_asked: whether a recipe asks for it, so that it runs where repair is off.
-        is_free: whether it costs nothing at run time, so that it is tried at any accuracy.
+        is_free: whether it costs nothing at run time, so that it is tried alone and combined with others.
         estimate: takes the same, and returns the seconds of `work` that a proposal takes.
     """
 
@@ -121,6 +121,7 @@ class Judge:
         least: dB of the worst part of the outputs below which also remedies are tried that cost something at
             run time; None for never.
         is_off: whether nothing is tried but for a target, and what the recipe asks for.
+        is_thorough: whether remedies that cost nothing at run time are tried at any accuracy.
         work: what a trial costs.
         budget: for all trials.
         choosing: the samples that choose, in a proposal.
@@ -135,6 +136,7 @@ class Judge:
     accuracy: AccuracyTarget | None = None
     least: float | None = None
     is_off: bool = False
+    is_thorough: bool = False
     work: Work = Work(0, 0.0, 0)
     budget: Budget = field(default_factory=Budget, repr=False)
     choosing: Sequence[Feed] = ()
@@ -158,8 +160,9 @@ class Judge:
             return replace(judge, is_off=True)
         work = Work.of(start)
         low = first.lowest_db < (REPAIR_DB if judge.aim is None else judge.aim)
-        budget = Budget() if accuracy.repair == THOROUGH else Budget(work.allow(low))
-        return replace(judge, work=work, budget=budget)
+        is_thorough = accuracy.repair == THOROUGH
+        budget = Budget() if is_thorough else Budget(work.allow(low))
+        return replace(judge, work=work, budget=budget, is_thorough=is_thorough)
 
     @property
     def aim(self) -> float | None:
@@ -259,6 +262,10 @@ class Judge:
         for candidate, scores in zip(new, evaluation.candidates, strict=True):
             self.known[candidate][samples] = scores.lowest_db
         return [self.known[candidate][samples] for candidate in candidates]
+
+    def explain_sound_unless_thorough(self, candidate: Candidate) -> str:
+        """Return `explain_sound`; empty where remedies that cost nothing at run time are tried anyhow."""
+        return "" if self.is_thorough else self.explain_sound(candidate)
 
     def explain_sound(self, candidate: Candidate) -> str:
         """Return why a loss of `candidate` needs no repair; empty if it does."""

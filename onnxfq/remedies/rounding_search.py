@@ -17,6 +17,9 @@ from onnxfq.remedies.work import RATE, count_weight_multiplies
 ROUNDINGS = ("gptq", "qronos")
 """Roundings that take the place of `auto`."""
 
+LARGE_SHARE = 0.5
+"""Share of an output's noise that weights make, from which on they are rounded where the outputs are good."""
+
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     """Return why weights stay at nearest; empty if the recipe leaves it open and their noise counts."""
@@ -28,11 +31,12 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return "encodings of another tool are used as they are"
     if len(judge.kept) < 2 or judge.options.data.nonfinite != "stop":
         return "moments need two samples or more without NaN and infinities"
-    return "" if makes_noise(candidate, judge.first) else "activations make the noise"
+    share = LARGE_SHARE if judge.explain_sound_unless_thorough(candidate) else GAINED_SHARE
+    return "" if makes_noise(candidate, judge.first, share) else "activations make the noise"
 
 
-def makes_noise(candidate: Candidate, evaluation: Evaluation | None) -> bool:
-    """Tell whether weights make GAINED_SHARE of an output's noise, as they do where activations are float."""
+def makes_noise(candidate: Candidate, evaluation: Evaluation | None, least: float) -> bool:
+    """Tell whether weights make the share `least` of an output's noise, as they do alone."""
     if not candidate.plan.activations:
         return True
     shares = [
@@ -40,7 +44,7 @@ def makes_noise(candidate: Candidate, evaluation: Evaluation | None) -> bool:
         for scores in ([] if evaluation is None else evaluation.candidates[:1])
         for score in scores.judging
     ]
-    return any(share is None or share >= GAINED_SHARE for share in shares)
+    return any(share is not None and share >= least for share in shares)
 
 
 def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
