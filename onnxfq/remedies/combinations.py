@@ -60,7 +60,9 @@ class _Combined:
         judge, start = self._judge, self._start
         whys = {remedy.name: judge.explain_unneeded(start, remedy) for remedy in self._remedies}
         asked = [remedy for remedy in self._remedies if not whys[remedy.name]]
-        costs = {remedy.name: remedy.estimate(start, judge) for remedy in asked}
+        # A recipe that asks for a remedy gets it.
+        unasked = [remedy for remedy in asked if not remedy.is_asked(start.recipe)]
+        costs = {remedy.name: remedy.estimate(start, judge) for remedy in unasked}
         for name in sorted(costs, key=costs.__getitem__):  # the cheapest first
             why = judge.budget.explain_refusal(costs[name])
             if why:

@@ -188,8 +188,13 @@ class _Search:
         return best, reached
 
     def _explain_refusal(self) -> str:
-        """Take the time of one more measurement from the budget; return why it has none."""
+        """Take the time of one more measurement from the budget; return why it has none.
+
+        A recipe that asks for the factors has no budget.
+        """
         assert self.judge is not None
+        if self.judge.start.recipe.channel_methods.confirmed:
+            return ""
         work = self.judge.work
         return self.judge.budget.explain_refusal(
             work.observe(min(SAMPLES, work.samples)) + work.compare(CHOOSING)

@@ -239,3 +239,11 @@ def test_scores_are_of_their_samples() -> None:
     judge.score([finer(candidate, judge).candidate], whole)
     gc.collect()
     assert set(judge.known) == {candidate}
+
+
+def test_what_a_recipe_asks_for_has_no_budget() -> None:
+    """The budget is for what nobody has asked for."""
+    candidate, judge = judge_of(24, budget=Budget(0.0))
+    asked = replace(free("asked", finer, 5.0), is_asked=lambda recipe: recipe is COARSE)
+    kept, (trial,) = improve(judge, candidate, [asked])
+    assert trial.is_kept and kept is not candidate
