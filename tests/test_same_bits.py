@@ -259,7 +259,8 @@ CHOOSING = {
 }
 """Options that choose by runs of the data."""
 
-W4A8 = "{name: w4a8, target: onnxruntime, activations: {qtype: int8}, weights: {qtype: int4}}"
+W4A8 = "{name: w4a8, target: onnxruntime, activations: {qtype: int8, calibrator: minmax}, "
+W4A8 += "weights: {qtype: int4, rounding: nearest}}"
 
 
 def feeding_words(folder: Path, data: Feed) -> dict[str, list[str]]:

@@ -75,9 +75,13 @@ def test_the_judge_has_what_is_printed(name: str, exact: bool) -> None:
         (figure,) = judge.score([candidate], feeds)
         printed = onnxfq.evaluate(proto, candidate.simulate(), feeds, options=options)
         assert figure == printed.lowest_db and 5 < figure < 60
-        # The switchboard runs in segments, whose kernels sum in another order.
         (noise,) = board.noise(feeds, [board.everything])
-        assert -10 * math.log10(noise) == pytest.approx(figure, abs=1e-3)
+        if candidate.session.judged.sources:
+            # An inner tensor is measured in front of its own quantizer.
+            assert -10 * math.log10(noise) >= figure - 1e-3
+        else:
+            # The switchboard runs in segments, whose kernels sum in another order.
+            assert -10 * math.log10(noise) == pytest.approx(figure, abs=1e-3)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -96,7 +100,7 @@ def test_the_summary_has_what_the_judge_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("more", [-1.0, 2.0])
+@pytest.mark.parametrize("more", [-1.0, 0.5])
 def test_a_promise_is_kept_in_the_printed_measure(name: str, more: float) -> None:
     """Whatever is promised and kept, the summary has at least that, on the samples that prove it."""
     proto, options = NETWORKS[name], QuantizeOptions(batch=1)

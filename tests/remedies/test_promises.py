@@ -11,7 +11,7 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.data import Feed, sample_digest
 from onnxfq.errors import DataError, RecipeError
-from onnxfq.remedies.samples import choose_split
+from onnxfq.remedies.samples import split_samples
 from onnxfq.runtime.session import Session
 
 DRAWN = 25
@@ -36,7 +36,7 @@ def proving_db(result: onnxfq.QuantizeResult, proto: onnx.ModelProto, data: Feed
     )
     pairs = [
         (Session(proto, 1).run({"x": row})[0], Session(result.simulation, 1).run({"x": row})[0])
-        for row in choose_split(rows).proving
+        for row in split_samples(rows).proving
     ]
     noise = sum(float(np.square(a.astype(np.float64) - b).sum()) for a, b in pairs)
     signal = sum(float(np.square(a.astype(np.float64)).sum()) for a, _ in pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -258,19 +259,18 @@ def test_a_promise_that_cannot_be_kept(tmp_path: Path, data, capfd: pytest.Captu
     assert "cannot keep 200 dB" in text and "8 of 8 groups" in text and not (tmp_path / "q.onnx").exists()
     named = ["--calibrator", "minmax", "--equalize", "none", "--rounding", "nearest"]
     assert main([*line, *named, "-o", str(tmp_path / "q.onnx"), "--min-sqnr", "36"]) == 0
-    assert "promised    kept" in capfd.readouterr().out
+    assert re.search(r"^promised +kept", capfd.readouterr().out, re.MULTILINE)
 
 
 def test_protected_by_default(data) -> None:
     """Two fatal layers of thirty stay in float without any option; a sound network pays nothing."""
     broken = onnxfq.quantize(chain((9, 20), 30), data, accuracy=onnxfq.AccuracyTarget(repair=None))
-    kept = onnxfq.quantize(chain((9, 20), 30), iter(data))  # read only once
+    kept = onnxfq.quantize(chain((9, 20), 30), iter(data), recipe=FIXED)  # read only once
     assert output_db(broken) < 20 < output_db(kept)
     assert {s.name for s in kept.plan.skipped if s.kind == "node"} == {"m9", "m20"}
     summary = quantize_summary(kept)
-    assert (
-        "           2 of 30 groups in float, 6.7% of the multiply-adds" in summary and "MatMul m9" in summary
-    )
+    assert "2 of 30 groups in float, 6.7% of the multiply-adds" in " ".join(summary.split())
+    assert "MatMul m9" in summary
     sound = onnxfq.quantize(chain((), 30), data)
     assert (
         sound.qdq == onnxfq.quantize(chain((), 30), data, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
@@ -282,7 +282,7 @@ def test_protected_by_default(data) -> None:
 def test_the_reason_names_repair(data, accuracy: onnxfq.AccuracyTarget) -> None:
     """Layers that repair left in float have their group's figure; an override of the user keeps its words."""
     given = onnxfq.Override(nodes=("m5",), keep_float=True)
-    recipe = onnxfq.load_recipe(DEFAULT_RECIPE).model_copy(update={"overrides": (given,)})
+    recipe = FIXED.model_copy(update={"overrides": (given,)})
     result = onnxfq.quantize(chain((9, 20), 30), data, recipe=recipe, accuracy=accuracy)
     assert result.sensitivity is not None
     groups = {node: group for group in result.sensitivity.groups for node in group.nodes}
@@ -328,7 +328,7 @@ def test_another_calibrator_first() -> None:
 
 def test_protection_that_does_not_help(data) -> None:
     """Where each layer is more than a tenth of the network, all stay quantized, and the summary says so."""
-    result = onnxfq.quantize(chain(), data, recipe=FIXED, accuracy=onnxfq.AccuracyTarget(repair=60))
+    result = onnxfq.quantize(chain(), data, recipe=FIXED, accuracy=onnxfq.AccuracyTarget(repair=40))
     assert not result.recipe.overrides and not result.trial("protected").is_kept
     assert result.trial("protected").is_needed and "protected" in quantize_summary(result)
 
@@ -560,7 +560,8 @@ def test_a_drop_on_the_command_line(tmp_path: Path, data, labels, capfd: pytest.
     promise = ["--max-drop", "0.5", "--labels", str(tmp_path / "l.npy")]
     named = ["--calibrator", "minmax", "--equalize", "none", "--rounding", "nearest"]
     assert main([*line, *named, *promise, "--limit", "12"]) == 0
-    assert "points of top-1 against float, wanted at least -0.5" in capfd.readouterr().out
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "points of top-1 against float, wanted at least -0.5" in printed
     assert main([*line, "--fallback", "weights"]) == 2
     assert "--fallback has no effect without a promise" in capfd.readouterr().err
     assert main([*line, "--repair", "some"]) == 2

@@ -196,12 +196,13 @@ def test_figures_hold_no_noise_of_draws(name: str, tmp_path: Path) -> None:
     """The SQNR shows quantization alone: the model equals itself, and evaluate finds what quantize did."""
     proto = NETWORKS[name]()
     exact = RunOptions(exact=True)
+    feed = {key: values[:7] for key, values in FEED.items()}  # so few that none is unseen
     result = quantize(
-        proto, FEED, tmp_path / "q.onnx", recipe=NEAREST, accuracy=AccuracyTarget(repair=None), options=exact
+        proto, feed, tmp_path / "q.onnx", recipe=NEAREST, accuracy=AccuracyTarget(repair=None), options=exact
     )
     (score,) = {c.outputs[0].sqnr_db for c in result.evaluation.candidates}
     assert 25 < score < 60
-    same = evaluate(proto, {"itself": proto, "q": tmp_path / "q.onnx"}, FEED, options=exact)
+    same = evaluate(proto, {"itself": proto, "q": tmp_path / "q.onnx"}, feed, options=exact)
     # The reference runs with graph optimisation, which sums in another order.
     assert same.candidates[0].outputs[0].sqnr_db > 130
     # Feeds are added up in another order.

@@ -124,7 +124,7 @@ def test_a_promise_holds_for_the_file(tmp_path: Path) -> None:
             [one] a = MatMul (x, w) [r] b = Relu (a) [two] y = MatMul (b, v) }""",
         {"w": weights(64, 64), "v": weights(64, 64, seed=1)},
     )
-    feeds = [feed_for(proto, seed) for seed in range(8)]
+    feeds = [feed_for(proto, seed) for seed in range(200)]
     target = onnxfq.AccuracyTarget(min_sqnr=16.5)
     result = onnxfq.quantize(proto, feeds, tmp_path / "m.onnx", recipe="mxfp4", accuracy=target)
     nodes = [node for node in onnx.load(tmp_path / "m.onnx").graph.node if node.domain == "onnxfq"]
