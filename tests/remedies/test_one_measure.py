@@ -15,6 +15,7 @@ from detector_heads import detector
 import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
+from onnxfq.errors import RecipeError
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.samples import split_samples
@@ -47,6 +48,10 @@ NETWORKS = {
     "classes": CLASSES,
     "state": STATEFUL,
 }
+
+
+KEPT = ("boxes and scores", "levels", "classes", "state")
+"""Networks in which fewer than all layers in float keep the promise below."""
 
 
 def data_of(proto: onnx.ModelProto, count: int = 40) -> dict[str, np.ndarray]:
@@ -110,7 +115,11 @@ def test_a_promise_is_kept_in_the_printed_measure(name: str, more: float) -> Non
     split = split_samples(judge.kept)
     wanted = min(judge.score([candidate], feeds)[0] for feeds in split[:2]) + more
     target = onnxfq.AccuracyTarget(min_sqnr=wanted)
-    kept = onnxfq.quantize(proto, data, recipe=nearest, accuracy=target, options=options)
+    try:
+        kept = onnxfq.quantize(proto, data, recipe=nearest, accuracy=target, options=options)
+    except RecipeError as fault:  # where few samples choose, all layers would have to stay in float
+        assert more > 0 and f"cannot keep {wanted:g} dB" in str(fault) and name not in KEPT
+        return
     assert kept.evaluation.feeds == len(split.proving) and kept.evaluation.lowest_db >= wanted
     assert more > 0 or not kept.trial("promised").is_needed
 
