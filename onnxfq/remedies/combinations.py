@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple
@@ -77,8 +77,10 @@ class _Combined:
                 is_asked=lambda _: True,
             )
             kept, whole = judge.better(start, search)
-        steps = {step.remedy: step for step in self._best.steps}
         figures = self._prove()
+        if kept is not start:
+            kept = self._drop_losses(figures)
+        steps = {step.remedy: step for step in self._best.steps}
         trials = []
         for name in whys:
             if whys[name]:
@@ -105,6 +107,17 @@ class _Combined:
                 )
             )
         return kept, trials
+
+    def _drop_losses(self, figures: Mapping[str, tuple[float, float]]) -> Candidate:
+        """Return the best candidate without its last steps that lose on the samples that prove."""
+        steps = self._best.steps
+        while len(steps) > 1 and figures[steps[-1].remedy][1] < figures[steps[-1].remedy][0]:
+            proposal = steps[-1].proposal
+            why = explain_gain(*figures[steps[-1].remedy])
+            self._refusals[steps[-1].remedy] = Refusal(why, proposal.details, proposal.evidence)
+            steps = steps[:-1]
+        self._best = _Path(steps[-1].proposal.candidate, steps)
+        return self._best.candidate
 
     def _search(self, start: Candidate, judge: Judge, *, remedies: Sequence[Remedy]) -> Proposal | Refusal:
         """Return the best of all combinations on the samples that choose."""

@@ -247,3 +247,18 @@ def test_what_a_recipe_asks_for_has_no_budget() -> None:
     asked = replace(free("asked", finer, 5.0), is_asked=lambda recipe: recipe is COARSE)
     kept, (trial,) = improve(judge, candidate, [asked])
     assert trial.is_kept and kept is not candidate
+
+
+def test_a_step_that_loses_on_other_samples_is_dropped() -> None:
+    """Ranges that fit the samples that choose clip the others; the step before stays."""
+    candidate, judge = judge_of(48)
+
+    def fit(start: Candidate, bench: Judge) -> Proposal | Refusal:
+        if start is candidate:
+            return Refusal("nothing to fit")
+        largest = max(float(np.abs(feed["x"]).max()) for feed in bench.choosing)
+        return ranges(largest)(start, bench)
+
+    final, (first, second) = improve(judge, candidate, [free("finer", finer), free("fitted", fit)])
+    assert first.is_kept and final.recipe.activations.calibrator.name == "minmax"
+    assert not second.is_kept and second.after < second.before and second.why.startswith("it gains -")
