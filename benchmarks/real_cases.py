@@ -168,6 +168,22 @@ class Folder:
         folder, _, file = case.file.partition("/")
         return list(self.score.feeds(folder, file))
 
+    def task_feeds(self, case: Case) -> list[Feed]:
+        """Return what the task gives to the float model, recorded; of a scorer of two models, for this one."""
+        recorders: dict[str, list[Feed]] = {}
+        plain = self.score.S
+
+        def open_recorded(file: str) -> Run:
+            recorders[file], run = _recorder(plain(file))
+            return run
+
+        self.score.S = open_recorded
+        try:
+            self._scored(case, {})
+        finally:
+            self.score.S = plain
+        return recorders[case.file]
+
     def measure(self, case: Case, replaced: dict[str, Path]) -> tuple[float, ...]:
         """Return the figures of the task, with some models replaced by other files."""
         found, kept = self._scored(case, replaced)
