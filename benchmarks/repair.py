@@ -82,10 +82,9 @@ def measure(path: Path, case: Case, recipe: str, way: str) -> Result:
             file = Path(work) / "simulated.onnx"
             onnxfq.save(result.simulation, file)
         figures = folder.measure(case, {case.file: file})
-        truth = onnxfq.evaluate(model, file, folder.task_feeds(case)[:TRUE_FEEDS])
-        return Result(
-            figures, result.evaluation.lowest_db, truth.lowest_db, result.trials, seconds, used
-        )
+        task = folder.task_feeds(case)
+        truth = onnxfq.evaluate(model, file, task[:: -(-len(task) // TRUE_FEEDS)])
+        return Result(figures, result.evaluation.lowest_db, truth.lowest_db, result.trials, seconds, used)
 
 
 def recipe_target(recipe: str) -> str:
@@ -140,7 +139,11 @@ def main() -> None:
             ]
             print(f"| {' | '.join(cells)} |", flush=True)
             for trial in got.trials if arguments.trials else ():
-                print(f"    {trial.remedy} {trial.result} {trial.figures} {trial.seconds:.1f} s {trial.why} {trial.details}"[:300])
+                print(
+                    f"    {trial.remedy} {trial.result} {trial.figures} {trial.seconds:.1f} s {trial.why} {trial.details}"[
+                        :300
+                    ]
+                )
 
 
 if __name__ == "__main__":

@@ -22,7 +22,10 @@ NODE_SECONDS = 1e-5
 """Time that an operator takes without its multiply-adds."""
 
 SESSION_SECONDS = 5e-4
-"""Time that each operator takes to open a session."""
+"""Time that each operator takes to insert quantizers and to open a session."""
+
+STAGE_SECONDS = 2.5e-3
+"""Time that each operator takes to be loaded, planned, calibrated, inserted and written."""
 
 SIMULATED = 2.0
 """Runs of the float model in the time of a run of the model with FakeQuantize nodes."""
@@ -68,9 +71,9 @@ class Work:
         """Seconds that a session takes to open."""
         return self.nodes * SESSION_SECONDS
 
-    def compare(self, samples: int) -> float:
-        """Return the seconds of comparing one candidate."""
-        return 2 * self.opening + samples * self.run * (1 + SIMULATED)
+    def compare(self, samples: int, candidates: int = 1) -> float:
+        """Return the seconds of comparing candidates with the float model."""
+        return (1 + candidates) * self.opening + samples * self.run * (1 + candidates * SIMULATED)
 
     def observe(self, samples: int | None = None) -> float:
         """Return the seconds of observing; None for all samples."""
@@ -83,7 +86,8 @@ class Work:
     @property
     def base(self) -> float:
         """Seconds of `quantize` without repair."""
-        return self.observe() + self.compare(min(self.samples, COMPARED))
+        stages = self.nodes * STAGE_SECONDS
+        return stages + self.observe() + self.compare(min(self.samples, COMPARED))
 
 
 class Budget:
@@ -93,12 +97,15 @@ class Budget:
         """Start with so many seconds."""
         self.left = seconds
 
-    def explain_refusal(self, seconds: float) -> str:
-        """Take `seconds` and return ""; if less is left, take nothing and return why."""
-        if seconds > self.left:
-            return f"it takes about {seconds:.2g} s more, beyond the budget; --repair thorough tries it"
+    def spend(self, seconds: float) -> None:
+        """Take the seconds of what is done."""
         self.left -= seconds
-        return ""
+
+    def explain_refusal(self, seconds: float, reserved: float = 0.0) -> str:
+        """Return why `seconds` cannot be spent, next to those `reserved` for others; empty if they can."""
+        if seconds + reserved <= self.left:
+            return ""
+        return f"it takes about {seconds:.2g} s more, beyond the budget; --repair thorough tries it"
 
 
 def count_weight_multiplies(candidate: Candidate) -> float:
@@ -117,9 +124,9 @@ def count_weight_multiplies(candidate: Candidate) -> float:
         outputs = shape[granularity.axis or 0] if granularity.block_size is None else 1
         size = math.prod(shape)
         inputs = size // max(outputs, 1) if outputs > 1 else max(shape, default=0)
-        total += LEAST_MULTIPLIES + 6 * inputs**3 + size * inputs
+        total += LEAST_MULTIPLIES + 4 * inputs**3 + size * inputs
     return float(total)
 
 
-LEAST_MULTIPLIES = 1 << 29
-"""Multiply-adds in the 8 ms that even a small weight takes: a graph of 2,500 small layers took 20 s."""
+LEAST_MULTIPLIES = 1 << 28
+"""Multiply-adds in the 7 ms that even a small weight takes: a graph of 2,500 small layers took 20 s."""
