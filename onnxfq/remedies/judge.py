@@ -42,6 +42,9 @@ GAINED_SHARE = 1 - 10 ** (-LEAST_GAIN_DB / 10)
 """Share of the noise that must go for a gain of LEAST_GAIN_DB."""
 
 
+NOTHING_GAINS = f"nothing gains {LEAST_GAIN_DB} dB on the samples that choose"
+
+
 def explain_gain(before_db: float, after_db: float) -> str:
     """Return why a gain is too little; empty if it is enough."""
     if after_db - before_db >= LEAST_GAIN_DB:

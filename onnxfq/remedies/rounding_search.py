@@ -83,12 +83,15 @@ def estimate(candidate: Candidate, judge: Judge) -> float:
 
 def _seconds(candidate: Candidate, judge: Judge, method: str) -> float:
     """Return the seconds of gathering moments, and of rounding by a method."""
-    passes = SEQUENTIAL_PASSES if METHODS[method].sequential else 1.0
-    return passes * (judge.work.observe() + count_weight_multiplies(candidate) / RATE)
+    once = judge.work.observe() + count_weight_multiplies(candidate) / RATE
+    if not METHODS[method].sequential:
+        return once
+    runs = len(candidate.plan.weights) * judge.work.samples
+    return 2 * once + runs * LAYER_SECONDS
 
 
-SEQUENTIAL_PASSES = 2.5
-"""Time of a sequential method in that of another: it runs both models."""
+LAYER_SECONDS = 3e-4
+"""Time of a sequential method for one layer and sample: it runs each layer of both models by itself."""
 
 
 def _has_few_bits(candidate: Candidate) -> bool:
