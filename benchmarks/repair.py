@@ -2,8 +2,8 @@
 
     python benchmarks/repair.py FOLDER [--only TEXT,TEXT] [--ways off,auto,thorough] [--recipe tensorrt-int8]
 
-FOLDER is the one of `real_models.py`. Remedies are chosen on calibration data. The figures of the tasks, and the
-true SQNR, come from the data of the task. Each model is quantized in a process of its own.
+FOLDER is the one of `real_models.py`. Remedies are chosen on calibration data. The figures of the tasks and
+the true SQNR come from the data of the task. Each model is quantized in a process of its own.
 """
 
 from __future__ import annotations

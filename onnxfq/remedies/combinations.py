@@ -43,8 +43,8 @@ def improve(
     free = [remedy for remedy in remedies if remedy.is_free]
     costly = [remedy for remedy in remedies if not remedy.is_free and not remedy.proves_itself]
     needed = [remedy for remedy in costly if not judge.explain_unneeded(candidate, remedy)]
-    later = sum(remedy.estimate(candidate, judge) for remedy in needed)
-    candidate, trials = _Combined(judge, candidate, free, later).improve()
+    judge.budget.later = sum(remedy.estimate(candidate, judge) for remedy in needed)
+    candidate, trials = _Combined(judge, candidate, free).improve()
     for remedy in remedies:
         if not remedy.is_free:
             candidate, trial = judge.better(candidate, remedy)
@@ -55,12 +55,11 @@ def improve(
 class _Combined:
     """Free remedies on one candidate."""
 
-    def __init__(self, judge: Judge, start: Candidate, remedies: Sequence[Remedy], later: float) -> None:
-        """Take the remedies, and the seconds that others need later; they get up to half of the budget."""
+    def __init__(self, judge: Judge, start: Candidate, remedies: Sequence[Remedy]) -> None:
         self._judge, self._start, self._remedies = judge, start, remedies
         self._refusals: dict[str, Refusal] = {}
         self._seconds: dict[str, float] = {}
-        self._reserved = {"": min(later, judge.budget.left / 2)}
+        self._reserved: dict[str, float] = {}
         self._paths: list[_Path] = []
         self._best = _Path(start)
 
@@ -151,7 +150,7 @@ class _Combined:
             self._reserved.pop(remedy.name, None)
             for place, (_, path) in enumerate(list(beam)):
                 seconds = remedy.estimate(path.candidate, judge) if place else 0.0
-                if place and judge.budget.explain_refusal(seconds, sum(self._reserved.values())):
+                if place and judge.budget.explain_extra(seconds, sum(self._reserved.values())):
                     continue
                 verdict = remedy.propose(path.candidate, judge)
                 if isinstance(verdict, Refusal):
