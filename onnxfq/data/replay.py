@@ -20,8 +20,8 @@ CHECK_BYTES = 64 << 20
 """Most bytes of samples that are kept from the pass, to choose by them and for the comparison at the end."""
 CHECK_SAMPLES = 128
 
-LEAST_HELD_OUT = 4
-"""Samples from which on some are unseen: of fewer none can both choose and prove."""
+LEAST_HELD_OUT = 8
+"""Samples from which on some are unseen: the ranges of fewer need them all."""
 
 FEWEST_UNSEEN, MOST_UNSEEN = 16, 64
 """Bounds of the unseen quarter: fewer samples tell little, and more cost time."""
@@ -193,8 +193,8 @@ class KeptFeeds:
 
     @property
     def is_few(self) -> bool:
-        """Whether more than a quarter of the samples is unseen, because there are few."""
-        return self._held_out * 4 > self._total
+        """Whether the samples are too few to leave any out of what the written model is made of."""
+        return self._total < 4 * FEWEST_UNSEEN
 
     def _select(self) -> Selection:
         return Selection(self.source.inputs, CHECK_BYTES, CHECK_SAMPLES, count_bytes)

@@ -155,10 +155,10 @@ class Candidate:
         round the weights, with `round_again`.
         """
         statistics, rounding, feeds = self.statistics, self.rounding, self.session.feeds
-        if statistics.whole is statistics.seen:
+        is_rounded = rounding is not None and bool(rounding.tensors)
+        if statistics.whole is statistics.seen and not (is_rounded and round_again):
             return self
         whole = GatheredStatistics(statistics.whole, statistics.whole)
-        is_rounded = rounding is not None and bool(rounding.tensors)
         weights = None if is_rounded else self.encodings.encodings
         made = Candidate.of(self.session, self.recipe, self.planned, whole, weights)
         if is_rounded and round_again and self.corrected is None and feeds is not None and feeds.is_few:

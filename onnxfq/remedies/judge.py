@@ -209,10 +209,11 @@ class Judge:
     def reported(self) -> list[Feed]:
         """The samples for the report: those that prove a promised SQNR, else those that did not judge.
 
-        They are all samples if these are few.
+        Of few samples all judge, and those that prove are reported.
         """
         split = split_samples(self.kept)
-        return list(split.proving if self.is_promised else split.unused)
+        is_few = split.unused is self.kept
+        return list(split.proving if self.is_promised or is_few else split.unused)
 
     @property
     def is_promised(self) -> bool:

@@ -28,8 +28,8 @@ class Split(NamedTuple):
 def split_samples(kept: Sequence[Feed]) -> Split:
     """Return how the kept samples choose and prove, and the samples that do neither.
 
-    With fewer than SHARED samples half choose, half prove, and the report has all. A single sample both
-    chooses and proves, which proves nothing.
+    With fewer than SHARED samples half choose, half prove, and `unused` is `kept` itself. A single sample
+    both chooses and proves, which proves nothing.
     """
     if len(kept) < 2:
         return Split(kept, kept, kept)

@@ -75,7 +75,7 @@ def test_the_unseen_samples_are_left_out(count: int, before: bool, repeats: bool
     held_out = numbers(kept.held_out())
     assert sorted(rest + held_out) == sorted([*range(count), *range(count // 2)])
     assert not set(rest) & set(held_out) and set(held_out) == set(numbers(kept.unseen))
-    assert len(kept.unseen) == min(max(len(x) // 4, 4), MOST_UNSEEN, count // 2)
+    assert len(kept.unseen) == min(max(len(x) // 4, 16), MOST_UNSEEN, count // 2)
     if repeats:
         assert sorted(numbers(kept.rest())) == sorted(rest) == sorted(numbers(kept.again()))
 

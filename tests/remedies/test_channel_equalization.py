@@ -277,7 +277,7 @@ def test_only_the_group_that_does_harm_is_left(monkeypatch: pytest.MonkeyPatch) 
     ] * 6
     samples = [{"x": one["x"] + np.float32(n) / 1024, "u": one["u"].copy()} for n, one in enumerate(samples)]
     count = len(samples)
-    split = split_samples(range(min(count // 4, MOST_UNSEEN)))
+    split = split_samples(range(min(max(count // 4, 16), MOST_UNSEEN, count // 2)))
     for number in (*split.choosing, *split.proving):
         samples[number]["u"][..., 0] *= 60.0
     assert len(split.unused) >= 4

@@ -9,17 +9,20 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, weights
+from onnx import numpy_helper
 
 from onnxfq.documents.trial import trial_lines
+from onnxfq.remedies import combinations
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.combinations import improve
 from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.registry import REMEDIES
+from onnxfq.remedies.round_weights import Rounding, round_weights
 from onnxfq.remedies.samples import CHOOSING, PROVING, SHARED, split_samples
 from onnxfq.remedies.work import Budget
 from onnxfq.runtime.session import Session
 from onnxfq.stages.inputs import open_inputs
-from onnxfq.stages.options import QuantizeOptions
+from onnxfq.stages.options import QuantizeOptions, open_feeds
 from onnxfq.targets.recipes import load_recipe
 
 RECIPE = load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
@@ -150,6 +153,57 @@ def test_remedies_follow_each_other() -> None:
     assert starts[0] is candidate and starts[1] is final
 
 
+@pytest.mark.parametrize(
+    "gain, free_is_kept, other_is_kept", [(0.2, False, False), (0.3, True, False), (0.6, True, True)]
+)
+def test_what_costs_nothing_needs_half_of_the_gain(
+    monkeypatch: pytest.MonkeyPatch, gain: float, free_is_kept: bool, other_is_kept: bool
+) -> None:
+    """Both kinds gain enough on the samples that choose; the few that prove are noisy."""
+    candidate, judge = judge_of(24)
+    other = candidate.with_recipe(COARSE)
+    monkeypatch.setattr(
+        Judge, "score", lambda self, some, feeds: [gain if one is other else 0.0 for one in some]
+    )
+    costly = always(lambda start, bench: Proposal(other))
+    for remedy, is_kept in ((costly, other_is_kept), (replace(costly, is_free=True), free_is_kept)):
+        kept, trial = judge.better(candidate, remedy)
+        assert (kept is other) is trial.is_kept is is_kept
+
+
+def test_the_next_best_may_be_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best on the samples that choose lose on those that prove; the third is kept, no fourth is asked."""
+    candidate, judge = judge_of(48)
+    proving = split_samples(judge.kept).proving
+    made = {name: candidate.with_recipe(COARSE) for name in "abcd"}
+    chosen_db, proven_db = (
+        {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0},
+        {"a": -1.0, "b": -1.0, "c": 1.0, "d": 1.0},
+    )
+    asked: list[str] = []
+
+    def score(self: Judge, some, feeds) -> list[float]:
+        names = {id(one): name for name, one in made.items()}
+        of = proven_db if feeds[0] is proving[0] else chosen_db
+        asked.extend(names[id(one)] for one in some if id(one) in names and of is proven_db)
+        return [of[names[id(one)]] if id(one) in names else 0.0 for one in some]
+
+    monkeypatch.setattr(Judge, "score", score)
+    monkeypatch.setattr(combinations, "BEAM", 8)  # so that each remedy is tried alone
+    remedies = [
+        free(
+            name,
+            lambda start, bench, name=name: Proposal(made[name]) if start is candidate else Refusal("no"),
+        )
+        for name in "abcd"
+    ]
+    final, trials = improve(judge, candidate, remedies)
+    assert final is made["c"] and [trial.is_kept for trial in trials] == [False, False, True, False]
+    assert "d" not in asked
+    proven_db["c"] = -1.0
+    assert improve(judge, candidate, remedies)[0] is candidate
+
+
 def free(name: str, propose, seconds: float = 0.0) -> Remedy:
     """Return a remedy that costs nothing at run time, and takes `seconds` to try."""
     return Remedy(name, lambda *_: "", propose, is_free=True, estimate=lambda *_: seconds)
@@ -208,7 +262,7 @@ def test_nothing_is_tried_where_repair_is_off() -> None:
     assert improve(judge, candidate, [asked])[1][0].is_kept
 
 
-@pytest.mark.parametrize("count", [5, 8, 40, 300])
+@pytest.mark.parametrize("count", [3, 5, 8, 40, 300])
 def test_unseen_samples_give_no_ranges(count: int) -> None:
     """The candidate that is judged has the ranges of the other samples; the completed one has all."""
     x = np.random.default_rng(count).normal(size=(count, 16)).astype(np.float32)
@@ -216,12 +270,38 @@ def test_unseen_samples_give_no_ranges(count: int) -> None:
     recipe = RECIPE.override(activations={"calibrator": "minmax"})
     candidate = build_candidate(open_inputs(network(), {"x": x}, recipe, options), recipe, Sources(), options)
     unseen = np.concatenate([feed["x"] for feed in candidate.session.feeds.unseen] or [x[:0]])
-    assert len(unseen) == (0 if count < 8 else min(max(count // 4, 4), 64))
+    assert len(unseen) == {3: 0, 5: 0, 8: 4, 40: 16, 300: 64}[count]
     rest = np.asarray([row for row in x if row.tobytes() not in {one.tobytes() for one in unseen}])
     assert len(rest) + len(unseen) == count
-    for one, rows in ((candidate, rest), (candidate.with_all_samples(), x)):
+    for one, rows in ((candidate, rest), (candidate.with_all_samples(options, round_again=False), x)):
         scale = max(-rows.min() / np.float32(128), rows.max() / np.float32(127))
         assert float(one.encodings["x"].scale_array) == pytest.approx(float(scale), rel=1e-6)  # float32
+
+
+@pytest.mark.parametrize("count, is_few", [(40, True), (80, False)])
+def test_all_of_few_samples_round_the_weights(count: int, is_few: bool) -> None:
+    """Half of them would waste what they tell; of many, the weights stay as they were judged."""
+    x = np.random.default_rng(count).normal(size=(count, 16)).astype(np.float32)
+    recipe = load_recipe("tensorrt-int8-weights").override(weights={"rounding": "gptq", "qtype": "int3"})
+    recipe = recipe.model_copy(update={"target": "simulation"})
+    options = QuantizeOptions(batch=1)
+    session = open_inputs(network(), {"x": x}, recipe, options)
+    judged = build_candidate(session, recipe, Sources(), options)
+    complete = judged.with_all_samples(options, round_again=True)
+    by_all = round_weights(
+        session.model,
+        complete.plan,
+        Candidate.of(session, recipe, complete.planned, complete.statistics).encodings,
+        open_feeds(session.model.proto, {"x": x}),
+    )
+    assert _rounded(by_all) != _rounded(judged)
+    assert _rounded(complete) == _rounded(by_all if is_few else judged)
+    assert _rounded(judged.with_all_samples(options, round_again=False)) == _rounded(judged)
+
+
+def _rounded(one: Candidate | Rounding) -> bytes:
+    rounding = one.rounding if isinstance(one, Candidate) else one
+    return numpy_helper.to_array(rounding.tensors["w"]).tobytes()
 
 
 def test_names_are_unique() -> None:
