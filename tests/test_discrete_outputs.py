@@ -167,7 +167,7 @@ def test_every_kind_is_compared(kind: str, tmp_path: Path) -> None:
     assert {v.name for v in model.graph.output} <= {
         one.output for one in (*candidate.outputs, *candidate.shares)
     }
-    assert candidate.worst is not None and 25 < candidate.worst.sqnr_db < 60
+    assert candidate.worst is not None and 20 < candidate.worst.sqnr_db < 60
     first = quantize_summary(result).splitlines()[0]
     assert first.startswith("SQNR ") and " dB at " in first and " inf " not in quantize_summary(result)
     assert all(f"{share.output!r}" not in first.partition(", which gives")[0] for share in candidate.shares)

@@ -96,7 +96,9 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
     for worst in (candidate.worst for candidate in last):
         among = "" if len(outputs) == 1 else f", the worst of {len(outputs)} {kind}"
         verdict = "SQNR       of no output: none comes from floats that are quantized"
-        verdict = verdict if worst is None else f"SQNR       {worst}{among}"
+        if worst is not None:
+            about, where = ("about ", ", on unseen samples") if _is_unseen(result) else ("", "")
+            verdict = f"SQNR       {about}{worst}{among}{where}"
     shares = [f"same       {share.output!r}: {share}" for candidate in last for share in candidate.shares]
     lines = [verdict, *shares, *_plan_lines(result.plan)]
     if sizes is not None:

@@ -162,7 +162,8 @@ def test_probabilities_decide_and_logits_are_told() -> None:
     assert (logits.output, logits.part, logits.decides) == ("y", "logits 'b'", False)
     assert [one.output for one in candidate.judging] == ["y"] and candidate.worst == candidate.outputs[0]
     assert "y, logits 'b'" in quantize_summary(result)
-    assert quantize_summary(result).startswith(f"SQNR       {candidate.outputs[0].figure} at 'y'\n")
+    first = quantize_summary(result).splitlines()[0]
+    assert first == f"SQNR       about {candidate.outputs[0].figure} at 'y', on unseen samples"
 
 
 def test_state_decides_nothing() -> None:
