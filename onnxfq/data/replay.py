@@ -1,7 +1,7 @@
 """Replay of feeds from a single pass: the first feed in advance, and some samples for what is chosen by runs.
 
-The samples of least digest are kept. Neither the order of the data nor its batches decide which they are. Of
-a stream runs of samples are kept, because each sample has the state that the one before has left.
+The samples of least digest are kept. Neither the order of the data nor its batches decide which they are.
+Runs of samples are kept if the data is a stream: each sample has the state that the one before leaves.
 """
 
 from __future__ import annotations
@@ -28,8 +28,15 @@ LEAST_HELD_OUT = 8
 FEWEST_UNSEEN, MOST_UNSEEN = 4, 64
 """Bounds of the unseen quarter: fewer samples tell little, and more cost time."""
 
-RUN = 8
-"""Consecutive feeds of a stream that are kept or left together: errors of the state add up over a run."""
+RUN = 32
+"""Consecutive samples of a stream that are kept or left together: errors of the state add up over a run."""
+
+PER_STREAM = 4
+"""Factor of CHECK_SAMPLES and MOST_UNSEEN for a stream: neighbours tell nearly the same."""
+
+
+class StreamSamples(list[Feed]):
+    """Samples of a stream, run by run."""
 
 
 class KeptFeeds:
@@ -37,7 +44,7 @@ class KeptFeeds:
 
     Attributes:
         source: the feeds.
-        is_stream: whether RUN consecutive samples are kept together; set it before a pass.
+        is_stream: whether runs of consecutive samples are kept together; set it before a pass.
         feeds: the selected samples, after a pass; of data that is read once only, all that can be read again.
         unseen: as many of them, those of least digest, as `rest` has left out; none before.
     """
@@ -54,12 +61,14 @@ class KeptFeeds:
     @property
     def unseen(self) -> list[Feed]:
         """See the class."""
-        return self.feeds[: self._held_out]
+        feeds = self.feeds
+        return type(feeds)(feeds[: self._held_out])
 
     @property
     def feeds(self) -> list[Feed]:
         """See the class."""
-        return self._selection.samples
+        found = self._selection.samples
+        return StreamSamples(found) if self.is_stream else found
 
     def rest(self) -> Iterable[Feed]:
         """Return a pass over all feeds but a quarter of the samples, which are `unseen` from its end on.
@@ -96,7 +105,8 @@ class KeptFeeds:
     def hold_out(self) -> None:
         """Decide, after a pass, how many are unseen: a quarter, and at most half of the different ones."""
         if self._total >= LEAST_HELD_OUT:
-            share = min(max(self._total // 4, FEWEST_UNSEEN), MOST_UNSEEN)
+            most = MOST_UNSEEN * (PER_STREAM if self.is_stream else 1)
+            share = min(max(self._total // 4, FEWEST_UNSEEN), most)
             self._held_out = min(share, len(self.feeds) // 2)
 
     def again(self, held_out: Sequence[Feed] = ()) -> Iterable[Feed]:
@@ -140,8 +150,8 @@ class KeptFeeds:
         return self.feeds[self._held_out :][:count]
 
     def _select(self) -> Selection:
-        length = RUN if self.is_stream else 1
-        return Selection(self.source.inputs, CHECK_BYTES, CHECK_SAMPLES, count_bytes, length)
+        length, times = (RUN, PER_STREAM) if self.is_stream else (1, 1)
+        return Selection(self.source.inputs, CHECK_BYTES, times * CHECK_SAMPLES, count_bytes, length)
 
     def _read_ahead(self, count: int) -> list[Feed]:
         """Return up to `count` feeds, or CHECK_BYTES of them; the next pass still yields them."""

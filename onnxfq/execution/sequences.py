@@ -67,7 +67,7 @@ class FedBack:
 
 
 def is_continued(left: object, taken: NDArray[Any]) -> bool:
-    """Tell whether `taken`, the state of a feed, is what was `left` by the one before, but for rounding.
+    """Tell whether `taken`, the state of a feed, is `left` from the one before, apart from rounding.
 
     The data may come from another runtime, whose sums round otherwise. Half of the digits of the type of
     the state are those that roundings of a network leave alone; states of other feeds differ in the first.

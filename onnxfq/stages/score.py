@@ -46,8 +46,7 @@ def score_models(
     have the share of equal elements. Floats are left out for a feed on which they have another size along
     an axis that the reference leaves open, such as the boxes of a detector.
 
-    Where a feed has the state that the reference leaves on the feed before, a candidate takes the state that
-    it has left there itself.
+    A candidate takes the state that it left on the feed before, if the feed has what the reference left.
 
     Args:
         reference: the float model.
