@@ -8,7 +8,6 @@ from __future__ import annotations
 from onnxfq.calibration.calibrators.best_error import METHODS
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
-from onnxfq.remedies.samples import CHOOSING
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
@@ -40,7 +39,7 @@ def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Refusal
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
     """Return the seconds of comparing the calibrators."""
-    return len(METHODS) * judge.work.compare(CHOOSING)
+    return len(METHODS) * judge.work.compare()
 
 
 CALIBRATOR = Remedy("calibrator", explain_unneeded, search_calibrators, is_free=True, estimate=estimate)

@@ -14,7 +14,6 @@ from onnxfq.graph.model import Model
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.equalize import Equalized, equalize
 from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
-from onnxfq.remedies.samples import CHOOSING
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.observe import collect_statistics
@@ -98,7 +97,7 @@ def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 def estimate(candidate: Candidate, judge: Judge) -> float:
     """Return the seconds of comparing the model as it is and whole, and of observing it again."""
     return judge.work.observe() + 2 * (
-        judge.work.observe(min(SAMPLES, judge.work.samples)) + judge.work.compare(CHOOSING)
+        judge.work.observe(min(SAMPLES, judge.work.samples)) + judge.work.compare()
     )
 
 
@@ -196,9 +195,7 @@ class _Search:
         if self.judge.start.recipe.channel_methods.confirmed:
             return ""
         work = self.judge.work
-        return self.judge.budget.explain_refusal(
-            work.observe(min(SAMPLES, work.samples)) + work.compare(CHOOSING)
-        )
+        return self.judge.budget.explain_refusal(work.observe(min(SAMPLES, work.samples)) + work.compare())
 
     def _measure(self, equalized: Equalized, trials: list[FactorTrial]) -> float:
         """Return the SQNR in dB of the quantized model whose ranges the given samples tell."""

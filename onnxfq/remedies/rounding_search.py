@@ -11,7 +11,6 @@ from onnxfq.documents.scores import Evaluation
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import GAINED_SHARE, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.round_weights import round_given
-from onnxfq.remedies.samples import CHOOSING
 from onnxfq.remedies.work import RATE, count_weight_multiplies
 
 ROUNDINGS = ("gptq", "qronos")
@@ -75,7 +74,7 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 def estimate(candidate: Candidate, judge: Judge) -> float:
     """Return the seconds of gathering moments, rounding by each method, and comparing."""
     work = judge.work
-    once = count_weight_multiplies(candidate) / RATE + 2 * work.observe() + work.compare(CHOOSING)
+    once = count_weight_multiplies(candidate) / RATE + 2 * work.observe() + work.compare()
     return len(ROUNDINGS) * once
 
 

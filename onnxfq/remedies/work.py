@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.remedies.layer_costs import measure_costs
+from onnxfq.remedies.samples import CHOOSING, split_samples
 
 if TYPE_CHECKING:
     from onnxfq.remedies.candidate import Candidate
@@ -45,11 +46,13 @@ class Work:
         nodes: operators.
         run: seconds of the float model on one sample.
         samples: of the data.
+        choosing: samples by which remedies are chosen, at least CHOOSING.
     """
 
     nodes: int
     run: float
     samples: int
+    choosing: int = CHOOSING
 
     @staticmethod
     def of(candidate: Candidate) -> Work:
@@ -61,16 +64,18 @@ class Work:
         costs = measure_costs(session.model.proto, candidate.plan, session.kept[0])
         multiplies = sum(costs.products.values())
         samples = max(candidate.statistics.whole.data.samples, len(session.kept))
-        return Work(nodes, multiplies / RATE + nodes * NODE_SECONDS, samples)
+        choosing = max(CHOOSING, len(split_samples(session.kept).choosing))
+        return Work(nodes, multiplies / RATE + nodes * NODE_SECONDS, samples, choosing)
 
     @property
     def opening(self) -> float:
         """Seconds that a session takes to open."""
         return self.nodes * SESSION_SECONDS
 
-    def compare(self, samples: int) -> float:
-        """Return the seconds of comparing one candidate."""
-        return 2 * self.opening + samples * self.run * (1 + SIMULATED)
+    def compare(self, samples: int | None = None) -> float:
+        """Return the seconds of comparing one candidate; None for the samples that choose."""
+        count = self.choosing if samples is None else samples
+        return 2 * self.opening + count * self.run * (1 + SIMULATED)
 
     def observe(self, samples: int | None = None) -> float:
         """Return the seconds of observing; None for all samples."""
