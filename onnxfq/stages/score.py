@@ -140,7 +140,9 @@ def score_models(
 def _describe_run(lengths: Sequence[int]) -> str:
     """Return how a state was given to candidates, for sequences of these lengths; "" without feeds."""
     if max(lengths, default=0) > 1:
-        return f"; sequences of up to {max(lengths)} feeds were run, state fed back"
+        total = sum(lengths)
+        given = f"state fed back to {total - len(lengths)} of {total} feeds"
+        return f"; sequences of up to {max(lengths)} feeds were run, {given}"
     return "; no feed has the state that the one before leaves, and frames were compared" if lengths else ""
 
 
