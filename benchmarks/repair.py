@@ -27,9 +27,6 @@ from onnxfq.documents.trial import Trial
 TRUE_FEEDS = 64
 """Most samples of the task that tell the true SQNR."""
 
-STREAM_FEEDS = 2000
-"""The same where state is fed back: a recording begins with silence."""
-
 HEADER = [
     "model",
     "metric",
@@ -85,11 +82,11 @@ def measure(path: Path, case: Case, recipe: str, way: str) -> Result:
             file = Path(work) / "simulated.onnx"
             onnxfq.save(result.simulation, file)
         figures = folder.measure(case, {case.file: file})
-        most = STREAM_FEEDS if case.file in (SILERO, *DTLN) else TRUE_FEEDS
-        truth = onnxfq.evaluate(model, file, folder.task_feeds(case)[:most])
-        return Result(
-            figures, result.evaluation.lowest_db, truth.lowest_db, result.trials, seconds, used
-        )
+        task = folder.task_feeds(case)
+        # A stream is taken as it is, and other data at equal distances.
+        step = 1 if case.file in (SILERO, *DTLN) else -(-len(task) // TRUE_FEEDS)
+        truth = onnxfq.evaluate(model, file, task[::step])
+        return Result(figures, result.evaluation.lowest_db, truth.lowest_db, result.trials, seconds, used)
 
 
 def recipe_target(recipe: str) -> str:
@@ -144,7 +141,11 @@ def main() -> None:
             ]
             print(f"| {' | '.join(cells)} |", flush=True)
             for trial in got.trials if arguments.trials else ():
-                print(f"    {trial.remedy} {trial.result} {trial.figures} {trial.seconds:.1f} s {trial.why} {trial.details}"[:300])
+                print(
+                    f"    {trial.remedy} {trial.result} {trial.figures} {trial.seconds:.1f} s {trial.why} {trial.details}"[
+                        :300
+                    ]
+                )
 
 
 if __name__ == "__main__":

@@ -189,14 +189,14 @@ def quantize(
     warn_zeroed_values(session.model, candidate.plan, candidate.statistics.whole, forms.encodings)
     write_model(forms.qdq, output, candidate.session.kept, options.threads)
     clock.lap("write")
-    return _join_result(candidate, forms, trials, clock)
+    return _join_result(candidate, forms, trials, judge, clock)
 
 
 def _join_result(
-    candidate: Candidate, forms: Forms, trials: tuple[Trial, ...], clock: Clock
+    candidate: Candidate, forms: Forms, trials: tuple[Trial, ...], judge: Judge, clock: Clock
 ) -> QuantizeResult:
     session = candidate.session
-    notes = describe_forms(candidate, forms)
+    notes = describe_forms(candidate, forms, judge)
     return QuantizeResult(
         staged=replace(session.model, notes=(*session.model.notes, *notes)) if notes else session.model,
         recipe=candidate.recipe,

@@ -22,8 +22,8 @@ Exponents = NDArray[np.int64]
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Shares of the difference between channels that weights take over from activations."""
 
-_MOST_WORK, _LEAST_WORK = 1 << 24, 1 << 14
-"""Elements of weights that the steps of a group's channels may read, a quarter of a second.
+_MOST_WORK, _LEAST_WORK = 1 << 22, 1 << 14
+"""Elements of weights that the steps of a group's channels may read, a sixteenth of a second.
 
 The second are those that take as long to read as a call takes to start."""
 

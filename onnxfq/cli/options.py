@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -185,12 +185,17 @@ class Accuracy:
     ] = FLOAT
 
     @property
+    def is_promised(self) -> bool:
+        """Whether any option of a promise is given."""
+        options = (self.min_sqnr, self.max_drop, self.labels, self.metric, self.weight_bits)
+        return any(one is not None for one in options)
+
+    @property
     def promise(self) -> AccuracyTarget | None:
         """The promise; None without one. Raises DataError for options that do not go together."""
         from onnxfq.remedies.accuracy_target import AccuracyTarget
 
-        options = (self.min_sqnr, self.max_drop, self.labels, self.metric, self.weight_bits)
-        if all(one is None for one in options):
+        if not self.is_promised:
             if self.fallback != FLOAT:
                 raise typer.BadParameter(
                     "--fallback has no effect without a promise; give --min-sqnr, --max-drop or "
@@ -202,11 +207,24 @@ class Accuracy:
         )
 
 
-def _read_promise(accuracy: Annotated[Accuracy, OptionGroup(Accuracy)]) -> AccuracyTarget | None:
-    return accuracy.promise
+def _read_promise(
+    accuracy: Annotated[Accuracy, OptionGroup(Accuracy)],
+    gpu: Annotated[
+        str | None,
+        _promise(
+            metavar="SM",
+            help="Let repair use formats of GPUs from this compute capability on; 8.9 has float8.",
+        ),
+    ] = None,
+) -> AccuracyTarget:
+    from onnxfq.remedies.accuracy_target import AccuracyTarget
+
+    promise = accuracy.promise if accuracy.is_promised else AccuracyTarget(fallback=accuracy.fallback)
+    assert promise is not None
+    return replace(promise, gpu=gpu)
 
 
-PromiseOptions = Annotated["AccuracyTarget | None", OptionGroup(_read_promise)]
+PromiseOptions = Annotated["AccuracyTarget", OptionGroup(_read_promise)]
 AccuracyOptions = Annotated[Accuracy, OptionGroup(Accuracy, weight_bits=None)]
 
 

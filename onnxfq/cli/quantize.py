@@ -100,7 +100,6 @@ def quantize(
     from onnxfq import pipeline
     from onnxfq.documents.cast_plan import FloatOptions
     from onnxfq.graph.io.data_paths import model_bytes
-    from onnxfq.remedies.accuracy_target import AccuracyTarget
     from onnxfq.remedies.candidate import Sources
     from onnxfq.report.record import quantize_record
     from onnxfq.report.text import quantize_summary
@@ -121,7 +120,7 @@ def quantize(
             output,
             recipe=chosen,
             sources=Sources(statistics, moments, encodings, uncalibrated),
-            accuracy=replace(promise or AccuracyTarget(), repair=wanted),
+            accuracy=replace(promise, repair=wanted),
             options=replace(
                 QuantizeOptions.of(options),
                 floats=FloatOptions(float_type, float_io),

@@ -34,6 +34,7 @@ class GroupNoise(Record):
         metric_rest: the same with all groups but this one quantized; None where it was not measured.
         multiplies: share of the model's multiply-adds in these nodes, 0 to 1; None if shapes are unknown.
         weight_bytes: share of the bytes of quantized weights.
+        price: share of the time of all groups, in multiply-adds and starts of kernels.
     """
 
     tensors: tuple[str, ...]
@@ -46,11 +47,7 @@ class GroupNoise(Record):
     metric_rest: float | None = None
     multiplies: Amount | None = None
     weight_bytes: Amount = 0.0
-
-    @property
-    def cost(self) -> float:
-        """Share of the multiply-adds, or of the weights' bytes where these are unknown."""
-        return self.weight_bytes if self.multiplies is None else self.multiplies
+    price: Amount = 0.0
 
     @property
     def alone_db(self) -> float:
@@ -149,19 +146,16 @@ class Sensitivity(Record):
         return ratio_db(1.0, self.noise)
 
     def by_gain(self, by_metric: bool = False) -> list[int]:
-        """Return the places of the groups by their noise for their cost, the best first.
+        """Return the places of the groups by their noise for their price, the best first.
 
-        The cost is the share of the multiply-adds, or of the weights where these are unknown, plus the share
-        of one group in their number: a layer in float also ends a fusion. With `by_metric`, groups with a
-        clear drop of the metric come first, by their drop for their cost.
+        With `by_metric`, groups with a clear drop of the metric come first, by their drop for their price.
         """
-        each = 1 / len(self.groups) if self.groups else 0.0
         metric = self.metric if by_metric else None
 
         def gain(at: int) -> tuple[float, float]:
             group = self.groups[at]
-            cost = group.cost + each
-            return (0.0 if metric is None else metric.clear_drop(group.metric)) / cost, group.noise / cost
+            price = group.price or 1.0 / len(self.groups)
+            return (0.0 if metric is None else metric.clear_drop(group.metric)) / price, group.noise / price
 
         return sorted(range(len(self.groups)), key=gain, reverse=True)
 

@@ -15,9 +15,7 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     scheme = candidate.recipe.activations
     if scheme is None or scheme.dynamic or scheme.calibrator.name != "best_error":
         return "the recipe names a calibrator, or observes nothing"
-    if judge.sources.encodings is not None:
-        return "encodings of another tool are used as they are"
-    return judge.explain_sound_unless_thorough(candidate)
+    return "encodings of another tool are used as they are" if judge.sources.encodings is not None else ""
 
 
 def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
@@ -39,7 +37,7 @@ def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Refusal
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
     """Return the seconds of comparing the calibrators."""
-    return len(METHODS) * judge.work.compare()
+    return judge.compare_choosing(1 + len(METHODS))
 
 
 CALIBRATOR = Remedy("calibrator", explain_unneeded, search_calibrators, is_free=True, estimate=estimate)

@@ -38,7 +38,10 @@ def improve(
 ) -> tuple[Candidate, tuple[Trial, ...]]:
     """Return what is left of `candidate` after all remedies in this order, and their trials."""
     free = [remedy for remedy in remedies if remedy.is_free]
-    candidate, trials = _Combined(judge, candidate, free).improve()
+    costly = [remedy for remedy in remedies if not remedy.is_free and not remedy.proves_itself]
+    needed = [remedy for remedy in costly if not judge.explain_unneeded(candidate, remedy)]
+    later = sum(remedy.estimate(candidate, judge) for remedy in needed)
+    candidate, trials = _Combined(judge, candidate, free, later).improve()
     for remedy in remedies:
         if not remedy.is_free:
             candidate, trial = judge.better(candidate, remedy)
@@ -49,10 +52,12 @@ def improve(
 class _Combined:
     """Free remedies on one candidate."""
 
-    def __init__(self, judge: Judge, start: Candidate, remedies: Sequence[Remedy]) -> None:
+    def __init__(self, judge: Judge, start: Candidate, remedies: Sequence[Remedy], later: float) -> None:
+        """Take the remedies, and the seconds that others need later; they get up to half of the budget."""
         self._judge, self._start, self._remedies = judge, start, remedies
         self._refusals: dict[str, Refusal] = {}
         self._seconds: dict[str, float] = {}
+        self._reserved = {"": min(later, judge.budget.left / 2)}
         self._best = _Path(start)
 
     def improve(self) -> tuple[Candidate, list[Trial]]:
@@ -63,10 +68,13 @@ class _Combined:
         # A recipe that asks for a remedy gets it.
         unasked = [remedy for remedy in asked if not remedy.is_asked(start.recipe)]
         costs = {remedy.name: remedy.estimate(start, judge) for remedy in unasked}
-        for name in sorted(costs, key=costs.__getitem__):  # the cheapest first
-            why = judge.budget.explain_refusal(costs[name])
+        last = {remedy.name for remedy in unasked if remedy.comes_last and judge.explain_sound(start)}
+        for name in sorted(costs, key=lambda name: (name in last, costs[name])):  # the cheapest first
+            why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()))
             if why:
                 self._refusals[name] = Refusal(why)
+            else:
+                self._reserved[name] = costs[name]
         affordable = [remedy for remedy in asked if remedy.name not in self._refusals]
         kept, whole = start, None
         if affordable:
@@ -125,8 +133,10 @@ class _Combined:
         beam = [(start_db, _Path(start))]
         for remedy in remedies:
             begun = perf_counter()
+            self._reserved.pop(remedy.name, None)
             for place, (_, path) in enumerate(list(beam)):
-                if place and judge.budget.explain_refusal(remedy.estimate(path.candidate, judge)):
+                seconds = remedy.estimate(path.candidate, judge) if place else 0.0
+                if place and judge.budget.explain_refusal(seconds, sum(self._reserved.values())):
                     continue
                 verdict = remedy.propose(path.candidate, judge)
                 if isinstance(verdict, Refusal):

@@ -121,13 +121,8 @@ def equalize(
         ranked: the same model with ranks that only a run finds.
     """
     shaped = model if ranked is None else ranked
-    outside: frozenset[str] = frozenset()
     wanted = {name for name in ("cross_layer", "smooth") if getattr(methods, name)}
-    if methods.smooth and feeds:
-        # Only a new Mul can scale the tensors without free factors; an input is better scaled by its user.
-        inputs = {value.name for value in model.proto.graph.input}
-        outside = frozenset(analyze_channels(shaped).blocked).difference(inputs)
-    analysis = analyze_channels(shaped, outside)
+    analysis = _analyze(shaped, bool(methods.smooth and feeds))
     groups = [group for group in analysis.groups if _method(group) in wanted]
     moments = observe_channels(model, groups, feeds, threads) if feeds else {}
     chooser = _Chooser(model, plan, methods, moments)
@@ -140,6 +135,19 @@ def equalize(
             break
     found = [chooser.choose(group, exponents, steps=True) for group in groups]
     return Equalized(model, analysis, tuple(groups), exponents, tuple(found)).without_inexact()
+
+
+def find_groups(ranked: Model, method: Method) -> list[ChannelGroup]:
+    """Return the groups of channels whose factors `method` would choose with data."""
+    return [group for group in _analyze(ranked, method == "smooth").groups if _method(group) == method]
+
+
+def _analyze(ranked: Model, with_new_nodes: bool) -> Analysis:
+    """Return the channels of a model; only a new Mul can scale the tensors without free factors."""
+    if not with_new_nodes:
+        return analyze_channels(ranked)
+    inputs = {value.name for value in ranked.proto.graph.input}  # better scaled by their user
+    return analyze_channels(ranked, frozenset(analyze_channels(ranked).blocked).difference(inputs))
 
 
 _WEIGHTED = WEIGHTED_INPUTS.keys() | {"BatchNormalization"}  # its statistics are constants too

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import METHODS, Equalization, FactorTrial, Method
@@ -12,7 +13,7 @@ from onnxfq.errors import DataError
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
-from onnxfq.remedies.equalize import Equalized, equalize
+from onnxfq.remedies.equalize import Equalized, equalize, find_groups
 from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.inputs import QuantizeSession
@@ -23,6 +24,15 @@ from onnxfq.stages.statistics_source import GatheredStatistics
 
 SAMPLES = 64
 """Most samples that give the ranges of channels."""
+
+RANGED = 16
+"""Most samples that give the ranges of tensors while sets of factors are compared."""
+
+FACTOR_SECONDS = 0.05
+"""Time of choosing the factors of a group of channels."""
+
+HOPELESS_DB = 3.0
+"""Loss in dB of all factors together, from which on no part of them is tried: twice the noise."""
 
 USELESS = "the outputs on some samples gain too little"
 HARMFUL = "the outputs on some samples are better without it"
@@ -68,9 +78,7 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return "the recipe changes channels by name"
     if _explain_lack(judge.sources) or judge.sources.moments is not None:
         return "statistics, moments or encodings of the model as it is are given"
-    if feeds is None or not feeds.source.repeats:
-        return "the data cannot be read again"
-    return judge.explain_sound_unless_thorough(candidate)
+    return "" if feeds is not None and feeds.source.repeats else "the data cannot be read again"
 
 
 def explain_unneeded_smoothing(candidate: Candidate, judge: Judge) -> str:
@@ -94,11 +102,19 @@ def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     return search_factors(replace(candidate, recipe=named), judge)
 
 
-def estimate(candidate: Candidate, judge: Judge) -> float:
-    """Return the seconds of comparing the model as it is and whole, and of observing it again."""
-    return judge.work.observe() + 2 * (
-        judge.work.observe(min(SAMPLES, judge.work.samples)) + judge.work.compare()
-    )
+def estimate(candidate: Candidate, judge: Judge, method: Method = "cross_layer") -> float:
+    """Return the seconds of choosing factors, comparing with and without, and observing all samples again."""
+    groups = len(find_groups(candidate.session.ranked, method))
+    if not groups:
+        return 0.0
+    work = judge.work
+    factors = FACTOR_SECONDS * groups + work.observe(min(SAMPLES, work.samples))
+    return factors + 2 * _measuring_seconds(judge) + work.observe()
+
+
+def _measuring_seconds(judge: Judge) -> float:
+    """Return the seconds of comparing one set of factors."""
+    return judge.work.observe(min(RANGED, judge.work.samples)) + judge.compare_choosing(1)
 
 
 def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
@@ -121,6 +137,7 @@ def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         evidence = Equalization(groups=(*before, *equalized.groups), trials=tuple(trials))
         if not equalized.changed:
             return Refusal("no method gains enough", evidence.lines()[1:], evidence)  # the first says so
+        judge.budget.spend(judge.work.observe())
         smoothed = build_candidate(
             _with_model(session, equalized, feeds), recipe, judge.sources, judge.options, evidence
         )
@@ -153,7 +170,11 @@ class _Search:
         session = self.session
         ranked = with_run_ranks(session.ranked, feeds[0], everywhere=True) if feeds else session.ranked
         plan = plan_encodings(session.ranked, self.recipe).plan
-        return equalize(session.model, plan, methods, feeds, self.options.threads, ranked)
+        equalized = equalize(session.model, plan, methods, feeds, self.options.threads, ranked)
+        if self.judge is not None and equalized.groups:
+            factors = FACTOR_SECONDS * len(equalized.groups)
+            self.judge.budget.spend(factors + self.judge.work.observe(len(feeds)))
+        return equalized
 
     def confirm(self, methods: ChannelMethods) -> tuple[Equalized, list[FactorTrial]]:
         """Return the factors of `methods` without the groups that are found harmful, and the trials."""
@@ -163,9 +184,10 @@ class _Search:
         if not asked or not self.session.judged.deciding:
             return plain, []
         trials: list[FactorTrial] = []
-        least = self._measure(plain, trials) + LEAST_GAIN_DB
+        plain_db = self._measure(plain, trials)
+        least = plain_db + LEAST_GAIN_DB
         reached = self._measure(equalized, trials)
-        for method in METHODS:
+        for method in METHODS if reached > plain_db - HOPELESS_DB else ():
             names = [group.tensor for group in asked if group.method == method]
             for part in _halves(names) or [names] * (0 < len(names) < len(asked)):
                 equalized, reached = self._narrow(equalized, part, reached, trials)
@@ -187,23 +209,22 @@ class _Search:
         return best, reached
 
     def _explain_refusal(self) -> str:
-        """Take the time of one more measurement from the budget; return why it has none.
-
-        A recipe that asks for the factors has no budget.
-        """
+        """Return why no further set of factors is compared; a recipe that asks for them has no budget."""
         assert self.judge is not None
         if self.judge.start.recipe.channel_methods.confirmed:
             return ""
-        work = self.judge.work
-        return self.judge.budget.explain_refusal(work.observe(min(SAMPLES, work.samples)) + work.compare())
+        rest = self.judge.work.observe()  # of the result, with all samples
+        return self.judge.budget.explain_refusal(_measuring_seconds(self.judge) + rest)
 
     def _measure(self, equalized: Equalized, trials: list[FactorTrial]) -> float:
-        """Return the SQNR in dB of the quantized model whose ranges the given samples tell."""
+        """Return the SQNR in dB of the quantized model whose ranges RANGED of the given samples tell."""
         assert self.judge is not None
-        session = _with_model(self.session, equalized, self.feeds)
+        feeds = self.feeds[:RANGED]
+        self.judge.budget.spend(self.judge.work.observe(len(feeds)))
+        session = _with_model(self.session, equalized, feeds)
         planned = plan_encodings(session.ranked, self.recipe)
         observing = replace(self.options.observing, nonfinite=self.options.data.nonfinite)
-        statistics = collect_statistics(session.ranked, planned.unknown, self.feeds, observing)
+        statistics = collect_statistics(session.ranked, planned.unknown, feeds, observing)
         gathered = GatheredStatistics(statistics, statistics)
         (score_db,) = self.judge.choose([Candidate.of(session, self.recipe, planned, gathered)])
         left = tuple(group.tensor for group in equalized.groups if group.why == HARMFUL)
@@ -234,6 +255,7 @@ EQUALIZE = Remedy(
     equalize_layers,
     is_asked=lambda recipe: bool(recipe.channel_methods.confirmed),
     is_free=True,
+    comes_last=True,  # channels of very different size make a loss that shows
     estimate=estimate,
 )
-SMOOTH = Remedy("smooth", explain_unneeded_smoothing, smooth, estimate=estimate)
+SMOOTH = Remedy("smooth", explain_unneeded_smoothing, smooth, estimate=partial(estimate, method="smooth"))

@@ -105,11 +105,12 @@ def finish_forms(
     return complete, replace(build_forms(complete, judge.options, clock), evaluation=forms.evaluation)
 
 
-def describe_forms(candidate: Candidate, forms: Forms) -> list[str]:
-    """Return notes: weights that were quantized before, and ranges that operators never reach."""
+def describe_forms(candidate: Candidate, forms: Forms, judge: Judge) -> list[str]:
+    """Return notes: weights that were quantized before, ranges that nothing reaches, and growing ranges."""
     model = candidate.session.model if candidate.rounding is None else candidate.rounding.model
     lines = [
         compare_stored(model, candidate.plan, forms.encodings).line,
         describe_unreached(forms.encodings),
+        judge.start.statistics.describe_growth(),
     ]
     return [line for line in lines if line]

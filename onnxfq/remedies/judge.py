@@ -18,7 +18,7 @@ from onnxfq.data import Feed
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
-from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.sensitivity import FLOAT, WEIGHTS, Sensitivity
 from onnxfq.documents.trial import Trial
 from onnxfq.errors import DataError
 from onnxfq.graph.external.scratch_file import weights_stored_in
@@ -28,9 +28,14 @@ from onnxfq.remedies.samples import split_samples
 from onnxfq.remedies.work import Budget, Work
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.score import score_models
+from onnxfq.targets.target import target_by_name
 
 LEAST_GAIN_DB = 0.5
-"""Gain in dB, on samples that did not choose, from which a remedy is kept."""
+"""Gain in dB from which a remedy is proposed; what costs at run time has it on the samples that prove too.
+
+What costs nothing has to gain there by any amount: the samples that prove are few, and their noise would
+reject half of what gains just enough.
+"""
 
 
 GAINED_SHARE = 1 - 10 ** (-LEAST_GAIN_DB / 10)
@@ -95,7 +100,9 @@ class Remedy:
             a better candidate, or the reason not to.
         proves_itself: whether it keeps an accuracy target, which has its own measure and proof.
         is_asked: whether a recipe asks for it, so that it runs where repair is off.
-        is_free: whether it costs nothing at run time, so that it is tried alone and combined with others.
+        is_free: whether it costs nothing at run time, so that it is tried at any accuracy, alone and combined
+            with others.
+        comes_last: whether others have the budget before it where the outputs are good.
         estimate: takes the same, and returns the seconds of `work` that a proposal takes.
     """
 
@@ -105,7 +112,24 @@ class Remedy:
     proves_itself: bool = False
     is_asked: Callable[[Recipe], bool] = ask_for_nothing
     is_free: bool = False
+    comes_last: bool = False
     estimate: Callable[[Candidate, Judge], float] = take_no_time
+
+
+WIDE_FORMAT = "float8e4m3fn"
+"""Format for layers whose values integers of the same width cannot span."""
+
+
+def can_multiply(target: str, qtype: str, capability: int) -> bool:
+    """Tell whether a GPU of this compute capability multiplies in a number format."""
+    return capability >= target_by_name(target).capabilities.get(qtype, math.inf)
+
+
+def _choose_wide_format(start: Candidate, accuracy: AccuracyTarget) -> str:
+    """Return the format that repair may give to layers: the one asked for, or what the GPU has."""
+    if accuracy.is_target or accuracy.fallback != FLOAT or accuracy.capability is None:
+        return FLOAT if accuracy.fallback == WEIGHTS else accuracy.fallback
+    return WIDE_FORMAT if can_multiply(start.recipe.target, WIDE_FORMAT, accuracy.capability) else FLOAT
 
 
 @dataclass(frozen=True)
@@ -118,10 +142,10 @@ class Judge:
         sources: what `quantize` was given beside the data.
         first: the comparison of `start` with the float model; None before it is compared.
         accuracy: the target to keep; None without one.
+        wide: number format that repair gives to layers in place of float; FLOAT for none.
         least: dB of the worst part of the outputs below which also remedies are tried that cost something at
             run time; None for never.
         is_off: whether nothing is tried but for a target, and what the recipe asks for.
-        is_thorough: whether remedies that cost nothing at run time are tried at any accuracy.
         work: what a trial costs.
         budget: for all trials.
         choosing: the samples that choose, in a proposal.
@@ -134,9 +158,9 @@ class Judge:
     sources: Sources
     first: Evaluation | None = None
     accuracy: AccuracyTarget | None = None
+    wide: str = FLOAT
     least: float | None = None
     is_off: bool = False
-    is_thorough: bool = False
     work: Work = Work(0, 0.0, 0)
     budget: Budget = field(default_factory=Budget, repr=False)
     choosing: Sequence[Feed] = ()
@@ -155,14 +179,14 @@ class Judge:
     ) -> Judge:
         """Return the judge of a call of `quantize`, with its budget."""
         least = accuracy.least_db(bool(start.plan.activations))
-        judge = Judge(start, options, sources, first, accuracy if accuracy.is_target else None, least)
+        wide = _choose_wide_format(start, accuracy)
+        judge = Judge(start, options, sources, first, accuracy if accuracy.is_target else None, wide, least)
         if accuracy.repair is None:
             return replace(judge, is_off=True)
         work = Work.of(start)
         low = first.lowest_db < (REPAIR_DB if judge.aim is None else judge.aim)
-        is_thorough = accuracy.repair == THOROUGH
-        budget = Budget() if is_thorough else Budget(work.allow(low))
-        return replace(judge, work=work, budget=budget, is_thorough=is_thorough)
+        budget = Budget() if accuracy.repair == THOROUGH else Budget(work.allow(low))
+        return replace(judge, work=work, budget=budget)
 
     @property
     def aim(self) -> float | None:
@@ -194,10 +218,9 @@ class Judge:
         why = self.explain_unneeded(candidate, remedy)
         if why:
             return candidate, Trial(remedy=remedy.name, is_needed=False, why=why)
-        if not remedy.is_free:
-            why = self.budget.explain_refusal(remedy.estimate(candidate, self))
-            if why:
-                return candidate, Trial(remedy=remedy.name, why=why)
+        why = self.budget.explain_refusal(remedy.estimate(candidate, self))
+        if why:
+            return candidate, Trial(remedy=remedy.name, why=why)
         figures: dict[str, float] = {}
         if remedy.proves_itself:
             verdict = remedy.propose(candidate, self)
@@ -225,16 +248,20 @@ class Judge:
             return proposal, {}
         before, after = self.score([candidate, proposal.candidate], split.proving)
         figures = {"before": before, "after": after}
-        if not after - before >= LEAST_GAIN_DB:
-            why = f"it must gain {LEAST_GAIN_DB} dB"
-            return Refusal(why, proposal.details, proposal.evidence), figures
-        return proposal, figures
+        why = "it must gain there too" if remedy.is_free else f"it must gain {LEAST_GAIN_DB} dB"
+        if after > before if remedy.is_free else after - before >= LEAST_GAIN_DB:
+            return proposal, figures
+        return Refusal(why, proposal.details, proposal.evidence), figures
 
     def explain_unneeded(self, candidate: Candidate, remedy: Remedy) -> str:
         """Return why `remedy` is not tried; empty if it is."""
         if self.is_off and not remedy.proves_itself and not remedy.is_asked(candidate.recipe):
             return "repair is off"
         return remedy.explain_unneeded(candidate, self)
+
+    def compare_choosing(self, candidates: int) -> float:
+        """Return the seconds of comparing so many candidates on the samples that choose."""
+        return self.work.compare(len(split_samples(self.kept).choosing), candidates)
 
     def choose(self, candidates: Sequence[Candidate]) -> list[float]:
         """Return the SQNR in dB of each candidate on the samples that choose."""
@@ -249,6 +276,8 @@ class Judge:
             raise DataError("comparing candidates needs data; give data")
         session, samples = self.start.session, (id(feeds[0]), len(feeds))
         new = [one for one in candidates if samples not in self.known.setdefault(one, {})]
+        if new:
+            self.budget.spend(self.work.compare(len(feeds), len(new)))
         with weights_stored_in(session.scratch):
             evaluation = score_models(
                 session.compared,
@@ -262,10 +291,6 @@ class Judge:
         for candidate, scores in zip(new, evaluation.candidates, strict=True):
             self.known[candidate][samples] = scores.lowest_db
         return [self.known[candidate][samples] for candidate in candidates]
-
-    def explain_sound_unless_thorough(self, candidate: Candidate) -> str:
-        """Return `explain_sound`; empty where remedies that cost nothing at run time are tried anyhow."""
-        return "" if self.is_thorough else self.explain_sound(candidate)
 
     def explain_sound(self, candidate: Candidate) -> str:
         """Return why a loss of `candidate` needs no repair; empty if it does."""

@@ -1,4 +1,4 @@
-"""Costs of leaving a group of quantizers in float: shares of multiply-adds and of weight bytes."""
+"""Costs of leaving a group of quantizers in float: shares of time, of multiply-adds and of weight bytes."""
 
 from __future__ import annotations
 
@@ -61,11 +61,24 @@ class Costs:
         unknown = any(self.types.get(n) in _PRODUCTS and n not in self.products for n in group.nodes)
         return None if unknown or not total else sum(self.products.get(n, 0) for n in group.nodes) / total
 
+    def prices(self, groups: Sequence[LayerGroup]) -> list[float]:
+        """Return the share of each group in the time of all: multiply-adds, and starts of kernels.
+
+        So a layer of a small network, which a GPU starts and ends at once, has a price by its number, and one
+        of a large network by its multiply-adds.
+        """
+        times = [sum(KERNEL_MULTIPLIES + self.products.get(n, 0) for n in group.nodes) for group in groups]
+        total = sum(times)
+        return [time / total if total else 0.0 for time in times]
+
     def weight_bytes(self, group: LayerGroup) -> float:
         """Return the share of the bytes of quantized weights."""
         total = sum(self.sizes.values())
         return sum(self.sizes.get(tensor, 0) for tensor in group.tensors) / total if total else 0.0
 
+
+KERNEL_MULTIPLIES = 5e7
+"""Multiply-adds in the time that a GPU takes to start a kernel, 5 us at the 1e13 a second of a small one."""
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 

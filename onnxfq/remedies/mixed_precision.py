@@ -13,15 +13,17 @@ from onnxfq.graph.model import Model, list_graphs
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, MetricAim, SqnrAim, open_aim
 from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
+from onnxfq.remedies.judge import LEAST_GAIN_DB, WIDE_FORMAT, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.remedies.samples import split_samples
 from onnxfq.remedies.sensitivity import find_remedy, next_count, rank_groups
 from onnxfq.remedies.task_metric import TaskMetric
+from onnxfq.remedies.work import SIMULATED
 from onnxfq.targets.recipes import RECIPES
+from onnxfq.targets.target import target_by_name
 
-MULTIPLIES_PER_DB = 0.01
-"""Share of the multiply-adds that PROTECT may leave in float for each dB that the outputs lack."""
+PRICE_PER_DB = 0.01
+"""Share of the time that PROTECT may leave in float for each dB that the outputs lack."""
 
 WORTHWHILE_DB = 3.0
 """Gain in dB for which groups stay in float although the wanted SQNR is not reached: half of the noise."""
@@ -31,27 +33,56 @@ _ROUNDS = 16
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
-    """Return why no layer is left in float; empty if an output is low and no target is given."""
-    return judge.explain_sound(candidate) if judge.accuracy is None else "an accuracy is promised"
+    """Return why no layer is left in float; empty if an output is low and no target is given.
+
+    A wide format that costs no time is tried at any accuracy.
+    """
+    if judge.accuracy is not None:
+        return "an accuracy is promised"
+    if judge.wide == FLOAT:
+        return judge.explain_sound(candidate)
+    if candidate.recipe.activations is None:
+        return "no activation is quantized"
+    return "encodings of another tool are used as they are" if judge.sources.encodings is not None else ""
 
 
 def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
-    """Return the candidate with the few groups in float that cost its outputs most.
+    """Return the candidate with a wide format, or float, for the groups that cost its outputs most.
 
-    The cheapest groups that restore the wanted SQNR, up to MULTIPLIES_PER_DB for each missing dB; if that is
-    not enough, those that gain WORTHWHILE_DB.
+    Of groups in float the cheapest are taken that restore the wanted SQNR, up to PRICE_PER_DB for each
+    missing dB; if that is not enough, the fewest that gain WORTHWHILE_DB and nearly all that these can. With
+    a wide format, float comes only if the outputs are still low.
     """
-    assert judge.least is not None
     toggles = candidate.open_toggles(judge.options)
     if not toggles.groups:
         return Refusal("no quantizer can be switched off")
+    count = 1 if judge.budget.explain_refusal(_seconds(candidate, judge, RANKING_FEEDS)) else RANKING_FEEDS
+    judge.budget.spend(_seconds(candidate, judge, count))
+    feeds = first_feeds(judge.choosing, count)
+    ranking = rank_groups(toggles, feeds, candidate.recipe, judge.options.stage("rank"))
+    if judge.wide != FLOAT:
+        widened = _widen_layers(candidate, judge, ranking, judge.wide)
+        if widened is not None:
+            return widened
+        if judge.explain_sound(candidate):
+            return Refusal(f"no layer gains enough in {judge.wide}")
+    verdict = _leave_in_float(candidate, judge, toggles, ranking)
+    offer = _offer_format(candidate, judge, ranking)
+    return verdict._replace(details=[*verdict.details, *offer])
+
+
+def _leave_in_float(
+    candidate: Candidate, judge: Judge, toggles: QuantizerToggles, ranking: Sensitivity
+) -> Proposal | Refusal:
+    assert judge.least is not None
     aim = SqnrAim(judge.least, judge.choosing, judge.choosing)
     chosen_db = aim.choose(toggles, toggles.everything)
-    feeds = first_feeds(judge.choosing, RANKING_FEEDS)
-    ranking = rank_groups(toggles, feeds, candidate.recipe, judge.options.stage("rank"))
-    affordable = _affordable(ranking, MULTIPLIES_PER_DB * max(judge.least - chosen_db, 0.0))
+    affordable = _affordable(ranking, PRICE_PER_DB * max(judge.least - chosen_db, 0.0))
     known = {0: chosen_db}
-    for wanted in (judge.least, chosen_db + WORTHWHILE_DB):
+    names = {ranking.groups[at].tensors for at in affordable}
+    everything = [group for group in toggles.groups if group.tensors in names]
+    most_db = aim.choose(toggles, toggles.enable(everything, on=False))
+    for wanted in (judge.least, max(chosen_db + WORTHWHILE_DB, most_db - LEAST_GAIN_DB)):
         aim.wanted = wanted
         count = next_count(0, len(affordable)) if chosen_db >= wanted else 0
         choice = find_remedy(
@@ -64,6 +95,54 @@ def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     none = GroupRemedy(measure=aim.measure, wanted=judge.least, reached=chosen_db, before=chosen_db, kept=())
     choice = ranking.model_copy(update={"remedy": none})
     return Refusal("few layers in float would not change that", choice.remedy_lines(), choice)
+
+
+def _widen_layers(candidate: Candidate, judge: Judge, ranking: Sensitivity, qtype: str) -> Proposal | None:
+    """Return the candidate with `qtype` for the fewest groups of most noise that gain all that it can gain.
+
+    None if that is less than LEAST_GAIN_DB on the samples that choose.
+    """
+    (before_db,) = judge.choose([candidate])
+    order, count = range(len(ranking.groups)), 1
+    found: list[tuple[float, int, Candidate]] = []
+    while count <= len(order) and not (found and judge.budget.explain_refusal(judge.compare_choosing(1))):
+        made = candidate.with_overrides((ranking.override(order[:count], qtype),), None, judge.options)
+        found.append((judge.choose([made])[0], count, made))
+        count *= 2
+    best_db = max(score_db for score_db, *_ in found)
+    score_db, count, made = next(one for one in found if one[0] > best_db - LEAST_GAIN_DB)
+    if score_db < before_db + LEAST_GAIN_DB:
+        return None
+    remedy = GroupRemedy(
+        measure=SqnrAim.measure,
+        wanted=before_db,
+        reached=score_db,
+        before=before_db,
+        kept=tuple(order[:count]),
+        multiplies=ranking.multiplies(order[:count]),
+        fallback=qtype,
+    )
+    choice = ranking.model_copy(update={"remedy": remedy})
+    return Proposal(made, choice.remedy_lines(), choice)
+
+
+def _offer_format(candidate: Candidate, judge: Judge, ranking: Sensitivity) -> list[str]:
+    """Return a line with the gain of WIDE_FORMAT where the target has it on some GPUs and nobody chose."""
+    least = target_by_name(candidate.recipe.target).capabilities.get(WIDE_FORMAT)
+    scheme = candidate.recipe.activations
+    if least is None or judge.wide != FLOAT or scheme is None or scheme.qtype.is_float:
+        return []
+    if judge.budget.explain_refusal(2 * judge.compare_choosing(1)):
+        return []
+    widened = _widen_layers(candidate, judge, ranking, WIDE_FORMAT)
+    if widened is None:
+        return []
+    assert isinstance(widened.evidence, Sensitivity) and widened.evidence.remedy is not None
+    remedy = widened.evidence.remedy
+    return [
+        f"--gpu SM{least} (that GPU or later) would give {len(remedy.kept)} of {len(ranking.groups)} groups "
+        f"{WIDE_FORMAT}: {remedy.before:.1f} -> about {remedy.reached:.1f} dB"
+    ]
 
 
 def explain_no_target(candidate: Candidate, judge: Judge) -> str:
@@ -194,19 +273,25 @@ def _weight_sizes(model: Model, plan: Plan) -> dict[str, tuple[int, int]]:
 
 
 def _affordable(ranking: Sensitivity, most: float) -> list[int]:
-    """Return groups that together cost at most `most` of the multiply-adds, the best for its cost first."""
+    """Return groups that together cost at most `most` of the time, the best for its price first."""
     taken: list[int] = []
     spent = 0.0
     for at in ranking.by_gain():
-        cost = ranking.groups[at].cost
+        cost = ranking.groups[at].price
         if spent + cost <= most:
             taken, spent = [*taken, at], spent + cost
     return taken
 
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
+    """Return the seconds of measuring each group alone on one sample."""
+    return _seconds(candidate, judge, 1)
+
+
+def _seconds(candidate: Candidate, judge: Judge, feeds: int) -> float:
     """Return the seconds of measuring each group alone; the part in front of it runs once for all."""
-    return len(candidate.plan.placements) * judge.work.run * RANKING_FEEDS
+    groups = max(len(candidate.plan.weights), len(candidate.plan.activations))
+    return 3 * judge.work.opening + groups * judge.work.run * SIMULATED * min(feeds, len(judge.kept))
 
 
 PROTECT = Remedy("protected", explain_unneeded, leave_layers, estimate=estimate)

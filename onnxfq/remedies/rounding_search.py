@@ -16,8 +16,8 @@ from onnxfq.remedies.work import RATE, count_weight_multiplies
 ROUNDINGS = ("gptq", "qronos")
 """Roundings that take the place of `auto`."""
 
-LARGE_SHARE = 0.5
-"""Share of an output's noise that weights make, from which on they are rounded where the outputs are good."""
+FEW_BITS = 4
+"""Bits of weights whose nearest numbers lose so much that a budget of time does not keep them."""
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
@@ -30,12 +30,11 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return "encodings of another tool are used as they are"
     if len(judge.kept) < 2 or judge.options.data.nonfinite != "stop":
         return "moments need two samples or more without NaN and infinities"
-    share = LARGE_SHARE if judge.explain_sound_unless_thorough(candidate) else GAINED_SHARE
-    return "" if makes_noise(candidate, judge.first, share) else "activations make the noise"
+    return "" if makes_noise(candidate, judge.first) else "activations make the noise"
 
 
-def makes_noise(candidate: Candidate, evaluation: Evaluation | None, least: float) -> bool:
-    """Tell whether weights make the share `least` of an output's noise, as they do alone."""
+def makes_noise(candidate: Candidate, evaluation: Evaluation | None) -> bool:
+    """Tell whether weights make GAINED_SHARE of an output's noise, as they do alone."""
     if not candidate.plan.activations:
         return True
     shares = [
@@ -43,16 +42,20 @@ def makes_noise(candidate: Candidate, evaluation: Evaluation | None, least: floa
         for scores in ([] if evaluation is None else evaluation.candidates[:1])
         for score in scores.judging
     ]
-    return any(share is not None and share >= least for share in shares)
+    return any(share is not None and share >= GAINED_SHARE for share in shares)
 
 
 def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the rounding of the best outputs; samples that judge give no moments."""
     session = candidate.session
-    proposals = []
+    proposals: list[Proposal] = []
     for method in ROUNDINGS:
         if judge.options.ray is not None and METHODS[method].sequential:
             continue
+        seconds = _seconds(candidate, judge, method)
+        if proposals and judge.budget.explain_refusal(seconds) and not _has_few_bits(candidate):
+            continue
+        judge.budget.spend(seconds)
         nearest = candidate.with_recipe(_in_place_of_auto(candidate.recipe, method), keep_rounding=False)
         rounding = round_given(
             session,
@@ -72,10 +75,24 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
-    """Return the seconds of gathering moments, rounding by each method, and comparing."""
-    work = judge.work
-    once = count_weight_multiplies(candidate) / RATE + 2 * work.observe() + work.compare()
-    return len(ROUNDINGS) * once
+    """Return the seconds of the first method; nothing for weights of few bits, which are always rounded."""
+    if _has_few_bits(candidate):
+        return 0.0
+    return _seconds(candidate, judge, ROUNDINGS[0]) + judge.compare_choosing(1)
+
+
+def _seconds(candidate: Candidate, judge: Judge, method: str) -> float:
+    """Return the seconds of gathering moments, and of rounding by a method."""
+    passes = SEQUENTIAL_PASSES if METHODS[method].sequential else 1.0
+    return passes * (judge.work.observe() + count_weight_multiplies(candidate) / RATE)
+
+
+SEQUENTIAL_PASSES = 2.5
+"""Time of a sequential method in that of another: it runs both models."""
+
+
+def _has_few_bits(candidate: Candidate) -> bool:
+    return any(placement.spec.qtype.bits <= FEW_BITS for placement in candidate.plan.weights)
 
 
 def _is_open(recipe: Recipe) -> bool:

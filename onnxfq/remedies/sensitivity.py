@@ -134,6 +134,7 @@ def rank_groups(
     task_rest = (
         {} if task is None else {at: task.measure(board, s, 0) for at, s in zip(worst, without, strict=True)}
     )
+    prices = costs.prices(groups)
     made = tuple(
         GroupNoise(
             tensors=groups[at].tensors,
@@ -146,6 +147,7 @@ def rank_groups(
             metric_rest=task_rest.get(at),
             multiplies=costs.multiplies(groups[at]),
             weight_bytes=costs.weight_bytes(groups[at]),
+            price=prices[at],
         )
         for at in order
     )
@@ -189,7 +191,7 @@ def find_remedy(
 ) -> Sensitivity:
     """Return `ranked` with the cheapest of its groups in float that reach what `aim` wants.
 
-    Groups are taken by their noise for their cost. For an SQNR the sum of the noises predicts the number;
+    Groups are taken by their noise for their price. For an SQNR the sum of the noises predicts the number;
     measurements of twice as many, then by halves, find it. A metric is measured for one number after another.
     Gains are not monotone: a smaller number that was not measured may do as well.
 

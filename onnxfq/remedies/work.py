@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.remedies.layer_costs import measure_costs
-from onnxfq.remedies.samples import CHOOSING, split_samples
 
 if TYPE_CHECKING:
     from onnxfq.remedies.candidate import Candidate
@@ -23,7 +22,10 @@ NODE_SECONDS = 1e-5
 """Time that an operator takes without its multiply-adds."""
 
 SESSION_SECONDS = 5e-4
-"""Time that each operator takes to open a session."""
+"""Time that each operator takes to insert quantizers and to open a session."""
+
+STAGE_SECONDS = 2.5e-3
+"""Time that each operator takes to be loaded, planned, calibrated, inserted and written."""
 
 SIMULATED = 2.0
 """Runs of the float model in the time of a run of the model with FakeQuantize nodes."""
@@ -46,13 +48,11 @@ class Work:
         nodes: operators.
         run: seconds of the float model on one sample.
         samples: of the data.
-        choosing: samples by which remedies are chosen, at least CHOOSING.
     """
 
     nodes: int
     run: float
     samples: int
-    choosing: int = CHOOSING
 
     @staticmethod
     def of(candidate: Candidate) -> Work:
@@ -64,18 +64,16 @@ class Work:
         costs = measure_costs(session.model.proto, candidate.plan, session.kept[0])
         multiplies = sum(costs.products.values())
         samples = max(candidate.statistics.whole.data.samples, len(session.kept))
-        choosing = max(CHOOSING, len(split_samples(session.kept).choosing))
-        return Work(nodes, multiplies / RATE + nodes * NODE_SECONDS, samples, choosing)
+        return Work(nodes, multiplies / RATE + nodes * NODE_SECONDS, samples)
 
     @property
     def opening(self) -> float:
         """Seconds that a session takes to open."""
         return self.nodes * SESSION_SECONDS
 
-    def compare(self, samples: int | None = None) -> float:
-        """Return the seconds of comparing one candidate; None for the samples that choose."""
-        count = self.choosing if samples is None else samples
-        return 2 * self.opening + count * self.run * (1 + SIMULATED)
+    def compare(self, samples: int, candidates: int = 1) -> float:
+        """Return the seconds of comparing candidates with the float model."""
+        return (1 + candidates) * self.opening + samples * self.run * (1 + candidates * SIMULATED)
 
     def observe(self, samples: int | None = None) -> float:
         """Return the seconds of observing; None for all samples."""
@@ -88,7 +86,8 @@ class Work:
     @property
     def base(self) -> float:
         """Seconds of `quantize` without repair."""
-        return self.observe() + self.compare(min(self.samples, COMPARED))
+        stages = self.nodes * STAGE_SECONDS
+        return stages + self.observe() + self.compare(min(self.samples, COMPARED))
 
 
 class Budget:
@@ -98,12 +97,15 @@ class Budget:
         """Start with so many seconds."""
         self.left = seconds
 
-    def explain_refusal(self, seconds: float) -> str:
-        """Take `seconds` and return ""; if less is left, take nothing and return why."""
-        if seconds > self.left:
-            return f"it takes about {seconds:.2g} s more, beyond the budget; --repair thorough tries it"
+    def spend(self, seconds: float) -> None:
+        """Take the seconds of what is done."""
         self.left -= seconds
-        return ""
+
+    def explain_refusal(self, seconds: float, reserved: float = 0.0) -> str:
+        """Return why `seconds` cannot be spent, next to those `reserved` for others; empty if they can."""
+        if seconds + reserved <= self.left:
+            return ""
+        return f"it takes about {seconds:.2g} s more, beyond the budget; --repair thorough tries it"
 
 
 def count_weight_multiplies(candidate: Candidate) -> float:
@@ -122,9 +124,9 @@ def count_weight_multiplies(candidate: Candidate) -> float:
         outputs = shape[granularity.axis or 0] if granularity.block_size is None else 1
         size = math.prod(shape)
         inputs = size // max(outputs, 1) if outputs > 1 else max(shape, default=0)
-        total += LEAST_MULTIPLIES + 6 * inputs**3 + size * inputs
+        total += LEAST_MULTIPLIES + 4 * inputs**3 + size * inputs
     return float(total)
 
 
-LEAST_MULTIPLIES = 1 << 29
-"""Multiply-adds in the 8 ms that even a small weight takes: a graph of 2,500 small layers took 20 s."""
+LEAST_MULTIPLIES = 1 << 28
+"""Multiply-adds in the 7 ms that even a small weight takes: a graph of 2,500 small layers took 20 s."""

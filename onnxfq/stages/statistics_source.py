@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxfq.calibration.statistics import Statistics
+from onnxfq.calibration.statistics import Statistics, TensorStatistics
 from onnxfq.data import DataDigest, digest_feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Plan
@@ -15,6 +15,12 @@ from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.limits import with_limits
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import RunOptions
+
+GROWTH = 0.05
+"""Share of its width by which a range grows from which on it counts as grown."""
+
+GROWN_SHARE = 0.1
+"""Share of grown ranges for which more samples are advised."""
 
 
 class GatheredStatistics(NamedTuple):
@@ -29,6 +35,32 @@ class GatheredStatistics(NamedTuple):
             replace(old, values={**old.values, **new.values}) for old, new in zip(self, more, strict=True)
         )
         return GatheredStatistics(seen, whole)
+
+    def describe_growth(self) -> str:
+        """Return a note if the unseen samples widen many ranges; empty if they do not, or none is unseen.
+
+        Each sample is as likely to hold an end as any other. So if a quarter widens ranges by much, samples
+        that calibration has not seen leave the ranges as often.
+        """
+        if self.seen is self.whole or not self.seen.tensors:
+            return ""
+        grown = 0
+        for name, whole in self.whole.tensors.items():
+            seen = self.seen.tensors.get(name)
+            if seen is not None and _width(whole) > _width(seen) * (1 + GROWTH):
+                grown += 1
+        count = len(self.whole.tensors)
+        if grown < GROWN_SHARE * count:
+            return ""
+        samples = self.whole.data.samples - self.seen.data.samples
+        return (
+            f"the {samples} unseen samples widened {grown} of {count} ranges by over {GROWTH:.0%}: "
+            "take more samples"
+        )
+
+
+def _width(one: TensorStatistics) -> float:
+    return max(one.rmax, 0.0) - min(one.rmin, 0.0)
 
 
 def gather_statistics(

@@ -98,6 +98,8 @@ class Target:
         check: rules over a Q/DQ model.
         run: an engine of the target on this machine.
         kit: files that `handoff` writes.
+        capabilities: by number format, the least compute capability of a GPU that multiplies in it, 89 for
+            8.9; empty for a target whose hardware is not told by it.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Target:
     check: Check | None = None
     run: Runner | None = None
     kit: Kit | None = None
+    capabilities: Mapping[str, int] = field(default_factory=dict)
 
 
 Part = TypeVar("Part")

@@ -13,6 +13,7 @@ from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.float_casts import Shapes
 from onnxfq.support.attempts import attempt
 from onnxfq.targets.target import Target
+from onnxfq.targets.tensorrt.gpus import LEAST_CAPABILITY
 from onnxfq.targets.tensorrt.limits import CAST_BEFORE_LOOP, loops_several_steps
 from onnxfq.targets.tensorrt.policy import POLICY
 from onnxfq.targets.tensorrt.recipes import RECIPES
@@ -80,4 +81,5 @@ TENSORRT = Target(
     check=check_model,
     run=run_engine,
     kit=KIT,
+    capabilities=LEAST_CAPABILITY,
 )
