@@ -169,7 +169,7 @@ class Folder:
         return list(self.score.feeds(folder, file))
 
     def task_feeds(self, case: Case) -> list[Feed]:
-        """Return what the task gives to the float model, recorded; of a scorer of two models, for this one."""
+        """Return the feeds that the scorer gives to the float model."""
         recorders: dict[str, list[Feed]] = {}
         plain = self.score.S
 

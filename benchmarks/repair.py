@@ -1,9 +1,9 @@
-"""What repair does to trained networks: the figure of the task, the SQNR that is told, the true one, and time.
+"""Repair of trained networks: figures of the task, printed and true SQNR, kept remedies, time.
 
     python benchmarks/repair.py FOLDER [--only TEXT,TEXT] [--ways off,auto,thorough] [--recipe tensorrt-int8]
 
-FOLDER is the one of `real_models.py`. Remedies are chosen on calibration data; the figures of the tasks and the
-true SQNR are of the data of the task. Each model is quantized in a process of its own.
+FOLDER is the one of `real_models.py`. Remedies are chosen on calibration data. The figures of the tasks and
+the true SQNR come from the data of the task. Each model is quantized in a process of its own.
 """
 
 from __future__ import annotations
@@ -141,11 +141,9 @@ def main() -> None:
             ]
             print(f"| {' | '.join(cells)} |", flush=True)
             for trial in got.trials if arguments.trials else ():
-                print(
-                    f"    {trial.remedy} {trial.result} {trial.figures} {trial.seconds:.1f} s {trial.why} {trial.details}"[
-                        :300
-                    ]
-                )
+                words = "; ".join(trial.texts)
+                line = f"{trial.remedy} {trial.result} {trial.figures} {trial.seconds:.1f} s {words}"
+                print(f"    {line:.300}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ Uncalibrated = Literal["error", "float"]
 RESAMPLES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Filters of resizing, at the places of Pillow's numbers."""
 
+WEIGHTS = "weights"
+"""Fallback that quantizes weights only."""
+
 FLOAT = "float"
 """Fallback that quantizes nothing."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from onnxfq.choices import DEFAULT_RECIPE, FLOAT, BiasCorrectionChoice, Equalize
+from onnxfq.choices import DEFAULT_RECIPE, FLOAT, WEIGHTS, BiasCorrectionChoice, Equalize
 from onnxfq.cli.basic_options import DIFFERENT as DIFFERENT
 from onnxfq.cli.basic_options import ModelArgument as ModelArgument
 from onnxfq.cli.option_groups import OptionGroup
@@ -219,6 +219,10 @@ def _read_promise(
 ) -> AccuracyTarget:
     from onnxfq.remedies.accuracy_target import AccuracyTarget
 
+    if accuracy.fallback == WEIGHTS and not accuracy.is_promised:
+        raise typer.BadParameter(
+            "--fallback has no effect without a promise; give --min-sqnr, --max-drop or --weight-bits too"
+        )
     promise = accuracy.promise if accuracy.is_promised else AccuracyTarget(fallback=accuracy.fallback)
     assert promise is not None
     return replace(promise, gpu=gpu)

@@ -22,10 +22,10 @@ CHECK_BYTES = 64 << 20
 """Most bytes of samples that are kept from the pass, to choose by them and for the comparison at the end."""
 CHECK_SAMPLES = 128
 
-LEAST_HELD_OUT = 8
-"""Samples from which on some are unseen: the ranges of fewer need them all."""
+LEAST_HELD_OUT = 4
+"""Samples from which on some are unseen: of fewer none can both choose and prove."""
 
-FEWEST_UNSEEN, MOST_UNSEEN = 4, 64
+FEWEST_UNSEEN, MOST_UNSEEN = 16, 64
 """Bounds of the unseen quarter: fewer samples tell little, and more cost time."""
 
 RUN = 32
@@ -103,18 +103,21 @@ class KeptFeeds:
         yield from self._selection.repeated(self._held_out)
 
     def hold_out(self) -> None:
-        """Decide, after a pass, how many are unseen: a quarter, and at most half of the different ones."""
+        """Decide, after a pass, how many are unseen: a quarter or FEWEST_UNSEEN, at most half of the kept.
+
+        Half of the samples have narrower ranges than all, so that the SQNR is rather too low than too high.
+        """
         if self._total >= LEAST_HELD_OUT:
             most = MOST_UNSEEN * (PER_STREAM if self.is_stream else 1)
             share = min(max(self._total // 4, FEWEST_UNSEEN), most)
             self._held_out = min(share, len(self.feeds) // 2)
 
-    def again(self, held_out: Sequence[Feed] = ()) -> Iterable[Feed]:
+    def again(self, held_out: Sequence[Feed] = (), with_unseen: bool = False) -> Iterable[Feed]:
         """Return the feeds for one more pass, without the unseen samples and the kept samples `held_out`.
 
-        A source that is read once only has the other kept samples.
+        A source that is read once only has the other kept samples. `with_unseen` keeps the unseen ones.
         """
-        ids = {id(sample) for sample in (*self.unseen, *held_out)}
+        ids = {id(sample) for sample in (*(() if with_unseen else self.unseen), *held_out)}
         if not self.source.repeats:
             return [sample for sample in self.feeds if id(sample) not in ids]
         left_out: Counter[int] = Counter()
@@ -148,6 +151,11 @@ class KeptFeeds:
                 pass
         self.hold_out()
         return self.feeds[self._held_out :][:count]
+
+    @property
+    def is_few(self) -> bool:
+        """Whether more than a quarter of the samples is unseen, because there are few."""
+        return self._held_out * 4 > self._total
 
     def _select(self) -> Selection:
         length, times = (RUN, PER_STREAM) if self.is_stream else (1, 1)

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from onnxfq.choices import FLOAT as FLOAT
+from onnxfq.choices import WEIGHTS as WEIGHTS
 from onnxfq.documents.override import Override
 from onnxfq.documents.recipe import Recipe
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.support.records import Amount, Count, Record, write_document
 from onnxfq.support.tables import table_lines
-
-WEIGHTS = "weights"
-"""Fallback that quantizes weights only."""
 
 _SHOWN = 12
 

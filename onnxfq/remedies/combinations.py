@@ -9,12 +9,15 @@ from typing import NamedTuple
 
 from onnxfq.documents.trial import Trial
 from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy, explain_gain
+from onnxfq.remedies.judge import NOTHING_GAINS, Judge, Proposal, Refusal, Remedy, explain_gain
 from onnxfq.remedies.samples import split_samples
 
 BEAM = 2
 """Candidates that the next remedy is tried on: a chain that keeps one misses what only pairs gain."""
 
+
+PROVEN = 3
+"""Candidates, the best first, of which the first that is proven is kept; more would be kept by chance."""
 
 OTHERS = "others gain more"
 
@@ -40,8 +43,8 @@ def improve(
     free = [remedy for remedy in remedies if remedy.is_free]
     costly = [remedy for remedy in remedies if not remedy.is_free and not remedy.proves_itself]
     needed = [remedy for remedy in costly if not judge.explain_unneeded(candidate, remedy)]
-    later = sum(remedy.estimate(candidate, judge) for remedy in needed)
-    candidate, trials = _Combined(judge, candidate, free, later).improve()
+    judge.budget.later = sum(remedy.estimate(candidate, judge) for remedy in needed)
+    candidate, trials = _Combined(judge, candidate, free).improve()
     for remedy in remedies:
         if not remedy.is_free:
             candidate, trial = judge.better(candidate, remedy)
@@ -52,12 +55,12 @@ def improve(
 class _Combined:
     """Free remedies on one candidate."""
 
-    def __init__(self, judge: Judge, start: Candidate, remedies: Sequence[Remedy], later: float) -> None:
-        """Take the remedies, and the seconds that others need later; they get up to half of the budget."""
+    def __init__(self, judge: Judge, start: Candidate, remedies: Sequence[Remedy]) -> None:
         self._judge, self._start, self._remedies = judge, start, remedies
         self._refusals: dict[str, Refusal] = {}
         self._seconds: dict[str, float] = {}
-        self._reserved = {"": min(later, judge.budget.left / 2)}
+        self._reserved: dict[str, float] = {}
+        self._paths: list[_Path] = []
         self._best = _Path(start)
 
     def improve(self) -> tuple[Candidate, list[Trial]]:
@@ -77,14 +80,14 @@ class _Combined:
                 self._reserved[name] = costs[name]
         affordable = [remedy for remedy in asked if remedy.name not in self._refusals]
         kept, whole = start, None
-        if affordable:
-            search = Remedy(
-                "combined",
-                lambda *_: "",
-                partial(self._search, remedies=affordable),
-                is_asked=lambda _: True,
-            )
-            kept, whole = judge.better(start, search)
+        attempts = PROVEN if affordable else 0
+        for attempt in range(attempts):
+            search = partial(self._search, remedies=affordable, attempt=attempt)
+            combined = Remedy("combined", lambda *_: "", search, is_asked=lambda _: True, is_free=True)
+            kept, trial = judge.better(start, combined)
+            whole = whole or trial
+            if kept is not start or attempt + 1 >= len(self._paths):
+                break
         figures = self._prove()
         if kept is not start:
             kept = self._drop_losses(figures)
@@ -127,16 +130,27 @@ class _Combined:
         self._best = _Path(steps[-1].proposal.candidate, steps)
         return self._best.candidate
 
-    def _search(self, start: Candidate, judge: Judge, *, remedies: Sequence[Remedy]) -> Proposal | Refusal:
-        """Return the best of all combinations on the samples that choose."""
+    def _search(
+        self, start: Candidate, judge: Judge, *, remedies: Sequence[Remedy], attempt: int
+    ) -> Proposal | Refusal:
+        """Return the best of all combinations on the samples that choose, behind `attempt` others."""
+        if not attempt:
+            self._paths = self._try_combinations(start, judge, remedies)
+        if not self._paths:
+            return Refusal(NOTHING_GAINS)
+        self._best = self._paths[attempt]
+        return Proposal(self._best.candidate)
+
+    def _try_combinations(self, start: Candidate, judge: Judge, remedies: Sequence[Remedy]) -> list[_Path]:
+        """Return the combinations that gain enough on the samples that choose, the best first."""
         (start_db,) = judge.choose([start])
-        beam = [(start_db, _Path(start))]
+        beam = tried = [(start_db, _Path(start))]
         for remedy in remedies:
             begun = perf_counter()
             self._reserved.pop(remedy.name, None)
             for place, (_, path) in enumerate(list(beam)):
                 seconds = remedy.estimate(path.candidate, judge) if place else 0.0
-                if place and judge.budget.explain_refusal(seconds, sum(self._reserved.values())):
+                if place and judge.budget.explain_extra(seconds, sum(self._reserved.values())):
                     continue
                 verdict = remedy.propose(path.candidate, judge)
                 if isinstance(verdict, Refusal):
@@ -144,17 +158,15 @@ class _Combined:
                         self._refusals[remedy.name] = verdict
                     continue
                 (score_db,) = judge.choose([verdict.candidate])
-                beam.append((score_db, _Path(verdict.candidate, (*path.steps, _Step(remedy.name, verdict)))))
+                steps = (*path.steps, _Step(remedy.name, verdict))
+                tried = [*tried, (score_db, _Path(verdict.candidate, steps))]
                 why = explain_gain(start_db, score_db)
                 if path.candidate is start and why:
                     self._refusals[remedy.name] = Refusal(why, verdict.details, verdict.evidence)
-            beam = sorted(beam, key=lambda pair: (-pair[0], len(pair[1].steps)))[:BEAM]
+            tried = sorted(tried, key=lambda pair: (-pair[0], len(pair[1].steps)))
+            beam = tried[:BEAM]
             self._seconds[remedy.name] = self._seconds.get(remedy.name, 0.0) + perf_counter() - begun
-        best_db, self._best = beam[0]
-        if why := explain_gain(start_db, best_db):
-            self._best = _Path(start)
-            return Refusal(why)
-        return Proposal(self._best.candidate)
+        return [path for score_db, path in tried if not explain_gain(start_db, score_db)]
 
     def _prove(self) -> dict[str, tuple[float, float]]:
         """Return the figures of each step of the best candidate on the samples that prove."""

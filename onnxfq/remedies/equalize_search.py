@@ -103,13 +103,13 @@ def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 
 
 def estimate(candidate: Candidate, judge: Judge, method: Method = "cross_layer") -> float:
-    """Return the seconds of choosing factors, comparing with and without, and observing all samples again."""
+    """Return the seconds of choosing factors, and of comparing with and without them."""
     groups = len(find_groups(candidate.session.ranked, method))
     if not groups:
         return 0.0
     work = judge.work
     factors = FACTOR_SECONDS * groups + work.observe(min(SAMPLES, work.samples))
-    return factors + 2 * _measuring_seconds(judge) + work.observe()
+    return factors + 2 * _measuring_seconds(judge)
 
 
 def _measuring_seconds(judge: Judge) -> float:
@@ -214,7 +214,7 @@ class _Search:
         if self.judge.start.recipe.channel_methods.confirmed:
             return ""
         rest = self.judge.work.observe()  # of the result, with all samples
-        return self.judge.budget.explain_refusal(_measuring_seconds(self.judge) + rest)
+        return self.judge.budget.explain_extra(_measuring_seconds(self.judge) + rest)
 
     def _measure(self, equalized: Equalized, trials: list[FactorTrial]) -> float:
         """Return the SQNR in dB of the quantized model whose ranges RANGED of the given samples tell."""

@@ -99,7 +99,7 @@ def finish_forms(
     """
     if candidate is not judge.start or judge.is_promised:
         forms = build_forms(candidate, judge.options, clock, runs, judge.reported)
-    complete = candidate.with_all_samples()
+    complete = candidate.with_all_samples(judge.options, judge.sources.moments is None)
     if complete is candidate:
         return candidate, forms
     return complete, replace(build_forms(complete, judge.options, clock), evaluation=forms.evaluation)

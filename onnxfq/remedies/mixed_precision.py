@@ -13,7 +13,7 @@ from onnxfq.graph.model import Model, list_graphs
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, MetricAim, SqnrAim, open_aim
 from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import LEAST_GAIN_DB, WIDE_FORMAT, Judge, Proposal, Refusal, Remedy
+from onnxfq.remedies.judge import WIDE_FORMAT, Judge, Proposal, Refusal, Remedy, explain_gain
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.remedies.samples import split_samples
 from onnxfq.remedies.sensitivity import find_remedy, next_count, rank_groups
@@ -27,6 +27,9 @@ PRICE_PER_DB = 0.01
 
 WORTHWHILE_DB = 3.0
 """Gain in dB for which groups stay in float although the wanted SQNR is not reached: half of the noise."""
+
+NEARLY_DB = 0.5
+"""Loss in dB against all groups that may stay in float, for which some of them are quantized nevertheless."""
 
 _ROUNDS = 16
 """Attempts, each with more groups, before the target counts as broken."""
@@ -49,9 +52,9 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
 def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with a wide format, or float, for the groups that cost its outputs most.
 
-    Of groups in float the cheapest are taken that restore the wanted SQNR, up to PRICE_PER_DB for each
-    missing dB; if that is not enough, the fewest that gain WORTHWHILE_DB and nearly all that these can. With
-    a wide format, float comes only if the outputs are still low.
+    The cheapest groups that restore the wanted SQNR stay in float, up to PRICE_PER_DB for each missing dB. If
+    these are not enough, the fewest stay that gain WORTHWHILE_DB, and NEARLY_DB less than all of them. With a
+    wide format, float comes only if the outputs are still low.
     """
     toggles = candidate.open_toggles(judge.options)
     if not toggles.groups:
@@ -82,7 +85,7 @@ def _leave_in_float(
     names = {ranking.groups[at].tensors for at in affordable}
     everything = [group for group in toggles.groups if group.tensors in names]
     most_db = aim.choose(toggles, toggles.enable(everything, on=False))
-    for wanted in (judge.least, max(chosen_db + WORTHWHILE_DB, most_db - LEAST_GAIN_DB)):
+    for wanted in (judge.least, max(chosen_db + WORTHWHILE_DB, most_db - NEARLY_DB)):
         aim.wanted = wanted
         count = next_count(0, len(affordable)) if chosen_db >= wanted else 0
         choice = find_remedy(
@@ -100,7 +103,7 @@ def _leave_in_float(
 def _widen_layers(candidate: Candidate, judge: Judge, ranking: Sensitivity, qtype: str) -> Proposal | None:
     """Return the candidate with `qtype` for the fewest groups of most noise that gain all that it can gain.
 
-    None if that is less than LEAST_GAIN_DB on the samples that choose.
+    None if that is too little on the samples that choose.
     """
     (before_db,) = judge.choose([candidate])
     order, count = range(len(ranking.groups)), 1
@@ -110,8 +113,8 @@ def _widen_layers(candidate: Candidate, judge: Judge, ranking: Sensitivity, qtyp
         found.append((judge.choose([made])[0], count, made))
         count *= 2
     best_db = max(score_db for score_db, *_ in found)
-    score_db, count, made = next(one for one in found if one[0] > best_db - LEAST_GAIN_DB)
-    if score_db < before_db + LEAST_GAIN_DB:
+    score_db, count, made = next(one for one in found if explain_gain(one[0], best_db))
+    if explain_gain(before_db, score_db):
         return None
     remedy = GroupRemedy(
         measure=SqnrAim.measure,

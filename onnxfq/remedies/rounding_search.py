@@ -17,7 +17,7 @@ ROUNDINGS = ("gptq", "qronos")
 """Roundings that take the place of `auto`."""
 
 FEW_BITS = 4
-"""Bits of weights whose nearest numbers lose so much that a budget of time does not keep them."""
+"""Bits of weights whose nearest numbers lose so much that they are rounded whatever it takes."""
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
@@ -53,7 +53,7 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         if judge.options.ray is not None and METHODS[method].sequential:
             continue
         seconds = _seconds(candidate, judge, method)
-        if proposals and judge.budget.explain_refusal(seconds) and not _has_few_bits(candidate):
+        if proposals and _explain_second(candidate, judge, seconds):
             continue
         judge.budget.spend(seconds)
         nearest = candidate.with_recipe(_in_place_of_auto(candidate.recipe, method), keep_rounding=False)
@@ -74,6 +74,13 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     return proposals[scores_db.index(max(scores_db))]
 
 
+def _explain_second(candidate: Candidate, judge: Judge, seconds: float) -> str:
+    """Return why no second method is tried; weights of few bits have the time of low outputs for it."""
+    if _has_few_bits(candidate) and seconds <= judge.work.allow(is_low=True):
+        return ""
+    return judge.budget.explain_extra(seconds)
+
+
 def estimate(candidate: Candidate, judge: Judge) -> float:
     """Return the seconds of the first method; nothing for weights of few bits, which are always rounded."""
     if _has_few_bits(candidate):
@@ -83,12 +90,15 @@ def estimate(candidate: Candidate, judge: Judge) -> float:
 
 def _seconds(candidate: Candidate, judge: Judge, method: str) -> float:
     """Return the seconds of gathering moments, and of rounding by a method."""
-    passes = SEQUENTIAL_PASSES if METHODS[method].sequential else 1.0
-    return passes * (judge.work.observe() + count_weight_multiplies(candidate) / RATE)
+    once = judge.work.observe() + count_weight_multiplies(candidate) / RATE
+    if not METHODS[method].sequential:
+        return once
+    runs = len(candidate.plan.weights) * judge.work.samples
+    return 2 * once + runs * LAYER_SECONDS
 
 
-SEQUENTIAL_PASSES = 2.5
-"""Time of a sequential method in that of another: it runs both models."""
+LAYER_SECONDS = 3e-4
+"""Time of a sequential method for one layer and sample: it runs each layer of both models by itself."""
 
 
 def _has_few_bits(candidate: Candidate) -> bool:

@@ -24,7 +24,7 @@ NODE_SECONDS = 1e-5
 SESSION_SECONDS = 5e-4
 """Time that each operator takes to insert quantizers and to open a session."""
 
-STAGE_SECONDS = 2.5e-3
+STAGE_SECONDS = 5e-3
 """Time that each operator takes to be loaded, planned, calibrated, inserted and written."""
 
 SIMULATED = 2.0
@@ -91,11 +91,17 @@ class Work:
 
 
 class Budget:
-    """Seconds of the nominal machine that are left for repair."""
+    """Seconds of the nominal machine that are left for repair.
+
+    Attributes:
+        left: the seconds.
+        later: those of them that remedies need that come later; what is not the first try leaves them alone.
+    """
 
     def __init__(self, seconds: float = math.inf) -> None:
         """Start with so many seconds."""
         self.left = seconds
+        self.later = 0.0
 
     def spend(self, seconds: float) -> None:
         """Take the seconds of what is done."""
@@ -106,6 +112,10 @@ class Budget:
         if seconds + reserved <= self.left:
             return ""
         return f"it takes about {seconds:.2g} s more, beyond the budget; --repair thorough tries it"
+
+    def explain_extra(self, seconds: float, reserved: float = 0.0) -> str:
+        """Return `explain_refusal` for what is not the first try of a remedy."""
+        return self.explain_refusal(seconds, reserved + self.later)
 
 
 def count_weight_multiplies(candidate: Candidate) -> float:

@@ -31,12 +31,10 @@ def make_recipe(
 def make_block_recipe(name: str, target: str, qtype: str, scale_type: str) -> Recipe:
     """Return a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale.
 
-    Scales of MX are the formula's. NVFP4 weights take the scales of least squared error, and all weights of 4
-    bits are rounded by moments, as in `tensorrt-int4`.
+    Scales of MX are the formula's. NVFP4 weights take the scales of least squared error.
     """
     scheme = {"qtype": qtype, "scale_type": scale_type, "granularity": "blocked"}
     weights = {"calibrator": "mse"} if scale_type == "e4m3" else {}
-    weights |= {"rounding": "gptq"} if qtype == "float4e2m1" else {}
     return make_recipe(name, target, scheme | {"dynamic": True}, scheme | weights)
 
 

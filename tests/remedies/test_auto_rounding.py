@@ -156,11 +156,12 @@ def test_long_work_is_only_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding beyond the budget is left to the user, and its trial says how to ask for it."""
     monkeypatch.setattr(work, "ALLOWED_SECONDS", 0.0)
     monkeypatch.setattr(work, "LEAST_MULTIPLIES", 1 << 40)
-    result = quantize(layers(), feeds(), recipe=recipe(4))
+    assert quantize(layers(), feeds(), recipe=recipe(4)).trial("rounding").is_kept  # few bits have no budget
+    result = quantize(layers(), feeds(), recipe=recipe(5))
     trial = result.trial("rounding")
     assert trial.is_needed and not trial.is_kept and result.encodings.rounding == ""
     assert trial.why.endswith("beyond the budget; --repair thorough tries it")
-    thorough = quantize(layers(), feeds(), recipe=recipe(4), accuracy=AccuracyTarget(repair="thorough"))
+    thorough = quantize(layers(), feeds(), recipe=recipe(5), accuracy=AccuracyTarget(repair="thorough"))
     assert thorough.trial("rounding").is_kept
 
 

@@ -21,7 +21,7 @@ RECIPES = (
         depthwise="float",
     ),
     # Weights only, SM80 and later: 64 and 128 are the block sizes that TensorRT documents.
-    # Calibrator and rounding lost least on the language models and encoders of docs/llm.md.
+    # The calibrator lost least on the language models and encoders of docs/llm.md.
     make_recipe(
         "tensorrt-int4",
         "tensorrt",
@@ -32,7 +32,6 @@ RECIPES = (
             "block_size": 128,
             "other_block_sizes": (64, 32),
             "calibrator": "mse",
-            "rounding": "gptq",
         },
     ),
     # Weights only, in the one form that TensorRT keeps in int8: a constant, DequantizeLinear, MatMul.
