@@ -1,9 +1,11 @@
 """Repair of trained networks: figures of the task, printed and true SQNR, kept remedies, time.
 
     python benchmarks/repair.py FOLDER [--only TEXT,TEXT] [--ways off,auto,thorough] [--recipe tensorrt-int8]
+        [--damage scaled,channel,tail,sample] [--gpu 8.9] [--trials]
 
 FOLDER is the one of `real_models.py`. Remedies are chosen on calibration data. The figures of the tasks and
-the true SQNR come from the data of the task. Each model is quantized in a process of its own.
+the true SQNR come from the data of the task. Each model is quantized in a process of its own. `--damage` plants
+what `planted_damage.py` has.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import multiprocessing
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import onnx
+from planted_damage import DAMAGES, enlarge_sample
 from real_cases import CASES, DTLN, SILERO, Case, Folder, raised_to_float32
 from real_page import numbers
 from timing import markdown_table
@@ -59,7 +63,7 @@ def repair_of(way: str) -> float | str | None:
     return way if way in ("auto", "thorough") else float(way)
 
 
-def measure(path: Path, case: Case, recipe: str, way: str) -> Result:
+def measure(path: Path, case: Case, recipe: str, way: str, damage: str, gpu: str | None) -> Result:
     """Quantize and measure one model in one way. Raises OnnxfqError if it is refused."""
     folder = Folder(path)
     with tempfile.TemporaryDirectory() as work:
@@ -68,17 +72,20 @@ def measure(path: Path, case: Case, recipe: str, way: str) -> Result:
             model = Path(work) / "raised.onnx"
             onnx.save(raised_to_float32(path / case.file), model)
         feeds = folder.feeds(case)
+        if damage == "sample":
+            feeds = enlarge_sample(feeds)
+        elif damage:
+            model = plant(damage, model, Path(work))
         wall, processor = time.perf_counter(), time.process_time()
         result = onnxfq.quantize(
             model,
             feeds,
             file,
             recipe=recipe,
-            accuracy=onnxfq.AccuracyTarget(repair=repair_of(way)),
-            options=onnxfq.RunOptions(threads=1),
+            accuracy=onnxfq.AccuracyTarget(repair=repair_of(way), gpu=gpu),
         )
         seconds, used = time.perf_counter() - wall, time.process_time() - processor
-        if recipe_target(recipe) == "simulation":
+        if result.evaluation.notes:  # ONNX Runtime may have no kernels for the written form
             file = Path(work) / "simulated.onnx"
             onnxfq.save(result.simulation, file)
         figures = folder.measure(case, {case.file: file})
@@ -89,14 +96,20 @@ def measure(path: Path, case: Case, recipe: str, way: str) -> Result:
         return Result(figures, result.evaluation.lowest_db, truth.lowest_db, result.trials, seconds, used)
 
 
-def recipe_target(recipe: str) -> str:
-    """Return the target of a recipe by its name."""
-    return onnxfq.load_recipe(recipe).target
+def plant(damage: str, model: Path, work: Path) -> Path:
+    """Return the file of a damaged model; the model itself for damage of the data."""
+    write = DAMAGES.get(damage)
+    if write is None:
+        return model
+    write(model, work / "damaged.onnx")
+    return work / "damaged.onnx"
 
 
-def measure_float(path: Path, case: Case) -> tuple[float, ...]:
+def measure_float(path: Path, case: Case, damage: str) -> tuple[float, ...]:
     """Return the figures of the float model."""
-    return Folder(path).measure(case, {})
+    with tempfile.TemporaryDirectory() as work:
+        model = plant(damage, path / case.file, Path(work))
+        return Folder(path).measure(case, {case.file: model} if damage else {})
 
 
 def describe(trial: Trial) -> str:
@@ -111,6 +124,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="models whose path holds one of these texts, by commas")
     parser.add_argument("--ways", default="off,auto,thorough", help="words or dB of --repair, by commas")
     parser.add_argument("--recipe", default="tensorrt-int8")
+    parser.add_argument("--damage", default="", help="words, by commas")
+    parser.add_argument("--gpu", help="compute capability of the least GPU")
     parser.add_argument("--trials", action="store_true", help="print every trial")
     arguments = parser.parse_args()
     path = arguments.folder.resolve()
@@ -119,16 +134,18 @@ def main() -> None:
     for case in CASES:
         if not any(text in case.file for text in arguments.only.split(",")):
             continue
-        exact = numbers(measure_float(path, case))
-        for way in arguments.ways.split(","):
+        for damage, way in product(arguments.damage.split(","), arguments.ways.split(",")):
+            exact = numbers(measure_float(path, case, damage))
             with ProcessPoolExecutor(1, mp_context=spawn) as pool:
                 try:
-                    got = pool.submit(measure, path, case, arguments.recipe, way).result()
+                    got = pool.submit(
+                        measure, path, case, arguments.recipe, way, damage, arguments.gpu
+                    ).result()
                 except onnxfq.OnnxfqError as error:
                     print(f"| {case.name} | | {exact} | {way} | {error} |", flush=True)
                     continue
             cells = [
-                case.name,
+                f"{case.name}, {damage}" if damage else case.name,
                 " / ".join(case.metrics),
                 exact,
                 way,

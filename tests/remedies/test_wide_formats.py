@@ -1,0 +1,97 @@
+"""Float8 for single layers: by its name, or where every GPU has it; otherwise it is only offered."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, weights
+
+from onnxfq import AccuracyTarget, quantize
+from onnxfq.errors import DataError
+from onnxfq.pipeline import QuantizeResult
+from onnxfq.remedies.judge import can_multiply
+
+FORMAT = "float8e4m3fn"
+
+
+def spectrum() -> onnx.ModelProto:
+    """Powers over 60 dB whose fourth root counts: int8 loses the small ones, float8 has digits for them."""
+    return build(
+        """g (float[N,32] x) => (float[N,8] y) {
+            [mix] p = MatMul (x, mixing)
+            s = Sqrt (p)
+            r = Sqrt (s)
+            [last] y = MatMul (r, w) }""",
+        {
+            "mixing": np.abs(weights(32, 32)) * np.float32(0.02) + np.eye(32, dtype=np.float32),
+            "w": weights(32, 8),
+        },
+    )
+
+
+def powers(count: int = 48) -> dict[str, np.ndarray]:
+    """Return inputs of five decades."""
+    rng = np.random.default_rng(0)
+    return {"x": np.exp(rng.uniform(-9, 3, (count, 32))).astype(np.float32)}
+
+
+def run(**accuracy: object) -> QuantizeResult:
+    """Quantize with weights that stay, so that only formats differ."""
+    return quantize(spectrum(), powers(), accuracy=AccuracyTarget(**accuracy))
+
+
+def formats(result: QuantizeResult) -> set[str]:
+    """Return the formats of the activations."""
+    return {placement.spec.qtype.name for placement in result.plan.activations}
+
+
+@pytest.mark.parametrize("words", [{"fallback": FORMAT}, {"gpu": "SM89"}, {"gpu": "9.0"}])
+def test_a_wide_format_joins_where_it_is_allowed(words: dict[str, str]) -> None:
+    """Layers take it for what their outputs gain, and none stays in float."""
+    plain, result = run(repair=None), run(**words)
+    trial = result.trial("protected")
+    assert trial.is_kept and trial.after > trial.before + 3
+    assert FORMAT in formats(result) and formats(plain) == {"int8"}
+    assert sum(map(str.isdigit, str(result.plan.coverage()))) and len(result.plan.activations) == 2
+    assert result.evaluation.lowest_db > plain.evaluation.lowest_db + 3
+
+
+@pytest.mark.parametrize("gpu", [None, "SM75", "8.6"])
+def test_a_gpu_without_the_format_never_gets_it(gpu: str | None) -> None:
+    """It would not build there; the trial names the option that allows it, and what it would gain."""
+    result = run(gpu=gpu, repair=45.0)
+    assert formats(result) <= {"int8"}
+    trial = result.trial("protected")
+    assert trial.is_needed and any("--gpu SM89" in text and FORMAT in text for text in trial.texts)
+
+
+@pytest.mark.parametrize(
+    "gpu, capability", [("8.9", 89), ("SM89", 89), ("sm_120", 120), ("100", 100), ("7.5", 75)]
+)
+def test_compute_capabilities_are_read(gpu: str, capability: int) -> None:
+    """NVIDIA writes them with a point, and without one behind SM."""
+    assert AccuracyTarget(gpu=gpu).capability == capability
+
+
+@pytest.mark.parametrize("gpu", ["L4", "", "8", "SM8.9.1", "-8.9"])
+def test_other_words_are_no_gpu(gpu: str) -> None:
+    """The error says what is wanted."""
+    with pytest.raises(DataError, match="give its compute capability, such as 8.9 or SM89"):
+        AccuracyTarget(gpu=gpu)
+
+
+@pytest.mark.parametrize(
+    "qtype, capability, can",
+    [
+        ("int8", 75, True),
+        (FORMAT, 88, False),
+        (FORMAT, 89, True),
+        ("float4e2m1", 90, False),
+        ("int16", 120, False),
+    ],
+)
+def test_formats_of_gpus(qtype: str, capability: int, can: bool) -> None:
+    """NVIDIA's support matrix; a target without a table has no format by GPU."""
+    assert can_multiply("tensorrt", qtype, capability) is can
+    assert not can_multiply("onnxruntime", qtype, capability)
