@@ -1,20 +1,22 @@
 """Replay of feeds from a single pass: the first feed in advance, and some samples for what is chosen by runs.
 
 The samples of least digest are kept. Neither the order of the data nor its batches decide which they are.
+Runs of samples are kept if the data is a stream: each sample has the state that the one before leaves.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from itertools import chain
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 
 import numpy as np
 
 from onnxfq.data.batching import rebatch
 from onnxfq.data.digest import sample_digests
 from onnxfq.data.feeds import Feeds
-from onnxfq.data.inputs import Feed, Inputs, copy_feed, sample_count, samples
+from onnxfq.data.inputs import Feed, sample_count, samples
+from onnxfq.data.selection import Selection, count_bytes
 
 CHECK_BYTES = 64 << 20
 """Most bytes of samples that are kept from the pass, to choose by them and for the comparison at the end."""
@@ -26,69 +28,15 @@ LEAST_HELD_OUT = 8
 FEWEST_UNSEEN, MOST_UNSEEN = 16, 64
 """Bounds of the unseen quarter: fewer samples tell little, and more cost time."""
 
-_ALL = 1 << 256
-"""Above every digest."""
+RUN = 32
+"""Consecutive samples of a stream that are kept or left together: errors of the state add up over a run."""
+
+PER_STREAM = 4
+"""Factor of CHECK_SAMPLES and MOST_UNSEEN for a stream: neighbours tell nearly the same."""
 
 
-def count_bytes(sample: Feed) -> int:
-    """Return the bytes of the arrays of `sample`."""
-    return sum(array.nbytes for array in sample.values())
-
-
-class Selection:
-    """The samples of least digest, each once, as many as there is room for.
-
-    Attributes:
-        samples: copies of them, the one of least digest first; feeds that hold one sample each.
-        digests: of these samples.
-        counts: times that each of them came, by digest.
-    """
-
-    def __init__(self, inputs: Inputs, room: int, most: int, size: Callable[[Feed], int]) -> None:
-        """Start without samples.
-
-        Args:
-            inputs: of the model.
-            room: most that the sizes of all samples but a single one may sum up to.
-            most: number of samples.
-            size: of a sample.
-        """
-        self._inputs, self._room, self._most, self._size = inputs, room, most, size
-        self._sizes: list[int] = []
-        self._limit = _ALL  # the least digest for which there was no room; there is none for those above
-        self.digests: list[int] = []
-        self.samples: list[Feed] = []
-        self.counts: dict[int, int] = {}
-
-    def add(self, feed: Feed) -> list[Feed]:
-        """Keep copies of the samples of `feed` that belong to the selection; return those that do not.
-
-        Samples of earlier feeds that lose their place are returned too, as often as they came.
-        """
-        others: list[Feed] = []
-        for digest, sample in zip(
-            sample_digests(feed, self._inputs), samples(feed, self._inputs), strict=True
-        ):
-            at = bisect_left(self.digests, digest)
-            if digest >= self._limit:
-                others.append(sample)
-                continue
-            self.counts[digest] = self.counts.get(digest, 0) + 1
-            if digest in self.digests[at : at + 1]:
-                continue
-            self.digests.insert(at, digest)
-            self.samples.insert(at, copy_feed(sample))
-            self._sizes.insert(at, self._size(sample))
-            while len(self.samples) > self._most or (len(self.samples) > 1 and sum(self._sizes) > self._room):
-                self._limit = self.digests.pop()
-                others += [self.samples.pop()] * self.counts.pop(self._limit)
-                del self._sizes[-1]
-        return others
-
-    def repeated(self, start: int, stop: int | None = None) -> list[Feed]:
-        """Return the samples of these places, each as often as it came."""
-        places = range(len(self.samples))[start:stop]
-        return [self.samples[at] for at in places for _ in range(self.counts[self.digests[at]])]
+class StreamSamples(list[Feed]):
+    """Samples of a stream, run by run."""
 
 
 class KeptFeeds:
@@ -96,6 +44,7 @@ class KeptFeeds:
 
     Attributes:
         source: the feeds.
+        is_stream: whether runs of consecutive samples are kept together; set it before a pass.
         feeds: the selected samples, after a pass; of data that is read once only, all that can be read again.
         unseen: as many of them, those of least digest, as `rest` has left out; none before.
     """
@@ -104,7 +53,7 @@ class KeptFeeds:
 
     def __init__(self, source: Feeds) -> None:
         """Start without kept samples."""
-        self.source = source
+        self.source, self.is_stream = source, False
         self._begun: Iterator[Feed] | None = None
         self._selection, self._complete = self._select(), False
         self._held_out = self._total = 0
@@ -112,12 +61,14 @@ class KeptFeeds:
     @property
     def unseen(self) -> list[Feed]:
         """See the class."""
-        return self.feeds[: self._held_out]
+        feeds = self.feeds
+        return type(feeds)(feeds[: self._held_out])
 
     @property
     def feeds(self) -> list[Feed]:
         """See the class."""
-        return self._selection.samples
+        found = self._selection.samples
+        return StreamSamples(found) if self.is_stream else found
 
     def rest(self) -> Iterable[Feed]:
         """Return a pass over all feeds but a quarter of the samples, which are `unseen` from its end on.
@@ -146,6 +97,7 @@ class KeptFeeds:
         for feed in begun:
             total += sample_count(feed, self.source.inputs)
             yield from self._selection.add(feed)
+        yield from self._selection.end_run()
         self._total, self._complete = total, True
         self.hold_out()
         yield from self._selection.repeated(self._held_out)
@@ -156,7 +108,8 @@ class KeptFeeds:
         Half of the samples have narrower ranges than all, so that the SQNR is rather too low than too high.
         """
         if self._total >= LEAST_HELD_OUT:
-            share = min(max(self._total // 4, FEWEST_UNSEEN), MOST_UNSEEN)
+            most = MOST_UNSEEN * (PER_STREAM if self.is_stream else 1)
+            share = min(max(self._total // 4, FEWEST_UNSEEN), most)
             self._held_out = min(share, len(self.feeds) // 2)
 
     def again(self, held_out: Sequence[Feed] = (), with_unseen: bool = False) -> Iterable[Feed]:
@@ -167,13 +120,20 @@ class KeptFeeds:
         ids = {id(sample) for sample in (*(() if with_unseen else self.unseen), *held_out)}
         if not self.source.repeats:
             return [sample for sample in self.feeds if id(sample) not in ids]
-        selection = zip(self._selection.digests, self.feeds, strict=True)
-        digests = {digest for digest, sample in selection if id(sample) in ids}
-        return _Except(self.source, digests) if digests else self.source
+        left_out: Counter[int] = Counter()
+        kept = self._selection
+        for digest, sample, count in zip(kept.digests, kept.samples, kept.times, strict=True):
+            left_out[digest] += count if id(sample) in ids else 0
+        return _Except(self.source, left_out) if left_out.total() else self.source
 
     def read_first(self) -> Feed:
         """Return the first feed; the next pass still yields it."""
         return self._read_ahead(1)[0]
+
+    def read_samples(self, count: int) -> list[Feed]:
+        """Return the first `count` samples, fewer if they are large; the next pass still yields them."""
+        inputs = self.source.inputs
+        return list(islice((one for feed in self._read_ahead(count) for one in samples(feed, inputs)), count))
 
     def select(self, count: int) -> list[Feed]:
         """Return up to `count` kept samples that are not unseen; data that can be read again is read before.
@@ -184,6 +144,7 @@ class KeptFeeds:
             selection = self._select()
             for feed in self._read_ahead(count):
                 selection.add(feed)
+            selection.end_run()
             return selection.samples[:count]
         if not self._complete:
             for _ in self:
@@ -197,7 +158,8 @@ class KeptFeeds:
         return self._total < 4 * FEWEST_UNSEEN
 
     def _select(self) -> Selection:
-        return Selection(self.source.inputs, CHECK_BYTES, CHECK_SAMPLES, count_bytes)
+        length, times = (RUN, PER_STREAM) if self.is_stream else (1, 1)
+        return Selection(self.source.inputs, CHECK_BYTES, times * CHECK_SAMPLES, count_bytes, length)
 
     def _read_ahead(self, count: int) -> list[Feed]:
         """Return up to `count` feeds, or CHECK_BYTES of them; the next pass still yields them."""
@@ -222,6 +184,7 @@ class KeptFeeds:
             total += sample_count(feed, self.source.inputs)
             self._selection.add(feed)
             yield feed
+        self._selection.end_run()
         self._total, self._complete = total, True
 
 
@@ -238,17 +201,21 @@ class _Rest:
 
 
 class _Except:
-    """Feeds without samples of some digests; each iteration is a pass over the data."""
+    """Feeds without samples of some digests, each so many times; each iteration is a pass over the data."""
 
     lasting = True
 
-    def __init__(self, source: Feeds, digests: Set[int]) -> None:
-        self._source, self._digests = source, digests
+    def __init__(self, source: Feeds, left_out: Mapping[int, int]) -> None:
+        self._source, self._left_out = source, left_out
 
     def __iter__(self) -> Iterator[Feed]:
-        inputs = self._source.inputs
+        inputs, left = self._source.inputs, Counter(self._left_out)
         for feed in self._source:
-            stays = [digest not in self._digests for digest in sample_digests(feed, inputs)]
+            stays = []
+            for digest in sample_digests(feed, inputs):
+                stays.append(not left[digest])
+                if left[digest]:
+                    left[digest] -= 1
             if all(stays):
                 yield feed
             elif any(stays):

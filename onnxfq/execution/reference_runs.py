@@ -27,8 +27,8 @@ class ReferenceRuns:
     """Runs of a float model on feeds that several quantized models are compared on.
 
     The first LEAST_FEEDS outputs are kept. They are computed in the background, while the main thread
-    calibrates and inserts, which takes one core. Models that are compared on a GPU or one at a time, and
-    models with large outputs, run when they are compared.
+    calibrates and inserts, which takes one core. Models that are compared on a GPU or one at a time, models
+    that feed state back, and models with large outputs run when they are compared.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ReferenceRuns:
     ) -> None:
         """Store the float model and what judges it; nothing runs yet."""
         self._side = Side(reference, [*output_names(reference), *judged.inner], exact=False)
-        self._threads, self._device = threads, device
+        self._threads, self._device, self._feeds_back = threads, device, bool(judged.states)
         self._feeds: list[Feed] = []
         self._stopped = Event()
         self._pool: ThreadPoolExecutor | None = None
@@ -56,7 +56,7 @@ class ReferenceRuns:
         if not first or not self._side.fetches or _is_same(first, self._feeds):
             return
         alone = (self._threads or count_cores()) < 2 or choose_device(self._device) != "cpu"
-        if alone or weight_bytes(self._side.proto) > ONE_PIECE:
+        if alone or self._feeds_back or weight_bytes(self._side.proto) > ONE_PIECE:
             return
         self._stop()
         self._stopped.clear()

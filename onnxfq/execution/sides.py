@@ -14,6 +14,7 @@ import onnx
 from onnxfq.choices import DEFAULT_MEMORY, DeviceChoice
 from onnxfq.data import Feed, copy_feeds
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
+from onnxfq.execution.sequences import FedBack
 from onnxfq.graph.external.sizes import ONE_PIECE, limit_in_memory, weight_bytes
 from onnxfq.graph.segments import most_alive
 from onnxfq.graph.signature import with_outputs
@@ -78,16 +79,19 @@ def run_sides(
     threads: int,
     wanted: DeviceChoice,
     part: int | None = None,
+    fed_back: FedBack | None = None,
 ) -> Generator[Results, None, None]:
     """Yield the results of all sides for every feed; the first feed decides whether they run on a GPU.
 
-    With `part`, no feed is run ahead of the part of so many feeds that it belongs to.
+    With `part`, no feed is run ahead of the part of so many feeds that it belongs to. With `fed_back`, feeds
+    run one after the other, and all sides but the first, the reference, are given their own state.
     """
     device = choose_device(wanted)
     source: Iterator[tuple[int, Feed]] = enumerate(copy_feeds(feeds))
 
     def open_sessions(chosen: Sequence[Side], count: int) -> Callable[[tuple[int, Feed]], Results]:
         sessions = [side.session(count, device) for side in chosen]
+        numbers = [[one is side for one in sides].index(True) for side in chosen]
 
         def place(feed: Feed) -> Feed | PlacedFeed:
             return feed if device == "cpu" else PlacedFeed.from_feed(feed, device)
@@ -95,7 +99,12 @@ def run_sides(
         def run(numbered: tuple[int, Feed]) -> Results:
             number, feed = numbered
             given = place(feed)  # copied to a GPU once, not once per model
-            found = [one.run(given, side.fetches) for one, side in zip(sessions, chosen, strict=True)]
+            found: list[Outputs] = []
+            for one, side, model in zip(sessions, chosen, numbers, strict=True):
+                own = feed if fed_back is None else fed_back.give(model, number, feed)
+                found.append(one.run(given if own is feed else place(own), side.fetches))
+                if fed_back is not None:
+                    fed_back.take(model, found[-1])
             for outputs, one, side in zip(found, sessions, chosen, strict=True):
                 if side.again and number < WEIGHT_FEEDS:
                     outputs += one.run(place({**feed, **side.again}), side.fetches)
@@ -125,7 +134,8 @@ def run_sides(
         return None if alive is None else alive * len(sides)
 
     def open_runs(chosen: Sequence[Side]) -> closing[ParallelRuns[tuple[int, Feed], Results]]:
-        return closing(ParallelRuns(partial(open_sessions, chosen), threads, DEFAULT_MEMORY // 2, needed))
+        room = 0 if fed_back else DEFAULT_MEMORY // 2  # without room for a second feed they run in order
+        return closing(ParallelRuns(partial(open_sessions, chosen), threads, room, needed))
 
     parts = iter(lambda: list(islice(source, part)), []) if part else [source]
     if part and any(side.bytes > ONE_PIECE for side in sides):

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Feed
 from onnxfq.data.outputs import FlatOutput
+from onnxfq.data.replay import StreamSamples
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, ModelError
+from onnxfq.execution.sequences import FedBack
 from onnxfq.execution.toggled_segments import State, SwitchedSegments
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import TRANSPOSES
@@ -35,10 +37,14 @@ from onnxfq.stages.options import RunOptions
 
 
 def first_feeds(kept: Sequence[Feed], count: int) -> list[Feed]:
-    """Return the first `count` of the kept feeds, or all if they are fewer. Raises DataError without."""
+    """Return the first `count` of the kept feeds, or all if they are fewer. Raises DataError without.
+
+    They are from several places of a stream, because its neighbours are alike.
+    """
     if not kept:
         raise DataError("measuring the noise of layers needs data; give data")
-    return list(kept[:count])
+    step = max(1, len(kept) // count) if isinstance(kept, StreamSamples) else 1
+    return list(kept[::step][:count])
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class QuantizerToggles:
         self.proto, self._threads = proto, threads or count_cores()
         self._model = SwitchedSegments(proto, [*judged.deciding, *self.results])
         self._switches = {tensor: number for number, tensor in enumerate(switched_tensors(plan))}
-        self._float: dict[int, tuple[Feed, list[FlatOutput]]] = {}
+        self._float: dict[int, tuple[Feed, Feed]] = {}
 
     @staticmethod
     def open(
@@ -179,14 +185,21 @@ class QuantizerToggles:
 
         A ratio is the squared error over the squared float value, each summed over all feeds; inf if the
         model overflows. It is the measure of `CandidateScore.lowest_db`. The results in float are kept for
-        the next call with the same feeds.
+        the next call with the same feeds. A
+        stream is run in sequences, as there.
         """
+        fed_back = self._follow(feeds)
         starts = [self._model.first(state) for state in states]
         traced = sum(start > 0 for start in starts) > 1
         found: list[list[list[ErrorSums]]] = [[] for _ in states]
         with ThreadPoolExecutor(self._threads) as pool:
-            flying = []
-            for feed in feeds:
+            flying: list[tuple[list[list[ErrorSums]], Future[list[list[ErrorSums]]]]] = []
+            if fed_back is not None:
+                flying = [
+                    (into, pool.submit(self._compare_sequence, feeds, state, fed_back, model))
+                    for model, (into, state) in enumerate(zip(found, states, strict=True), 1)
+                ]
+            for feed in feeds if fed_back is None else ():
                 # Only the runs of a feed hold its trace, which is freed after them. They can wait for it:
                 # it was submitted before them, and thus has a thread.
                 trace = pool.submit(self._trace, feed) if traced or id(feed) not in self._float else None
@@ -195,7 +208,7 @@ class QuantizerToggles:
                     for into, state, start in zip(found, states, starts, strict=True)
                 ]
             for number, (into, run) in enumerate(flying, 1):
-                into.append(run.result())
+                into += run.result()
                 if progress is not None:
                     progress(number)
         parts = [len(self.judged.parts.get(name, ())) for name in self.judged.deciding]
@@ -205,21 +218,48 @@ class QuantizerToggles:
     def _trace(self, feed: Feed) -> list[Feed]:
         """Return the tensors of the float model before each segment; keep those that decide."""
         trace = self._model.trace(feed, self.nothing)
-        self._float[id(feed)] = feed, [FlatOutput.of(trace[-1][name]) for name in self.judged.deciding]
+        names = (*self.judged.deciding, *self.judged.states)
+        self._float[id(feed)] = feed, {name: trace[-1][name] for name in names}
         return trace
+
+    def _follow(self, feeds: Sequence[Feed]) -> FedBack | None:
+        """Return the state of the float model on `feeds`; None if none of them continues the one before."""
+        fed_back = FedBack(self.judged.states, [*self.judged.states])
+        for number, feed in enumerate(feeds if self.judged.states else ()):
+            if id(feed) not in self._float:
+                self._trace(feed)
+            fed_back.give(0, number, feed)
+            fed_back.take(0, [self._float[id(feed)][1][name] for name in self.judged.states])
+        longest = max((n for of in self.judged.states.values() for n in fed_back.lengths(of)), default=0)
+        return fed_back if longest > 1 else None
+
+    def _compare_sequence(
+        self, feeds: Sequence[Feed], state: State, fed_back: FedBack, model: int
+    ) -> list[list[ErrorSums]]:
+        """Return the error of each deciding part on each feed of a model that takes its own state."""
+        found = []
+        for number, feed in enumerate(feeds):
+            made = self._model.run(fed_back.give(model, number, feed), state)
+            fed_back.take(model, [made[name] for name in self.judged.states])
+            found.append(self._errors(feed, made))
+        return found
 
     def _compare(
         self, feed: Feed, state: State, trace: Future[list[Feed]] | None, start: int
-    ) -> list[ErrorSums]:
+    ) -> list[list[ErrorSums]]:
         """Return the error of each deciding part on one feed, from segment `start` on with a trace."""
         made = (
             self._model.run(feed, state)
             if trace is None
             else self._model.run(trace.result()[start], state, start)
         )
+        return [self._errors(feed, made)]
+
+    def _errors(self, feed: Feed, made: Feed) -> list[ErrorSums]:
         found: list[ErrorSums] = []
-        for name, want in zip(self.judged.deciding, self._float[id(feed)][1], strict=True):
-            parts, have = self.judged.parts.get(name, ()), FlatOutput.of(made[name])
+        for name in self.judged.deciding:
+            parts = self.judged.parts.get(name, ())
+            want, have = (FlatOutput.of(given[name]) for given in (self._float[id(feed)][1], made))
             # The boxes of a detector may differ in number, and are then left out.
             same = want.form == have.form
             found += part_sums(parts, want.array, have.array) if same else [ErrorSums()] * max(len(parts), 1)

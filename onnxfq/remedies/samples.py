@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from onnxfq.data import Feed
+from onnxfq.data.replay import StreamSamples
 
 CHOOSING = 8
 """Most samples that choose; at most a third of those that are kept."""
@@ -30,12 +31,16 @@ def split_samples(kept: Sequence[Feed]) -> Split:
 
     With fewer than SHARED samples half choose, half prove, and `unused` is `kept` itself. A single sample
     both chooses and proves, which proves nothing.
+    A third of a stream chooses, and another third proves, each in the order of the runs.
     """
     if len(kept) < 2:
         return Split(kept, kept, kept)
     if len(kept) < SHARED:
         middle = len(kept) // 2
         return Split(kept[:middle], kept[middle:], kept)
-    proving, choosing = min(PROVING, len(kept) // 3), min(CHOOSING, len(kept) // 3)
+    third = len(kept) // 3
+    is_stream = isinstance(kept, StreamSamples)
+    proving, choosing = (third, third) if is_stream else (min(PROVING, third), min(CHOOSING, third))
     end = proving + choosing
-    return Split(kept[proving:end], kept[:proving], kept[end:])
+    parts = kept[proving:end], kept[:proving], kept[end:]
+    return Split(*map(StreamSamples, parts)) if is_stream else Split(*parts)

@@ -20,7 +20,7 @@ from onnxfq.calibration.weights import InputMoments
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed, sample_count
 from onnxfq.data.model_inputs import input_specs
-from onnxfq.data.replay import Selection
+from onnxfq.data.selection import Selection
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.execution.activation_store import ArrayStore

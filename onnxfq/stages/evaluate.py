@@ -62,7 +62,10 @@ def evaluate(
     # In the order of computation: the first low score shows where the noise arises.
     tensors = [name for node in base.graph.node for name in node.output if name in quantized]
     # Number and variety of samples matter for calibration only.
-    feeds = open_feeds(base, data, options.batch, replace(options.data, survey=False))
+    judged = judge_given(base)
+    # State passes from one sample to the next; with batch 0 feeds stay as they are given.
+    batch = min(options.batch, 1) if judged.states else options.batch
+    feeds = open_feeds(base, data, batch, replace(options.data, survey=False))
     found = score_models(
         base,
         candidates,
@@ -75,7 +78,7 @@ def evaluate(
         progress=options.stage("evaluate", feeds.runs),
         device=options.device,
         exact=options.exact,
-        judged=_keep_common(judge_given(base), candidates.values()),
+        judged=_keep_common(judged, candidates.values()),
     )
     return found.model_copy(update={"notes": (*found.notes, *notes)})
 
@@ -93,7 +96,8 @@ def compare_forms(
     """Compare a quantized model with the float model, or note the reason not to.
 
     With options.exact both forms are compared on all kept feeds, without graph optimisation. Otherwise they
-    are taken until the figures are stable, and of twins the faster form is compared.
+    are taken until the figures are stable, and of twins the faster form is compared. With state that is fed
+    back all of them are run.
 
     Args:
         inputs: the float model, and the samples that were kept for this.
@@ -104,7 +108,7 @@ def compare_forms(
         floats: runs of the float model on these feeds.
         feeds: the samples, all of which are compared; None for as many of those that are kept as are needed.
     """
-    until_stable = not options.exact and feeds is None
+    until_stable = not options.exact and feeds is None and not inputs.judged.states
     feeds = inputs.kept if feeds is None else feeds
     lacking = explain_unsupported(qdq)
     notes = [f"Q/DQ model not run: {lacking}"] if lacking else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,8 @@ from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import explain_mode
 from onnxfq.errors import RecipeError
+from onnxfq.execution.sequences import STREAM_FEEDS, FedBack
+from onnxfq.execution.sides import Side, run_sides
 from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_stored_in
 from onnxfq.graph.external.sizes import STAGED, is_large
 from onnxfq.graph.external.tensor import is_external
@@ -122,9 +125,20 @@ def open_inputs(
     if feeds is not None and not observed and lacks_ranks(loaded):
         ranked = with_run_ranks(loaded, feeds.read_first())
     runs = None if opened is None else opened.runs
-    return QuantizeSession(
-        reference, loaded, ranked, feeds, runs, scratch or scratch_for(loaded.proto, folder, STAGED)
-    )
+    scratch = scratch or scratch_for(loaded.proto, folder, STAGED)
+    session = QuantizeSession(reference, loaded, ranked, feeds, runs, scratch)
+    if feeds is not None and session.judged.states:
+        feeds.is_stream = _is_stream(session, feeds.read_samples(STREAM_FEEDS), options)
+    return session
+
+
+def _is_stream(session: QuantizeSession, first: Sequence[Feed], options: RunOptions) -> bool:
+    """Tell whether samples have the state that the float model leaves on the one before."""
+    outputs = [*session.judged.states]
+    fed_back, side = FedBack(session.judged.states, outputs), Side(session.compared, outputs, exact=False)
+    for _ in run_sides([side], first, options.threads, options.device, fed_back=fed_back):
+        pass
+    return fed_back.is_stream
 
 
 def embed_weights(model: Model, proto: onnx.ModelProto) -> onnx.ModelProto:

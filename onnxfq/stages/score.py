@@ -15,6 +15,7 @@ from onnxfq.data.labels import count_right, predict_classes, refuse_label_count
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
 from onnxfq.execution.candidate_sums import CandidateSums
+from onnxfq.execution.sequences import FedBack
 from onnxfq.execution.sides import LEAST_FEEDS, Outputs, Side, run_sides
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.signature import output_names
@@ -45,6 +46,8 @@ def score_models(
     have the share of equal elements. Floats are left out for a feed on which they have another size along
     an axis that the reference leaves open, such as the boxes of a detector.
 
+    A candidate takes the state that it left on the feed before, if the feed has what the reference left.
+
     Args:
         reference: the float model.
         candidates: models with the same outputs, by name.
@@ -61,7 +64,7 @@ def score_models(
         until_stable: stop before the end once the SQNR of every output has a standard error below STABLE_DB,
             or less by as much as the feeds are fewer than SURE_FEEDS.
         expected: the outputs, and the inner tensors of `judged`, of the reference on the feeds, if it has run
-            already; `tensors` must be empty.
+            already; `tensors` must be empty. A model with state that is fed back runs again.
         weights_alone: run candidates from `switch_activations` on the first feeds with activations in float
             too.
         judged: of the reference; its inner tensors and parts of outputs are scored, and what decides nothing
@@ -87,11 +90,13 @@ def score_models(
         for name, proto in candidates.items()
     ]
     sides = [run.side for run in runs]
+    fed_back = FedBack(judged.states, names) if judged.states else None
+    expected = None if fed_back else expected
     if expected is None:
         sides.insert(0, Side(reference, [*names, *tensors], exact=False))
     right, done, row = 0, 0, 0
-    part = LEAST_FEEDS if until_stable else None
-    with closing(run_sides(sides, feeds, threads, device, part)) as outputs:
+    part = LEAST_FEEDS if until_stable or fed_back else None
+    with closing(run_sides(sides, feeds, threads, device, part, fed_back)) as outputs:
         known = None if expected is None else ([first] for first in expected)
         rows = outputs if known is None else map(list.__add__, known, outputs)
         for wanted, *results in rows:
@@ -108,7 +113,7 @@ def score_models(
             done += 1
             if progress is not None:
                 progress(done)
-            if part and done % part == 0 and all(run.is_stable for run in runs):
+            if until_stable and done % LEAST_FEEDS == 0 and all(run.is_stable for run in runs):
                 break
     if labels is not None and row != labels.size and not more_labels:
         raise refuse_label_count(labels, str(row), names[0])
@@ -124,11 +129,21 @@ def score_models(
             ),
             *(
                 f"output {name!r} counts as state that input {of!r} takes: its SQNR judges nothing"
+                + _describe_run(fed_back.lengths(of) if fed_back else [])
                 for name, of in judged.states.items()
             ),
             *(note for run in runs for note in run.notes(done)),
         ),
     )
+
+
+def _describe_run(lengths: Sequence[int]) -> str:
+    """Return how a state was given to candidates, for sequences of these lengths; "" without feeds."""
+    if max(lengths, default=0) > 1:
+        total = sum(lengths)
+        given = f"state fed back to {total - len(lengths)} of {total} feeds"
+        return f"; sequences of up to {max(lengths)} feeds were run, {given}"
+    return "; no feed has the state that the one before leaves, and frames were compared" if lengths else ""
 
 
 def _read_declared_sizes(reference: onnx.ModelProto) -> dict[str, list[int | None]]:

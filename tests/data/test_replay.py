@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from onnxfq.data import InputSpec, sample_digest
 from onnxfq.data.model_inputs import input_specs
-from onnxfq.data.replay import CHECK_SAMPLES, MOST_UNSEEN, KeptFeeds, Selection, count_bytes
+from onnxfq.data.replay import CHECK_SAMPLES, MOST_UNSEEN, KeptFeeds
+from onnxfq.data.selection import Selection, count_bytes
 from onnxfq.stages.options import open_feeds
 
 SPECS = (InputSpec("x", np.dtype(np.float32), (None, None)),)

@@ -173,7 +173,8 @@ def test_state_decides_nothing() -> None:
     assert [(one.output, one.decides) for one in candidate.outputs] == [("y", True), ("hn", False)]
     assert candidate.lowest_db == candidate.outputs[0].sqnr_db
     assert result.evaluation.notes == (
-        "output 'hn' counts as state that input 'h' takes: its SQNR judges nothing",
+        "output 'hn' counts as state that input 'h' takes: its SQNR judges nothing; no feed has the state "
+        "that the one before leaves, and frames were compared",
     )
 
 

@@ -1,0 +1,109 @@
+"""`Selection`: the samples of least digest in a pass, alone or in runs of consecutive ones.
+
+Neither the order of the data nor its batches decide which samples are kept. Runs are of consecutive samples:
+only there the order counts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import NamedTuple
+
+from onnxfq.data.digest import sample_digests
+from onnxfq.data.inputs import Feed, Inputs, copy_feed, samples
+
+_ALL = 1 << 256
+"""Above every digest."""
+
+
+def count_bytes(sample: Feed) -> int:
+    """Return the bytes of the arrays of `sample`."""
+    return sum(array.nbytes for array in sample.values())
+
+
+class _Run(NamedTuple):
+    """Consecutive samples, the digest of each and of all, and the sum of their sizes."""
+
+    digest: int
+    digests: list[int]
+    samples: list[Feed]
+    size: int
+
+
+class Selection:
+    """The runs of samples of least digest, each once, as many as there is room for."""
+
+    def __init__(
+        self, inputs: Inputs, room: int, most: int, size: Callable[[Feed], int], length: int = 1
+    ) -> None:
+        """Start without samples.
+
+        Args:
+            inputs: of the model.
+            room: most that the sizes of all samples but those of a single run may sum up to.
+            most: number of samples, at least `length`.
+            size: of a sample.
+            length: consecutive samples of a run. One that takes half of the room has fewer.
+        """
+        self._inputs, self._room, self._most, self._size = inputs, room, most, size
+        self._length = length
+        self._begun: list[tuple[int, Feed]] = []
+        self._runs: list[_Run] = []
+        self._limit = _ALL  # the least digest for which there was no room; there is none for those above
+        self._counts: dict[int, int] = {}
+
+    @property
+    def samples(self) -> list[Feed]:
+        """Copies of the samples, the run of least digest first; feeds that hold one sample each."""
+        return [sample for run in self._runs for sample in run.samples]
+
+    @property
+    def digests(self) -> list[int]:
+        """The digests of these samples."""
+        return [digest for run in self._runs for digest in run.digests]
+
+    @property
+    def times(self) -> list[int]:
+        """How often the run of each of them came."""
+        return [self._counts[run.digest] for run in self._runs for _ in run.samples]
+
+    def add(self, feed: Feed) -> list[Feed]:
+        """Keep copies of the samples of `feed` that belong to the selection; return those that do not.
+
+        Samples of earlier feeds that lose their place are returned too, as often as they came.
+        """
+        others: list[Feed] = []
+        for one in zip(sample_digests(feed, self._inputs), samples(feed, self._inputs), strict=True):
+            self._begun.append(one)
+            is_full = len(self._begun) == self._length
+            if is_full or 2 * sum(self._size(sample) for _, sample in self._begun) > self._room:
+                others += self.end_run()
+        return others
+
+    def end_run(self) -> list[Feed]:
+        """End the run, as at the end of a pass; return the samples that have no place, as `add` does."""
+        begun, self._begun = self._begun, []
+        digest = sum(digest for digest, _ in begun) % _ALL
+        if not begun or digest >= self._limit:
+            return [sample for _, sample in begun]
+        self._counts[digest] = self._counts.get(digest, 0) + 1
+        if self._counts[digest] > 1:
+            return []
+        copies = [copy_feed(sample) for _, sample in begun]
+        run = _Run(digest, [one for one, _ in begun], copies, sum(map(self._size, copies)))
+        self._runs.insert(bisect_left([one.digest for one in self._runs], digest), run)
+        others: list[Feed] = []
+        while len(self.samples) > self._most or self._lacks_room():
+            last = self._runs.pop()
+            self._limit = last.digest
+            others += last.samples * self._counts.pop(last.digest)
+        return others
+
+    def _lacks_room(self) -> bool:
+        return len(self._runs) > 1 and sum(run.size for run in self._runs) > self._room
+
+    def repeated(self, start: int, stop: int | None = None) -> list[Feed]:
+        """Return the samples of these places, each as often as its run came."""
+        counted = list(zip(self.samples, self.times, strict=True))[start:stop]
+        return [sample for sample, count in counted for _ in range(count)]

@@ -1,0 +1,240 @@
+"""Networks that feed their state back: sequences are run where the data is a stream, frames elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, weights
+
+import onnxfq
+from onnxfq.data.replay import CHECK_SAMPLES, FEWEST_UNSEEN, MOST_UNSEEN, PER_STREAM, RUN, StreamSamples
+from onnxfq.execution.sequences import FedBack, is_continued
+from onnxfq.graph.external.sizes import ONE_PIECE
+from onnxfq.remedies.candidate import Sources, build_candidate
+from onnxfq.remedies.judge import Judge
+from onnxfq.remedies.quantizer_toggles import first_feeds
+from onnxfq.remedies.samples import split_samples
+from onnxfq.report.text import quantize_summary
+from onnxfq.runtime.session import Session
+from onnxfq.stages.inputs import open_inputs
+from onnxfq.stages.options import QuantizeOptions
+
+STATES, FEEDS = 8, 240
+TURN = np.linalg.qr(weights(STATES, STATES, seed=5))[0].astype(np.float32)
+SLOW = build(
+    f"""g (float[N,4] x, float[N,{STATES}] h) => (float[N,4] y, float[N,{STATES}] hn) {{
+        a = MatMul (x, w) b = MatMul (h, u) s = Add (a, b) hn = Tanh (s) y = MatMul (hn, v) }}""",
+    {"w": weights(4, STATES, seed=1) / 64, "u": TURN * np.float32(0.99), "v": weights(STATES, 4, seed=2)},
+)
+"""A network that remembers some 100 feeds: its state turns, and hardly shrinks."""
+
+Feed = dict[str, np.ndarray]
+
+
+def run(model: onnx.ModelProto, feed: Feed) -> list[np.ndarray]:
+    """Outputs of one feed."""
+    return SESSIONS.setdefault(id(model), Session(model, 1, exact=True)).run(feed)
+
+
+SESSIONS: dict[int, Session] = {}
+
+
+def record(count: int = FEEDS, seed: int = 0) -> list[Feed]:
+    """Feeds with the state that the float model leaves on the one before, from zeros on."""
+    x = np.random.default_rng(seed).normal(size=(count, 1, 4)).astype(np.float32)
+    feeds, state = [], np.zeros((1, STATES), np.float32)
+    for row in x:
+        feeds.append({"x": row, "h": state})
+        state = run(SLOW, feeds[-1])[1]
+    return feeds
+
+
+STREAM = record()
+
+
+def by_hand(model: onnx.ModelProto, feeds: list[Feed], starts: set[int]) -> float:
+    """SQNR in dB of `y`, of a model that takes its own state but for the feeds at `starts`."""
+    signal = noise = 0.0
+    state: np.ndarray | None = None
+    for number, feed in enumerate(feeds):
+        want = run(SLOW, feed)[0].astype(np.float64)
+        got, state = run(model, feed if number in starts or state is None else {**feed, "h": state})
+        signal += float(np.square(want).sum())
+        noise += float(np.square(want - got).sum())
+    return 10 * np.log10(signal / noise)
+
+
+def places_of(kept: list[Feed], feeds: list[Feed]) -> list[int]:
+    """Places of kept feeds in the data."""
+    places = {feed["x"].tobytes(): number for number, feed in enumerate(feeds)}
+    return [places[feed["x"].tobytes()] for feed in kept]
+
+
+@pytest.fixture(scope="module")
+def simulation() -> onnx.ModelProto:
+    """The network in int8."""
+    return onnxfq.quantize(SLOW, STREAM, accuracy=onnxfq.AccuracyTarget(repair=None)).simulation
+
+
+@pytest.mark.parametrize(
+    ("batch", "threads", "piece"),
+    [(1, 1, ONE_PIECE), (8, 2, ONE_PIECE), (0, 2, ONE_PIECE), (1, 1, 0)],
+    ids=["samples", "batches", "as given", "one model at a time"],
+)
+def test_a_stream_is_run_as_sequences(
+    simulation: onnx.ModelProto, batch: int, threads: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SQNR is that of a loop that feeds the state back, and much lower than that of frames."""
+    monkeypatch.setattr("onnxfq.execution.sides.ONE_PIECE", piece)
+    options = onnxfq.RunOptions(batch=batch, threads=threads, exact=True)
+    found = onnxfq.evaluate(SLOW, simulation, STREAM, options=options)
+    stream, frames = by_hand(simulation, STREAM, {0}), by_hand(simulation, STREAM, set(range(FEEDS)))
+    # The reference runs optimised, with sums in another order.
+    assert found.lowest_db == pytest.approx(stream, abs=1e-3) and stream < frames - 6
+    assert any(f"sequences of up to {FEEDS} feeds were run, state fed back" in note for note in found.notes)
+
+
+def test_sequences_end_where_the_data_begins_anew(simulation: onnx.ModelProto) -> None:
+    """Two recordings in a row: the second begins with the state of the data."""
+    feeds = STREAM[:60] + record(40, seed=1)
+    found = onnxfq.evaluate(SLOW, simulation, feeds, options=onnxfq.RunOptions(exact=True))
+    assert found.lowest_db == pytest.approx(by_hand(simulation, feeds, {0, 60}), abs=1e-3)
+    assert any("sequences of up to 60 feeds" in note for note in found.notes)
+
+
+def test_frames_are_compared_without_a_stream(simulation: onnx.ModelProto) -> None:
+    """Feeds in the wrong order have the figure of single runs, and a note says so."""
+    feeds = STREAM[::-1]
+    found = onnxfq.evaluate(SLOW, simulation, feeds, options=onnxfq.RunOptions(exact=True))
+    assert found.lowest_db == pytest.approx(by_hand(simulation, feeds, set(range(FEEDS))), abs=1e-3)
+    assert any("frames were compared" in note for note in found.notes)
+    session = open_inputs(SLOW, feeds, onnxfq.load_recipe("tensorrt-int8"), QuantizeOptions())
+    assert session.feeds is not None and not session.feeds.is_stream
+
+
+def test_the_summary_has_the_figure_of_sequences() -> None:
+    """The compared samples are unseen runs of the stream, whose SQNR is that of a loop over each run."""
+    off, options = onnxfq.AccuracyTarget(repair=None), QuantizeOptions(exact=True)
+    recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
+    result = onnxfq.quantize(SLOW, STREAM, recipe=recipe, accuracy=off, options=options)
+    session = open_inputs(SLOW, STREAM, recipe, options)
+    simulation = build_candidate(session, recipe, Sources(), options).simulate()
+    kept = session.kept
+    seen = places_of(kept, STREAM)
+    assert result.evaluation.feeds == len(kept) == FEEDS // 4
+    starts = {at for at in range(len(kept)) if at == 0 or seen[at] != seen[at - 1] + 1}
+    assert len(starts) <= -(-len(kept) // RUN)
+    assert result.evaluation.lowest_db == pytest.approx(by_hand(simulation, kept, starts), abs=1e-3)
+    longest = max(b - a for a, b in itertools.pairwise([*sorted(starts), len(kept)]))
+    assert longest >= RUN
+    assert f"sequences of up to {longest} feeds were run, state fed back" in quantize_summary(result)
+
+
+@pytest.mark.parametrize("count", [8, 20, 100, 240, 1200])
+def test_runs_of_a_stream_are_unseen(count: int) -> None:
+    """Whatever the batch, the same runs are kept back; the others are passed on, each feed once."""
+    feeds = record(count)
+    known = None
+    for batch, once in itertools.product([1, 8, 0], [False, True]):
+        options = QuantizeOptions(batch=batch)
+        recipe = onnxfq.load_recipe("tensorrt-int8")
+        session = open_inputs(SLOW, iter(feeds) if once else feeds, recipe, options)
+        assert session.feeds is not None and session.feeds.is_stream
+        rest = list(rows(session.feeds.rest()))
+        unseen = places_of(session.kept, feeds)
+        assert sorted(places_of(rest, feeds) + unseen) == list(range(count))
+        kept = len(session.feeds.feeds)
+        assert kept > min(count, PER_STREAM * CHECK_SAMPLES) - RUN
+        assert len(unseen) == min(max(count // 4, FEWEST_UNSEEN), PER_STREAM * MOST_UNSEEN, kept // 2)
+        breaks = sum(b != a + 1 for a, b in itertools.pairwise(unseen))
+        assert breaks < max(len(unseen) / RUN, 1) + 1
+        known = known or unseen
+        assert unseen == known
+        if not once:
+            assert places_of(list(rows(session.feeds.again())), feeds) == sorted(places_of(rest, feeds))
+
+
+def rows(feeds: object) -> Iterator[Feed]:
+    """Yield the samples of feeds."""
+    for feed in feeds:  # type: ignore[attr-defined]
+        for at in range(len(feed["x"])):
+            yield {name: array[at : at + 1] for name, array in feed.items()}
+
+
+def test_layers_are_switched_in_sequences() -> None:
+    """The noise with everything quantized is that of the judge, and thus that of the summary."""
+    options, recipe = QuantizeOptions(exact=True), onnxfq.load_recipe("tensorrt-int8")
+    session = open_inputs(SLOW, STREAM, recipe, options)
+    candidate = build_candidate(session, recipe, Sources(), options)
+    judge, board = Judge(candidate, options, Sources()), candidate.open_toggles(options)
+    for feeds in split_samples(judge.kept)[:2]:
+        nothing, noise = board.noise(feeds, [board.nothing, board.everything])
+        assert nothing < 1e-10  # its own state, which the data has from another session
+        assert -10 * np.log10(noise) == pytest.approx(judge.score([candidate], feeds)[0], abs=1e-3)
+    places = places_of(first_feeds(judge.kept, 2), STREAM)
+    assert abs(places[1] - places[0]) > 1
+
+
+def test_a_promise_is_kept_in_sequences() -> None:
+    """The promised SQNR is that of sequences; the result has as much on the samples that prove it."""
+    recipe = onnxfq.load_recipe("tensorrt-int8").override(weights={"rounding": "nearest"})
+    off = onnxfq.quantize(SLOW, STREAM, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None))
+    wanted = off.evaluation.lowest_db + 3
+    kept = onnxfq.quantize(
+        SLOW, STREAM, recipe=recipe, accuracy=onnxfq.AccuracyTarget(min_sqnr=wanted, repair=None)
+    )
+    assert kept.trial("promised").is_kept and kept.evaluation.lowest_db >= wanted
+    assert any("state fed back" in note for note in kept.evaluation.notes)
+
+
+def test_the_same_trials_for_every_batch() -> None:
+    """Remedies are tried and kept alike, with the same figures to the last bit."""
+    accuracy = onnxfq.AccuracyTarget(repair="thorough")
+    found = [
+        [
+            trial.model_copy(update={"seconds": 0.0, "evidence": None})
+            for trial in onnxfq.quantize(
+                SLOW, STREAM, accuracy=accuracy, options=onnxfq.RunOptions(batch=batch, exact=True)
+            ).trials
+        ]
+        for batch in (1, 8, 0)
+    ]
+    assert found[0] == found[1] == found[2]
+    assert any(trial.before is not None for trial in found[0])
+
+
+def test_thirds_of_a_stream_judge() -> None:
+    """A third chooses, a third proves and a third is for the report, each in the order of the data."""
+    split = split_samples(StreamSamples(STREAM[:90]))
+    assert [list(part) for part in (split.proving, split.choosing, split.unused)] == [
+        STREAM[:30],
+        STREAM[30:60],
+        STREAM[60:90],
+    ]
+
+
+def test_rounding_continues_a_state_and_another_state_does_not() -> None:
+    """A state of another runtime differs in its last digits, that of another feed in the first."""
+    state = np.random.default_rng(0).normal(size=(1, STATES)).astype(np.float32)
+    assert is_continued(state, state) and is_continued(state, state * np.float32(1 + 1e-5))
+    assert not is_continued(state, state * np.float32(1.01)) and not is_continued(state, state[:, :4])
+    assert not is_continued([state], state)
+    half = state.astype(np.float16)
+    assert is_continued(half, half * np.float16(1.002)) and not is_continued(half, half * np.float16(1.2))
+
+
+def test_each_state_is_fed_back_for_itself() -> None:
+    """An output that only looks like a state keeps what the data has."""
+    fed_back = FedBack({"a": "s", "b": "t"}, ["y", "a", "b"])
+    one, two = np.ones(3, np.float32), np.full(3, 2, np.float32)
+    for number, feed in enumerate([{"s": one, "t": one}, {"s": two, "t": one}]):
+        assert fed_back.give(0, number, feed) is feed
+        fed_back.take(0, [one, two, two])
+        given = fed_back.give(1, number, feed)
+        fed_back.take(1, [one, 3 * one, 4 * one])
+    assert given["s"][0] == 3 and given["t"][0] == 1
+    assert fed_back.lengths("s") == [2] and fed_back.lengths("t") == [1, 1] and fed_back.is_stream
