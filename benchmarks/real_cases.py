@@ -156,6 +156,7 @@ class Folder:
         self.score = _module(path / "score.py")
         self.score.S = self._session
         self._replaced: dict[str, Path] = {}
+        self._floats: dict[Case, list[Any]] = {}
 
     def feeds(self, case: Case) -> list[Feed]:
         """Return the calibration feeds; of stateful graphs, recorded while the float models run."""
@@ -169,7 +170,7 @@ class Folder:
         return list(self.score.feeds(folder, file))
 
     def task_feeds(self, case: Case) -> list[Feed]:
-        """Return what the task gives to the float model, recorded; of a scorer of two models, for this one."""
+        """Return what the task gives to the float model, recorded; a scorer may run another one too."""
         recorders: dict[str, list[Feed]] = {}
         plain = self.score.S
 
@@ -189,8 +190,9 @@ class Folder:
         found, kept = self._scored(case, replaced)
         figures = [float(found[key]) for key in case.keys]
         if case.against_float:
-            reference = self._scored(case, {})[1] if replaced else kept
-            figures += self._compare(case.against_float, reference, kept)
+            if case not in self._floats:
+                self._floats[case] = self._scored(case, {})[1] if replaced else kept
+            figures += self._compare(case.against_float, self._floats[case], kept)
         return tuple(figures)
 
     def _scored(self, case: Case, replaced: dict[str, Path]) -> tuple[dict[str, Any], list[Any]]:

@@ -1,9 +1,9 @@
-"""What repair does to trained networks: the figure of the task, the SQNR that is told, the true one, and time.
+"""What repair does to trained networks: the figure of the task, the printed and the true SQNR, and time.
 
     python benchmarks/repair.py FOLDER [--only TEXT,TEXT] [--ways off,auto,thorough] [--recipe tensorrt-int8]
 
-FOLDER is the one of `real_models.py`. Remedies are chosen on calibration data; the figures of the tasks and the
-true SQNR are of the data of the task. Each model is quantized in a process of its own.
+FOLDER is the one of `real_models.py`. Remedies are chosen on calibration data; the figures of the tasks and
+the true SQNR are of the data of the task. Each model is quantized in a process of its own.
 """
 
 from __future__ import annotations
@@ -83,9 +83,7 @@ def measure(path: Path, case: Case, recipe: str, way: str) -> Result:
             onnxfq.save(result.simulation, file)
         figures = folder.measure(case, {case.file: file})
         truth = onnxfq.evaluate(model, file, folder.task_feeds(case)[:TRUE_FEEDS])
-        return Result(
-            figures, result.evaluation.lowest_db, truth.lowest_db, result.trials, seconds, used
-        )
+        return Result(figures, result.evaluation.lowest_db, truth.lowest_db, result.trials, seconds, used)
 
 
 def recipe_target(recipe: str) -> str:
@@ -140,7 +138,8 @@ def main() -> None:
             ]
             print(f"| {' | '.join(cells)} |", flush=True)
             for trial in got.trials if arguments.trials else ():
-                print(f"    {trial.remedy} {trial.result} {trial.figures} {trial.seconds:.1f} s {trial.why} {trial.details}"[:300])
+                figures = f"{trial.result} {trial.figures} {trial.seconds:.1f} s {trial.why}"
+                print(f"    {trial.remedy} {figures} {trial.details}"[:300])
 
 
 if __name__ == "__main__":
