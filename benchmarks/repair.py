@@ -1,4 +1,4 @@
-"""What repair does to trained networks: the figure of the task, the printed and the true SQNR, and time.
+"""Effect of repair on trained networks: the figure of the task, the printed SQNR and the true one, time.
 
     python benchmarks/repair.py FOLDER [--only TEXT,TEXT] [--ways off,auto,thorough] [--recipe tensorrt-int8]
 

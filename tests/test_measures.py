@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_measure_of_the_tool(measures: ModuleType, folder: Path, tmp_path: Path) -> None:
-    """The worst output and the worst part are the dB of `evaluate`; boxes in pixels hide the other figures."""
+    """The worst output and the worst part are the dB of `evaluate`; boxes hide the other figures."""
     proto, run = onnx.load(folder / FILE), measures.open_model(folder / FILE)
     seen, unseen = measures.divide(proto, measures.Folder(folder).feeds(case(measures)))
     assert (len(seen), len(unseen)) == (12, 4)
