@@ -114,11 +114,12 @@ class Measuring:
             for name, want, have in zip(self._names, wanted, run(feed), strict=True):
                 whole[name] += ErrorSums.from_arrays(want, have)
                 agreed += self._decisions(name, want, have)
-                for key, part in ((((name, n), one)) for n, one in enumerate(self._parts(name))):
+                for key, part in (((name, n), one) for n, one in enumerate(self._parts(name))):
                     pair = part.of(want), part.of(have)
                     plain[key] += ErrorSums.from_arrays(*pair)
-                    is_odds = key in self._probabilities
-                    odds[key] += ErrorSums.from_arrays(*map(log_odds, pair)) if is_odds else plain[key]
+                    if key in self._probabilities:
+                        pair = log_odds(pair[0]), log_odds(pair[1])
+                    odds[key] += ErrorSums.from_arrays(*pair)
         every = [sums.sqnr_db for sums in plain.values() if sums.signal > 0]
         return {
             "pooled": ratio_db(sum(s.signal for s in whole.values()), sum(s.noise for s in whole.values())),

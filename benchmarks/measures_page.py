@@ -68,9 +68,14 @@ def correlate(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def correlation(network: Network, scored: Sequence[Scored], which: str, measure: str) -> float:
-    """Return the rank correlation of a measure with the figure of the task over variants."""
-    values = [getattr(one, which)[measure] for one in scored]
-    return correlate(values, [network.good(one.figure) for one in scored])
+    """Return the rank correlation of a measure with the figure of the task over variants.
+
+    NaN if all figures are within a step: there is nothing to rank.
+    """
+    good = [network.good(one.figure) for one in scored]
+    if max(good) - min(good) <= network.step:
+        return math.nan
+    return correlate([getattr(one, which)[measure] for one in scored], good)
 
 
 def choose(network: Network, which: str, measure: str) -> tuple[float, float] | None:
@@ -186,21 +191,27 @@ def figures(networks: Sequence[Network]) -> str:
 def verdict(networks: Sequence[Network], measures: Sequence[str]) -> str:
     """Return which measure the tool uses, and what speaks for and against it."""
     lines = [
-        f"The tool uses the *{TOOL}*: the SQNR of the worst part that decides, with probabilities where a "
-        "final sigmoid or softmax makes them."
+        f"The tool uses the *{TOOL}* on unseen samples: the SQNR of the worst part that decides, with "
+        "probabilities where a final sigmoid or softmax makes them. Variants of equal cost:\n"
     ]
+    for which in SETS:
+        choices = [choose(one, which, TOOL) for one in networks]
+        found = text(mean([correlation(one, one.free, which, TOOL) for one in networks]))
+        lines.append(
+            f"- On {which} samples its rank correlation is {found}, it captures {captured(choices)} of the "
+            f"gain, and its choice is more than a step below the best one on {worse(choices)} networks."
+        )
     for measure in (name for name in measures if name != TOOL):
         gain, error, differ = against(networks, measure)
-        sure = differ > 1 and abs(gain) > 2 * error
-        kind = "higher" if gain > 0 else "lower"
-        known = "more than" if sure else "less than"
+        if not differ:
+            lines.append(f"- *{measure}* ranks these variants alike on unseen samples.")
+            continue
+        kind, sure = ("higher" if gain > 0 else "lower"), abs(gain) > 2 * error
         lines.append(
-            f"*{measure}* has a {kind} rank correlation by {abs(gain):.2f}, which is {known} two standard "
-            f"errors; the two differ on {differ} of {len(networks)} networks."
-            if differ
-            else f"*{measure}* ranks all variants alike."
+            f"- *{measure}* has a rank correlation that is {kind} by {abs(gain):.2f} on unseen samples, "
+            f"{'more' if sure else 'less'} than two standard errors. The two differ on {differ} networks."
         )
-    return "\n- ".join(lines)
+    return "\n".join(lines)
 
 
 INTRODUCTION = """\
@@ -228,7 +239,8 @@ float. A choice is among these alone, because lower precision is worse by any me
 """
 
 OVER_ALL = """\
-Means over the networks on which a measure has values. The columns *seen* and *unseen* are of those samples.
+Means over the networks that have a figure [below](#each-network). The columns *seen* and *unseen* are of
+those samples.
 
 - *all*, *equal cost*: rank correlation over all variants, and over those of equal cost.
 - *above the tool's*: the rank correlation less that of the tool's measure, equal cost, unseen samples: mean,
@@ -236,6 +248,11 @@ Means over the networks on which a measure has values. The columns *seen* and *u
 - *worse*: on how many networks the variant that is first is more than a step worse than the best one.
 - *captured*: the share of the possible gain over the default, where that is more than a step; a loss counts
   down to -1. In brackets the number of networks.
+"""
+
+EACH = """\
+Rank correlation (Spearman) with the task, over all variants / over those of equal cost. A dash: the figures
+of the task are within a step, or the measure is the same for all variants.
 """
 
 TASKS_TEXT = """\
@@ -265,7 +282,7 @@ def page(networks: Sequence[Network]) -> str:
         OVER_ALL,
         summary(networks, measures),
         "\n## Each network\n",
-        "Rank correlation (Spearman) with the task, over all variants / over those of equal cost.\n",
+        EACH,
     ]
     for which in reversed(SETS):
         parts += [f"On {which} samples:\n", by_network(networks, measures, which), ""]

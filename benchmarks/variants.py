@@ -12,6 +12,7 @@ from real_cases import Feed
 import onnxfq
 from onnxfq.remedies.correct_biases import correct_biases
 from onnxfq.remedies.judge import Judge, Proposal
+from onnxfq.stages.inputs import embed_weights
 
 
 class Variant(NamedTuple):
@@ -107,5 +108,5 @@ def quantize(model: Path, feeds: Sequence[Feed], variant: Variant) -> onnx.Model
     assert result.candidate is not None
     corrected = correct_biases(result.candidate, Judge(result.candidate, options, onnxfq.Sources()))
     if isinstance(corrected, Proposal):
-        return corrected.candidate.simulate()
+        return embed_weights(result.staged, corrected.candidate.simulate())
     raise onnxfq.errors.ModelError(f"no bias can be corrected: {corrected.why}; leave the variant out")

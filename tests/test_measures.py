@@ -11,6 +11,7 @@ from types import ModuleType
 import numpy as np
 import onnx
 import pytest
+from builders import build
 from detector_heads import detector
 
 import onnxfq
@@ -73,6 +74,29 @@ def test_the_measure_of_the_tool(measures: ModuleType, folder: Path, tmp_path: P
     scores = [run(feed)[0][:, :, 4:] > 0.5 for feed in unseen]
     others = [quantized(feed)[0][:, :, 4:] > 0.5 for feed in unseen]
     assert found["agreement"] == np.mean(np.array(scores) == np.array(others))
+
+
+def test_logits_stand_for_probabilities_alone(measures: ModuleType) -> None:
+    """Logits of probabilities are compared as logits; outputs that are no probabilities stay as they are."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(3, 1, 4)) * np.float64([[[1]], [[5]], [[2]]])
+    noise = rng.normal(size=logits.shape) / 10
+    feeds = [{"x": one.astype(np.float32)} for one in logits]
+    noisy = {one["x"].tobytes(): one["x"] + more for one, more in zip(feeds, noise, strict=True)}
+    plain = build("g (float[N,4] x) => (float[N,4] y) { y = Identity (x) }")
+    squashed = build("g (float[N,4] x) => (float[N,4] y) { y = Sigmoid (x) }")
+    wanted = 10 * np.log10((logits**2).sum() / (noise**2).sum())
+
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+    as_is = measures.Measuring(plain, feeds, lambda feed: [feed["x"]])
+    found = as_is.compare(lambda feed: [noisy[feed["x"].tobytes()]])
+    assert found["worst part"] == found["worst part, logits"] == pytest.approx(wanted)
+    behind = measures.Measuring(squashed, feeds, lambda feed: [sigmoid(feed["x"])])
+    found = behind.compare(lambda feed: [sigmoid(noisy[feed["x"].tobytes()])])
+    assert found["worst part, logits"] == pytest.approx(wanted, abs=1e-3)
+    assert found["worst part"] != pytest.approx(wanted, abs=0.1)
 
 
 def case(measures: ModuleType) -> object:
