@@ -198,8 +198,9 @@ def verdict(networks: Sequence[Network], measures: Sequence[str]) -> str:
         choices = [choose(one, which, TOOL) for one in networks]
         found = text(mean([correlation(one, one.free, which, TOOL) for one in networks]))
         lines.append(
-            f"- On {which} samples its rank correlation is {found}, it captures {captured(choices)} of the "
-            f"gain, and its choice is more than a step below the best one on {worse(choices)} networks."
+            f"- On {which} samples its rank correlation is {found}. Its choice is more than a step below the "
+            f"best variant on {worse(choices)} networks, and captures this share of the gain: "
+            f"{captured(choices)}."
         )
     for measure in (name for name in measures if name != TOOL):
         gain, error, differ = against(networks, measure)
