@@ -1,10 +1,10 @@
-"""Which measure ranks the quantized forms of a network as its task does, on samples seen and unseen.
+"""Which measure ranks the quantized forms of a network as its task does, on seen and unseen samples.
 
     python benchmarks/measures.py FOLDER [--only TEXT,TEXT] [--out benchmarks/results/measures.md]
 
 FOLDER is the one of `real_models.py`. Every network is quantized in the same ways, without tuning and without
 repair. A quarter of the calibration samples, by hash, gives neither ranges nor moments. The figures of the
-tasks are of the data of the tasks.
+tasks are of the data of the tasks. Where measures differ, they are also taken on samples of the task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from measures_page import Network, Scored, page
+from measures_page import page
+from measures_rank import SETS, TASK, Network, Scored
 from numpy.typing import NDArray
 from real_cases import CASES, Case, Feed, Folder, Run, open_model, raised_to_float32
 from variants import VARIANTS, quantize
@@ -35,7 +36,7 @@ from onnxfq.graph.patterns.parts import OutputPart
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
 
 MOST_SAMPLES = 64
-"""Most calibration samples of a network, by least digest; a quarter of them is unseen."""
+"""Most calibration samples of a network, and most of its task, by least digest."""
 
 LEAST_ODDS = 1e-7
 """Least probability, and least distance from 1, that logits are computed from; float32 has steps of it."""
@@ -68,11 +69,15 @@ TASKS = {
 """Tasks by file; a model of float16 is raised to float32."""
 
 
-def divide(proto: onnx.ModelProto, feeds: Iterable[Feed]) -> tuple[list[Feed], list[Feed]]:
-    """Return the seen and the unseen samples, at least one of each."""
+def take(proto: onnx.ModelProto, feeds: Iterable[Feed]) -> list[Feed]:
+    """Return the samples of least digest, in its order."""
     inputs = input_specs(proto)
     found = {sample_digest(one): one for feed in feeds for one in samples(feed, inputs)}
-    ordered = [found[digest] for digest in sorted(found)[:MOST_SAMPLES]]
+    return [found[digest] for digest in sorted(found)[:MOST_SAMPLES]]
+
+
+def divide(ordered: Sequence[Feed]) -> tuple[Sequence[Feed], Sequence[Feed]]:
+    """Return the seen and the unseen samples, at least one of each."""
     unseen = max(1, len(ordered) // 4)
     return ordered[unseen:], ordered[:unseen]
 
@@ -99,6 +104,11 @@ class Measuring:
                     values = part.of(output)
                     inside[name, place] &= bool(((values >= 0) & (values <= 1)).all())
         self._probabilities = {key for key, yes in inside.items() if yes}
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether measures in dB differ: there are several outputs or parts, or probabilities."""
+        return len(self._names) > 1 or len(self._parts(self._names[0])) > 1 or bool(self._probabilities)
 
     def _parts(self, name: str) -> Sequence[OutputPart]:
         """Return the parts of an output that decide; none of a state that is fed back."""
@@ -149,8 +159,11 @@ def measure(path: Path, case: Case, task: Task, names: Iterable[str], work: Path
         model = work / "raised.onnx"
         onnx.save(raised_to_float32(path / case.file), model)
     proto = onnx.load(model)
-    seen, unseen = divide(proto, folder.feeds(case))
-    sets = [Measuring(proto, feeds, open_model(model)) for feeds in (seen, unseen)]
+    seen, unseen = divide(take(proto, folder.feeds(case)))
+    groups = dict(zip(SETS, (seen, unseen), strict=True))
+    sets = {which: Measuring(proto, feeds, open_model(model)) for which, feeds in groups.items()}
+    if sets["unseen"].tells_apart:
+        sets[TASK] = Measuring(proto, take(proto, folder.task_feeds(case)), open_model(model))
     score = partial(figure, folder, case, task)
     scored: list[Scored] = []
     refused: dict[str, str] = {}
@@ -162,13 +175,14 @@ def measure(path: Path, case: Case, task: Task, names: Iterable[str], work: Path
             refused[name] = str(error)
             continue
         run = open_model(file, "ORT_ENABLE_BASIC")
-        scored.append(Scored(name, score({case.file: file}), *(one.compare(run) for one in sets)))
+        values = {which: one.compare(run) for which, one in sets.items()}
+        scored.append(Scored(name, score({case.file: file}), values))
     return Network(
         case.name,
         case.metrics[task.metric],
         task.step,
         score({case.file: model}),
-        (len(seen), len(unseen)),
+        tuple(map(len, groups.values())),
         tuple(scored),
         refused,
     )

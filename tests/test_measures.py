@@ -24,7 +24,8 @@ def feeds(folder, file):
     rng = np.random.default_rng(0)
     return [{"x": rng.normal(size=(4, 16)).astype(np.float32)} for _ in range(4)]
 def ev_s04(file, keep):
-    keep += [S(file)(feed)[0][:, :, 4] > 0.05 for feed in feeds("", "")]
+    run = S(file)
+    keep += [run(feed)[0][:, :, 4] > 0.05 for feed in feeds("", "")]
     return {}
 def f1(reference, got):
     return float(np.mean([(a == b).mean() for a, b in zip(reference, got)]))
@@ -55,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_measure_of_the_tool(measures: ModuleType, folder: Path, tmp_path: Path) -> None:
     """The worst output and the worst part are the dB of `evaluate`; boxes hide the other figures."""
     proto, run = onnx.load(folder / FILE), measures.open_model(folder / FILE)
-    seen, unseen = measures.divide(proto, measures.Folder(folder).feeds(case(measures)))
+    seen, unseen = measures.divide(measures.take(proto, measures.Folder(folder).feeds(case(measures))))
     assert (len(seen), len(unseen)) == (12, 4)
     assert not {one["x"].tobytes() for one in seen} & {one["x"].tobytes() for one in unseen}
     made = measures.quantize(folder / FILE, seen, measures.VARIANTS["int4 weights"])
@@ -77,7 +78,7 @@ def test_the_measure_of_the_tool(measures: ModuleType, folder: Path, tmp_path: P
 
 
 def test_logits_stand_for_probabilities_alone(measures: ModuleType) -> None:
-    """Logits of probabilities are compared as logits; outputs that are no probabilities stay as they are."""
+    """Logits of probabilities are compared as logits; other outputs stay as they are."""
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(3, 1, 4)) * np.float64([[[1]], [[5]], [[2]]])
     noise = rng.normal(size=logits.shape) / 10
@@ -117,7 +118,7 @@ def test_the_page_is_written(
         assert " (" in figures[2] or "refused" in figures[2], figures
     (chosen,) = [row for row in rows if len(row) == 12 and row[1] == "F1 to float"]
     assert chosen[3] == "12 + 4" and int(chosen[4]) >= 15
-    assert {row[0].strip("| ") for row in rows if len(row) == 10} >= {"pooled", "worst part", "agreement"}
+    assert {row[0].strip("| ") for row in rows if len(row) == 9} >= {"pooled", "worst part", "agreement"}
 
 
 def test_ranks_are_spearmans(measures: ModuleType) -> None:
@@ -125,27 +126,28 @@ def test_ranks_are_spearmans(measures: ModuleType) -> None:
 
     Constant values and NaN have no correlation.
     """
-    import measures_page as pages
+    import measures_rank as ranks
 
     iq = [106, 100, 86, 101, 99, 103, 97, 113, 112, 110]
     hours = [7, 27, 2, 50, 28, 29, 20, 12, 6, 17]
-    assert pages.correlate(iq, hours) == pytest.approx(-29 / 165)
-    assert pages.rank([3, 1, 3, math.inf]).tolist() == [2.5, 1, 2.5, 4]
-    assert math.isnan(pages.correlate([1, 1], [1, 2]))
-    assert math.isnan(pages.correlate([1, math.nan], [1, 2]))
+    assert ranks.correlate(iq, hours) == pytest.approx(-29 / 165)
+    assert ranks.rank([3, 1, 3, math.inf]).tolist() == [2.5, 1, 2.5, 4]
+    assert math.isnan(ranks.correlate([1, 1], [1, 2]))
+    assert math.isnan(ranks.correlate([1, math.nan], [1, 2]))
 
 
 def test_what_a_choice_gains(measures: ModuleType) -> None:
     """The first variant by a measure is so many steps below the best, and has this share of the gain."""
-    import measures_page as pages
+    import measures_page
+    import measures_rank as ranks
 
     scored = tuple(
-        pages.Scored(name, figure, {"a": a}, {"a": -a})
+        ranks.Scored(name, figure, {"seen": {"a": a}, "unseen": {"a": -a}})
         for name, figure, a in (("default", 7.5, 1.0), ("gptq", 7.3, 2.0), ("qronos", 7.1, 0.5))
     )
-    made = pages.Network("n", "perplexity (lower is better)", 0.1, 7.0, (3, 1), scored, {})
-    assert pages.choose(made, "seen", "a") == pytest.approx((2, 0.5))
-    assert pages.choose(made, "unseen", "a") == pytest.approx((0, 1))
-    assert pages.correlation(made, scored, "seen", "a") == pytest.approx(-0.5)
-    assert pages.worse([(2.0, 0.5), (0.5, 1.0), None]) == "1 of 2"
-    assert pages.captured([(2.0, 0.5), (0.5, math.nan), None]) == "0.50 (1)"
+    made = ranks.Network("n", "perplexity (lower is better)", 0.1, 7.0, (3, 1), scored, {})
+    assert ranks.choose(made, "seen", "a") == pytest.approx((2, 0.5))
+    assert ranks.choose(made, "unseen", "a") == pytest.approx((0, 1))
+    assert ranks.correlation(made, scored, "seen", "a") == pytest.approx(-0.5)
+    assert measures_page.worse([(2.0, 0.5), (0.5, 1.0), None]) == "1 of 2"
+    assert measures_page.captured([(2.0, 0.5), (0.5, math.nan), None]) == "0.50 (1)"
