@@ -170,6 +170,7 @@ from the tool's measure, its standard error, and on how many networks the two di
 TASK_TEXT = """\
 On up to 64 samples of the task, for the networks on which measures in dB differ: what is left of a measure's
 faults if samples are enough, and of the right kind.
+Agreement is nearly the figure itself there, where a task compares decisions with those of the float model.
 """
 
 TASKS_TEXT = """\
