@@ -156,6 +156,7 @@ class Folder:
         self.score = _module(path / "score.py")
         self.score.S = self._session
         self._replaced: dict[str, Path] = {}
+        self._floats: dict[Case, list[Any]] = {}
 
     def feeds(self, case: Case) -> list[Feed]:
         """Return the calibration feeds; of stateful graphs, recorded while the float models run."""
@@ -189,8 +190,9 @@ class Folder:
         found, kept = self._scored(case, replaced)
         figures = [float(found[key]) for key in case.keys]
         if case.against_float:
-            reference = self._scored(case, {})[1] if replaced else kept
-            figures += self._compare(case.against_float, reference, kept)
+            if case not in self._floats:
+                self._floats[case] = self._scored(case, {})[1] if replaced else kept
+            figures += self._compare(case.against_float, self._floats[case], kept)
         return tuple(figures)
 
     def _scored(self, case: Case, replaced: dict[str, Path]) -> tuple[dict[str, Any], list[Any]]:
