@@ -69,4 +69,4 @@ DAMAGES: dict[str, Callable[[Path, Path], None] | None] = {
     "tail": lengthen_tail,
     "sample": None,
 }
-"""What writes a damaged model, by name; None for damage of the data."""
+"""Functions that write a damaged model, by name; None for damage of the data."""

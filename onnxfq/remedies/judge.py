@@ -209,7 +209,7 @@ class Judge:
     def reported(self) -> list[Feed]:
         """The samples for the report: those that prove a promised SQNR, else those that did not judge.
 
-        Of few samples all judge, and those that prove are reported.
+        If the samples are few, all of them judge, and the ones that prove are reported.
         """
         split = split_samples(self.kept)
         is_few = split.unused is self.kept

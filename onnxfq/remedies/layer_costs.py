@@ -64,8 +64,8 @@ class Costs:
     def prices(self, groups: Sequence[LayerGroup]) -> list[float]:
         """Return the share of each group in the time of all: multiply-adds, and starts of kernels.
 
-        So a layer of a small network, which a GPU starts and ends at once, has a price by its number, and one
-        of a large network by its multiply-adds.
+        A GPU starts and ends a layer of a small network at once: layers there have equal prices. In a large
+        network their multiply-adds make the price.
         """
         times = [sum(KERNEL_MULTIPLIES + self.products.get(n, 0) for n in group.nodes) for group in groups]
         total = sum(times)

@@ -39,7 +39,7 @@ class GatheredStatistics(NamedTuple):
     def describe_growth(self) -> str:
         """Return a note if the unseen samples widen many ranges; empty if they do not, or none is unseen.
 
-        Each sample is as likely to hold an end as any other. So new samples leave the ranges as often as a
+        Each sample is as likely to hold an end as any other: new samples leave the ranges as often as a
         quarter of the known ones widens them.
         """
         if self.seen is self.whole or not self.seen.tensors:
