@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from aimet_onnx import QuantizationSimModel
+from aimet_onnx import QuantizationSimModel, apply_adaround
+from aimet_onnx.cross_layer_equalization import equalize_model
 from aimet_onnx.quant_analyzer import QuantAnalyzer
 from worker import read_feeds, sqnr_db, top1, work
 
@@ -17,6 +18,19 @@ def quantize(folder: Path, out: str = "aimet.onnx") -> dict[str, Any]:
     """Write a Q/DQ model."""
     model, feeds = onnx.load(folder / "model.onnx"), read_feeds(folder)
     sim = QuantizationSimModel(model, param_type="int8", activation_type="int8")
+    sim.compute_encodings(feeds)
+    onnx.save(sim.to_onnx_qdq(prequantize_constants=True), folder / out)
+    return {"model": out}
+
+
+def repair(folder: Path, equalize: bool, iterations: int, out: str = "aimet.onnx") -> dict[str, Any]:
+    """Write a Q/DQ model, with channels equalized between layers or weights rounded by AdaRound."""
+    model, feeds = onnx.load(folder / "model.onnx"), read_feeds(folder)
+    if equalize:
+        equalize_model(model)
+    sim = QuantizationSimModel(model, param_type="int8", activation_type="int8")
+    if iterations:
+        apply_adaround(sim, feeds, num_iterations=iterations)
     sim.compute_encodings(feeds)
     onnx.save(sim.to_onnx_qdq(prequantize_constants=True), folder / out)
     return {"model": out}
@@ -46,4 +60,4 @@ def analyze(folder: Path, metric: str = "sqnr", alone: bool = True, samples: int
 
 
 if __name__ == "__main__":
-    work({"quantize": quantize, "analyze": analyze})
+    work({"quantize": quantize, "repair": repair, "analyze": analyze})

@@ -14,11 +14,19 @@ from worker import Feed, read_feeds, top1, work
 
 
 def quantize(
-    folder: Path, out: str = "nncf.onnx", transformer: bool = False, smooth: float | None = None
+    folder: Path,
+    out: str = "nncf.onnx",
+    transformer: bool = False,
+    smooth: float | None = None,
+    bias_correction: str = "fast",
 ) -> dict[str, Any]:
-    """Write a Q/DQ model; `smooth` is SmoothQuant's alpha for MatMul, -1 for none, None for NNCF's own."""
+    """Write a Q/DQ model.
+
+    `smooth` is SmoothQuant's alpha for MatMul, -1 for none, None for NNCF's own. `bias_correction` is none,
+    fast or full.
+    """
     model, feeds = onnx.load(folder / "model.onnx"), read_feeds(folder)
-    advanced = nncf.AdvancedQuantizationParameters()
+    advanced = nncf.AdvancedQuantizationParameters(disable_bias_correction=bias_correction == "none")
     if smooth is not None:
         advanced.smooth_quant_alphas = nncf.AdvancedSmoothQuantParameters(matmul=smooth, convolution=-1)
     made = nncf.quantize(
@@ -27,6 +35,7 @@ def quantize(
         subset_size=len(feeds),
         preset=nncf.QuantizationPreset.PERFORMANCE,
         model_type=nncf.ModelType.TRANSFORMER if transformer else None,
+        fast_bias_correction=bias_correction != "full",
         advanced_parameters=advanced,
     )
     onnx.save(made, folder / out)

@@ -34,6 +34,15 @@ def quantize(
     return {"model": out}
 
 
+def repair(folder: Path, way: str | None = "auto", out: str = "onnxfq.onnx") -> dict[str, Any]:
+    """Write the Q/DQ model of the default recipe, with the remedies that `way` tries."""
+    accuracy = onnxfq.AccuracyTarget(repair=way)
+    onnxfq.quantize(
+        folder / "model.onnx", read_feeds(folder), folder / out, accuracy=accuracy, options=ONE_THREAD
+    )
+    return {"model": out}
+
+
 def analyze(folder: Path, metric: str = "sqnr", samples: int = 2) -> dict[str, Any]:
     """Rank the groups of quantizers, by noise or by top-1."""
     labels = np.load(folder / "labels.npy") if metric == "top1" else None
@@ -56,4 +65,4 @@ def control(folder: Path, max_drop: float, out: str = "onnxfq.onnx") -> dict[str
 
 
 if __name__ == "__main__":
-    work({"quantize": quantize, "analyze": analyze, "control": control})
+    work({"quantize": quantize, "repair": repair, "analyze": analyze, "control": control})
