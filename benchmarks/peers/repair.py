@@ -80,8 +80,8 @@ def main() -> None:
     rows = [row for name in NETWORKS for row in measure(folder, name, pythons)]
     table = markdown_table(["network", "metric", "tool", "figure", "processor s", "sessions"], rows)
     text = f"""int8 weights and activations, calibrated on the calibration data and scored on other data; one
-thread; {machine()}. AdaRound has {ITERATIONS} iterations for each layer. Accuracy control has the labels of the
-calibration data and may lose {100 * MAX_DROP:g} points of top-1 on them.
+thread; {machine()}. AdaRound has {ITERATIONS} iterations for each layer. Accuracy control has the labels of
+the calibration data and may lose {100 * MAX_DROP:g} points of top-1 on them.
 
 {table}"""
     write_section(arguments.out, "Repair of a loss", text)
