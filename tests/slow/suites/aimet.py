@@ -1,8 +1,8 @@
 """onnxfq's objects under the module names of AIMET, for AIMET's own tests of quantizers.
 
-The tests are public: quic/aimet on GitHub, folder TrainingExtensions/torch/test/python/v2. Names that onnxfq
-lacks stay missing, so that their tests fail. Private helpers of AIMET stand here where a public call of onnxfq
-does their work.
+The tests are public: quic/aimet on GitHub, folder TrainingExtensions/torch/test/python/v2. Names that
+onnxfq lacks stay missing, so that their tests fail. Private helpers of AIMET stand here where a public call of
+onnxfq does their work.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def install() -> None:
     def cast(x: Any, maxval: Any, exponent_bits: int, mantissa_bits: int) -> Any:
         form = encodings.FloatFormat(exponent_bits, mantissa_bits)
         scale = torch.as_tensor(maxval / form.max, dtype=torch.float32)
-        return encodings.FloatEncoding(mantissa_bits, exponent_bits, False, False, scale).quantize_dequantize(x)
+        return encodings.FloatEncoding(mantissa_bits, exponent_bits, False, False, scale).quantize_dequantize(
+            x
+        )
 
     core = "aimet_torch.v2.quantization"
     builtins = {

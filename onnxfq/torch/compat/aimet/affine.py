@@ -275,7 +275,12 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
 
     def extra_repr(self) -> str:
         """Return the settings in one line."""
-        settings = {"shape": self.shape, "block_size": self.block_size, "qmin": self.qmin, "qmax": self.qmax}
+        settings: dict[str, Any] = {
+            "shape": self.shape,
+            "block_size": self.block_size,
+            "qmin": self.qmin,
+            "qmax": self.qmax,
+        }
         settings |= {"symmetric": self.symmetric, "zero_point_shift": self.zero_point_shift or None}
         return ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
 
@@ -296,13 +301,19 @@ class _IntegerQuantizer(AffineQuantizerBase):
         """Make a quantizer, see AffineQuantizerBase. Raises SpecError for a shift of half a step."""
         super().__init__(shape, *args, **keywords)
         if self.zero_point_shift:
-            raise SpecError(f"{type(self).__name__} has no zero_point_shift, found 0.5; use QuantizeDequantize")
+            raise SpecError(
+                f"{type(self).__name__} has no zero_point_shift, found 0.5; use QuantizeDequantize"
+            )
 
     def _constant(self) -> FakeQuantize:
-        raise SpecError(f"{type(self).__name__} alone cannot be exported; use QuantizeDequantize in its place")
+        raise SpecError(
+            f"{type(self).__name__} alone cannot be exported; use QuantizeDequantize in its place"
+        )
 
     def _as_node(self, x: Tensor) -> Tensor:
-        raise SpecError(f"{type(self).__name__} alone cannot be exported; use QuantizeDequantize in its place")
+        raise SpecError(
+            f"{type(self).__name__} alone cannot be exported; use QuantizeDequantize in its place"
+        )
 
 
 class Quantize(_IntegerQuantizer):

@@ -114,11 +114,11 @@ class FloatQuantizeDequantize(QuantizerBase):
 
     def is_float16(self) -> bool:
         """Tell whether the format is float16."""
-        return self._format.dtype == torch.float16
+        return self._format == FLOAT_FORMATS[torch.float16]
 
     def is_bfloat16(self) -> bool:
         """Tell whether the format is bfloat16."""
-        return self._format.dtype == torch.bfloat16
+        return self._format == FLOAT_FORMATS[torch.bfloat16]
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rounded input with its encoding; integers pass unchanged."""
@@ -192,8 +192,8 @@ class FloatQuantizeDequantize(QuantizerBase):
         """Load a state; its maxval gives the shape, and AIMET's early releases have none for scale 1."""
         state = dict(state_dict)
         if prefix + "maxval" not in state and prefix + EXTRA in state:
-            bits = {name: int(state[prefix + EXTRA][name]) for name in ("exponent_bits", "mantissa_bits")}
-            state[prefix + "maxval"] = torch.full(self.shape, FloatFormat(**bits).max)
+            bits = [int(state[prefix + EXTRA][name]) for name in ("exponent_bits", "mantissa_bits")]
+            state[prefix + "maxval"] = torch.full(self.shape, FloatFormat(*bits).max)
         given = state.get(prefix + "maxval")
         if given is not None:
             self.maxval.data = torch.zeros(given.shape, dtype=self.maxval.dtype, device=self.maxval.device)
@@ -203,7 +203,9 @@ class FloatQuantizeDequantize(QuantizerBase):
         scale = self.get_scale()
         if self.bitwidth == 16 and self._format.dtype is not None:
             if bool((scale != 1).any()):
-                raise SpecError("16-bit floats have scale 1 in a model file, found another; remove the analyzer")
+                raise SpecError(
+                    "16-bit floats have scale 1 in a model file, found another; remove the analyzer"
+                )
             return CastModule(self._format.dtype)
         name = "" if self._format.dtype is None else str(self._format.dtype).removeprefix("torch.")
         name = name.replace("_", "")

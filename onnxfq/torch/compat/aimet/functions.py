@@ -220,7 +220,7 @@ class _Round(torch.autograd.Function):
         divided = masked / scale if by_x or by_scale else None
         return (
             divided if by_x else None,
-            -divided * (x / scale) if by_scale else None,
+            -divided * (x / scale) if divided is not None and by_scale else None,
             -masked if by_offset else None,
             None,
             None,

@@ -64,7 +64,9 @@ def read_call(
     else:
         signed = bool(given.pop("signed") if "signed" in given else given["symmetric"])
         steps = given.pop("num_steps", None)
-        low, high = limits_of((1 << whole_bits(given.pop("bitwidth"))) - 1 if steps is None else steps, signed)
+        low, high = limits_of(
+            (1 << whole_bits(given.pop("bitwidth"))) - 1 if steps is None else steps, signed
+        )
     check_limits(owner, low, high, least_steps)
     return low, high, given
 

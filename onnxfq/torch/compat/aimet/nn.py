@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import SpecError
@@ -67,7 +66,7 @@ class QuantizationMixin:
                 f"{name} has no quantized form; write class Quantized{name}(QuantizationMixin, {name}) with "
                 f"@QuantizationMixin.implements({name})"
             )
-        made: Any = known.__new__(known)
+        made: Any = object.__new__(known)
         made.__dict__ = {**module.__dict__}
         for name in ("_parameters", "_buffers", "_modules"):
             made.__dict__[name] = dict(module.__dict__[name])
@@ -184,7 +183,9 @@ def _declare(name: str, body: dict[str, Any]) -> None:
     """Make the quantized class of a layer of torch, `QuantizedLinear` of `Linear`, in this module."""
     layer = getattr(nn, name)
     text = f"torch.nn.{name} with quantizers, see QuantizationMixin."
-    made = type(f"Quantized{name}", (QuantizationMixin, layer), {"__module__": __name__, "__doc__": text} | body)
+    made = type(
+        f"Quantized{name}", (QuantizationMixin, layer), {"__module__": __name__, "__doc__": text} | body
+    )
     globals()[made.__name__] = QuantizationMixin.implements(layer)(made)
 
 
@@ -193,4 +194,6 @@ for _name in _ONE_INPUT.split():
 for _name in _TWO_INPUTS.split():
     _declare(_name, {"__quant_init__": _two_inputs})
 __all__ = ["QuantizationMixin", "compute_encodings", "compute_param_encodings"]
-__all__ += [name for name in list(globals()) if name.startswith("Quantized") and name != "QuantizedTensorBase"]
+__all__ += [
+    name for name in list(globals()) if name.startswith("Quantized") and name != "QuantizedTensorBase"
+]

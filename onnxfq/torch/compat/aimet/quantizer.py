@@ -35,7 +35,6 @@ class QuantizerBase(nn.Module):
     """
 
     encoding_analyzer: Any
-    shape: tuple[int, ...]
     result: type[QuantizedTensorBase] = DequantizedTensor
 
     def __init__(self) -> None:
@@ -49,7 +48,9 @@ class QuantizerBase(nn.Module):
         """Set an attribute. Raises SpecError for one that a quantizer lacks, and that would do nothing."""
         kind = getattr(type(self), name, None)
         if isinstance(kind, property) and kind.fset is None:
-            raise SpecError(f"{name} of {type(self).__name__} is read only; make a new one with another {name}")
+            raise SpecError(
+                f"{name} of {type(self).__name__} is read only; make a new one with another {name}"
+            )
         if name in self.__dict__.get("_parameters", ()) and isinstance(value, Tensor):
             value = self._as_parameter(name, value)
         elif name == "encoding_analyzer" and value is not None:
@@ -87,7 +88,8 @@ class QuantizerBase(nn.Module):
     def _is_set(self, name: str) -> bool:
         if name not in self._fresh:
             return True
-        param, (first, version) = self._parameters.get(name), self._fresh[name]
+        first, version = self._fresh[name]
+        param: Any = self._parameters.get(name)
         if param is None:  # a replica of DataParallel
             return False
         if param is first() and (param.is_inference() or param._version == version):
@@ -100,6 +102,11 @@ class QuantizerBase(nn.Module):
         if torch.compiler.is_compiling():  # compiled code sees no versions; an earlier call has looked
             return not self._fresh
         return all([self._is_set(name) for name in list(self._fresh)])
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the range."""
 
     @abstractmethod
     def get_encodings(self) -> EncodingBase | None:
@@ -208,7 +215,9 @@ class QuantizerBase(nn.Module):
         name = type(analyzer).__name__
         missing = [method for method in _METHODS if not callable(getattr(analyzer, method, None))]
         if missing:
-            raise SpecError(f"encoding_analyzer {name} has no {missing[0]}(); derive it from EncodingAnalyzer")
+            raise SpecError(
+                f"encoding_analyzer {name} has no {missing[0]}(); derive it from EncodingAnalyzer"
+            )
         held = getattr(getattr(analyzer, "observer", None), "shape", ())
         if not fits(held, self.shape):
             raise SpecError(
@@ -308,7 +317,9 @@ def warn_of_extremes(low: Tensor, high: Tensor) -> None:
     """Warn of a range that NaN, infinities or numbers near the largest of their type have made."""
     ends = torch.stack(torch.broadcast_tensors(low.detach(), high.detach()))
     if not ends.isfinite().all():
-        warnings.warn("Infinite or NaN values are in the range; remove the samples that cause them", stacklevel=4)
+        warnings.warn(
+            "Infinite or NaN values are in the range; remove the samples that cause them", stacklevel=4
+        )
     elif (ends.abs() >= 0.95 * torch.finfo(ends.dtype).max).any():
         warnings.warn(
             "Extreme values are in the range, near the largest of their type; remove the samples that cause "

@@ -128,11 +128,15 @@ class BinsObserver:
     ) -> None:
         """Start without data. Raises SpecError for less than one bin, or a limit below 1."""
         if not isinstance(num_bins, int) or num_bins < 1:
-            raise SpecError(f"num_bins must be an integer of at least 1, found {num_bins!r}; give another one")
+            raise SpecError(
+                f"num_bins must be an integer of at least 1, found {num_bins!r}; give another one"
+            )
         if growth_limit is not None and not growth_limit >= 1:
             raise SpecError(f"the growth limit must be at least 1, found {growth_limit}; give another one")
         self.shape, self.block_size, self.num_bins = as_shape(shape), block_size, num_bins
         self.growth_limit = math.inf if growth_limit is None else float(growth_limit)
+        self.stats: list[BinsSeen] = []
+        self._limits: list[tuple[Tensor, Tensor]] = []
         self.reset_stats()
 
     def collect_stats(self, x: Tensor) -> list[BinsSeen]:
@@ -207,15 +211,15 @@ class BinsObserver:
         share = (low + width * (first + 1) - start) / old_width
         kept = torch.minimum(torch.round(share * known.histogram), known.histogram)
         counts = torch.zeros(self.num_bins, device=start.device)
-        counts.index_add_(0, first, kept)
+        counts.index_add_(0, first, kept.float())
         moved = (kept < known.histogram).nonzero().flatten()
-        counts.index_add_(0, number(start + width)[moved], (known.histogram - kept)[moved])
+        counts.index_add_(0, number(start + width)[moved], (known.histogram - kept)[moved].float())
         return counts
 
     def reset_stats(self) -> None:
         """Forget all data."""
         self.stats = [BinsSeen() for _ in range(math.prod(self.shape))]
-        self._limits: list[tuple[Tensor, Tensor]] = []
+        self._limits = []
 
     def get_stats(self) -> list[BinsSeen]:
         """Return the histograms."""

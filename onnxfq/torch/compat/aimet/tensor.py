@@ -24,8 +24,8 @@ from onnxfq.torch.compat.aimet.encodings import EncodingBase
 
 _CASTS = "half float double char short int long cuda cpu to type type_as bfloat16"
 _KEEPS = "contiguous requires_grad_ share_memory_"
-_VIEWS = """__getitem__ as_strided broadcast_to chunk dsplit expand expand_as flatten flip fliplr flipud gather
-    hsplit index_select kthvalue masked_select movedim moveaxis msort narrow permute repeat reshape reshape_as
+_VIEWS = """__getitem__ as_strided broadcast_to chunk dsplit expand expand_as flatten flip fliplr flipud
+    gather hsplit index_select kthvalue masked_select movedim moveaxis msort narrow permute repeat reshape reshape_as
     resize resize_ resize_as resize_as_ select split squeeze squeeze_ swapaxes swapdims t t_ take
     take_along_dim tensor_split tile transpose unbind unflatten unsqueeze unsqueeze_ view view_as vsplit
     as_strided_copy expand_copy narrow_copy permute_copy squeeze_copy t_copy unsqueeze_copy view_copy"""
