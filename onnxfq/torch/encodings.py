@@ -36,6 +36,8 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
     that was set by hand. Put the model into evaluation mode first: BatchNorm would learn from the batches.
     """
     observed = {name: q for name, q in quantizers(model).items() if q.observer is not None}
+    # Quantizers with the interface of another library compute theirs in its way.
+    others = [m for m in model.modules() if hasattr(m, "freeze_grid") and not isinstance(m, FakeQuantize)]
     for name, quantizer in observed.items():
         if quantizer.is_given and quantizer.overwrite is None:
             raise StatisticsError(
@@ -58,7 +60,10 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
         else:
             quantizer.is_rounding = False
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            for module in others:
+                stack.enter_context(module.compute_encodings())
+            yield
         for name, quantizer in observed.items():
             assert quantizer.observer is not None
             if quantizer.may_be_unused and not quantizer.observer.seen:

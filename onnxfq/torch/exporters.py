@@ -152,8 +152,13 @@ def freeze_grids(model: nn.Module) -> Iterator[None]:
             )
     folded = [module for module in model.modules() if module.__dict__.get("folded_norm") is not None]
     with contextlib.ExitStack() as stack:
-        for quantizer in quantizers(model).values():
-            stack.enter_context(quantizer.freeze_grid())
+        for name, module in list(model.named_modules()):
+            if not hasattr(module, "freeze_grid"):  # also quantizers with the interface of other libraries
+                continue
+            try:
+                stack.enter_context(module.freeze_grid())
+            except StatisticsError as error:
+                raise StatisticsError(f"quantizer {name!r}: {error}") from None
         for layer in folded:
             layer.register_buffer(BAKED, fold_weight(layer).detach().clone(), persistent=False)
             stack.callback(layer.__delattr__, BAKED)

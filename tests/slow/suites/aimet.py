@@ -1,8 +1,8 @@
 """onnxfq's objects under the module names of AIMET, for AIMET's own tests of quantizers.
 
 The tests are public: quic/aimet on GitHub, folder TrainingExtensions/torch/test/python/v2. Names that
-onnxfq lacks stay missing, so that their tests fail. Private helpers of AIMET stand here where a public call of
-onnxfq does their work.
+onnxfq lacks stay missing, so that their tests fail. Private helpers of AIMET stand here where a public call
+of onnxfq does their work.
 """
 
 from __future__ import annotations

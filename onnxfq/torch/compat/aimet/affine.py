@@ -142,8 +142,8 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
             given = plain(torch.as_tensor(value)).detach()
             if not fits(given.shape, self.shape):
                 raise SpecError(
-                    f"{name} of a range must broadcast to {list(self.shape)}, found {list(given.shape)}; give "
-                    "one value, or that shape"
+                    f"{name} of a range must broadcast to {list(self.shape)}, found {list(given.shape)}; "
+                    "give one value, or that shape"
                 )
             with torch.no_grad():
                 getattr(self, name).copy_(given)
@@ -275,13 +275,9 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
 
     def extra_repr(self) -> str:
         """Return the settings in one line."""
-        settings: dict[str, Any] = {
-            "shape": self.shape,
-            "block_size": self.block_size,
-            "qmin": self.qmin,
-            "qmax": self.qmax,
-        }
-        settings |= {"symmetric": self.symmetric, "zero_point_shift": self.zero_point_shift or None}
+        names = ["shape", "block_size", "qmin", "qmax", "symmetric"]
+        names += ["zero_point_shift"] if self.zero_point_shift else []
+        settings = {name: getattr(self, name) for name in names}
         return ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
 
 

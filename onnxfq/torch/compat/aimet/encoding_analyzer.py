@@ -23,7 +23,7 @@ def smallest_scale(steps: float) -> float:
     return min(2.0**-23, 0.01 / steps)
 
 
-class StatisticsNotFoundError(StatisticsError, RuntimeError):
+class StatisticsNotFoundError(StatisticsError):
     """An analyzer has seen no data."""
 
 
@@ -84,13 +84,20 @@ def _symmetric_ends(low: Tensor, high: Tensor, steps: float, extra: int = 0) -> 
     return -negative * delta, positive * delta
 
 
-def _widen(low: Tensor, high: Tensor, steps: float, is_symmetric: bool) -> Ends:
-    """Return ends at least the smallest scale times the steps apart; low <= 0 <= high."""
+def _widen(low: Tensor, high: Tensor, steps: float, is_symmetric: bool, early: bool = False) -> Ends:
+    """Return ends at least the smallest scale times the steps apart; low <= 0 <= high.
+
+    AIMET rounds the scale to float32 before the product, or with `early` the product: one bit may differ.
+    """
     least = smallest_scale(steps)
-    more = least * ((high - low) / steps < least)
+    short = (high - low) / steps < least
+
+    def more(count: float) -> Tensor:
+        return count * least * short if early else count * (least * short)
+
     if is_symmetric:
-        return low - (steps - steps // 2) * more, high + steps // 2 * more
-    return low, high + steps * more
+        return low - more(steps - steps // 2), high + more(steps // 2)
+    return low, high + more(steps)
 
 
 class MinMaxEncodingAnalyzer(EncodingAnalyzer):
@@ -165,7 +172,7 @@ class PercentileEncodingAnalyzer(_BinsAnalyzer):
             low = stats.bin_edges[torch.searchsorted(counts, counts[-1] * (1 - self.percentile / 100))]
             high = stats.bin_edges[torch.searchsorted(counts, counts[-1] * self.percentile / 100)]
         finite = torch.finfo(low.dtype)
-        low, high = _widen(low.clamp(finite.min, 0), high.clamp(0, finite.max), steps, is_symmetric)
+        low, high = _widen(low.clamp(finite.min, 0), high.clamp(0, finite.max), steps, is_symmetric, True)
         return _symmetric_ends(low, high, steps) if is_symmetric else (low, high)
 
 

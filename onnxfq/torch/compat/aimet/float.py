@@ -1,4 +1,4 @@
-"""AIMET's document: quantizers to small floats, by a scale that maps the largest value to the largest number."""
+"""AIMET's document: quantizers to small floats, whose scale maps the largest value to the largest number."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ class FloatQuantizeDequantize(QuantizerBase):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rounded input with its encoding; integers pass unchanged."""
-        return super().forward(input) if input.is_floating_point() else input
+        is_integer = isinstance(input, Tensor) and not input.is_floating_point()
+        return input if is_integer else super().forward(input)
 
     def _round(self, x: Tensor, encoding: Any) -> Tensor:
         rounded: Tensor = encoding.quantize_dequantize(x)
@@ -193,7 +194,7 @@ class FloatQuantizeDequantize(QuantizerBase):
         state = dict(state_dict)
         if prefix + "maxval" not in state and prefix + EXTRA in state:
             bits = [int(state[prefix + EXTRA][name]) for name in ("exponent_bits", "mantissa_bits")]
-            state[prefix + "maxval"] = torch.full(self.shape, FloatFormat(*bits).max)
+            state[prefix + "maxval"] = torch.full(self.shape, FloatFormat(bits[0], bits[1]).max)
         given = state.get(prefix + "maxval")
         if given is not None:
             self.maxval.data = torch.zeros(given.shape, dtype=self.maxval.dtype, device=self.maxval.device)

@@ -9,8 +9,9 @@ With q = clamp(round(x / scale - shift) - offset, qmin, qmax) and y = (q + offse
 | scale            | round(x/s) - x/s   | round(x/s), limited to qmin + offset and qmax + offset |
 | offset           | 0                  | scale                                                  |
 
-Values and gradients are those of aimet-torch 2.42, bit for bit. If scale and offset need no gradient, it calls
-torch's own fake quantization, which multiplies by 1 / scale; otherwise it divides. So do these functions.
+Values and gradients are those of aimet-torch 2.42, bit for bit. If scale and offset need no gradient, it
+calls torch's own fake quantization, which multiplies by 1 / scale; otherwise it divides. These functions do
+the same.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def _by_blocks(
     tensors: tuple[Tensor, Tensor, Tensor],
     block_size: Sequence[int] | None,
 ) -> Tensor:
-    """Return the function of tensor, scale and offset in shapes that broadcast, in tensor's type and shape."""
+    """Return the function of three tensors in shapes that broadcast, in the type and shape of the first."""
     tensor, scale, offset = tensors
     if not torch.compiler.is_compiling():
         check_shapes(tensor.shape, scale.shape, block_size)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnxfq.errors import SpecError
+from onnxfq.errors import ArgumentError, SpecError
 
 MOST_BITS = 32
 
@@ -17,9 +17,9 @@ def limits_of(steps: int, signed: bool) -> tuple[int, int]:
 
 
 def whole_bits(bits: Any) -> int:
-    """Return a bit width as an integer. Raises SpecError unless it is one from 1 to 32."""
+    """Return a bit width as an integer. Raises ArgumentError for fractions, SpecError outside 1 to 32."""
     if isinstance(bits, bool) or not isinstance(bits, int | float) or bits != int(bits):
-        raise SpecError(f"bitwidth must be a whole number, found {bits!r}; other grids have qmin and qmax")
+        raise ArgumentError(f"bitwidth must be a whole number, found {bits!r}; or give qmin and qmax")
     if not 1 <= bits <= MOST_BITS:
         raise SpecError(f"bitwidth must be from 1 to {MOST_BITS}, found {bits}; give another one")
     return int(bits)
@@ -49,14 +49,14 @@ def read_call(
         keywords: arguments by name.
         least_steps: steps that a grid needs.
 
-    Raises SpecError if the arguments fit no form, or name a grid with fewer steps.
+    Raises ArgumentError if the arguments fit no form, SpecError for a grid with fewer steps.
     """
     limits = "qmin" in keywords or "qmax" in keywords or (len(args) > 1 and not isinstance(args[1], bool))
     try:
         bound = forms[0 if limits else 2 if "num_steps" in keywords else 1].bind(*args, **keywords)
     except TypeError as error:
         shown = " or ".join(map(str, forms))
-        raise SpecError(f"the grid of {owner}: {error}; give {shown}") from None
+        raise ArgumentError(f"the grid of {owner}: {error}; give {shown}") from None
     bound.apply_defaults()
     given = dict(bound.arguments)
     if limits:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from onnxfq.errors import SpecError
 from onnxfq.torch.compat.aimet.quantizer import QuantizerBase
@@ -93,22 +94,30 @@ class QuantizationMixin:
         """Hold quantized parameters in place of the module's own inside the block."""
         module: Any = self
         self._calibrate_parameters(again=False)
-        own, made = module._parameters, {}
+        made = {}
         for name in self.param_quantizers if names is None else names:
-            quantizer = self.param_quantizers[name]
-            if quantizer is not None and own[name] is not None:
-                made[name] = _values(quantizer(own[name]))
-        module.__dict__["_parameters"] = {**own, **made}
-        try:
-            yield
-        finally:
-            module.__dict__["_parameters"] = own
+            quantizer, param = self.param_quantizers[name], getattr(module, name)
+            if quantizer is not None and param is not None:
+                made[name] = _values(quantizer(param))
+        own = module._parameters
+        others = made.keys() - own.keys()  # pruned, an attribute, or parametrized, which the cache replaces
+        kept = {name: module.__dict__[name] for name in others & module.__dict__.keys()}
+        module.__dict__["_parameters"] = {**own, **{name: made[name] for name in made.keys() - others}}
+        with parametrize.cached():
+            for name in others:
+                held = module.__dict__ if name in kept else parametrize._cache
+                held[name if name in kept else (id(module), name)] = made[name]
+            try:
+                yield
+            finally:
+                module.__dict__["_parameters"] = own
+                module.__dict__.update(kept)
 
     def _calibrate_parameters(self, again: bool) -> None:
         """Set the ranges of parameters from their values: those without a range, or all."""
         module: Any = self
         for name, quantizer in self.param_quantizers.items():
-            param = module._parameters.get(name)
+            param = getattr(module, name)
             if quantizer is None or param is None or not (again or not quantizer.is_initialized()):
                 continue
             with quantizer.compute_encodings(passthrough=True):
@@ -168,9 +177,10 @@ _ONE_INPUT = """AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMa
     ConstantPad1d ConstantPad2d ConstantPad3d Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d
     ConvTranspose3d Dropout Dropout1d Dropout2d Dropout3d ELU Embedding Flatten GELU GLU GroupNorm Hardshrink
     Hardsigmoid Hardswish Hardtanh InstanceNorm1d InstanceNorm2d InstanceNorm3d LayerNorm LeakyReLU Linear
-    LogSigmoid LogSoftmax MaxPool1d MaxPool2d MaxPool3d Mish PReLU PixelShuffle PixelUnshuffle RReLU ReLU ReLU6
-    ReflectionPad1d ReflectionPad2d ReplicationPad1d ReplicationPad2d RMSNorm SELU SiLU Sigmoid Softmax
-    Softmax2d Softmin Softplus Softshrink Softsign Tanh Tanhshrink Threshold Unflatten Upsample ZeroPad2d"""
+    LogSigmoid LogSoftmax MaxPool1d MaxPool2d MaxPool3d Mish PReLU PixelShuffle PixelUnshuffle RReLU ReLU
+    ReLU6 ReflectionPad1d ReflectionPad2d ReplicationPad1d ReplicationPad2d RMSNorm SELU SiLU Sigmoid
+    Softmax Softmax2d Softmin Softplus Softshrink Softsign Tanh Tanhshrink Threshold Unflatten Upsample
+    ZeroPad2d"""
 _TWO_INPUTS = "Bilinear CosineSimilarity PairwiseDistance"
 
 

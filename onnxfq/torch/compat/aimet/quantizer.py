@@ -1,4 +1,4 @@
-"""AIMET's document: what all quantizers have: parameters that are set or not, and encodings that may be kept."""
+"""AIMET's document: what all quantizers have, parameters that are set or not and ranges that may be kept."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
-from onnxfq.errors import SpecError, StatisticsError, nearest
+from onnxfq.errors import ModelError, SpecError, StatisticsError, nearest
 from onnxfq.torch.compat.aimet.encoding_analyzer import StatisticsNotFoundError
 from onnxfq.torch.compat.aimet.encodings import EncodingBase
 from onnxfq.torch.compat.aimet.functions import fits
@@ -83,7 +83,7 @@ class QuantizerBase(nn.Module):
         """Count a parameter as not set until it changes from now on."""
         param = self._parameters[name]
         assert param is not None
-        self._fresh[name] = (weakref.ref(param), 0 if param.is_inference() else param._version)
+        self._fresh[name] = (weakref.ref(param), _version(param))
 
     def _is_set(self, name: str) -> bool:
         if name not in self._fresh:
@@ -92,7 +92,7 @@ class QuantizerBase(nn.Module):
         param: Any = self._parameters.get(name)
         if param is None:  # a replica of DataParallel
             return False
-        if param is first() and (param.is_inference() or param._version == version):
+        if param is first() and _version(param) == version:
             return False
         del self._fresh[name]
         return True
@@ -138,10 +138,11 @@ class QuantizerBase(nn.Module):
 
         Raises StatisticsError before a range is known, SpecError for an input that does not fit.
         """
-        frozen = self._modules.get("frozen")
+        if isinstance(input, fx.Proxy):  # a leaf of torch.fx
+            return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input,), {})
+        x, frozen = plain(input), self._modules.get("frozen")
         if frozen is not None or is_exporting():
-            return self._exported(plain(input), frozen)
-        x = plain(input)
+            return self._as_node(x) if frozen is None else frozen(x)
         encoding = self._gathered(x) if self._gathers and x.numel() else self.get_encodings()
         if encoding is None:
             if not x.numel():
@@ -221,8 +222,8 @@ class QuantizerBase(nn.Module):
         held = getattr(getattr(analyzer, "observer", None), "shape", ())
         if not fits(held, self.shape):
             raise SpecError(
-                f"{name} of shape {list(held)} does not fit a quantizer of shape {list(self.shape)}; give both "
-                "one shape"
+                f"{name} of shape {list(held)} does not fit a quantizer of shape {list(self.shape)}; give "
+                "both one shape"
             )
 
     def get_extra_state(self) -> Any:
@@ -278,6 +279,13 @@ class QuantizerBase(nn.Module):
         for name in state["_fresh"]:
             self._forget(name)
 
+    def __prepare_scriptable__(self) -> QuantizerBase:
+        """Refuse torch.jit.script, which asks for it first."""
+        raise ModelError(
+            f"torch.jit.script cannot compile a {type(self).__name__}; use torch.compile or torch.export, or "
+            "write ONNX with export_torch"
+        )
+
     @contextlib.contextmanager
     def freeze_grid(self) -> Iterator[None]:
         """Hold the range as constants inside the block, for an export.
@@ -301,16 +309,10 @@ class QuantizerBase(nn.Module):
     def _as_node(self, x: Tensor) -> Tensor:
         """Return a tensor that stands for x, rounded by a node of onnxfq's own in an exported graph."""
 
-    def _exported(self, x: Tensor, frozen: nn.Module | None) -> Tensor:
-        if frozen is not None:
-            y: Tensor = frozen(x)
-            return y
-        warnings.warn(
-            f"torch.onnx.export writes {type(self).__name__} as onnxfq:FakeQuantize, which no engine runs; use "
-            "onnxfq.torch.export_torch for QuantizeLinear and DequantizeLinear",
-            stacklevel=2,
-        )
-        return self._as_node(x)
+
+def _version(x: Tensor) -> int:
+    """Return how often x was written in place; 0 for tensors of the inference mode, which do not count."""
+    return 0 if x.is_inference() else int(x._version)
 
 
 def warn_of_extremes(low: Tensor, high: Tensor) -> None:

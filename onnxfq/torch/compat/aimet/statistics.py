@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onnxfq.errors import SpecError, StatisticsError
+from onnxfq.errors import DataError, SpecError
 from onnxfq.torch.compat.aimet.functions import block_shape, check_shapes, interleaved
 
 
@@ -142,7 +142,7 @@ class BinsObserver:
     def collect_stats(self, x: Tensor) -> list[BinsSeen]:
         """Return the histograms of one tensor.
 
-        Raises SpecError for one that does not fit the shape, StatisticsError without a finite value.
+        Raises SpecError for one that does not fit the shape, DataError without a finite value.
         """
         with torch.no_grad():
             return [self._count(part) for part in self._parts(x)]
@@ -158,7 +158,7 @@ class BinsObserver:
     def _count(self, x: Tensor) -> BinsSeen:
         finite = x.isfinite()
         if not finite.any():
-            raise StatisticsError("a histogram needs a finite value, found none; remove such samples")
+            raise DataError("a histogram needs a finite value, found none; remove such samples")
         low = torch.where(finite, x, math.inf).min()
         high = torch.where(finite, x, -math.inf).max()
         edges = self._edges(low, high)

@@ -3,7 +3,7 @@
 | operation | its result |
 |---|---|
 | casts to another float type or device, contiguous, clone, detach, copies | keeps the encoding |
-| views and choices of elements: reshape, transpose, split, index_select, ... | keeps one scale for the tensor |
+| views and choices of elements: reshape, transpose, split, index_select, ... | keeps a single scale |
 | in place, other than views | loses the encoding |
 | all others, and casts to integers | a plain tensor |
 """
@@ -25,8 +25,8 @@ from onnxfq.torch.compat.aimet.encodings import EncodingBase
 _CASTS = "half float double char short int long cuda cpu to type type_as bfloat16"
 _KEEPS = "contiguous requires_grad_ share_memory_"
 _VIEWS = """__getitem__ as_strided broadcast_to chunk dsplit expand expand_as flatten flip fliplr flipud
-    gather hsplit index_select kthvalue masked_select movedim moveaxis msort narrow permute repeat reshape reshape_as
-    resize resize_ resize_as resize_as_ select split squeeze squeeze_ swapaxes swapdims t t_ take
+    gather hsplit index_select kthvalue masked_select movedim moveaxis msort narrow permute repeat reshape
+    reshape_as resize resize_ resize_as resize_as_ select split squeeze squeeze_ swapaxes swapdims t t_ take
     take_along_dim tensor_split tile transpose unbind unflatten unsqueeze unsqueeze_ view view_as vsplit
     as_strided_copy expand_copy narrow_copy permute_copy squeeze_copy t_copy unsqueeze_copy view_copy"""
 
@@ -42,7 +42,7 @@ _READ = {Tensor.T.__get__, Tensor.mT.__get__, Tensor.H.__get__, Tensor.mH.__get_
 Made = TypeVar("Made", bound="QuantizedTensorBase")
 
 
-class EncodingError(StatisticsError, RuntimeError):
+class EncodingError(StatisticsError):
     """A tensor has no encoding."""
 
 
