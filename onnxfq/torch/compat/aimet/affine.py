@@ -3,7 +3,7 @@
     scale = max(|max - min| / (qmax - qmin), smallest scale)
     offset = round(min / scale) - qmin, between -qmax and -qmin; fixed if symmetric: -round((qmin + qmax) / 2)
 
-Values and gradients are those of aimet-torch 2.42, bit for bit; `functions` has the rounding.
+aimet-torch 2.42 has the same values and gradients, bit for bit; `functions` has the rounding.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """AIMET's document: analyzers, which turn data into the range of a quantizer.
 
-Ranges are those of aimet-torch 2.42, bit for bit. An own analyzer derives from `EncodingAnalyzer`.
+They give the ranges of aimet-torch 2.42, bit for bit. An own analyzer derives from `EncodingAnalyzer`.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class EncodingBase(ABC):
     def to(self, *args: Any, **keywords: Any) -> Any:
         """Return the encoding in another float type or on another device, itself if nothing changes.
 
-        The arguments are those of `Tensor.to`. Raises SpecError for a type that holds no fractions.
+        It takes the arguments of `Tensor.to`. Raises SpecError for a type that holds no fractions.
         """
         wanted = torch.empty(0, dtype=self.scale.dtype, device=self.scale.device).to(*args, **keywords)
         if not wanted.dtype.is_floating_point:
@@ -177,7 +177,7 @@ class GroupedBlockEncoding(AffineEncoding):
         per_channel_scale: Tensor,
         **keywords: Any,
     ) -> None:
-        """Make an encoding; the other arguments are those of AffineEncoding."""
+        """Make an encoding; AffineEncoding explains the other arguments."""
         super().__init__(scale, offset, *args, **keywords)
         self.block_grouping, self.decompressed_bw = tuple(block_grouping), decompressed_bw
         self.per_channel_scale = per_channel_scale
@@ -217,7 +217,7 @@ class FloatFormat(NamedTuple):
         if self == (2, 1, True, False):
             return 6.0
         if self.finite or self.unsigned_zero:
-            raise SpecError(f"{self} is no type of torch; use one of {', '.join(map(str, FLOAT_FORMATS))}")
+            raise SpecError(f"torch lacks {self}; use {', '.join(map(str, FLOAT_FORMATS))}")
         most = (1 << self.exponent_bits) - 1
         return float((2 - 2.0**-self.mantissa_bits) * 2.0 ** (most - most // 2 - 1))
 

@@ -187,9 +187,7 @@ class FloatQuantizeDequantize(QuantizerBase):
         if "block_size" in state:
             self.block_size = tuple(map(int, state["block_size"])) or None
 
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, *args: Any
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         """Load a state; its maxval gives the shape, and AIMET's early releases have none for scale 1."""
         state = dict(state_dict)
         if prefix + "maxval" not in state and prefix + EXTRA in state:
@@ -198,7 +196,7 @@ class FloatQuantizeDequantize(QuantizerBase):
         given = state.get(prefix + "maxval")
         if given is not None:
             self.maxval.data = torch.zeros(given.shape, dtype=self.maxval.dtype, device=self.maxval.device)
-        super()._load_from_state_dict(state, prefix, metadata, strict, *args)
+        super()._load_from_state_dict(state, prefix, *args)
 
     def _constant(self) -> Any:
         scale = self.get_scale()

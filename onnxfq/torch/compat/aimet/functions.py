@@ -9,7 +9,7 @@ With q = clamp(round(x / scale - shift) - offset, qmin, qmax) and y = (q + offse
 | scale            | round(x/s) - x/s   | round(x/s), limited to qmin + offset and qmax + offset |
 | offset           | 0                  | scale                                                  |
 
-Values and gradients are those of aimet-torch 2.42, bit for bit. If scale and offset need no gradient, it
+aimet-torch 2.42 has the same values and gradients, bit for bit. If scale and offset need no gradient, it
 calls torch's own fake quantization, which multiplies by 1 / scale; otherwise it divides. These functions do
 the same.
 """
@@ -63,15 +63,13 @@ def quantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: Any, **keywor
 def dequantize(
     tensor: Tensor, scale: Tensor, offset: Tensor, block_size: Sequence[int] | None = None
 ) -> Tensor:
-    """Return (tensor + offset) * scale in tensor's type; the arguments are those of `quantize`."""
+    """Return (tensor + offset) * scale in tensor's type; with the arguments of `quantize`."""
     work = tensor.dtype
-    return _by_blocks(
-        lambda x, s, o: _Scale.apply(x, s.to(work), o.to(work)), (tensor, scale, offset), block_size
-    )
+    return _by_blocks(lambda x, s, o: (x + o.to(work)) * s.to(work), (tensor, scale, offset), block_size)
 
 
 def quantize_dequantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: Any, **keywords: Any) -> Tensor:
-    """Return tensor rounded to the grid; the arguments are those of `quantize`.
+    """Return tensor rounded to the grid; with the arguments of `quantize`.
 
     `zero_point_shift`, the last one, puts 0 between two steps with 0.5. A type that is too narrow for the
     grid is computed in float32 or float64. Raises SpecError as `quantize` does.
@@ -184,7 +182,7 @@ def _needs_gradient(*params: Tensor) -> bool:
 def _by_torch(x: Tensor, scale: Tensor, offset: Tensor, qmin: int, qmax: int) -> Tensor | None:
     """Return torch's fake quantization per tensor or per channel; None if scales have several axes.
 
-    torch refuses some widths and zero points beside the grid; the general form takes them.
+    torch refuses some widths, and zero points outside the grid; the general form takes them.
     """
     if max(-qmin, qmax) >> 63:  # torch takes 64-bit limits
         return None
@@ -225,29 +223,6 @@ class _Round(torch.autograd.Function):
             -masked if by_offset else None,
             None,
             None,
-        )
-
-
-class _Scale(torch.autograd.Function):
-    """Values of integers."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
-        by_x, by_scale, by_offset = ctx.needs_input_grad
-        ctx.save_for_backward(
-            x if by_scale else None, scale if by_x or by_offset else None, offset if by_scale else None
-        )
-        return (x + offset).mul_(scale)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, offset = ctx.saved_tensors
-        by_x, by_scale, by_offset = ctx.needs_input_grad
-        scaled = gradient * scale if by_x or by_offset else None
-        return (
-            scaled if by_x else None,
-            gradient * (x + offset) if by_scale else None,
-            scaled if by_offset else None,
         )
 
 

@@ -80,7 +80,7 @@ def check_limits(owner: str, low: Any, high: Any, least_steps: int = 1) -> None:
 
 
 def check_shift(owner: str, shift: float | None) -> float:
-    """Return the part of a step that 0 lies beside the grid. Raises SpecError unless it is 0 or 0.5."""
+    """Return the part of a step by which 0 misses the grid. Raises SpecError unless it is 0 or 0.5."""
     if shift not in (None, 0, 0.5):
         raise SpecError(f"zero_point_shift of {owner} must be 0 or 0.5, found {shift!r}; give one of them")
     return shift or 0.0
@@ -107,7 +107,7 @@ class IntegerGrid:
     def bitwidth(self) -> int:
         """Width B of the grid [0, 2^B - 1] or [-2^(B-1), 2^(B-1) - 1]; setting it keeps the sign.
 
-        Raises SpecError for other grids, and for widths that are no integers from 1 to 32.
+        Raises SpecError for other grids, and for widths other than integers from 1 to 32.
         """
         size = self.num_steps + 1
         if not self._is_hardware or size & (size - 1):

@@ -18,8 +18,8 @@ class QuantizationMixin:
     """Mixin of a module whose quantizers are chosen after it is made; None leaves a tensor in float.
 
     `class QuantizedMine(QuantizationMixin, Mine)` with `@QuantizationMixin.implements(Mine)` adds a module.
-    The forward here quantizes all float tensors that are given by position or by name, in that order, the
-    parameters, and the outputs; a forward of its own may do it otherwise.
+    The forward here quantizes float tensors in the order of the call, the parameters, and the outputs. A
+    subclass may have another forward.
 
     Attributes:
         param_quantizers: ModuleDict, a quantizer or None for each parameter.

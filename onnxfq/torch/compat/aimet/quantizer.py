@@ -27,8 +27,8 @@ _METHODS = ("update_stats", "reset_stats", "compute_encodings", "compute_encodin
 class QuantizerBase(nn.Module):
     """Module that rounds a tensor by an encoding.
 
-    A parameter is set once it is written in place, replaced, or loaded from a state dict. The first values
-    are no range.
+    A parameter is set once it is written in place, replaced, or loaded from a state dict. The
+    first values do not count.
 
     Attributes:
         encoding_analyzer: turns the data of `compute_encodings` into a range.
@@ -190,7 +190,7 @@ class QuantizerBase(nn.Module):
     def allow_overwrite(self, mode: bool | None = None, **modes: bool) -> None:
         """Say whether `compute_encodings` may replace the parameters: all, or some by name.
 
-        Raises SpecError for a name that is no parameter of the range.
+        Raises SpecError for a name that the range lacks.
         """
         wanted = modes if mode is None else dict.fromkeys(self._overwrites, mode)
         for name in wanted:
@@ -227,14 +227,14 @@ class QuantizerBase(nn.Module):
             )
 
     def get_extra_state(self) -> Any:
-        """Return what a state dict holds beside the parameters: which of them are set, and the grid."""
+        """Return what a state dict holds in addition: which parameters are set, and the grid."""
         if is_exporting():  # an exporter detaches every value of a state dict
             return torch.zeros(0)
         flags = {name: torch.tensor(self._is_set(name)) for name in self._parameters}
         return flags | {name: torch.tensor(value) for name, value in self._grid_state().items()}
 
     def set_extra_state(self, state: Any) -> None:
-        """Take what `get_extra_state` returned; the grid becomes that of the state."""
+        """Take what `get_extra_state` returned; the state brings its grid."""
         if isinstance(state, Tensor):
             return
         for name in [name for name in self._parameters if name in state]:
@@ -252,22 +252,21 @@ class QuantizerBase(nn.Module):
     def _set_grid_state(self, state: Mapping[str, Any]) -> None:
         """Take the numbers of a grid that are there."""
 
-    def _load_from_state_dict(
-        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, *args: Any
-    ) -> None:
-        """Load a state with or without AIMET's extra state; without it, what is there is set.
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load a state as torch does. With strict=False, ranges of another shape replace the ones here."""
+        for name in (*self._parameters, *self._buffers):
+            held, given = getattr(self, name), state_dict.get(name)
+            if not strict and given is not None and given.shape != held.shape:
+                held.data = torch.zeros(given.shape, dtype=held.dtype, device=held.device)
+        return super().load_state_dict(state_dict, strict, assign)
 
-        With strict=False, parameters of another shape replace those here.
-        """
-        state = dict(state_dict)
-        names = [name for name in (*self._parameters, *self._buffers) if prefix + name in state]
-        given = {name: state[prefix + name] for name in names}
-        for name, value in given.items():
-            held = getattr(self, name)
-            if not strict and value.shape != held.shape:
-                held.data = torch.zeros(value.shape, dtype=held.dtype, device=held.device)
-        state.setdefault(prefix + EXTRA, {name: torch.tensor(True) for name in given})
-        super()._load_from_state_dict(state, prefix, metadata, strict, *args)
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        """Load a state with or without AIMET's extra state; without it, what is there is set."""
+        names = [name for name in (*self._parameters, *self._buffers) if prefix + name in state_dict]
+        extra = {name: torch.tensor(True) for name in names}
+        super()._load_from_state_dict({prefix + EXTRA: extra, **state_dict}, prefix, *args)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles: they know which parameters are set."""
