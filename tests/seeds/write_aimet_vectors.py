@@ -15,6 +15,22 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from aimet_cases import CASES, FLOATS, call_float, network, results, train
 
 
+def names(library):
+    """Return AIMET's public names of its modules, and of their classes in addition to torch's."""
+    common = {*dir(torch.nn.Module), *dir(torch.Tensor), *dir(object)}
+    found = set()
+    for home in ("affine", "float", "tensor", "encoding_analyzer"):
+        for name, thing in vars(getattr(library, home)).items():
+            if name.startswith("_") or not getattr(thing, "__module__", "").startswith("aimet_torch"):
+                continue
+            members = [one for one in dir(thing) if one[0] != "_" and one not in common]
+            found |= {
+                f"{home}.{name}",
+                *(f"{home}.{name}.{one}" for one in members if isinstance(thing, type)),
+            }
+    return sorted(found)
+
+
 def main():
     """Run all cases."""
     torch.set_num_threads(1)
@@ -29,6 +45,9 @@ def main():
             for name, value in made.state_dict().items()
         },
         "trained": train(made),
+        "names": names(quantization),
+        "layers": [name for name in dir(quantized) if name.startswith("Quantized")],
+        "mixin": [name for name in dir(quantized.QuantizationMixin) if name[0] != "_"],
     }
     Path(__file__).with_name("aimet_vectors.json").write_text(json.dumps(found) + "\n")
 

@@ -255,6 +255,11 @@ class FloatEncoding(EncodingBase):
 
     Attributes:
         format: the float format.
+        mantissa_bits: bits behind the point.
+        exponent_bits: bits of the exponent.
+        finite: whether the format lacks infinities.
+        unsigned_zero: whether it lacks -0.
+        bitwidth: bits of a number, with its sign.
     """
 
     mapping = "float"
@@ -272,22 +277,9 @@ class FloatEncoding(EncodingBase):
         if not isinstance(scale, Tensor):
             raise SpecError(f"scale of a FloatEncoding must be a tensor, found {scale!r}; 1 has no effect")
         self.format = FloatFormat(exponent_bits, mantissa_bits, finite, unsigned_zero)
+        self.exponent_bits, self.mantissa_bits, self.finite, self.unsigned_zero = self.format
+        self.bitwidth = 1 + exponent_bits + mantissa_bits
         self.scale, self.block_size = scale, tuple(block_size) if block_size else None
-
-    @property
-    def mantissa_bits(self) -> int:
-        """Bits behind the point."""
-        return self.format.mantissa_bits
-
-    @property
-    def exponent_bits(self) -> int:
-        """Bits of the exponent."""
-        return self.format.exponent_bits
-
-    @property
-    def bitwidth(self) -> int:
-        """Bits of a number, with its sign."""
-        return 1 + self.exponent_bits + self.mantissa_bits
 
     @property
     def maxval(self) -> Tensor:

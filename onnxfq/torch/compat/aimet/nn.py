@@ -172,16 +172,22 @@ def compute_param_encodings(model: nn.Module) -> None:
             module.compute_param_encodings()
 
 
-_ONE_INPUT = """AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d
-    AdaptiveMaxPool3d AvgPool1d AvgPool2d AvgPool3d BatchNorm1d BatchNorm2d BatchNorm3d CELU ChannelShuffle
-    ConstantPad1d ConstantPad2d ConstantPad3d Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d
-    ConvTranspose3d Dropout Dropout1d Dropout2d Dropout3d ELU Embedding Flatten GELU GLU GroupNorm Hardshrink
-    Hardsigmoid Hardswish Hardtanh InstanceNorm1d InstanceNorm2d InstanceNorm3d LayerNorm LeakyReLU Linear
-    LogSigmoid LogSoftmax MaxPool1d MaxPool2d MaxPool3d Mish PReLU PixelShuffle PixelUnshuffle RReLU ReLU
-    ReLU6 ReflectionPad1d ReflectionPad2d ReplicationPad1d ReplicationPad2d RMSNorm SELU SiLU Sigmoid
-    Softmax Softmax2d Softmin Softplus Softshrink Softsign Tanh Tanhshrink Threshold Unflatten Upsample
-    ZeroPad2d"""
-_TWO_INPUTS = "Bilinear CosineSimilarity PairwiseDistance"
+_ONE_INPUT = """
+    AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d
+    AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d BatchNorm1d BatchNorm2d BatchNorm3d
+    CELU ChannelShuffle CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d
+    ConstantPad3d Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d Dropout Dropout1d
+    Dropout2d Dropout3d ELU Embedding EmbeddingBag FeatureAlphaDropout Flatten Fold FractionalMaxPool2d
+    FractionalMaxPool3d GELU GLU GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh InstanceNorm1d
+    InstanceNorm2d InstanceNorm3d LPPool1d LPPool2d LayerNorm LeakyReLU Linear LocalResponseNorm
+    LogSigmoid LogSoftmax MaxPool1d MaxPool2d MaxPool3d MaxUnpool1d MaxUnpool2d MaxUnpool3d Mish PReLU
+    PixelShuffle PixelUnshuffle RMSNorm RReLU ReLU ReLU6 ReflectionPad1d ReflectionPad2d ReflectionPad3d
+    ReplicationPad1d ReplicationPad2d ReplicationPad3d SELU SiLU Sigmoid Softmax Softmax2d Softmin
+    Softplus Softshrink Softsign SyncBatchNorm Tanh Tanhshrink Threshold Unflatten Unfold Upsample
+    UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d ZeroPad2d ZeroPad3d"""
+_TWO_INPUTS = """
+    BCELoss BCEWithLogitsLoss Bilinear CosineSimilarity CrossEntropyLoss HuberLoss KLDivLoss L1Loss MSELoss
+    NLLLoss PairwiseDistance SmoothL1Loss"""
 
 
 def _two_inputs(self: Any) -> None:
