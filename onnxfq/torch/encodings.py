@@ -43,7 +43,7 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
                 "call its allow_overwrite(False) to keep it, or allow_overwrite() to replace it"
             )
     observed = {name: q for name, q in observed.items() if q.overwrite is not False or not q.is_initialized}
-    switches = {name: (q.observer_enabled, q.fake_quant_enabled, q.in_flight) for name, q in observed.items()}
+    switches = {name: (q.is_observing, q.is_rounding, q.in_flight) for name, q in observed.items()}
     following = {name for name, q in observed.items() if q.training_only}
     replaced = {name: q.observer for name, q in observed.items() if q.calibrating_observer}
     for quantizer in observed.values():
@@ -52,11 +52,11 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
             quantizer.observer = observer.to(quantizer.scale.device)
         assert quantizer.observer is not None
         quantizer.observer.reset()
-        quantizer.observer_enabled, quantizer.training_only = True, False
+        quantizer.is_observing, quantizer.training_only = True, False
         if quantized:
             quantizer.in_flight = "always"
         else:
-            quantizer.fake_quant_enabled = False
+            quantizer.is_rounding = False
     try:
         yield
         for name, quantizer in observed.items():
@@ -72,7 +72,7 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
             switches[name] = (follows and quantizer.learned == "nothing", *switches[name][1:])
     finally:
         for name, quantizer in observed.items():
-            quantizer.observer_enabled, quantizer.fake_quant_enabled, quantizer.in_flight = switches[name]
+            quantizer.is_observing, quantizer.is_rounding, quantizer.in_flight = switches[name]
             quantizer.training_only = name in following
             if name in replaced:
                 quantizer.observer = replaced[name]

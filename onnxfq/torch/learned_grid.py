@@ -13,7 +13,7 @@ from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.numerics.qparams import ParamRules
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import RoundingGrid
-from onnxfq.torch.observers import OwnTypes, copy_lasting
+from onnxfq.torch.observers import OwnTypes, refill
 from onnxfq.torch.qat_gradients import (
     grid_ends_to_scale,
     group_scales,
@@ -101,12 +101,10 @@ class LearnedGrid(OwnTypes):
             self.rmin.data, self.rmax.data = low, high
         for name, value in (("scale", scale), ("zero_point", zero_point)):
             held: Tensor = getattr(self, name)
-            if held.shape == value.shape and self.is_initialized:
-                held.copy_(value)
-            elif isinstance(held, nn.Parameter):
+            if isinstance(held, nn.Parameter):
                 held.data = value.to(held.dtype)
             else:
-                setattr(self, name, copy_lasting(value.to(held.dtype)))
+                refill(self, name, value)
 
     def _ends(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
         qtype, zeros = self.spec.qtype, zero_point.float() - self.zero_point_shift

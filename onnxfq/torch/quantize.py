@@ -181,7 +181,7 @@ def _quantizer(
     training = str(calibrator) if calibrator.is_ordered else TRAINING_OBSERVER
     quantizer = FakeQuantize(spec, training, calibrator=calibrator, training_only=True, **settings)
     quantizer.calibrating_observer = exact
-    quantizer.observer_enabled = quantizer.in_flight == "never"
+    quantizer.is_observing = quantizer.in_flight == "never"
     return quantizer
 
 
