@@ -67,7 +67,18 @@ def fake_quantize(
     only, and not while torch compiles or exports.
     """
     grid = RoundingGrid.from_names(qtype, rounding, arithmetic, saturate)
-    granularity = Granularity.of(axis, block_size, block_shape)
+    return check_and_quantize(x, scale, zero_point, grid, Granularity.of(axis, block_size, block_shape))
+
+
+def check_and_quantize(
+    x: Tensor,
+    scale: Tensor | float,
+    zero_point: Tensor | float,
+    grid: RoundingGrid,
+    granularity: Granularity,
+    free_zero: bool = False,
+) -> Tensor:
+    """Fake-quantize x; `free_zero` lets the zero point lie off the grid, as torch's float zero points."""
     if x.dtype not in _TYPES:
         raise SpecError(
             f"x must be float32, float16, bfloat16 or float64, got {x.dtype}; convert it with float()"
@@ -77,7 +88,7 @@ def fake_quantize(
     scales = scales.to(x.device, work)
     zeros = _zero_points(zero_point, x, work)
     if not (torch.compiler.is_compiling() or is_exporting()) and scales.device.type == "cpu":
-        check_values(scales, zeros, grid)
+        check_values(scales, None if free_zero else zeros, grid)
     return quantize_to(x, scales, zeros, grid, granularity)
 
 

@@ -1,0 +1,1 @@
+"""Checkpoints of other libraries: one format a file."""
