@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.ao.quantization.fake_quantize import FusedMovingAvgObsFakeQuantize
+from torch.ao.quantization.qconfig import QConfig
+from torch.ao.quantization.qconfig_mapping import QConfigMapping
 
 from onnxfq.documents.override import Override
 from onnxfq.documents.recipe import Recipe
@@ -33,10 +36,11 @@ def recipe_of(given: Any, model: nn.Module) -> Recipe:
     Args:
         given: a QConfig for all layers, a QConfigMapping, or a dictionary with its sections: "", object_type,
             module_name_regex, module_name.
-        model: the module. Its layers are looked up as torch.ao does: by name first, then by pattern, by type, and
-            the rest by "".
+        model: the module. Its layers are looked up as torch.ao does: by name first, then by pattern, by type,
+            and the rest by "".
 
-    Raises ArgumentError for anything else. Raises RecipeError for an unknown section or a QConfig that no quantizer can follow.
+    Raises RecipeError for an unknown section or a QConfig that no quantizer can follow, ArgumentError for
+    anything else.
     """
     find = _finder(given)
     layers = {path: module for path, module in model.named_modules() if layer_kind(module) is not None}
@@ -59,13 +63,22 @@ def recipe_of(given: Any, model: nn.Module) -> Recipe:
     return Recipe.model_validate({"name": type(given).__name__, "target": "simulation", **fields})
 
 
+def scale_rule_of(given: Any) -> str:
+    """Return how the QConfigs compute symmetric scales: "ends" if they fuse observing and rounding."""
+    one = given if isinstance(given, QConfig) else _finder(given)("", nn.Module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = () if one is None else (one.activation(), one.weight())
+    return "ends" if any(isinstance(module, FusedMovingAvgObsFakeQuantize) for module in made) else "width"
+
+
 def _finder(given: Any) -> Callable[[str, type], Any]:
     """Return the function from a layer's path and class to its QConfig."""
-    if type(given).__name__ == "QConfig":
+    if isinstance(given, QConfig):
         return lambda path, kind: given
-    if not isinstance(given, Mapping) and type(given).__name__ != "QConfigMapping":
+    if not isinstance(given, Mapping) and not isinstance(given, QConfigMapping):
         raise ArgumentError(
-            f"recipe must be a name, a file, a Recipe or a QConfig of torch.ao, found {type(given).__name__}; "
+            f"a recipe is a name, a file, a Recipe or a QConfig of torch.ao, found {type(given).__name__}; "
             "give one of these"
         )
     if isinstance(given, Mapping):
@@ -98,7 +111,7 @@ def _finder(given: Any) -> Callable[[str, type], Any]:
 
 def _schemes(qconfig: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """Return the fields of activations and weights of one QConfig."""
-    if type(qconfig).__name__ != "QConfig":
+    if not isinstance(qconfig, QConfig):
         raise RecipeError(f"{qconfig!r:.60} is no QConfig of torch.ao; give one, or None for float")
     activation, weight = _scheme(qconfig.activation), _scheme(qconfig.weight)
     if weight is None:

@@ -25,7 +25,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.torch.ao_recipe import recipe_of
+from onnxfq.torch.ao_recipe import recipe_of, scale_rule_of
 from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.fx_ops import FxSite
 from onnxfq.torch.fx_trace import Traces, rewrite, successions
@@ -105,7 +105,7 @@ def quantize_module(
     Args:
         model: the module; it is unchanged if an error is raised.
         recipe: as for `onnxfq.quantize`; the same file places the same quantizers. A QConfig, QConfigMapping
-            or qconfig dictionary of torch.ao gives formats for target simulation and scale_rule "width".
+            or qconfig dictionary of torch.ao gives formats for target simulation and its rule of scales.
         fold_batchnorm: fold a BatchNorm right after a convolution into its weight.
         observer: observer of activations, also in `compute_encodings`, in place of the calibrator of the
             recipe. None is the calibrator in `compute_encodings`, which fixes the scales. Without
@@ -120,7 +120,8 @@ def quantize_module(
         ModelError: for a model that already has quantizers, or has nothing to quantize.
     """
     if not isinstance(recipe, (str, Path, Recipe)):
-        asked, settings = recipe_of(recipe, model), {"scale_rule": "width", **settings}
+        asked = recipe_of(recipe, model)
+        settings = {"scale_rule": scale_rule_of(recipe), **settings}
     else:
         asked = load_recipe(recipe)
     settings = asked.simulation.changes | settings

@@ -52,23 +52,27 @@ def check_grid(
     """Raise SpecError unless the range and the scale of a state give the number of steps of the quantizer.
 
     States hold no limits of integers. torch.ao: scale = (max - min) / (quant_max - quant_min), or twice the
-    largest magnitude if symmetric. A scale below `EPS` tells nothing.
+    largest magnitude if symmetric; its fused modules then take the finest grid that holds both ends. A scale
+    below `EPS` tells nothing.
     """
     if low is None or high is None or not (_known(low) and _known(high)):
         return
     scale, spec = state[prefix + "scale"].double().flatten(), quantizer.spec
     low, high = low.double().flatten().clamp(max=0), high.double().flatten().clamp(min=0)
-    width = 2 * torch.maximum(-low, high) if spec.symmetric else high - low
-    if width.numel() != scale.numel():
+    if low.numel() != scale.numel():
         return
-    steps = (width / scale)[scale > 2 * EPS]
     wanted = quantizer.quant_max - quantizer.quant_min
-    # Half a step: float32 rounds the scale, and a moving average may be one step behind it.
-    if steps.numel() and not bool(((steps - wanted).abs() < 0.5).all()):
+    width = 2 * torch.maximum(-low, high) if spec.symmetric else high - low
+    fused = torch.maximum(low / min(quantizer.quant_min, -1), high / quantizer.quant_max) * wanted
+    told = scale > 2 * EPS
+    steps, others = (width / scale)[told], ((fused if spec.symmetric else width) / scale)[told]
+    # A quarter of a step: float32 rounds the scale.
+    fits = ((steps - wanted).abs() < 0.25) | ((others - wanted).abs() < 0.25)
+    if not bool(fits.all()):
         name = prefix.removesuffix(".") or "the quantizer"
         raise SpecError(
             f"{name} has {wanted} steps, {quantizer.spec}, and the range and scale of the state dict give "
-            f"{float(steps[0]):.1f}; quantize the module with the number format of the state dict"
+            f"{float(steps[~fits][0]):.1f}; quantize the module with the number format of the state dict"
         )
 
 
