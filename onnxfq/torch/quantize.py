@@ -26,6 +26,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.torch.ao_recipe import recipe_of, scale_rule_of
+from onnxfq.torch.arguments import checked
 from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.fx_ops import FxSite
 from onnxfq.torch.fx_trace import Traces, rewrite, successions
@@ -70,6 +71,7 @@ def fold(layer: nn.Module, norm: nn.Module) -> None:
     layer.__dict__["folded_norm"] = norm  # not a child: it already has its place in the model
 
 
+@checked
 def freeze_batchnorm(model: nn.Module, frozen: bool = True) -> None:
     """Make every folded BatchNorm a fixed part of its convolution, or trainable again if not `frozen`."""
     for module in model.modules():
@@ -81,6 +83,7 @@ TRAINING_OBSERVER = "moving_average:0.01"
 """Observer of activations in training, as in torch.ao's and Horizon's QAT."""
 
 
+@checked
 def quantize_module(
     model: nn.Module,
     recipe: str | Path | Recipe | Mapping[str, Any] | QConfig | QConfigMapping = "tensorrt-int8",
@@ -195,6 +198,7 @@ def _quantizer(
     return quantizer
 
 
+@checked
 def remove_fake_quantize(model: nn.Module) -> None:
     """Remove everything that `quantize_module` inserted; trained values stay."""
     switch_fused(model, fused=True)

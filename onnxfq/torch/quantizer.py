@@ -18,6 +18,7 @@ from onnxfq.numerics.float_types import HALF_TYPES, FloatType
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch import state_format
+from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
 from onnxfq.torch.external_observer import ExternalObserver, open_observer
 from onnxfq.torch.learned_grid import Learned, LearnedGrid
@@ -45,6 +46,10 @@ _NO_SCALE = (
 _SWITCHES = ("observer_enabled", "fake_quant_enabled")
 
 
+@checked_methods(
+    *("__init__", "forward", "quantize", "dequantize", "set_qparams", "set_range", "learn"),
+    *("allow_overwrite", "enable_observer", "enable_fake_quant"),
+)
 class FakeQuantize(QuantizerAttributes, LearnedGrid):
     """Rounding of the input to the grid of a `QuantSpec`, with the gradients of `onnxfq.torch.qat_gradients`.
 
@@ -442,6 +447,7 @@ class Factory:
         return self.made(*self.args, **{**self.keywords, **keywords})
 
 
+@checked
 def learn_grids(model: nn.Module, what: Learned = "scale") -> None:
     """Make the grid of every fake quantizer of `model` a parameter, with `FakeQuantize.learn`.
 
@@ -454,6 +460,7 @@ def learn_grids(model: nn.Module, what: Learned = "scale") -> None:
         quantizer.learn("scale" if fixed_zero else what)
 
 
+@checked
 def quantizers(model: nn.Module) -> dict[str, FakeQuantize]:
     """Return the fake quantizers of `model` by path."""
     return {name: module for name, module in model.named_modules() if isinstance(module, FakeQuantize)}

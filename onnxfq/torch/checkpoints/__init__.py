@@ -16,9 +16,12 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from onnxfq.errors import ModelError, nearest
+from onnxfq.torch.arguments import checked
 from onnxfq.torch.checkpoints import horizon, torch_ao
 from onnxfq.torch.checkpoints.files import read_state, write_state
 from onnxfq.torch.quantizer import quantizers
+
+__all__ = ["FORMATS", "load_checkpoint", "save_checkpoint"]
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ FORMATS: dict[str, CheckpointFormat] = {
 }
 
 
+@checked
 def load_checkpoint(
     model: nn.Module, source: str | os.PathLike[str] | Mapping[str, Tensor], format: str
 ) -> tuple[str, ...]:
@@ -73,6 +77,7 @@ def load_checkpoint(
     return tuple(rest)
 
 
+@checked
 def save_checkpoint(model: nn.Module, path: str | os.PathLike[str] | None, format: str) -> dict[str, Tensor]:
     """Return the state of a module of `quantize_module` with the keys of another library.
 

@@ -18,11 +18,13 @@ from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_of_integers
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch import quantizer
+from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.checkpoints import ao_keys
 
 _BITS: dict[Any, int] = {"qint8": 8, "qint16": 16, torch.qint8: 8}
 
 
+@checked_methods("__init__", "set_qparams")
 class FakeQuantize(quantizer.FakeQuantize):
     """Symmetric rounding floor(x / scale + 0.5), with a scale that moves in training only."""
 
