@@ -8,6 +8,7 @@ a trace would fix one path of a forward with optional arguments.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -269,7 +270,7 @@ _SITES = "quantized_at"
 
 
 class SwappedCode(Swapped):
-    """Module whose forward is its traced code with quantizers inserted."""
+    """Module whose forward is its traced code with quantizers inserted, one for each mode."""
 
     forwards: tuple[Callable[..., Any], ...]
     weights_read: Mapping[str, fx.Node]
@@ -289,11 +290,6 @@ class SwappedCode(Swapped):
             raise ModelError(f"{type(self).__name__} cannot be read back: {code.why_not}; load a state dict")
         sites = self.__dict__[_SITES]
         rewrite(code, {name: self._modules[name + SUFFIX] for name in sites}, sites)
-
-    def forward(self: Any, *args: Any) -> Any:
-        """Run the code for the current mode of the module."""
-        forwards = type(self).forwards
-        return forwards[0 if self.training else 1](self, *args)
 
     def refresh(self: Any) -> None:
         """Let the quantizers of weights see the weights as they are now."""
@@ -321,7 +317,18 @@ def rewrite(code: Code, given: Mapping[str, FakeQuantize], sites: Mapping[str, t
     functions = [type(fx.GraphModule(code.module, graph)).forward for graph in forwards]
     swapped: Any = type(code.module)
     swapped.forwards, swapped.weights_read = tuple(functions), weights
+    swapped.forward = _dispatcher(functions[-1])
     code.module.__dict__[_SITES] = {name: sites[name] for name in given}
+
+
+def _dispatcher(like: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward for the current mode of a module, with the parameters of `like`."""
+
+    @functools.wraps(like)  # torch.fx reads them from the code that is wrapped
+    def forward(self: Any, *args: Any, **keywords: Any) -> Any:
+        return type(self).forwards[0 if self.training else 1](self, *args, **keywords)
+
+    return forward
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:
