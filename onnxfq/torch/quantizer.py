@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,11 +13,12 @@ from torch import Tensor, fx, nn
 from torch.ao.quantization.fake_quantize import FakeQuantizeBase
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
-from onnxfq.errors import SpecError, StatisticsError, nearest
+from onnxfq.errors import ModelError, SpecError, StatisticsError, nearest
 from onnxfq.numerics.float_types import HALF_TYPES, FloatType
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch import state_format
+from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
 from onnxfq.torch.external_observer import ExternalObserver, open_observer
 from onnxfq.torch.learned_grid import Learned, LearnedGrid
@@ -45,6 +46,10 @@ _NO_SCALE = (
 _SWITCHES = ("observer_enabled", "fake_quant_enabled")
 
 
+@checked_methods(
+    *("__init__", "forward", "quantize", "dequantize", "set_qparams", "set_range", "learn"),
+    *("allow_overwrite", "enable_observer", "enable_fake_quant"),
+)
 class FakeQuantize(QuantizerAttributes, LearnedGrid):
     """Rounding of the input to the grid of a `QuantSpec`, with the gradients of `onnxfq.torch.qat_gradients`.
 
@@ -271,6 +276,31 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         self._store(*self._params_of(low.float(), high.float()))
         self.disable_observer()
 
+    @property
+    def activation_post_process(self) -> nn.Module | None:
+        """The observer by torch's name, as it was given."""
+        held = self.observer
+        return held.inner if isinstance(held, ExternalObserver) else held
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Return the scale and zero point of what the observer saw so far, as torch.ao's method of this name.
+
+        Without an observer they are those in use. Raises StatisticsError if nothing is known.
+        """
+        if self.observer is not None and self.observer.seen:
+            return self._observed()
+        if not self.is_initialized:
+            raise StatisticsError(_NO_SCALE)
+        scale, zero_point = self.qparams()
+        return scale, zero_point
+
+    def __prepare_scriptable__(self) -> FakeQuantize:
+        """Refuse torch.jit.script, which asks for it first."""
+        raise ModelError(
+            "torch.jit.script cannot compile a FakeQuantize; use torch.compile or torch.export, or "
+            "write ONNX with export_torch"
+        )
+
     def calibrate(self) -> tuple[Tensor, Tensor]:
         """Set scale and zero point from the observer, and return the range.
 
@@ -385,9 +415,9 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         number = f"{self.spec.qtype} {'symmetric' if self.spec.symmetric else 'asymmetric'}"
         return number if self.shape is not None else f"{number} {self.spec.granularity}"
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         state = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
-        state_format.check(self, state, prefix)
+        state_format.check(self, self.format, state, prefix)
         for name in _SWITCHES:
             if prefix + name in state:
                 setattr(self, name, bool(state.pop(prefix + name)))
@@ -417,6 +447,7 @@ class Factory:
         return self.made(*self.args, **{**self.keywords, **keywords})
 
 
+@checked
 def learn_grids(model: nn.Module, what: Learned = "scale") -> None:
     """Make the grid of every fake quantizer of `model` a parameter, with `FakeQuantize.learn`.
 
@@ -429,6 +460,7 @@ def learn_grids(model: nn.Module, what: Learned = "scale") -> None:
         quantizer.learn("scale" if fixed_zero else what)
 
 
+@checked
 def quantizers(model: nn.Module) -> dict[str, FakeQuantize]:
     """Return the fake quantizers of `model` by path."""
     return {name: module for name, module in model.named_modules() if isinstance(module, FakeQuantize)}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
+from onnxfq.torch.learned_grid import LearnedGrid
 from onnxfq.torch.qat_gradients import check_values
-
-if TYPE_CHECKING:
-    from onnxfq.torch.quantizer import FakeQuantize
 
 KEY = "format"
 
@@ -27,8 +25,8 @@ def read(stored: Tensor) -> str:
     return bytes(stored.to(torch.uint8).tolist()).decode("ascii", "replace")
 
 
-def check(quantizer: FakeQuantize, state: dict[str, Any], prefix: str) -> None:
-    """Take the format out of a state. Raises SpecError if the quantizer cannot use the state.
+def check(quantizer: LearnedGrid, own: str, state: dict[str, Any], prefix: str) -> None:
+    """Take the format out of a state for a quantizer of format `own`. Raises SpecError if it is of no use.
 
     It cannot if the state has another number format, numbers off its grid, or no scale where one is known.
     A state without a format, as older versions saved it, is loaded with a warning.
@@ -43,9 +41,9 @@ def check(quantizer: FakeQuantize, state: dict[str, Any], prefix: str) -> None:
             "sure that the recipe is the same, and save the state again",
             stacklevel=2,
         )
-    elif read(stored) != quantizer.format:
+    elif read(stored) != own:
         raise SpecError(
-            f"{name} is {quantizer.format}, and the state dict has {read(stored)}; quantize the module "
+            f"{name} is {own}, and the state dict has {read(stored)}; quantize the module "
             "with the recipe of the state dict"
         )
     if not scale.numel():
