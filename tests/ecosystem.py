@@ -77,7 +77,7 @@ def aimet(changed: Callable[[nn.Module], nn.Module] = lambda layer: layer) -> nn
     """Return the network with AIMET's quantizers, calibrated."""
     import onnxfq.torch.compat.aimet as library
 
-    model = Quantized(lambda: library.QuantizeDequantize((), 8, True), changed).eval()
+    model = Quantized(lambda: library.QuantizeDequantize((1,), 8, True), changed).eval()
     with model.first.compute_encodings(), model.second.compute_encodings(), model.weight.compute_encodings():
         with torch.no_grad():
             model(inputs())

@@ -411,8 +411,11 @@ def test_tensors_carry_their_encoding():
         assert type(other) is torch.Tensor
     per_channel = ranged(shape=(3, 1))(torch.randn(3, 4)).detach()
     assert per_channel.clone().encoding is not None and per_channel.reshape(-1).encoding is None
+    for write in (lambda x: x.mul_(0.3), lambda x: x.__setitem__(0, 0.3), lambda x: torch.add(y, 1, out=x)):
+        other = y.clone()
+        write(other)
+        assert other.encoding is None
     y.mul_(0.3)
-    assert y.encoding is None
     with pytest.raises(Q.EncodingError, match="has no encoding"):
         y.quantize()
 

@@ -16,7 +16,7 @@ from ecosystem import CHECKS, INTERFACES
 from onnxfq.errors import OnnxfqError
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
-CHECKED = ("core", "horizon")
+CHECKED = ("core", "horizon", "aimet")
 """Columns of the table that are tested."""
 
 

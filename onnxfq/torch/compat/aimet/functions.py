@@ -84,11 +84,15 @@ def quantize_dequantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: An
     work = _work_type(tensor.dtype, qmin, qmax)
     if not _holds(work, qmin, qmax):
         raise SpecError(f"{work} does not hold the integers {qmin} to {qmax}; use a smaller grid")
-    return _by_blocks(
-        lambda x, s, o: _RoundScale.apply(x, s.to(work), o.to(work), qmin, qmax, shift),
-        (tensor, scale, offset),
-        block_size,
-    )
+    limits = qmin, qmax, shift
+
+    def rounded(x: Tensor, s: Tensor, o: Tensor) -> Tensor:
+        if not _needs_gradient(x, s, o):
+            return _round_scale(x, s.to(work), o.to(work), limits, mask=False)[0]
+        y: Tensor = _RoundScale.apply(x, s.to(work), o.to(work), *limits)
+        return y
+
+    return _by_blocks(rounded, (tensor, scale, offset), block_size)
 
 
 def block_shape(shape: Sequence[int], param: Sequence[int], block_size: Sequence[int]) -> tuple[int, ...]:
@@ -226,25 +230,32 @@ class _Round(torch.autograd.Function):
         )
 
 
+def _round_scale(
+    x: Tensor, scale: Tensor, offset: Tensor, limits: Sequence[Any], mask: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the values of the grid and, if `mask`, what the clamp leaves."""
+    qmin, qmax, shift = limits
+    steps = x.to(scale.dtype) / scale
+    steps = (steps - shift if shift else steps).round_().sub_(offset)
+    inside = (steps >= qmin) & (steps <= qmax) if mask else None
+    return steps.clamp_(qmin, qmax).add_(offset + shift if shift else offset).mul_(scale), inside
+
+
 class _RoundScale(torch.autograd.Function):
     """Values of the grid, by the table of this module."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, scale: Tensor, offset: Tensor, qmin: int, qmax: int, shift: float
-    ) -> Tensor:
-        steps = x.to(scale.dtype) / scale
-        steps = (steps - shift if shift else steps).round_().sub_(offset)
+    def forward(ctx: Any, x: Tensor, scale: Tensor, offset: Tensor, *limits: Any) -> Tensor:
+        y, inside = _round_scale(x, scale, offset, limits, any(ctx.needs_input_grad))
         _, by_scale, by_offset, *_ = ctx.needs_input_grad
-        inside = (steps >= qmin) & (steps <= qmax) if any(ctx.needs_input_grad) else None
-        ctx.limits = qmin, qmax, shift
+        ctx.limits = limits
         ctx.save_for_backward(
             x if by_scale else None,
             scale if by_scale or by_offset else None,
             offset if by_scale else None,
             inside,
         )
-        return steps.clamp_(qmin, qmax).add_(offset + shift if shift else offset).mul_(scale)
+        return y
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

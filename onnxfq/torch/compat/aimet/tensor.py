@@ -38,7 +38,11 @@ def _functions(names: str) -> set[Callable[..., Any]]:
 
 
 _CAST, _KEEP, _VIEW = _functions(_CASTS), _functions(_KEEPS), _functions(_VIEWS)
-_READ = {Tensor.T.__get__, Tensor.mT.__get__, Tensor.H.__get__, Tensor.mH.__get__}
+_VIEW |= {Tensor.T.__get__, Tensor.mT.__get__, Tensor.H.__get__, Tensor.mH.__get__}
+_COPY = _functions("clone detach")
+_WHOLE = {Tensor.__deepcopy__, Tensor.__reduce_ex__, Tensor.__repr__}
+_KNOWN = _CAST | _KEEP | _VIEW | _COPY | _WHOLE
+_WRITE = {Tensor.__setitem__, Tensor.data.__set__}
 Made = TypeVar("Made", bound="QuantizedTensorBase")
 
 
@@ -109,50 +113,36 @@ class QuantizedTensorBase(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call a function of torch by the table of this module."""
-        kwargs = kwargs or {}
+        kwargs, source = kwargs or {}, args[0] if args else None
+        known = func in _KNOWN and isinstance(source, QuantizedTensorBase)
+        if not known and not torch.compiler.is_compiling():
+            with torch._C.DisableTorchFunctionSubclass():  # results are plain at once, and no views
+                made = func(*args, **kwargs)
+            for written in (source, kwargs.get("out")):
+                if isinstance(written, QuantizedTensorBase) and (made is written or func in _WRITE):
+                    written.encoding = None
+            return made
         made = super().__torch_function__(func, types, args, kwargs)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or func in _WHOLE or made is source:
             return made
-        source = args[0] if args else None
-        if not isinstance(source, QuantizedTensorBase):
-            return tree_map(_as_plain, made)
         encoding = getattr(source, "encoding", None)
-        if made is source:
-            if func not in _CAST | _KEEP | _VIEW:
-                source.encoding = None
-            return made
         if func in _CAST:
             if not made.dtype.is_floating_point:
                 return plain(made)
             found = None if encoding is None else encoding.to(device=made.device)
-        elif func in (torch.clone, Tensor.clone, torch.detach, Tensor.detach):
+        elif func in _COPY:
             change = torch.clone if func in (torch.clone, Tensor.clone) else torch.detach
             found = None if encoding is None else encoding.change(change)
-        elif func in _KEEP or (func in _VIEW | _READ and _is_single(encoding)):
-            found = encoding
-        elif func in _VIEW | _READ:
-            found = None
         else:
-            return tree_map(_as_plain_without_encoding, made)
+            single = encoding is not None and encoding.granularity == "pertensor"
+            found = encoding if func in _KEEP or single else None
         return tree_map(lambda x: _give(x, found), made)
-
-
-def _is_single(encoding: EncodingBase | None) -> bool:
-    return encoding is not None and encoding.granularity == "pertensor"
 
 
 def _give(x: Any, encoding: EncodingBase | None) -> Any:
     if isinstance(x, QuantizedTensorBase):
         x.encoding = copy.copy(encoding)
     return x
-
-
-def _as_plain(x: Any) -> Any:
-    return x.as_subclass(Tensor) if isinstance(x, QuantizedTensorBase) else x
-
-
-def _as_plain_without_encoding(x: Any) -> Any:
-    return _as_plain(x) if getattr(x, "encoding", None) is None else x
 
 
 class QuantizedTensor(QuantizedTensorBase):
