@@ -290,6 +290,53 @@ def test_wrong_arguments_are_one_line(name):
     assert "\n" not in str(caught.value)
 
 
+SENSELESS = [None, "oops", 3.5, -1, object(), [], {}]
+
+
+def calls():
+    """Return public calls with right arguments."""
+    x, one, zero = torch.ones(3, 2), torch.ones(2), torch.zeros(2)
+    quantizer, analyzer = ranged(shape=(2,)), Q.MinMaxEncodingAnalyzer((2,))
+    analyzer.update_stats(x)
+    encoding = quantizer.get_encodings()
+    return {
+        "QuantizeDequantize": (Q.affine.QuantizeDequantize, ((2,), 8, True, None, None, 0.0)),
+        "Grouped": (Q.affine.GroupedBlockQuantizeDequantize, ((2, 2), 4, True, 8, None, (1, 1), (1, 2))),
+        "FloatQuantizeDequantize": (
+            Q.float.FloatQuantizeDequantize,
+            (4, 3, None, None, None, (), None, None),
+        ),
+        "forward": (quantizer, (x,)),
+        "set_range": (quantizer.set_range, (-1.0, 1.0)),
+        "get_scale": (quantizer.get_scale, (torch.float32,)),
+        "set_legacy_encodings": (quantizer.set_legacy_encodings, (quantizer.get_legacy_encodings(),)),
+        "is_overwrite_allowed": (quantizer.is_overwrite_allowed, ("min",)),
+        "min": (lambda value: setattr(quantizer, "min", value), (nn.Parameter(one),)),
+        "quantize": (Q.affine.quantize, (x, one, zero, 8, False, None)),
+        "dequantize": (Q.affine.dequantize, (x, one, zero, None)),
+        "quantize_dequantize": (Q.affine.quantize_dequantize, (x, one, zero, 8, False, None)),
+        "AffineEncoding": (Q.AffineEncoding, (one, zero, 8, True, True, None, 0.0)),
+        "AffineEncoding.quantize": (encoding.quantize, (x,)),
+        "FloatEncoding": (Q.FloatEncoding, (3, 4, False, False, one, None)),
+        "Percentile": (Q.PercentileEncodingAnalyzer, ((2,), 16, 99)),
+        "update_stats": (analyzer.update_stats, (x,)),
+        "compute_encodings": (analyzer.compute_encodings, (255, True)),
+        "from_module": (Q.QuantizationMixin.from_module, (nn.Linear(2, 2),)),
+    }
+
+
+@pytest.mark.parametrize("name", calls())
+def test_senseless_arguments_are_errors_of_ours(name):
+    """Any value in place of any argument works or is one line of ours, never an error of Python's alone."""
+    function, right = calls()[name]
+    for place in range(len(right)):
+        for wrong in SENSELESS:
+            try:
+                function(*right[:place], wrong, *right[place + 1 :])
+            except errors.OnnxfqError as error:
+                assert str(error) and "\n" not in str(error)
+
+
 class Halved(Q.EncodingAnalyzer):
     """A user's analyzer: half of the range that the last tensor had."""
 

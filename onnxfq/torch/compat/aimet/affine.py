@@ -18,6 +18,7 @@ from onnxfq.errors import SpecError
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import qtype_of_integers
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, granularity_of_shape
 from onnxfq.torch.compat.aimet.encoding_analyzer import MinMaxEncodingAnalyzer, smallest_scale
 from onnxfq.torch.compat.aimet.encodings import AffineEncoding, GroupedBlockEncoding
@@ -46,6 +47,9 @@ Made = TypeVar("Made", bound="AffineQuantizerBase")
 _FORMS = (form("qmin", "qmax", "symmetric", **_OTHERS), form("bitwidth", "symmetric", **_OTHERS))
 
 
+@checked_methods(
+    "__init__", "set_range", "get_scale", "get_offset", "get_min", "get_max", "set_legacy_encodings"
+)
 class AffineQuantizerBase(IntegerGrid, QuantizerBase):
     """Quantizer with the parameters `min` and `max`, both of the given shape.
 
@@ -329,6 +333,7 @@ class Dequantize(_IntegerQuantizer):
         return dequantize(x, encoding.scale, encoding.offset, encoding.block_size)
 
 
+@checked_methods("__init__", "get_per_channel_scale")
 class GroupedBlockQuantizeDequantize(QuantizeDequantize):
     """LPBQ: scales of blocks are small integers times one scale for each group of blocks.
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError, StatisticsError
+from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.compat.aimet.statistics import BinsObserver, BinsSeen, EndsObserver, EndsSeen
 
 Ends = tuple[Tensor, Tensor]
@@ -27,6 +28,7 @@ class StatisticsNotFoundError(StatisticsError):
     """An analyzer has seen no data."""
 
 
+@checked_methods("update_stats", "compute_encodings", "compute_dynamic_encodings")
 class EncodingAnalyzer(ABC):
     """Base of analyzers; a quantizer calls these methods of a subclass.
 
@@ -100,6 +102,7 @@ def _widen(low: Tensor, high: Tensor, steps: float, is_symmetric: bool, early: b
     return low, high + more(steps)
 
 
+@checked_methods("__init__")
 class MinMaxEncodingAnalyzer(EncodingAnalyzer):
     """Smallest and largest value, and 0."""
 
@@ -120,6 +123,7 @@ class MinMaxEncodingAnalyzer(EncodingAnalyzer):
         return low.clamp(min=finite.min).to(dtype), high.clamp(max=finite.max).to(dtype)
 
 
+@checked_methods("update_stats")
 class _BinsAnalyzer(EncodingAnalyzer):
     """Analyzer of histograms."""
 
@@ -130,6 +134,7 @@ class _BinsAnalyzer(EncodingAnalyzer):
         return stats
 
 
+@checked_methods("__init__", "set_percentile")
 class PercentileEncodingAnalyzer(_BinsAnalyzer):
     """Range without the largest and the smallest 100 - percentile % of the values.
 
@@ -176,6 +181,7 @@ class PercentileEncodingAnalyzer(_BinsAnalyzer):
         return _symmetric_ends(low, high, steps) if is_symmetric else (low, high)
 
 
+@checked_methods("__init__")
 class SqnrEncodingAnalyzer(_BinsAnalyzer):
     """Range of least squared error among candidates, with the error of clipped values times gamma.
 
@@ -279,6 +285,7 @@ class SqnrEncodingAnalyzer(_BinsAnalyzer):
         return torch.where(clipped, error * self.gamma, error).sum(-1)
 
 
+@checked_methods("__init__")
 class TfEnhancedEncodingAnalyzer(SqnrEncodingAnalyzer):
     """The `tf_enhanced` scheme: least error over 512 bins, which grow by at most three widths."""
 

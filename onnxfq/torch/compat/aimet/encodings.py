@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from onnxfq.errors import SpecError
+from onnxfq.errors import ArgumentError, SpecError
+from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.compat.aimet.functions import (
     block_shape,
     check_shapes,
@@ -80,6 +81,7 @@ _OTHERS = {"symmetry": False, "block_size": None, "zero_point_shift": None}
 _FORMS = (form("qmin", "qmax", **_OTHERS), form("bitwidth", signed=False, **_OTHERS))
 
 
+@checked_methods("__init__", "to", "quantize", "dequantize", "quantize_dequantize")
 class AffineEncoding(IntegerGrid, EncodingBase):
     """Encoding by integers: value = (integer + offset + zero_point_shift) * scale.
 
@@ -101,9 +103,12 @@ class AffineEncoding(IntegerGrid, EncodingBase):
                 signed=False, symmetry=False, block_size=None, zero_point_shift=0).
             keywords: the same by name.
 
-        Raises SpecError for other arguments.
+        Raises ArgumentError for other arguments, SpecError for an empty grid.
         """
         name = type(self).__name__
+        for end, value in (("scale", scale), ("offset", offset)):
+            if not isinstance(value, Tensor):
+                raise ArgumentError(f"{end} of {name} must be a tensor, found {value!r:.40}; make it one")
         self.scale, self.offset = scale, offset
         self.qmin, self.qmax, others = read_call(name, _FORMS, args, keywords)
         self.symmetry, self.block_size = bool(others["symmetry"]), others["block_size"]
@@ -250,6 +255,7 @@ def cast_to_float(x: Tensor, form: FloatFormat) -> Tensor:
     return (rounded if form.finite else torch.where(x.isinf(), x, rounded)).to(x.dtype)
 
 
+@checked_methods("__init__", "to", "quantize", "dequantize", "quantize_dequantize")
 class FloatEncoding(EncodingBase):
     """Encoding by small floats times a scale.
 
@@ -273,9 +279,9 @@ class FloatEncoding(EncodingBase):
         scale: Tensor,
         block_size: Sequence[int] | None = None,
     ) -> None:
-        """Make an encoding; `FloatFormat` explains the first four. Raises SpecError without a scale."""
+        """Make an encoding; `FloatFormat` explains the first four. Raises ArgumentError without a scale."""
         if not isinstance(scale, Tensor):
-            raise SpecError(f"scale of a FloatEncoding must be a tensor, found {scale!r}; 1 has no effect")
+            raise ArgumentError(f"scale of FloatEncoding must be a tensor, found {scale!r:.40}; make it one")
         self.format = FloatFormat(exponent_bits, mantissa_bits, finite, unsigned_zero)
         self.exponent_bits, self.mantissa_bits, self.finite, self.unsigned_zero = self.format
         self.bitwidth = 1 + exponent_bits + mantissa_bits

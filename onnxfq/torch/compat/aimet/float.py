@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from onnxfq.errors import SpecError
 from onnxfq.numerics.qtypes import QTYPES, float_qtype
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.compat.aimet.encoding_analyzer import MinMaxEncodingAnalyzer
 from onnxfq.torch.compat.aimet.encodings import FLOAT_FORMATS, FloatEncoding, FloatFormat
 from onnxfq.torch.compat.aimet.quantizer import EXTRA, QuantizerBase
@@ -21,6 +22,7 @@ from onnxfq.torch.quantizer import FakeQuantize
 __all__ = ["FloatEncoding", "FloatQuantizeDequantize", "QuantizeDequantize"]
 
 
+@checked_methods("__init__", "set_legacy_encodings")
 class FloatQuantizeDequantize(QuantizerBase):
     """Rounding to small floats; the result is a DequantizedTensor.
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
+from onnxfq.torch.arguments import checked
 from onnxfq.torch.compat.aimet.grid import check_shift, form, read_call
 
 _OTHERS = {"block_size": None, "zero_point_shift": None}
@@ -34,6 +35,7 @@ _FORMS = (
 _PRECISION = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 
 
+@checked
 def quantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: Any, **keywords: Any) -> Tensor:
     """Return the integers clamp(round(tensor / scale) - offset, qmin, qmax), as floats of tensor's type.
 
@@ -60,6 +62,7 @@ def quantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: Any, **keywor
     )
 
 
+@checked
 def dequantize(
     tensor: Tensor, scale: Tensor, offset: Tensor, block_size: Sequence[int] | None = None
 ) -> Tensor:
@@ -68,6 +71,7 @@ def dequantize(
     return _by_blocks(lambda x, s, o: (x + o.to(work)) * s.to(work), (tensor, scale, offset), block_size)
 
 
+@checked
 def quantize_dequantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: Any, **keywords: Any) -> Tensor:
     """Return tensor rounded to the grid; with the arguments of `quantize`.
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from onnxfq.errors import ModelError, SpecError, StatisticsError, nearest
+from onnxfq.errors import ArgumentError, ModelError, SpecError, StatisticsError, nearest
+from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.compat.aimet.encoding_analyzer import StatisticsNotFoundError
 from onnxfq.torch.compat.aimet.encodings import EncodingBase
 from onnxfq.torch.compat.aimet.functions import fits
@@ -24,6 +25,7 @@ EXTRA = "_extra_state"
 _METHODS = ("update_stats", "reset_stats", "compute_encodings", "compute_encodings_from_stats")
 
 
+@checked_methods("allow_overwrite", "is_overwrite_allowed")
 class QuantizerBase(nn.Module):
     """Module that rounds a tensor by an encoding.
 
@@ -51,7 +53,7 @@ class QuantizerBase(nn.Module):
             raise SpecError(
                 f"{name} of {type(self).__name__} is read only; make a new one with another {name}"
             )
-        if name in self.__dict__.get("_parameters", ()) and isinstance(value, Tensor):
+        if name in self.__dict__.get("_parameters", ()):
             value = self._as_parameter(name, value)
         elif name == "encoding_analyzer" and value is not None:
             self._check_analyzer(value)
@@ -65,8 +67,13 @@ class QuantizerBase(nn.Module):
             raise SpecError(f"{type(self).__name__} has no setting {name!r}{nearest(name, dir(self))}")
         super().__setattr__(name, value)
 
-    def _as_parameter(self, name: str, value: Tensor) -> nn.Parameter:
+    def _as_parameter(self, name: str, value: Any) -> nn.Parameter:
         held = self._parameters[name]
+        if not isinstance(value, Tensor):
+            raise ArgumentError(
+                f"{name} of {type(self).__name__} must be a Parameter, found {type(value).__name__}; "
+                "use set_range for numbers"
+            )
         if held is not None and value.shape != held.shape:
             raise SpecError(
                 f"{name} of {type(self).__name__} has shape {list(held.shape)}, found {list(value.shape)}; "
@@ -140,6 +147,10 @@ class QuantizerBase(nn.Module):
         """
         if isinstance(input, fx.Proxy):  # a leaf of torch.fx
             return input.tracer.create_proxy("call_module", input.tracer.path_of_module(self), (input,), {})
+        if not isinstance(input, Tensor):
+            raise ArgumentError(
+                f"{type(self).__name__} takes a tensor, found {type(input).__name__}; use torch.tensor"
+            )
         x, frozen = plain(input), self._modules.get("frozen")
         if frozen is not None or is_exporting():
             return self._as_node(x) if frozen is None else frozen(x)
@@ -256,6 +267,10 @@ class QuantizerBase(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Load a state as torch does. With strict=False, ranges of another shape replace the ones here."""
+        if not isinstance(state_dict, Mapping):
+            raise ArgumentError(
+                f"a state dict must be a mapping, found {type(state_dict).__name__}; load it first"
+            )
         for name in (*self._parameters, *self._buffers):
             held, given = getattr(self, name), state_dict.get(name)
             if not strict and given is not None and given.shape != held.shape:
