@@ -12,14 +12,14 @@ from onnxfq.torch import export_torch
 torch.manual_seed(0)
 x = torch.randn(5, 10)
 
-qdq = Q.QuantizeDequantize(shape=(5, 2), bitwidth=8, symmetric=False, block_size=(1, 5))
+qdq = Q.affine.QuantizeDequantize(shape=(5, 2), bitwidth=8, symmetric=False, block_size=(1, 5))
 print("initialized:", qdq.is_initialized())
 with qdq.compute_encodings():
     qdq(x)
 print("initialized:", qdq.is_initialized())
 print(qdq(x))
 
-qdq = Q.QuantizeDequantize(shape=(5, 2), bitwidth=8, symmetric=False, block_size=(1, 5))
+qdq = Q.affine.QuantizeDequantize(shape=(5, 2), bitwidth=8, symmetric=False, block_size=(1, 5))
 qdq.min = nn.Parameter(-torch.ones_like(qdq.min))
 qdq.max = nn.Parameter(torch.ones_like(qdq.max))
 y = qdq(x)

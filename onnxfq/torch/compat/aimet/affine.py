@@ -1,0 +1,429 @@
+"""AIMET's document: quantizers whose learned min and max give scale and offset.
+
+    scale = max(|max - min| / (qmax - qmin), smallest scale)
+    offset = round(min / scale) - qmin, between -qmax and -qmin; fixed if symmetric: -round((qmin + qmax) / 2)
+
+aimet-torch 2.42 has the same values and gradients, bit for bit; `functions` has the rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from onnxfq.errors import SpecError
+from onnxfq.numerics.layout import Layout
+from onnxfq.numerics.qtypes import qtype_of_integers
+from onnxfq.numerics.spec import QuantSpec
+from onnxfq.torch.arguments import checked_methods
+from onnxfq.torch.arithmetic import RoundingGrid, granularity_of_shape
+from onnxfq.torch.compat.aimet.encoding_analyzer import MinMaxEncodingAnalyzer, smallest_scale
+from onnxfq.torch.compat.aimet.encodings import AffineEncoding, GroupedBlockEncoding
+from onnxfq.torch.compat.aimet.functions import dequantize, fits, interleaved, quantize, quantize_dequantize
+from onnxfq.torch.compat.aimet.grid import IntegerGrid, check_limits, check_shift, form, limits_of, read_call
+from onnxfq.torch.compat.aimet.quantizer import QuantizerBase
+from onnxfq.torch.compat.aimet.statistics import as_shape
+from onnxfq.torch.compat.aimet.tensor import QuantizedTensor, plain
+from onnxfq.torch.qat_gradients import quantize_to, round_straight_through
+from onnxfq.torch.quantizer import FakeQuantize
+
+__all__ = [
+    "AffineEncoding",
+    "AffineQuantizerBase",
+    "Dequantize",
+    "GroupedBlockEncoding",
+    "GroupedBlockQuantizeDequantize",
+    "Quantize",
+    "QuantizeDequantize",
+    "dequantize",
+    "quantize",
+    "quantize_dequantize",
+]
+_OTHERS = {"encoding_analyzer": None, "block_size": None, "zero_point_shift": None}
+Made = TypeVar("Made", bound="AffineQuantizerBase")
+_FORMS = (form("qmin", "qmax", "symmetric", **_OTHERS), form("bitwidth", "symmetric", **_OTHERS))
+
+
+@checked_methods(
+    "__init__", "set_range", "get_scale", "get_offset", "get_min", "get_max", "set_legacy_encodings"
+)
+class AffineQuantizerBase(IntegerGrid, QuantizerBase):
+    """Quantizer with the parameters `min` and `max`, both of the given shape.
+
+    Attributes:
+        min: parameter from which scale and offset follow.
+        max: parameter from which scale and offset follow.
+        symmetric: whether the offset is fixed.
+        block_size: elements of a block along each axis of the shape, -1 for what fits; None without blocks.
+        zero_point_shift: 0.5 puts 0 between two steps, else 0.
+    """
+
+    min: nn.Parameter
+    max: nn.Parameter
+
+    def __init__(self, shape: int | Sequence[int], *args: Any, **keywords: Any) -> None:
+        """Make a quantizer without a range.
+
+        Args:
+            shape: shape of min and max, which broadcasts to the input or has a value for each block.
+            args: (qmin, qmax, symmetric, encoding_analyzer=None, block_size=None, zero_point_shift=0), or
+                bitwidth in place of qmin and qmax: signed integers if symmetric, else from 0.
+            keywords: the same by name.
+
+        Raises SpecError for other arguments, and for an analyzer of another shape.
+        """
+        super().__init__()
+        name = type(self).__name__
+        self.qmin, self.qmax, others = read_call(name, _FORMS, args, keywords)
+        self.symmetric, block_size = bool(others["symmetric"]), others["block_size"]
+        self.block_size = None if block_size is None else tuple(block_size)
+        self.zero_point_shift = check_shift(name, others["zero_point_shift"])
+        for end, value in (("min", -1.0), ("max", 1.0)):
+            self.register_quantization_parameter(end, nn.Parameter(torch.full(as_shape(shape), value)))
+        given = others["encoding_analyzer"]
+        self.encoding_analyzer = given or MinMaxEncodingAnalyzer(self.shape, self.block_size)
+        self._overwrites = {"min": True, "max": True}
+        self._sealed = True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of min and max."""
+        return tuple(self.min.shape)
+
+    @property
+    def _analyzed(self) -> tuple[float, bool]:
+        return self.num_steps - (1 if self.zero_point_shift else 0), self.symmetric
+
+    def get_scale(self, dtype: torch.dtype | None = None) -> Tensor | None:
+        """Return the scale, of dtype or float32; None before a range is known."""
+        return self._scale(dtype or torch.float32) if self.is_initialized() else None
+
+    def _scale(self, dtype: torch.dtype) -> Tensor:
+        steps = self.num_steps
+        scale = (self.max.to(dtype) - self.min.to(dtype)) / steps
+        return scale.abs().clamp_min_(smallest_scale(steps))
+
+    def get_offset(self, dtype: torch.dtype | None = None) -> Tensor | None:
+        """Return the offset, minus the zero point, of dtype or float32; None before a range is known."""
+        if not self.is_initialized():
+            return None
+        dtype = dtype or torch.float32
+        return self._offset(self._scale(dtype), dtype)
+
+    def _offset(self, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.symmetric:
+            return self._fixed_offset(dtype)
+        offset = round_straight_through(self.min / scale) - self.qmin
+        return offset.clamp(-self.qmax, -self.qmin).to(dtype)
+
+    def _fixed_offset(self, dtype: torch.dtype) -> Tensor:
+        middle = -round((self.qmin + self.qmax) / 2)
+        return torch.full(self.shape, float(middle), dtype=dtype, device=self.min.device)
+
+    def get_min(self, dtype: torch.dtype | None = None) -> Tensor | None:
+        """Return the least number of the grid, which is near `min`; None before a range is known."""
+        return self._value_of(self.qmin, dtype)
+
+    def get_max(self, dtype: torch.dtype | None = None) -> Tensor | None:
+        """Return the largest number of the grid, which is near `max`; None before a range is known."""
+        return self._value_of(self.qmax, dtype)
+
+    def _value_of(self, integer: int, dtype: torch.dtype | None) -> Tensor | None:
+        scale, offset = self.get_scale(dtype), self.get_offset(dtype)
+        return None if scale is None or offset is None else scale * (offset + integer + self.zero_point_shift)
+
+    def set_range(self, min: Tensor | float | None, max: Tensor | float | None) -> None:
+        """Set the parameters, whose shape the values broadcast to; None keeps one.
+
+        Raises SpecError for another shape.
+        """
+        for name, value in (("min", min), ("max", max)):
+            if value is None:
+                continue
+            given = plain(torch.as_tensor(value)).detach()
+            if not fits(given.shape, self.shape):
+                raise SpecError(
+                    f"{name} of a range must broadcast to {list(self.shape)}, found {list(given.shape)}; "
+                    "give one value, or that shape"
+                )
+            with torch.no_grad():
+                getattr(self, name).copy_(given)
+            self._fresh.pop(name, None)
+
+    def _take(self, low: Tensor, high: Tensor) -> None:
+        self.set_range(
+            low.reshape(self._of(low)) if self._overwrites["min"] else None,
+            high.reshape(self._of(high)) if self._overwrites["max"] else None,
+        )
+
+    def _of(self, end: Tensor) -> Sequence[int]:
+        return self.shape if self.block_size is not None else tuple(end.shape)
+
+    def _range_of(self, low: Tensor, high: Tensor) -> AffineEncoding:
+        dtype = self.min.dtype
+        low, high = (
+            end.reshape(self._of(end)).to(self.min.device, dtype).float().expand(self.shape)
+            for end in (low, high)
+        )
+        scale = (high - low) / self.num_steps
+        offset = self._fixed_offset(torch.float32) if self.symmetric else torch.round(low / scale) - self.qmin
+        return self._encoding(scale, offset)
+
+    def _encoding(self, scale: Tensor, offset: Tensor) -> AffineEncoding:
+        return AffineEncoding(
+            scale, offset, self.qmin, self.qmax, self.symmetric, self.block_size, self.zero_point_shift
+        )
+
+    def get_encodings(self) -> AffineEncoding | None:
+        """Return the encoding, in float32; None before a range is known."""
+        if not self.is_initialized():
+            return None
+        scale = self._scale(torch.float32)
+        return self._encoding(scale, self._offset(scale, torch.float32))
+
+    @classmethod
+    def from_encodings(cls: type[Made], encodings: AffineEncoding) -> Made:
+        """Return a quantizer with the range of an encoding. Raises SpecError for one of another kind."""
+        if not isinstance(encodings, AffineEncoding):
+            raise SpecError(f"{cls.__name__} takes an AffineEncoding, found {type(encodings).__name__}")
+        made = cls(
+            encodings.scale.shape,
+            encodings.qmin,
+            encodings.qmax,
+            encodings.symmetry,
+            block_size=encodings.block_size,
+            zero_point_shift=encodings.zero_point_shift,
+        )
+        made.set_range(encodings.min, encodings.max)
+        return made
+
+    def get_legacy_encodings(self) -> list[dict[str, Any]] | None:
+        """Return the entries of AIMET's files, version 0.6.1; None before a range is known."""
+        with torch.no_grad():
+            encodings = self.get_encodings()
+        return None if encodings is None else encodings.to_legacy()
+
+    def set_legacy_encodings(self, encodings: Sequence[Mapping[str, Any]]) -> None:
+        """Take entries of AIMET's files, version 0.6.1: width, symmetry and range.
+
+        Integers are signed if symmetric. Raises SpecError for another number of entries, or a field that is
+        missing.
+        """
+        if len(encodings) != self.min.numel():
+            raise SpecError(
+                f"a quantizer of shape {list(self.shape)} takes {self.min.numel()} entries, found "
+                f"{len(encodings)}; give one for each value of min"
+            )
+        try:
+            bits, flag = encodings[0]["bitwidth"], str(encodings[0]["is_symmetric"]).lower()
+            ends = [torch.tensor([one[end] for one in encodings]) for end in ("min", "max")]
+        except KeyError as error:
+            raise SpecError(f"an entry of an encoding needs {error}, found {list(encodings[0])}") from None
+        if flag not in ("true", "false"):
+            raise SpecError(f"is_symmetric must be 'True' or 'False', found {flag!r}; correct the entry")
+        self.symmetric = flag == "true"
+        self.qmin, self.qmax = limits_of((1 << bits) - 1, self.symmetric)
+        self.zero_point_shift = check_shift("an entry", encodings[0].get("zero_point_shift"))
+        self.set_range(*(end.view(self.shape) for end in ends))
+
+    def _grid_state(self) -> dict[str, Any]:
+        return {
+            "qmin": self.qmin,
+            "qmax": self.qmax,
+            "symmetric": self.symmetric,
+            "block_size": self.block_size or (),
+            "zero_point_shift": self.zero_point_shift,
+        }
+
+    def _set_grid_state(self, state: Mapping[str, Any]) -> None:
+        if "qmin" in state and "qmax" in state:
+            check_limits("a state dict", state["qmin"], state["qmax"])
+        for name in ("qmin", "qmax", "symmetric", "zero_point_shift"):
+            if name in state:
+                setattr(self, name, state[name])
+        if "block_size" in state:
+            self.block_size = tuple(map(int, state["block_size"])) or None
+
+    def _constant(self) -> FakeQuantize:
+        encoding = self.get_encodings()
+        assert encoding is not None
+        qtype, zero_point = self._integers(encoding)
+        frozen = FakeQuantize(
+            QuantSpec(qtype=qtype, symmetric=self.symmetric),
+            None,
+            zero_point_shift=self.zero_point_shift,
+            shape=self.shape,
+        )
+        frozen.set_qparams(encoding.scale, zero_point)
+        return frozen
+
+    def _integers(self, encoding: AffineEncoding) -> tuple[Any, Tensor]:
+        """Return the number type and the zero point, which is 0 for symmetric integers."""
+        if not self.symmetric:
+            return qtype_of_integers(self.qmin, self.qmax), -encoding.offset
+        middle = round((self.qmin + self.qmax) / 2)
+        return qtype_of_integers(self.qmin - middle, self.qmax - middle), torch.zeros_like(encoding.offset)
+
+    def _as_node(self, x: Tensor) -> Tensor:
+        encoding = self.get_encodings()
+        if encoding is None:
+            raise SpecError(f"{type(self).__name__} has no range yet; run data inside compute_encodings")
+        qtype, zero_point = self._integers(encoding)
+        granularity = granularity_of_shape(self.shape, x.shape)
+        shape = Layout(granularity, x.shape).scale_shape
+        zeros = (zero_point - self.zero_point_shift).reshape(shape)
+        return quantize_to(x, encoding.scale.reshape(shape), zeros, RoundingGrid(qtype), granularity)
+
+    def extra_repr(self) -> str:
+        """Return the settings in one line."""
+        names = ["shape", "block_size", "qmin", "qmax", "symmetric"]
+        names += ["zero_point_shift"] if self.zero_point_shift else []
+        settings = {name: getattr(self, name) for name in names}
+        return ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
+
+
+class QuantizeDequantize(AffineQuantizerBase):
+    """Rounding to the grid; the result is a DequantizedTensor."""
+
+    def _round(self, x: Tensor, encoding: Any) -> Tensor:
+        limits = encoding.qmin, encoding.qmax
+        size, shift = encoding.block_size, encoding.zero_point_shift
+        return quantize_dequantize(x, encoding.scale, encoding.offset, *limits, size, shift)
+
+
+class _IntegerQuantizer(AffineQuantizerBase):
+    """Quantizer that a model file has as half of a pair only."""
+
+    def __init__(self, shape: int | Sequence[int], *args: Any, **keywords: Any) -> None:
+        """Make a quantizer, see AffineQuantizerBase. Raises SpecError for a shift of half a step."""
+        super().__init__(shape, *args, **keywords)
+        if self.zero_point_shift:
+            raise SpecError(
+                f"{type(self).__name__} has no zero_point_shift, found 0.5; use QuantizeDequantize"
+            )
+
+    def _constant(self) -> FakeQuantize:
+        raise SpecError(
+            f"{type(self).__name__} alone cannot be exported; use QuantizeDequantize in its place"
+        )
+
+    def _as_node(self, x: Tensor) -> Tensor:
+        raise SpecError(
+            f"{type(self).__name__} alone cannot be exported; use QuantizeDequantize in its place"
+        )
+
+
+class Quantize(_IntegerQuantizer):
+    """Rounding to integers, which are floats; the result is a QuantizedTensor."""
+
+    result = QuantizedTensor
+
+    def _round(self, x: Tensor, encoding: Any) -> Tensor:
+        limits = encoding.qmin, encoding.qmax
+        return quantize(x, encoding.scale, encoding.offset, *limits, encoding.block_size)
+
+
+class Dequantize(_IntegerQuantizer):
+    """Values of the integers of a `Quantize` with the same range; the result is a DequantizedTensor."""
+
+    def _round(self, x: Tensor, encoding: Any) -> Tensor:
+        return dequantize(x, encoding.scale, encoding.offset, encoding.block_size)
+
+
+@checked_methods("__init__", "get_per_channel_scale")
+class GroupedBlockQuantizeDequantize(QuantizeDequantize):
+    """LPBQ: scales of blocks are small integers times one scale for each group of blocks.
+
+    The integers lie in [1, 2^(decompressed_bw - bitwidth)]; the group's scale fits its largest block.
+
+    Attributes:
+        decompressed_bw: width of the integers times their block's integer.
+        block_grouping: blocks of a group along each axis, -1 for all.
+    """
+
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        bitwidth: int,
+        symmetric: bool,
+        decompressed_bw: int,
+        encoding_analyzer: Any = None,
+        block_size: Sequence[int] | None = None,
+        block_grouping: Sequence[int] | None = None,
+    ) -> None:
+        """Make a quantizer; groups are single blocks by default.
+
+        Raises SpecError without symmetry, for groups that do not divide the shape, and for a
+        decompressed_bw below bitwidth.
+        """
+        super().__init__(shape, bitwidth, symmetric, encoding_analyzer, block_size)
+        sizes = tuple(block_grouping or (1,) * len(self.shape))
+        if not symmetric:
+            raise SpecError("LPBQ has symmetric grids, found symmetric=False; give True")
+        if len(sizes) != len(self.shape) or any(
+            size != -1 and (size < 1 or n % size) for n, size in zip(self.shape, sizes, strict=True)
+        ):
+            raise SpecError(f"groups of {list(sizes)} blocks do not divide {list(self.shape)}; give others")
+        if decompressed_bw < self.bitwidth:
+            raise SpecError(f"decompressed_bw must be at least {bitwidth}, found {decompressed_bw}; raise it")
+        self._sealed = False
+        self.decompressed_bw, self.block_grouping = decompressed_bw, sizes
+        self._sealed = True
+
+    def _scale(self, dtype: torch.dtype) -> Tensor:
+        return self._grouped(dtype)[0]
+
+    def _grouped(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the scales of blocks and of groups."""
+        own, most = super()._scale(dtype), 1 << (self.decompressed_bw - self.bitwidth)
+        sizes = self.block_grouping
+        full = [n if size == -1 else size for n, size in zip(own.shape, sizes, strict=True)]
+        groups = [n // size for n, size in zip(own.shape, full, strict=True)]
+        unit = own.reshape(interleaved(groups, full)).amax(tuple(range(1, 2 * own.ndim, 2))) / most
+        zeros = torch.zeros_like(unit)
+        return quantize_dequantize(own, unit, zeros, 1, most, block_size=sizes), unit
+
+    def get_per_channel_scale(self, dtype: torch.dtype | None = None) -> Tensor | None:
+        """Return the scales of the groups, of dtype or float32; None before a range is known."""
+        return self._grouped(dtype or torch.float32)[1] if self.is_initialized() else None
+
+    def get_per_block_integer_scale(self) -> Tensor | None:
+        """Return the integer of each block as int32; None before a range is known."""
+        encodings = self.get_encodings()
+        return None if encodings is None else encodings.per_block_int_scale.to(torch.int32)
+
+    def get_encodings(self) -> GroupedBlockEncoding | None:
+        """Return the encoding, in float32; None before a range is known."""
+        if not self.is_initialized():
+            return None
+        scale, unit = self._grouped(torch.float32)
+        return GroupedBlockEncoding(
+            scale,
+            self._fixed_offset(torch.float32),
+            self.qmin,
+            self.qmax,
+            self.symmetric,
+            self.block_size,
+            block_grouping=self.block_grouping,
+            decompressed_bw=self.decompressed_bw,
+            per_channel_scale=unit,
+        )
+
+    @classmethod
+    def from_encodings(cls: type[Made], encodings: AffineEncoding) -> Made:
+        """Return a quantizer with the range of an encoding. Raises SpecError for one of another kind."""
+        if not isinstance(encodings, GroupedBlockEncoding):
+            raise SpecError(f"{cls.__name__} takes a GroupedBlockEncoding, found {type(encodings).__name__}")
+        made = cls(
+            encodings.scale.shape,
+            encodings.bitwidth,
+            encodings.symmetry,
+            encodings.decompressed_bw,
+            block_size=encodings.block_size,
+            block_grouping=encodings.block_grouping,
+        )
+        made.set_range(encodings.min, encodings.max)
+        return made

@@ -1,0 +1,282 @@
+"""AIMET's document: quantize, dequantize and quantize_dequantize as functions, with gradients.
+
+With q = clamp(round(x / scale - shift) - offset, qmin, qmax) and y = (q + offset + shift) * scale, and
+"inside" for elements that the clamp leaves:
+
+| gradient of y by | inside             | outside                                                |
+|------------------|--------------------|--------------------------------------------------------|
+| x                | 1                  | 0                                                      |
+| scale            | round(x/s) - x/s   | round(x/s), limited to qmin + offset and qmax + offset |
+| offset           | 0                  | scale                                                  |
+
+aimet-torch 2.42 has the same values and gradients, bit for bit. If scale and offset need no gradient, it
+calls torch's own fake quantization, which multiplies by 1 / scale; otherwise it divides. These functions do
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxfq.errors import SpecError
+from onnxfq.torch.arguments import checked
+from onnxfq.torch.compat.aimet.grid import check_shift, form, read_call
+
+_OTHERS = {"block_size": None, "zero_point_shift": None}
+_FORMS = (
+    form("qmin", "qmax", **_OTHERS),
+    form("bitwidth", signed=False, **_OTHERS),
+    form("num_steps", signed=False, **_OTHERS),
+)
+_PRECISION = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
+
+
+@checked
+def quantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: Any, **keywords: Any) -> Tensor:
+    """Return the integers clamp(round(tensor / scale) - offset, qmin, qmax), as floats of tensor's type.
+
+    Args:
+        tensor: float tensor.
+        scale: broadcasts to the tensor, or has one value for each block.
+        offset: minus the zero point, of the same shape.
+        args: (bitwidth, signed=False, block_size=None), (qmin, qmax, block_size=None), or by name num_steps
+            and signed. `block_size` has the elements of a block along each axis of scale, -1 for what fits.
+        keywords: the same by name.
+
+    Raises SpecError for other arguments, shapes that do not fit and integers that tensor's type lacks.
+    """
+    qmin, qmax, others = read_call("quantize", _FORMS, args, keywords, 0)
+    if others["zero_point_shift"]:
+        raise SpecError("quantize has no zero_point_shift, found 0.5; use quantize_dequantize")
+    if not _holds(tensor.dtype, qmin, qmax):
+        raise SpecError(f"{tensor.dtype} does not hold the integers {qmin} to {qmax}; use a wider type")
+    work = _work_type(tensor.dtype, qmin, qmax)
+    return _by_blocks(
+        lambda x, s, o: _Round.apply(x, s.to(work), o.to(work), qmin, qmax),
+        (tensor, scale, offset),
+        others["block_size"],
+    )
+
+
+@checked
+def dequantize(
+    tensor: Tensor, scale: Tensor, offset: Tensor, block_size: Sequence[int] | None = None
+) -> Tensor:
+    """Return (tensor + offset) * scale in tensor's type; with the arguments of `quantize`."""
+    work = tensor.dtype
+    return _by_blocks(lambda x, s, o: (x + o.to(work)) * s.to(work), (tensor, scale, offset), block_size)
+
+
+@checked
+def quantize_dequantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: Any, **keywords: Any) -> Tensor:
+    """Return tensor rounded to the grid; with the arguments of `quantize`.
+
+    `zero_point_shift`, the last one, puts 0 between two steps with 0.5. A type that is too narrow for the
+    grid is computed in float32 or float64. Raises SpecError as `quantize` does.
+    """
+    qmin, qmax, others = read_call("quantize_dequantize", _FORMS, args, keywords, 0)
+    block_size, shift = others["block_size"], check_shift("quantize_dequantize", others["zero_point_shift"])
+    if not (block_size or shift or _needs_gradient(scale, offset) or torch.compiler.is_compiling()):
+        check_shapes(tensor.shape, scale.shape, block_size)
+        fast = _by_torch(tensor, scale, offset, qmin, qmax)
+        if fast is not None:
+            return fast
+    work = _work_type(tensor.dtype, qmin, qmax)
+    if not _holds(work, qmin, qmax):
+        raise SpecError(f"{work} does not hold the integers {qmin} to {qmax}; use a smaller grid")
+    limits = qmin, qmax, shift
+
+    def rounded(x: Tensor, s: Tensor, o: Tensor) -> Tensor:
+        if not _needs_gradient(x, s, o):
+            return _round_scale(x, s.to(work), o.to(work), limits, mask=False)[0]
+        y: Tensor = _RoundScale.apply(x, s.to(work), o.to(work), *limits)
+        return y
+
+    return _by_blocks(rounded, (tensor, scale, offset), block_size)
+
+
+def block_shape(shape: Sequence[int], param: Sequence[int], block_size: Sequence[int]) -> tuple[int, ...]:
+    """Return the elements of a block along the last axes of `shape`, one for each axis of `param`."""
+    last = tuple(shape)[len(shape) - len(param) :]
+    return tuple(
+        n // parts if size == -1 else size for n, parts, size in zip(last, param, block_size, strict=True)
+    )
+
+
+def interleaved(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    """Return first[0], second[0], first[1], second[1], ..."""
+    return tuple(n for pair in zip(first, second, strict=True) for n in pair)
+
+
+def fits(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Tell whether `shape` broadcasts to exactly `target`."""
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(n in (1, m) for n, m in pairs)
+
+
+def check_shapes(tensor: Sequence[int], scale: Sequence[int], block_size: Sequence[int] | None) -> None:
+    """Raise SpecError unless scales broadcast to the tensor, or blocks of `block_size` make it up.
+
+    Args:
+        tensor: shape of the tensor.
+        scale: shape of the scales.
+        block_size: elements of a block along each axis of scale, -1 for what fits; None without blocks.
+    """
+    shape, param = list(tensor), list(scale)
+    if block_size is None:
+        if not fits(param, shape):
+            raise SpecError(
+                f"scales of shape {param} do not broadcast to an input of shape {shape}; give another shape"
+            )
+    elif len(block_size) != len(param) or len(param) > len(shape):
+        raise SpecError(
+            f"block_size {list(block_size)}, scales {param} and input {shape} need one rank, or a higher "
+            "one of the input; give another block_size"
+        )
+    else:
+        for n, parts, size in zip(shape[len(shape) - len(param) :], param, block_size, strict=True):
+            if n % parts if size == -1 else size * parts != n:
+                raise SpecError(
+                    f"{parts} blocks of {size} do not make up an axis of {n}, of input {shape}; give another "
+                    "shape or block_size"
+                )
+
+
+def _by_blocks(
+    function: Callable[[Tensor, Tensor, Tensor], Tensor],
+    tensors: tuple[Tensor, Tensor, Tensor],
+    block_size: Sequence[int] | None,
+) -> Tensor:
+    """Return the function of three tensors in shapes that broadcast, in the type and shape of the first."""
+    tensor, scale, offset = tensors
+    if not torch.compiler.is_compiling():
+        check_shapes(tensor.shape, scale.shape, block_size)
+    if not block_size:
+        return function(tensor, scale, offset).to(tensor.dtype)
+    sizes = block_shape(tensor.shape, scale.shape, block_size)
+    seen = tensor.reshape(-1, *interleaved(scale.shape, sizes))
+    param = interleaved(scale.shape, (1,) * scale.ndim)
+    return function(seen, scale.view(param), offset.view(param)).to(tensor.dtype).view(tensor.shape)
+
+
+def _is_exact(dtype: torch.dtype, value: int) -> bool:
+    if dtype not in _PRECISION:
+        raise SpecError(f"an input must be float16, bfloat16, float32 or float64, found {dtype}; convert it")
+    odd = abs(value) >> (value & -value).bit_length() - 1 if value else 0
+    return odd.bit_length() <= _PRECISION[dtype] and abs(value) <= torch.finfo(dtype).max
+
+
+def _holds(dtype: torch.dtype, qmin: int, qmax: int) -> bool:
+    """Tell whether a type has the ends of the grid and their neighbours exactly."""
+    return all(_is_exact(dtype, value) for value in (qmin, qmin + 1, qmax - 1, qmax))
+
+
+def _work_type(dtype: torch.dtype, qmin: int, qmax: int) -> torch.dtype:
+    """Return the first of dtype, float32 and float64 that holds the grid with two bits to spare."""
+    for work in (dtype, torch.float32):
+        if _holds(work, qmin, qmax) and torch.finfo(work).eps * (qmax - qmin) <= 0.25:
+            return work
+    return torch.float64
+
+
+def _needs_gradient(*params: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(param.requires_grad for param in params)
+
+
+def _by_torch(x: Tensor, scale: Tensor, offset: Tensor, qmin: int, qmax: int) -> Tensor | None:
+    """Return torch's fake quantization per tensor or per channel; None if scales have several axes.
+
+    torch refuses some widths, and zero points outside the grid; the general form takes them.
+    """
+    if max(-qmin, qmax) >> 63:  # torch takes 64-bit limits
+        return None
+    zero_point = -offset.to(torch.int32)
+    try:
+        if scale.numel() == offset.numel() == 1:
+            scales, zeros = scale.float().reshape(()), zero_point.reshape(())
+            return torch.fake_quantize_per_tensor_affine(x, scales, zeros, qmin, qmax).to(x.dtype)
+        axes = [axis - scale.ndim for axis, n in enumerate(scale.shape) if n != 1]
+        if len(axes) != 1 or scale.shape != offset.shape:
+            return None
+        scales, zeros, axis = scale.float().flatten(), zero_point.flatten(), x.ndim + axes[0]
+        return torch.fake_quantize_per_channel_affine(x, scales, zeros, axis, qmin, qmax).to(x.dtype)
+    except RuntimeError:
+        return None
+
+
+class _Round(torch.autograd.Function):
+    """The integers; their gradient passes inside the grid."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, offset: Tensor, qmin: int, qmax: int) -> Tensor:
+        steps = (x.to(scale.dtype) / scale).round_().sub_(offset)
+        by_x, by_scale = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        inside = (steps >= qmin) & (steps <= qmax) if any(ctx.needs_input_grad) else None
+        ctx.save_for_backward(x if by_scale else None, scale if by_x or by_scale else None, inside)
+        return steps.clamp_(qmin, qmax)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, inside = ctx.saved_tensors
+        masked = gradient * inside
+        by_x, by_scale, by_offset, *_ = ctx.needs_input_grad
+        divided = masked / scale if by_x or by_scale else None
+        return (
+            divided if by_x else None,
+            -divided * (x / scale) if divided is not None and by_scale else None,
+            -masked if by_offset else None,
+            None,
+            None,
+        )
+
+
+def _round_scale(
+    x: Tensor, scale: Tensor, offset: Tensor, limits: Sequence[Any], mask: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the values of the grid and, if `mask`, what the clamp leaves."""
+    qmin, qmax, shift = limits
+    steps = x.to(scale.dtype) / scale
+    steps = (steps - shift if shift else steps).round_().sub_(offset)
+    inside = (steps >= qmin) & (steps <= qmax) if mask else None
+    return steps.clamp_(qmin, qmax).add_(offset + shift if shift else offset).mul_(scale), inside
+
+
+class _RoundScale(torch.autograd.Function):
+    """Values of the grid, by the table of this module."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, offset: Tensor, *limits: Any) -> Tensor:
+        y, inside = _round_scale(x, scale, offset, limits, any(ctx.needs_input_grad))
+        _, by_scale, by_offset, *_ = ctx.needs_input_grad
+        ctx.limits = limits
+        ctx.save_for_backward(
+            x if by_scale else None,
+            scale if by_scale or by_offset else None,
+            offset if by_scale else None,
+            inside,
+        )
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale, offset, inside = ctx.saved_tensors
+        qmin, qmax, shift = ctx.limits
+        by_x, by_scale, by_offset, *_ = ctx.needs_input_grad
+        for_scale = None
+        if by_scale:
+            steps = x.to(scale.dtype) / scale - shift
+            rounded = torch.round(steps)
+            error = rounded - steps
+            for_scale = gradient * torch.where(inside, error, rounded.clamp_(offset + qmin, offset + qmax))
+        return (
+            torch.where(inside, gradient, 0) if by_x else None,
+            for_scale,
+            torch.where(inside, 0, gradient * scale) if by_offset else None,
+            None,
+            None,
+            None,
+        )
