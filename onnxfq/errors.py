@@ -7,7 +7,6 @@ OnnxfqError
 ├── DataError        feeds or labels are missing or do not fit the model's inputs
 ├── StatisticsError  statistics are empty, non-finite or belong to another model
 ├── SpecError        a qtype, granularity, scale or zero point breaks its rule
-├── ArgumentError    an argument has a type that its parameter does not take
 ├── OutputError      a file cannot be written at the requested path
 ├── RuntimeLibraryError  the custom-op library, an extra such as ray, or a GPU is missing or does not work
 └── DeviceMemoryError    a GPU has too little memory for a model or a feed
@@ -45,10 +44,6 @@ class StatisticsError(OnnxfqError):
 
 class SpecError(OnnxfqError):
     """A qtype, granularity, scale or zero point breaks its rule."""
-
-
-class ArgumentError(OnnxfqError, TypeError):
-    """An argument has a type that its parameter does not take."""
 
 
 class OutputError(OnnxfqError):
