@@ -1,15 +1,20 @@
 """The error tree. Every message is one line: the thing, the rule, the value found, the remedy.
 
+Each error is one of Python's too, the one that torch and other quantizers raise in its place: code that
+catches these keeps working.
+
 OnnxfqError
-├── ModelError       the ONNX model cannot be read, is invalid, or cannot be quantized
-├── RecipeError      a recipe or override asks for something unknown or impossible
-├── PlanError        a plan does not fit the model or the encodings it is used with
-├── DataError        feeds or labels are missing or do not fit the model's inputs
-├── StatisticsError  statistics are empty, non-finite or belong to another model
-├── SpecError        a qtype, granularity, scale or zero point breaks its rule
-├── OutputError      a file cannot be written at the requested path
-├── RuntimeLibraryError  the custom-op library, an extra such as ray, or a GPU is missing or does not work
-└── DeviceMemoryError    a GPU has too little memory for a model or a feed
+├── ModelError       the ONNX model cannot be read, is invalid, or cannot be quantized; a RuntimeError
+├── RecipeError      a recipe or override asks for something unknown or impossible; a ValueError
+├── PlanError        a plan does not fit the model or the encodings it is used with; a ValueError
+├── DataError        feeds or labels are missing or do not fit the model's inputs; a ValueError
+├── StatisticsError  statistics are empty, non-finite or belong to another model; a RuntimeError
+├── SpecError        a qtype, granularity, scale or zero point breaks its rule; a ValueError and RuntimeError
+├── ArgumentError    an argument is unknown, missing or of a wrong type; a TypeError
+├── OutputError      a file cannot be written at the requested path; a RuntimeError
+├── RuntimeLibraryError  the custom-op library, an extra such as ray, or a GPU is missing or does not work;
+│                        a RuntimeError
+└── DeviceMemoryError    a GPU has too little memory for a model or a feed; a RuntimeError
 """
 
 from __future__ import annotations
@@ -22,39 +27,46 @@ class OnnxfqError(Exception):
     """Root of all errors raised by onnxfq; its message is one line that the user can act on."""
 
 
-class ModelError(OnnxfqError):
+class ModelError(OnnxfqError, RuntimeError):
     """The ONNX model cannot be read, is invalid, or cannot be quantized."""
 
 
-class RecipeError(OnnxfqError):
+class RecipeError(OnnxfqError, ValueError):
     """A recipe or an override asks for something unknown or impossible."""
 
 
-class PlanError(OnnxfqError):
+class PlanError(OnnxfqError, ValueError):
     """A plan does not fit the model or the encodings it is used with."""
 
 
-class DataError(OnnxfqError):
+class DataError(OnnxfqError, ValueError):
     """Feeds or labels are missing or do not fit the model's inputs."""
 
 
-class StatisticsError(OnnxfqError):
+class StatisticsError(OnnxfqError, RuntimeError):
     """Statistics are empty, hold non-finite values, or belong to another model."""
 
 
-class SpecError(OnnxfqError):
-    """A qtype, granularity, scale or zero point breaks its rule."""
+class SpecError(OnnxfqError, ValueError, RuntimeError):
+    """A qtype, granularity, scale or zero point breaks its rule.
+
+    torch raises RuntimeError for some of these faults, and others ValueError.
+    """
 
 
-class OutputError(OnnxfqError):
+class ArgumentError(OnnxfqError, TypeError):
+    """An argument is unknown, missing or of a wrong type."""
+
+
+class OutputError(OnnxfqError, RuntimeError):
     """A file cannot be written at the requested path."""
 
 
-class RuntimeLibraryError(OnnxfqError):
+class RuntimeLibraryError(OnnxfqError, RuntimeError):
     """The custom-op library, an extra (ray, a builder) or a GPU is missing or does not work."""
 
 
-class DeviceMemoryError(OnnxfqError):
+class DeviceMemoryError(OnnxfqError, RuntimeError):
     """A GPU has too little memory for a model or a feed."""
 
 

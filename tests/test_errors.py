@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 
 import pytest
 
@@ -19,6 +20,37 @@ def test_every_error_has_the_one_root(name):
     """Whoever catches OnnxfqError catches all of ours, and the tree at the top of the file is complete."""
     assert CLASSES[name].__mro__[1] is OnnxfqError
     assert f"── {name} " in errors.__doc__
+
+
+BUILTIN = {
+    "ModelError": (RuntimeError,),
+    "RecipeError": (ValueError,),
+    "PlanError": (ValueError,),
+    "DataError": (ValueError,),
+    "StatisticsError": (RuntimeError,),
+    "SpecError": (ValueError, RuntimeError),
+    "ArgumentError": (TypeError,),
+    "OutputError": (RuntimeError,),
+    "RuntimeLibraryError": (RuntimeError,),
+    "DeviceMemoryError": (RuntimeError,),
+}
+
+
+def test_every_error_is_one_of_pythons():
+    """Each class derives from what torch and other quantizers raise, and the tree says so."""
+    assert BUILTIN.keys() == CLASSES.keys() - {"OnnxfqError"}
+    lines = " ".join(errors.__doc__.replace("│", " ").split())
+    for name, kinds in BUILTIN.items():
+        assert issubclass(CLASSES[name], kinds) and CLASSES[name].__bases__[1:] == kinds
+        said = lines.partition(f"── {name} ")[2].partition("──")[0]
+        assert all(kind.__name__ in said for kind in kinds), (name, said)
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_an_error_crosses_processes(name):
+    """It is pickled and read back, with its class and its one line."""
+    found = pickle.loads(pickle.dumps(CLASSES[name]("one line")))
+    assert type(found) is CLASSES[name] and str(found) == "one line"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pydantic
 from onnxfq.calibration.weights import METHODS
 from onnxfq.errors import nearest
 from onnxfq.numerics.affine import check_names
-from onnxfq.numerics.spec import refuse_as_value_error
 from onnxfq.support.records import Record
 
 NEAREST = "nearest"
@@ -36,8 +35,7 @@ RecipeRounding = Annotated[str, pydantic.AfterValidator(partial(_check_method, k
 
 
 def _check(name: str, info: pydantic.ValidationInfo) -> str:
-    with refuse_as_value_error():
-        check_names(**{str(info.field_name): name})
+    check_names(**{str(info.field_name): name})
     return name
 
 

@@ -10,23 +10,16 @@ from onnxfq.calibration.calibrators import DEFAULT_CALIBRATOR, MINMAX, MSE, Cali
 from onnxfq.calibration.calibrators.fixed import KNOWN_RANGES
 from onnxfq.choices import Equalize
 from onnxfq.documents.rounding import AUTO, RecipeRounding
-from onnxfq.errors import RecipeError, SpecError, nearest
+from onnxfq.errors import RecipeError, nearest
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import BIAS_QTYPE
-from onnxfq.numerics.spec import NumberFormat, check_dynamic, refuse_as_value_error
+from onnxfq.numerics.spec import NumberFormat, check_dynamic
 
 ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", "block_shape"]
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
 
 
-def _parse_calibrator(value: Any) -> Calibrator:
-    try:
-        return Calibrator.parse(value)
-    except SpecError as error:
-        raise ValueError(str(error)) from None
-
-
-RegisteredCalibrator = Annotated[Calibrator, pydantic.PlainValidator(_parse_calibrator)]
+RegisteredCalibrator = Annotated[Calibrator, pydantic.PlainValidator(Calibrator.parse)]
 
 
 def _check_operators(op_types: tuple[str, ...]) -> tuple[str, ...]:
@@ -75,8 +68,7 @@ class Scheme(NumberFormat):
             raise ValueError("granularity blocked and block_size go together; give both or neither")
         if (self.granularity == "block_shape") != (self.block_shape is not None):
             raise ValueError("granularity block_shape and block_shape go together; give both or neither")
-        with refuse_as_value_error():
-            Granularity(block_shape=self.block_shape)
+        Granularity(block_shape=self.block_shape)
         return self
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,23 +17,8 @@ from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.support.records import Record
 
 
-@contextmanager
-def refuse_as_value_error() -> Iterator[None]:
-    """Turn a SpecError into the ValueError that a record's validator raises."""
-    try:
-        yield
-    except SpecError as error:
-        raise ValueError(str(error)) from None
-
-
 def _as_qtype(value: object) -> QType:
-    with refuse_as_value_error():
-        return value if isinstance(value, QType) else qtype_by_name(str(value))
-
-
-def _as_granularity(value: object, validate: Callable[[object], Granularity]) -> Granularity:
-    with refuse_as_value_error():
-        return validate(value)
+    return value if isinstance(value, QType) else qtype_by_name(str(value))
 
 
 _GRANULARITY = tuple(field.name for field in fields(Granularity))
@@ -64,8 +48,7 @@ class NumberFormat(Record):
 
     @pydantic.model_validator(mode="after")
     def _possible(self) -> NumberFormat:
-        with refuse_as_value_error():
-            check_symmetry(self.qtype, self.symmetric)
+        check_symmetry(self.qtype, self.symmetric)
         if self.zero_point == "fractional" and self.symmetric:
             raise ValueError("zero_point fractional needs symmetric: false; a symmetric zero point is 0")
         if self.scale_type == "float32":
@@ -101,7 +84,7 @@ class QuantSpec(NumberFormat):
             Mul without rounding gives all channels one scale.
     """
 
-    granularity: Annotated[Granularity, pydantic.WrapValidator(_as_granularity)] = PER_TENSOR
+    granularity: Granularity = PER_TENSOR
     dynamic: bool = False
     equalized: bool = False
 

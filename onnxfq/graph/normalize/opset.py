@@ -45,8 +45,9 @@ def raise_opset(proto: onnx.ModelProto, opset: int, source: str) -> tuple[onnx.M
     have = default_opset(proto)
     if have >= opset:
         return proto, ""
+    shaped = with_shapes(proto)
     try:
-        raised = change_without_weights(with_shapes(proto), lambda bare: _convert_opset(bare, opset))
+        raised = change_without_weights(shaped, lambda bare: _convert_opset(bare, opset))
     except (RuntimeError, ValueError, onnx.checker.ValidationError) as fault:
         raise ModelError(
             f"{source}: opset {have} must be raised to {opset} and onnx's converter refused "

@@ -13,7 +13,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxfq.errors import SpecError
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.normalize.steps import constant_value, evaluate_node
@@ -71,7 +70,7 @@ class _Scales:
             return
         try:
             scale = rule(self, node)
-        except (SpecError, ValueError, IndexError):  # a damaged model, which later steps name
+        except (ValueError, IndexError):  # a damaged model, which later steps name
             return
         if scale is not None:
             self.computed[node.output[0]] = scale
