@@ -3,8 +3,8 @@
     python tests/slow/check_suites.py SUITE [FOLDER] [--results FILE]
 
 FOLDER is the library's folder as its authors publish it, with its tests; it is fetched by the user and never
-part of this repository. Without FOLDER, build/suites/SUITE is taken. Requests for CUDA run on the CPU. The exit
-code is 1 if fewer tests pass than should, and 2 if there is no suite.
+part of this repository. Without FOLDER, build/suites/SUITE is taken. Requests for CUDA run on the CPU. The
+exit code is 1 if fewer tests pass than should, and 2 if there is no suite.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def main() -> int:
     """Run the suite that is named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("suite", choices=SUITES)
-    parser.add_argument("folder", nargs="?", type=Path, help="the library's folder, default build/suites/SUITE")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, help="the library's folder, default build/suites/SUITE"
+    )
     parser.add_argument("--results", type=Path, help="write the outcome of each test, as JSON")
     given = parser.parse_args()
     suite = importlib.import_module(SUITES[given.suite])

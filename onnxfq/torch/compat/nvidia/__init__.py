@@ -1,7 +1,7 @@
 """pytorch-quantization: its names and paths, with this package in the place of `pytorch_quantization`.
 
-Users import `nn`, `calib`, `quant_modules` and `tensor_quant` from here, or use the original's deeper paths, such as
-`nn.modules.quant_conv`. The classes of all of them are names of this package, too.
+Users import `nn`, `calib`, `quant_modules` and `tensor_quant` from here, or use the original's deeper paths,
+such as `nn.modules.quant_conv`. Their classes are names of this package, too.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from onnxfq.errors import nearest
-from onnxfq.torch.compat.nvidia import calib, clip, helper, nn, quant_modules, tensor_quant, utils
+from onnxfq.torch.compat.nvidia import calib, clip, helper, layers, nn, quant_modules, tensor_quant, utils
 from onnxfq.torch.compat.nvidia.calib import HistogramCalibrator, MaxCalibrator, calibrate_weights
 from onnxfq.torch.compat.nvidia.clip import Clip
+from onnxfq.torch.compat.nvidia.lstm import QuantLSTM, QuantLSTMCell
 from onnxfq.torch.compat.nvidia.quant_modules import deactivate, enable_onnx_export, initialize
 from onnxfq.torch.compat.nvidia.tensor_quant import QuantDescriptor
 from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
@@ -31,9 +31,7 @@ for _path, _module in {
 
 def __getattr__(name: str) -> Any:
     """Return a quantized layer, such as QuantConv2d."""
-    if name in nn.LAYERS:
-        return nn.LAYERS[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest(name, nn.LAYERS)}")
+    return getattr(layers, name)
 
 
 __all__ = [
@@ -52,5 +50,7 @@ __all__ = [
     "quant_modules",
     "tensor_quant",
     "utils",
-    *nn.LAYERS,
+    "QuantLSTM",
+    "QuantLSTMCell",
+    *layers.LAYERS,
 ]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from onnxfq.errors import ArgumentError, SpecError, StatisticsError, nearest
 from onnxfq.torch.compat.nvidia.tensor_quant import fake_tensor_quant, scaled_e4m3
-from onnxfq.torch.compat.nvidia.utils import Axes, amax_by_index, reduce_amax
+from onnxfq.torch.compat.nvidia.utils import Axes, amax_by_index, axes_of, reduce_amax
 
 
 class MaxCalibrator:
@@ -102,6 +102,7 @@ class HistogramCalibrator:
 
         Raises StatisticsError for NaN and infinity.
         """
+        axes_of(x, None)
         x = x.detach().abs().float()
         x = x[x != 0] if self._skip_zeros else x
         top = float(x.max()) if x.numel() else 0.0
@@ -116,7 +117,7 @@ class HistogramCalibrator:
         if top > edges[-1]:
             width = edges[1] - edges[0]
             bins = math.ceil(float(torch.tensor(top) / width.cpu()))
-            edges = torch.arange(bins + 1, device=edges.device) * width
+            edges = (torch.arange(bins + 1, dtype=torch.float64, device=edges.device) * width).float()
         counts = torch.histc(x, len(edges) - 1, 0, float(edges[-1])).to(hist.device)
         counts[: len(hist)] += hist
         self._calib_hist, self._calib_bin_edges = counts, edges
@@ -138,8 +139,8 @@ class HistogramCalibrator:
         if method not in SEARCHES:
             known = nearest(str(method), SEARCHES)
             raise ArgumentError(f"method must be {', '.join(SEARCHES)}, got {method!r}{known}")
-        if not 0 <= percentile <= 100:
-            raise SpecError(f"percentile must be in the range 0 to 100, got {percentile}; 99.99 is usual")
+        if not (isinstance(percentile, (int, float)) and 0 <= percentile <= 100):
+            raise SpecError(f"percentile must be in the range 0 to 100, got {percentile!r}; 99.99 is usual")
         if self._calib_hist is None or self._calib_bin_edges is None:
             return None
         bins = len(self._calib_hist)
@@ -156,6 +157,8 @@ class HistogramCalibrator:
 
 
 Grid = tuple[Any, bool]
+_AT_ONCE = 256
+"""Candidates that are tried in one tensor: some megabytes."""
 
 
 def _entropy(
@@ -191,14 +194,13 @@ def _divergence(counts: NDArray[np.float64], levels: int, end: int) -> float:
 def _mse(hist: Tensor, edges: Tensor, grid: Grid, stride: int, start_bin: int, percentile: float) -> Tensor:
     bits, unsigned = grid
     centres = (edges[1:] + edges[:-1]) / 2
-    ends = list(range(start_bin, len(centres), stride))
-    integers = isinstance(bits, int)
+    tried = centres[start_bin::stride]
     errors = []
-    for end in ends:
-        amax = centres[end]
+    for amax in tried[:, None].split(_AT_ONCE):
+        integers = isinstance(bits, int)
         rounded = fake_tensor_quant(centres, amax, bits, unsigned) if integers else scaled_e4m3(centres, amax)
-        errors.append(((rounded - centres) ** 2 * hist).mean())
-    return centres[ends[int(torch.stack(errors).argmin())]].clone()
+        errors.append(((rounded - centres) ** 2 * hist).mean(1))
+    return tried[torch.cat(errors).argmin()].clone()
 
 
 def _percentile(

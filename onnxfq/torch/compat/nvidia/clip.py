@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onnxfq.errors import SpecError
+from onnxfq.errors import ArgumentError, SpecError
 
 
 class _Clipped(torch.autograd.Function):
@@ -46,7 +46,11 @@ def clip(input: Tensor, clip_value_min: Tensor | float, clip_value_max: Tensor |
         input: the tensor.
         clip_value_min: lower end.
         clip_value_max: upper end.
+
+    Raises ArgumentError for something else than a tensor.
     """
+    if not isinstance(input, Tensor):
+        raise ArgumentError(f"input must be a tensor, got {type(input).__name__}; pass a torch.Tensor")
     low, high = (torch.as_tensor(end, device=input.device) for end in (clip_value_min, clip_value_max))
     clipped: Tensor = _Clipped.apply(input, low, high)
     return clipped

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onnxfq.errors import ArgumentError, SpecError
+from onnxfq.errors import ArgumentError, SpecError, nearest
 from onnxfq.torch.compat.nvidia.descriptor import (
     QUANT_DESC_8BIT_CONVTRANSPOSE2D_WEIGHT_PER_CHANNEL,
     QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW,
@@ -119,11 +119,12 @@ def make_float(layer: Any, args: Any, keywords: dict[str, Any], descriptors: tup
     Raises ArgumentError for keywords that neither takes.
     """
     found = [keywords.pop(name, None) or getattr(layer, f"default_{name}") for name in descriptors]
-    float_class: Any = next(base for base in type(layer).__mro__ if base.__module__.startswith("torch."))
-    if unknown := sorted(set(keywords) - set(inspect.signature(float_class).parameters)):
-        takes = f"{float_class.__name__}'s, {' and '.join(descriptors)}"
-        raise ArgumentError(f"Unused keys: {', '.join(unknown)}; {type(layer).__name__} takes {takes}")
-    float_class.__init__(layer, *args, **keywords)
+    bases: list[Any] = [base for base in type(layer).__mro__ if base.__module__.startswith("torch.")]
+    takes = {name for base in bases for name in inspect.signature(base.__init__).parameters}
+    if unknown := sorted(set(keywords) - takes):
+        known = f"{bases[0].__name__}'s, {' and '.join(descriptors)}"
+        raise ArgumentError(f"Unused keys: {', '.join(unknown)}; {type(layer).__name__} takes {known}")
+    bases[0].__init__(layer, *args, **keywords)
     return found
 
 
@@ -195,97 +196,24 @@ class _QuantConvTranspose(_QuantLayer):
         return y
 
 
-class QuantConv1d(_QuantConv, nn.Conv1d):
-    """Quantized Conv1d."""
+def _make(name: str) -> type[nn.Module]:
+    kind = _QuantConvTranspose if "Transpose" in name else _QuantConv if "Conv" in name else _QuantInputLayer
+    body = {"__doc__": f"Quantized {name}.", "__module__": __name__}
+    return type(f"Quant{name}", (kind, getattr(nn, name)), body)
 
 
-class QuantConv2d(_QuantConv, nn.Conv2d):
-    """Quantized Conv2d."""
+_POOLED = ("MaxPool", "AvgPool", "AdaptiveAvgPool", "InstanceNorm")
+_NAMES = [f"{kind}{d}d" for kind in ("Conv", "ConvTranspose", *_POOLED) for d in (1, 2, 3)]
+LAYERS: dict[str, type[nn.Module]] = {f"Quant{name}": _make(name) for name in _NAMES}
+LAYERS["QuantLinear"] = QuantLinear
+globals().update(LAYERS)  # by their names, for pickle
+
+# The original has no name without Quant for InstanceNorm.
+NAMES = LAYERS | {name[5:]: made for name, made in LAYERS.items() if "InstanceNorm" not in name}
 
 
-class QuantConv3d(_QuantConv, nn.Conv3d):
-    """Quantized Conv3d."""
-
-
-class QuantConvTranspose1d(_QuantConvTranspose, nn.ConvTranspose1d):
-    """Quantized ConvTranspose1d."""
-
-
-class QuantConvTranspose2d(_QuantConvTranspose, nn.ConvTranspose2d):
-    """Quantized ConvTranspose2d."""
-
-
-class QuantConvTranspose3d(_QuantConvTranspose, nn.ConvTranspose3d):
-    """Quantized ConvTranspose3d."""
-
-
-class QuantMaxPool1d(_QuantInputLayer, nn.MaxPool1d):
-    """Quantized MaxPool1d."""
-
-
-class QuantMaxPool2d(_QuantInputLayer, nn.MaxPool2d):
-    """Quantized MaxPool2d."""
-
-
-class QuantMaxPool3d(_QuantInputLayer, nn.MaxPool3d):
-    """Quantized MaxPool3d."""
-
-
-class QuantAvgPool1d(_QuantInputLayer, nn.AvgPool1d):
-    """Quantized AvgPool1d."""
-
-
-class QuantAvgPool2d(_QuantInputLayer, nn.AvgPool2d):
-    """Quantized AvgPool2d."""
-
-
-class QuantAvgPool3d(_QuantInputLayer, nn.AvgPool3d):
-    """Quantized AvgPool3d."""
-
-
-class QuantAdaptiveAvgPool1d(_QuantInputLayer, nn.AdaptiveAvgPool1d):
-    """Quantized AdaptiveAvgPool1d."""
-
-
-class QuantAdaptiveAvgPool2d(_QuantInputLayer, nn.AdaptiveAvgPool2d):
-    """Quantized AdaptiveAvgPool2d."""
-
-
-class QuantAdaptiveAvgPool3d(_QuantInputLayer, nn.AdaptiveAvgPool3d):
-    """Quantized AdaptiveAvgPool3d."""
-
-
-class QuantInstanceNorm1d(_QuantInputLayer, nn.InstanceNorm1d):
-    """Quantized InstanceNorm1d."""
-
-
-class QuantInstanceNorm2d(_QuantInputLayer, nn.InstanceNorm2d):
-    """Quantized InstanceNorm2d."""
-
-
-class QuantInstanceNorm3d(_QuantInputLayer, nn.InstanceNorm3d):
-    """Quantized InstanceNorm3d."""
-
-
-CLASSES = (
-    QuantLinear,
-    QuantConv1d,
-    QuantConv2d,
-    QuantConv3d,
-    QuantConvTranspose1d,
-    QuantConvTranspose2d,
-    QuantConvTranspose3d,
-    QuantMaxPool1d,
-    QuantMaxPool2d,
-    QuantMaxPool3d,
-    QuantAvgPool1d,
-    QuantAvgPool2d,
-    QuantAvgPool3d,
-    QuantAdaptiveAvgPool1d,
-    QuantAdaptiveAvgPool2d,
-    QuantAdaptiveAvgPool3d,
-    QuantInstanceNorm1d,
-    QuantInstanceNorm2d,
-    QuantInstanceNorm3d,
-)
-"""The layers of this file."""
+def __getattr__(name: str) -> Any:
+    """Return a layer by its name, with Quant or without."""
+    if name in NAMES:
+        return NAMES[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest(name, NAMES)}")

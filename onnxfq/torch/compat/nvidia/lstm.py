@@ -102,7 +102,9 @@ class QuantLSTM(QuantMixin, nn.LSTM):
         if hx is None:
             zeros = x.new_zeros(self.num_layers * directions, sizes[0], self.hidden_size)
             hx = zeros, zeros
-        self.check_forward_args(x, hx, torch.tensor(sizes[:1]))
+        wanted = torch.Size((self.num_layers * directions, sizes[0], self.hidden_size))
+        for state in hx:
+            self.check_hidden_size(state, wanted)
         ends = []
         for layer in range(self.num_layers):
             outputs = []
@@ -135,3 +137,6 @@ class QuantLSTM(QuantMixin, nn.LSTM):
             outputs.append(made[0])
             state = torch.cat([made[0], state[0][n:]]), torch.cat([made[1], state[1][n:]])
         return torch.cat(outputs[::-1] if reverse else outputs), state
+
+
+LSTM, LSTMCell = QuantLSTM, QuantLSTMCell

@@ -5,18 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from onnxfq.errors import nearest
 from onnxfq.torch.compat.nvidia import clip as functional
 from onnxfq.torch.compat.nvidia import layers, lstm, tensor_quantizer
 from onnxfq.torch.compat.nvidia.clip import Clip
-from onnxfq.torch.compat.nvidia.lstm import QuantLSTM, QuantLSTMCell
+from onnxfq.torch.compat.nvidia.lstm import LSTM, LSTMCell, QuantLSTM, QuantLSTMCell
 from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
 
-LAYERS: dict[str, type] = {made.__name__: made for made in (*layers.CLASSES, QuantLSTM, QuantLSTMCell)}
-_FLOAT_ONLY = ("InstanceNorm",)  # the original has no name without Quant for them
-ALIASES = {
-    name.removeprefix("Quant"): made for name, made in LAYERS.items() if not name[5:].startswith(_FLOAT_ONLY)
-}
 MODULES: dict[str, Any] = {
     "_utils": layers,
     "clip": functional,
@@ -34,10 +28,7 @@ modules = sys.modules[__name__]
 
 def __getattr__(name: str) -> Any:
     """Return a layer or one of `MODULES`."""
-    for names in (LAYERS, ALIASES, MODULES):
-        if name in names:
-            return names[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest(name, [*LAYERS, *ALIASES])}")
+    return MODULES[name] if name in MODULES else getattr(layers, name)
 
 
-__all__ = ["Clip", "TensorQuantizer", *LAYERS, *ALIASES]
+__all__ = ["Clip", "LSTM", "LSTMCell", "QuantLSTM", "QuantLSTMCell", "TensorQuantizer", *layers.NAMES]

@@ -66,6 +66,11 @@ def _steps(
 def _check_values(x: Tensor, amax: Tensor, unsigned: bool) -> None:
     if not x.is_floating_point():
         raise ArgumentError(f"inputs must be floats, got {x.dtype}; convert them with float()")
+    try:
+        torch.broadcast_shapes(x.shape, amax.shape)
+    except RuntimeError as error:
+        shapes = f"{list(amax.shape)} and {list(x.shape)}"
+        raise SpecError(f"amax must broadcast against inputs, got shapes {shapes}; reshape amax") from error
     if torch.compiler.is_compiling() or is_exporting() or is_transforming() or x.is_meta:
         return
     if unsigned and x.numel() and x.min() < 0:

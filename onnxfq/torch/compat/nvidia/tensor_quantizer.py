@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from onnxfq.errors import ArgumentError, SpecError, StatisticsError, nearest
+from onnxfq.errors import ArgumentError, ModelError, SpecError, StatisticsError, nearest
 from onnxfq.torch.compat.nvidia import tensor_quant as functions
 from onnxfq.torch.compat.nvidia.calib import CALIBRATORS
 from onnxfq.torch.compat.nvidia.clip import Clip
@@ -123,8 +123,8 @@ class TensorQuantizer(torch.nn.Module):
             x = self.clip(x)
         if not self._if_quant:
             return x
-        if is_exporting() or self._enable_onnx_export:
-            self._check_export()
+        if self._enable_onnx_export:
+            self.check_export()
         amax = self._get_amax(x)
         if is_exporting() and self._fake_quant:
             qtype = self._num_bits, self._unsigned, self._narrow_range
@@ -132,7 +132,8 @@ class TensorQuantizer(torch.nn.Module):
         if isinstance(self._num_bits, (tuple, list)):
             return functions.scaled_e4m3(x, amax, *self._num_bits)
         if self._fake_quant:
-            return functions.fake_tensor_quant(x, amax, self._num_bits, self._unsigned, self._narrow_range)
+            qtype = self._num_bits, self._unsigned, self._narrow_range
+            return functions.fake_tensor_quant(x, amax, *qtype).to(x.dtype)  # channels widen bfloat16
         integers, self._scale = functions.tensor_quant(x, amax, self._num_bits, self._unsigned)
         return integers
 
@@ -149,11 +150,16 @@ class TensorQuantizer(torch.nn.Module):
             amax = amax * self._scale_amax
         return amax if amax.dtype in (torch.float32, torch.float64) else amax.float()
 
-    def _check_export(self) -> None:
-        if self.amax is None and not self._learn_amax:
-            raise StatisticsError(
-                "a TensorQuantizer without amax cannot be exported; calibrate it and call load_calib_amax()"
-            )
+    def check_export(self, name: str = "") -> None:
+        """Raise StatisticsError, with the name, if a quantizer that is on has no amax to export."""
+        if self.amax is None and not self._learn_amax and self._if_quant and not self._disabled:
+            raise StatisticsError(f"quantizer {name!r} has no amax; calibrate it and call load_calib_amax()")
+
+    def __prepare_scriptable__(self) -> TensorQuantizer:
+        """Raise ModelError: torch.jit.script calls this first."""
+        raise ModelError(
+            "torch.jit.script cannot take a TensorQuantizer; use torch.export, or torch.jit.trace"
+        )
 
     num_bits = _setting("_num_bits", check_bits, "Bits of the integers, or (4, 3).")
     unsigned = _setting("_unsigned", _check_flag, "Whether the integers begin at 0.")

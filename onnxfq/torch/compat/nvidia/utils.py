@@ -19,27 +19,31 @@ def reduce_amax(input: Tensor, axis: Axes = None, keepdims: bool = True) -> Tens
     Args:
         input: the tensor.
         axis: the axes that are reduced, an integer or several; None reduces all to a scalar.
-        keepdims: keep reduced axes with size 1. One value of several axes is a scalar all the same.
+        keepdims: keep reduced axes with size 1. One value of several axes is a scalar nevertheless.
 
-    Raises ArgumentError for something else than a tensor, SpecError for axes that the tensor lacks.
+    Raises ArgumentError for a wrong type, SpecError for axes that the tensor lacks and for an empty tensor.
     """
-    if not isinstance(input, Tensor):
-        raise ArgumentError(f"reduce_amax takes a tensor, got {type(input).__name__}; pass a torch.Tensor")
     axes = axes_of(input, axis)
+    if not input.numel():
+        raise SpecError(f"a tensor of shape {list(input.shape)} has no largest magnitude; leave it out")
     if axis is None:
-        return torch.maximum(input.amax(), -input.amin()).abs()
+        axes, keepdims = list(range(input.ndim)), False
+    elif not axes:
+        return input.abs()
     # Two reductions need no copy of the magnitudes.
-    amax = (
-        torch.maximum(input.amax(axes, keepdims), -input.amin(axes, keepdims)).abs() if axes else input.abs()
-    )
+    amax = torch.maximum(input.amax(axes, keepdims), -input.amin(axes, keepdims)).abs()
     return amax.reshape(()) if amax.numel() == 1 and not isinstance(axis, int) else amax
 
 
 def axes_of(x: Tensor, axis: Axes) -> list[int]:
-    """Return axes of x counted from 0. Raises SpecError for an axis that x lacks."""
-    axes = [] if axis is None else [axis] if isinstance(axis, int) else list(axis)
+    """Return axes of x counted from 0. Raises ArgumentError for a wrong type, SpecError for others."""
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"input must be a tensor, got {type(x).__name__}; pass a torch.Tensor")
+    axes = [] if axis is None else list(axis) if isinstance(axis, (tuple, list)) else [axis]
+    if not all(isinstance(one, int) for one in axes):
+        raise ArgumentError(f"axis must be an integer, several, or None, got {axis!r:.40}; give axis=0")
     if len(axes) > x.ndim:
-        raise SpecError(f"cannot reduce {len(axes)} axes, the tensor has {x.ndim}; name each axis once")
+        raise SpecError(f"Cannot reduce {len(axes)} axes, the tensor has {x.ndim}; name each axis once")
     if wrong := [one for one in axes if not -x.ndim <= one < x.ndim]:
         raise SpecError(f"axis {wrong[0]} is not in a tensor of shape {list(x.shape)}; give one that it has")
     return [one % x.ndim for one in axes]
