@@ -40,7 +40,7 @@ def normal(*shape, seed=0):
 @pytest.mark.parametrize("bits", [2, 4, 8, 11, 16])
 @pytest.mark.parametrize("shape", [(), (1,), (3, 1, 1), (4, 1), (1, 3, 1, 1), (2, 3, 4, 5)])
 def test_values_are_the_formulas_to_the_bit(shape, bits):
-    """amax has any shape that broadcasts; float64 stays, and a half type is multiplied in float32."""
+    """The amax has any shape that broadcasts; float64 stays, and a half type is multiplied in float32."""
     x, amax = normal(2, 3, 4, 5), normal(*shape, seed=1).abs() + 0.5
     assert torch.equal(tensor_quant.fake_tensor_quant(x, amax, bits), formula(x, amax, bits))
     found = tensor_quant.fake_tensor_quant(x.double(), amax.double(), bits)
@@ -105,9 +105,12 @@ def test_float8_and_affine():
 
 
 def test_learned_ends_clip_first():
-    """Ends are parameters that begin at amax or 1, and get the gradients beyond them, as torch.clamp's ends."""
+    """Ends are parameters that begin at amax or 1, with the gradients of torch.clamp's ends."""
     quantizer = TensorQuantizer(QuantDescriptor(amax=1.0, learn_amax=True))
-    assert [name for name, _ in quantizer.named_parameters()] == ["clip.clip_value_min", "clip.clip_value_max"]
+    assert [name for name, _ in quantizer.named_parameters()] == [
+        "clip.clip_value_min",
+        "clip.clip_value_max",
+    ]
     assert quantizer(torch.tensor([-3.0, 3.0])).tolist() == [-1, 1]
     assert TensorQuantizer(QuantDescriptor(learn_amax=True)).clip.clip_value_max.item() == 1
     x = normal(100).requires_grad_()
@@ -149,7 +152,7 @@ def test_settings_act():
 
 
 def test_the_line_that_print_shows():
-    """print tells bits, axis and amax."""
+    """What print shows has bits, axis and amax."""
     quantizer = TensorQuantizer(QuantDescriptor(num_bits=4, axis=0))
     assert quantizer.extra_repr().startswith("4bit fake axis=0 amax=dynamic")
     quantizer.amax = np.array([[1.5], [2]], dtype=np.float32)
@@ -203,7 +206,13 @@ def test_wrong_arguments_are_one_line(kind, make):
         {},
         {"num_bits": (4, 3), "name": "x", "axis": None},
         {"num_bits": 4, "axis": (0, 2), "amax": [1.5, 2.25], "unsigned": True, "narrow_range": True},
-        {"amax": 0.1, "learn_amax": True, "calib_method": "histogram", "scale_amax": 0.5, "fake_quant": False},
+        {
+            "amax": 0.1,
+            "learn_amax": True,
+            "calib_method": "histogram",
+            "scale_amax": 0.5,
+            "fake_quant": False,
+        },
     ],
 )
 def test_descriptors_as_dictionary_and_yaml(settings):

@@ -73,7 +73,7 @@ LAYERS = [
 
 @pytest.mark.parametrize(("name", "arguments", "shape"), LAYERS)
 def test_layers_quantize_input_and_weight(name, arguments, shape):
-    """A quantized layer is the float layer on quantized input and weight, and starts as the float layer does."""
+    """A quantized layer is the float layer on quantized input and weight, and starts as it."""
     torch.manual_seed(0)
     layer = getattr(nvidia, f"Quant{name}")(*arguments)
     torch.manual_seed(0)
@@ -89,7 +89,9 @@ def test_layers_quantize_input_and_weight(name, arguments, shape):
     assert getattr(nvidia.nn, f"Quant{name}") is type(layer)
 
 
-@pytest.mark.parametrize("options", [{"padding": 1, "padding_mode": "circular"}, {"groups": 2, "dilation": 2}])
+@pytest.mark.parametrize(
+    "options", [{"padding": 1, "padding_mode": "circular"}, {"groups": 2, "dilation": 2}]
+)
 def test_options_of_the_float_layer(options):
     """Padding modes, groups and devices are torch's."""
     layer = nvidia.QuantConv2d(2, 4, 3, **options)
@@ -127,7 +129,7 @@ def test_the_weight_is_the_parameter():
 
 @pytest.mark.parametrize("name", ["QuantLinear", "QuantConv2d", "QuantLSTMCell"])
 def test_calibrated_states_and_whole_modules_are_saved(name):
-    """A new layer takes a calibrated state under the original's keys; pickle, torch.save and deepcopy keep all."""
+    """A new layer takes a calibrated state under the original's keys; whole modules are saved and copied."""
     arguments, shape = ((3, 4, 2), (1, 3, 5, 5)) if "Conv" in name else ((3, 4), (2, 3))
     made, new = (getattr(nvidia, name)(*arguments) for _ in range(2))
     x = normal(*shape)
@@ -262,7 +264,11 @@ def test_lstm_without_quantizers_is_torchs(options):
     packed = pack_sequence(sequences, enforce_sorted=False)
     state = tuple(normal(plain.num_layers * (1 + plain.bidirectional), 3, 4, seed=s) for s in (8, 9))
     close = {"rtol": 1e-5, "atol": 1e-6}  # sums in another order
-    for given in ((torch.stack([s[:2] for s in sequences], int(not plain.batch_first)),), (packed,), (packed, state)):
+    for given in (
+        (torch.stack([s[:2] for s in sequences], int(not plain.batch_first)),),
+        (packed,),
+        (packed, state),
+    ):
         (y, found), (wanted, end) = layer(*given), plain(*given)
         y, wanted = getattr(y, "data", y), getattr(wanted, "data", wanted)
         torch.testing.assert_close((y, *found), (wanted, *end), **close)
@@ -283,7 +289,9 @@ def test_lstm_quantizes_input_and_state_as_one():
     one = nvidia.QuantLSTMCell(3, 4, bias=False)
     one.weight_ih.data, one.weight_hh.data = layer.weight_ih_l0.data, layer.weight_hh_l0.data
     assert torch.equal(one(x[0], (hidden[0], cell[0]))[0], found[0][0])
-    assert torch.equal(one(x[0, 0], (hidden[0, 0], cell[0, 0]))[0], one(x[0, :1], (hidden[0, :1], cell[0, :1]))[0][0])
+    assert torch.equal(
+        one(x[0, 0], (hidden[0, 0], cell[0, 0]))[0], one(x[0, :1], (hidden[0, :1], cell[0, :1]))[0][0]
+    )
 
 
 class Net(nn.Module):
@@ -292,7 +300,7 @@ class Net(nn.Module):
     def __init__(self):
         """Make them."""
         super().__init__()
-        self.conv, self.up = nvidia.QuantConv2d(2, 4, 3), nvidia.QuantConvTranspose2d(4, 4, 2)
+        self.conv, self.up = nvidia.QuantConv2d(2, 4, 3), nvidia.QuantConvTranspose2d(4, 4, 3)
         self.pool, self.head = nvidia.QuantAdaptiveAvgPool2d(2), nvidia.QuantLinear(16, 3)
 
     def forward(self, x):
@@ -324,7 +332,9 @@ def test_a_calibrated_network_exports(network, exporter):
     model, x = network
     made = export_torch(model, (x,), exporter=exporter)
     kinds = [node.op_type for node in made.graph.node]
-    assert kinds.count("QuantizeLinear") == 4 and kinds.count("DequantizeLinear") == 7  # 3 weights are integers
+    assert (
+        kinds.count("QuantizeLinear") == 4 and kinds.count("DequantizeLinear") == 7
+    )  # 3 weights are integers
     assert np.allclose(run_onnx(made, x), model(x).detach(), atol=1e-6)  # the order of sums
     model.head.weight_quantizer = TensorQuantizer()
     with pytest.raises(errors.StatisticsError, match="'head._weight_quantizer' has no amax; calibrate"):
@@ -344,7 +354,9 @@ def test_plain_exports_in_a_block(network, tmp_path, dynamo, bits):
             quantizer._buffers.pop("_amax")
             quantizer.amax = value
     file = tmp_path / "model.onnx"
-    options = {"dynamo": dynamo, "opset_version": 19 if dynamo else 17} | ({"verbose": False} if dynamo else {})
+    options = {"dynamo": dynamo, "opset_version": 19 if dynamo else 17} | (
+        {"verbose": False} if dynamo else {}
+    )
     if bits != 8 and not dynamo:
         pytest.skip("the tracing exporter ends at opset 20 and has no float8 constants")
     with nvidia.enable_onnx_export():
@@ -369,8 +381,9 @@ def test_an_lstm_exports_unrolled():
     assert np.allclose(run_onnx(made, twice), layer(twice)[0].detach(), atol=1e-6)  # the order of sums
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler warns about itself
 def test_traces_compiles_and_transforms(network):
-    """torch.fx, torch.compile, torch.export and torch.func take the layers; torch.jit.script says what to use."""
+    """Tracers, compilers and transforms of torch take the layers; torch.jit.script says what to use."""
     model, x = network
     assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
     assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))

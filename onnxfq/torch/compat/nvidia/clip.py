@@ -9,6 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import ArgumentError, SpecError
+from onnxfq.torch.onnx_node import is_exporting
+
+
+def apply(function: Any, *arguments: Any) -> Any:
+    """Return the result of an autograd function; exporters, which need no gradient, see its operations."""
+    return function.forward(*arguments) if is_exporting() else function.apply(*arguments)
 
 
 class _Clipped(torch.autograd.Function):
@@ -52,7 +58,7 @@ def clip(input: Tensor, clip_value_min: Tensor | float, clip_value_max: Tensor |
     if not isinstance(input, Tensor):
         raise ArgumentError(f"input must be a tensor, got {type(input).__name__}; pass a torch.Tensor")
     low, high = (torch.as_tensor(end, device=input.device) for end in (clip_value_min, clip_value_max))
-    clipped: Tensor = _Clipped.apply(input, low, high)
+    clipped: Tensor = apply(_Clipped, input, low, high)
     return clipped
 
 

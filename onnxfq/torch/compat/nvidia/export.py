@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -26,9 +27,12 @@ def quantize_for_export(
         narrow_range: the lowest integer is minus the highest.
         pairs: write QuantizeLinear and DequantizeLinear for plain torch.onnx.export.
 
-    Raises SpecError for an amax of several axes, and for pairs of a grid that ONNX lacks.
+    Raises SpecError for an amax of several axes.
     """
-    axes = [d for d, n in enumerate(amax.shape) if n > 1]
+    with warnings.catch_warnings():
+        # The tracing exporter warns that a shape becomes a constant: amax is one.
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        axes = [d for d, n in enumerate(amax.shape) if n > 1]
     if len(axes) > 1:
         raise SpecError(
             f"ONNX has one axis for scales, amax has shape {list(amax.shape)}; calibrate by one axis"
@@ -42,10 +46,6 @@ def quantize_for_export(
         low = 0 if unsigned else -int(bound) - (not narrow_range)
         qtype = "float8e4m3fn" if floats else qtype_of_integers(low, int(bound))
         return fake_quantize(x, scale, qtype=qtype, axis=axis)
-    if narrow_range or not (floats or num_bits == 8):
-        raise SpecError(
-            f"plain torch.onnx.export writes 8 bits of the full range, got {num_bits} bits; use export_torch"
-        )
     zero = torch.zeros_like(
         scale, dtype=torch.float8_e4m3fn if floats else torch.uint8 if unsigned else torch.int8
     )

@@ -52,7 +52,7 @@ class QuantLSTMCell(QuantMixin, nn.LSTMCell):
         if input.ndim not in (1, 2):
             raise SpecError(f"the input of an LSTMCell has 1 or 2 axes, got {list(input.shape)}; remove some")
         x = input if input.ndim == 2 else input[None]
-        zeros = x.new_zeros(len(x), self.hidden_size)
+        zeros = x.new_zeros(x.shape[0], self.hidden_size)
         state = (zeros, zeros) if hx is None else (hx[0].reshape(zeros.shape), hx[1].reshape(zeros.shape))
         weights = _weights(self.weight_ih, self.weight_hh, self._weight_quantizer)
         made = _step(x, state, weights, (self.bias_ih, self.bias_hh), self._input_quantizer)
@@ -84,7 +84,7 @@ class QuantLSTM(QuantMixin, nn.LSTM):
             y, state = self._run(data, sizes.tolist(), hx)
             return PackedSequence(y, sizes, order, back), self.permute_hidden(state, back)
         batched = input.ndim == 3
-        x = input if batched else input.unsqueeze(int(self.batch_first))
+        x = input if batched else input.unsqueeze(int(not self.batch_first))
         x = x.transpose(0, 1) if self.batch_first else x
         if hx is not None and not batched:
             hx = hx[0].unsqueeze(1), hx[1].unsqueeze(1)
@@ -94,17 +94,17 @@ class QuantLSTM(QuantMixin, nn.LSTM):
         y = y.transpose(0, 1) if self.batch_first else y
         if batched:
             return y, state
-        return y.squeeze(int(self.batch_first)), (state[0].squeeze(1), state[1].squeeze(1))
+        return y.squeeze(int(not self.batch_first)), (state[0].squeeze(1), state[1].squeeze(1))
 
     def _run(self, x: Tensor, sizes: list[int], hx: State | None) -> tuple[Tensor, State]:
         """Return (output, state) of steps that lie behind each other in x, the first of the full batch."""
         directions = 1 + self.bidirectional
+        wanted = self.num_layers * directions, sizes[0], self.hidden_size
         if hx is None:
-            zeros = x.new_zeros(self.num_layers * directions, sizes[0], self.hidden_size)
-            hx = zeros, zeros
-        wanted = torch.Size((self.num_layers * directions, sizes[0], self.hidden_size))
-        for state in hx:
-            self.check_hidden_size(state, wanted)
+            hx = x.new_zeros(wanted), x.new_zeros(wanted)
+        else:
+            for state in hx:
+                self.check_hidden_size(state, wanted)
         ends = []
         for layer in range(self.num_layers):
             outputs = []
@@ -126,7 +126,7 @@ class QuantLSTM(QuantMixin, nn.LSTM):
         outputs = []
         for part in reversed(parts) if reverse else parts:
             # Sequences that ended keep their state; in reverse, those that did not begin do.
-            n = len(part)
+            n = part.shape[0]  # len() would fix it in an export
             made = _step(
                 part,
                 (state[0][:n], state[1][:n]),

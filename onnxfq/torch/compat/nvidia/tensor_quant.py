@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import ArgumentError, SpecError
+from onnxfq.torch.compat.nvidia.clip import apply
 from onnxfq.torch.compat.nvidia.descriptor import (
     QUANT_DESC_8BIT_CONV1D_WEIGHT_PER_CHANNEL,
     QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL,
@@ -59,7 +60,8 @@ def _steps(
     empty = amax <= LEAST
     low = 0 if unsigned else -bound - (not narrow_range)
     # In place: one tensor of x's size, where four operations would make four.
-    steps = (work * torch.where(empty, 0.0, scale)).round_().clamp_(low, bound)
+    steps = (work * torch.where(empty, 0.0, scale)).round_()
+    steps = (steps.clamp if is_transforming() else steps.clamp_)(low, bound)  # vmap has no clamp_
     return steps, torch.where(empty, 1.0, scale)
 
 
@@ -138,10 +140,7 @@ def fake_tensor_quant(
     Raises SpecError for a negative amax or a width without integers, ArgumentError for negative values in an
     unsigned tensor and for integers. Values are not checked while torch compiles or exports.
     """
-    tensors = _tensors(inputs, amax)
-    if is_exporting():  # plain operations, which both exporters follow
-        return _values(*_steps(*tensors, num_bits, unsigned, narrow_range), inputs)
-    values: Tensor = _Fake.apply(*tensors, num_bits, unsigned, narrow_range)
+    values: Tensor = apply(_Fake, *_tensors(inputs, amax), num_bits, unsigned, narrow_range)
     return values
 
 
@@ -156,7 +155,7 @@ def tensor_quant(
     Arguments and errors are those of `fake_tensor_quant`. A scale that float16 inputs cannot hold is a
     SpecError.
     """
-    integers, scale = _Real.apply(*_tensors(inputs, amax), num_bits, unsigned, narrow_range)
+    integers, scale = apply(_Real, *_tensors(inputs, amax), num_bits, unsigned, narrow_range)
     if inputs.dtype == torch.float16 and not torch.compiler.is_compiling() and scale.isinf().any():
         raise SpecError(f"scale is too large for FP16 with amax={amax}; use float32 inputs")
     return integers, scale
@@ -198,7 +197,7 @@ def scaled_e4m3(inputs: Tensor, amax: Tensor | float | None = None, E: int = 4, 
     if (E, M) != (4, 3):
         raise SpecError(f"scaled_e4m3 has E=4 and M=3 only, got E={E!r} and M={M!r}; leave them out")
     x, limit = _tensors(inputs, E4M3_MOST if amax is None else amax)
-    values: Tensor = _E4M3.apply(x, None if amax is None else limit)
+    values: Tensor = apply(_E4M3, x, None if amax is None else limit)
     return values
 
 
@@ -235,7 +234,7 @@ def fake_affine_tensor_quant(
     high = _tensors(inputs, max_range)[1]
     if not (torch.compiler.is_compiling() or is_exporting()) and not (high > low).all():
         raise SpecError(f"max_range must be above min_range, got {max_range} and {min_range}; exchange them")
-    values: Tensor = _Affine.apply(x, low, high, num_bits)
+    values: Tensor = apply(_Affine, x, low, high, num_bits)
     return values
 
 

@@ -115,7 +115,7 @@ class TensorQuantizer(torch.nn.Module):
             raise ArgumentError(f"a TensorQuantizer takes a tensor, got {type(x).__name__}; pass one")
         if self.pre_quant_scale is not None:
             x = x * self.pre_quant_scale
-        if self._disabled or not x.numel():
+        if self._disabled or (not is_exporting() and not x.numel()):
             return x
         if self._if_calib:
             self._calibrator.collect(x)
@@ -154,6 +154,12 @@ class TensorQuantizer(torch.nn.Module):
         """Raise StatisticsError, with the name, if a quantizer that is on has no amax to export."""
         if self.amax is None and not self._learn_amax and self._if_quant and not self._disabled:
             raise StatisticsError(f"quantizer {name!r} has no amax; calibrate it and call load_calib_amax()")
+        plain = isinstance(self._num_bits, (tuple, list)) or (self._num_bits == 8 and not self._narrow_range)
+        if self._enable_onnx_export and not plain:
+            bits = f"{self._num_bits}{' narrow' * self._narrow_range}"
+            raise SpecError(
+                f"torch.onnx.export writes 8 bits of the full range, got {bits}; use export_torch"
+            )
 
     def __prepare_scriptable__(self) -> TensorQuantizer:
         """Raise ModelError: torch.jit.script calls this first."""
