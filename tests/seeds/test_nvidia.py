@@ -144,6 +144,9 @@ def test_settings_act():
     assert quantizer(torch.tensor(1.9)) == 4 and quantizer.step_size == torch.tensor(4.0) / 7
     quantizer._if_quant = False
     assert torch.equal(quantizer(x), x * 2)
+    hidden = TensorQuantizer()
+    hidden._amax = torch.tensor(0.5)
+    assert hidden.amax == 0.5 and hidden(torch.tensor(3.0)) == 0.5 and "_amax" in hidden.state_dict()
     quantizer._disabled = True
     assert quantizer.extra_repr() == "disabled"
     for name in ("axis", "nbits", "fake_quant"):

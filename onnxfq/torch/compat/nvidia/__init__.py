@@ -12,9 +12,9 @@ from typing import Any
 from onnxfq.torch.compat.nvidia import calib, clip, helper, layers, nn, quant_modules, tensor_quant, utils
 from onnxfq.torch.compat.nvidia.calib import HistogramCalibrator, MaxCalibrator, calibrate_weights
 from onnxfq.torch.compat.nvidia.clip import Clip
+from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor
 from onnxfq.torch.compat.nvidia.lstm import QuantLSTM, QuantLSTMCell
 from onnxfq.torch.compat.nvidia.quant_modules import deactivate, enable_onnx_export, initialize
-from onnxfq.torch.compat.nvidia.tensor_quant import QuantDescriptor
 from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
 
 optim = sys.modules[__name__]

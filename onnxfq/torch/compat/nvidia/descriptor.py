@@ -1,4 +1,4 @@
-"""`QuantDescriptor`: how a tensor is quantized, and the descriptors with a name."""
+"""`QuantDescriptor`: how a tensor is quantized."""
 
 from __future__ import annotations
 
@@ -139,16 +139,3 @@ def _checked_amax(amax: Any) -> NDArray[np.float32]:
     if not (array >= 0).all():
         raise SpecError(f"amax must be numbers of at least 0, got {array.min()}; give the largest magnitude")
     return array
-
-
-ScaledQuantDescriptor = QuantDescriptor
-
-QUANT_DESC_8BIT_PER_TENSOR = QuantDescriptor(num_bits=8)
-QUANT_DESC_UNSIGNED_8BIT_PER_TENSOR = QuantDescriptor(num_bits=8, unsigned=True)
-QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW = QuantDescriptor(num_bits=8, axis=0)
-QUANT_DESC_8BIT_CONV1D_WEIGHT_PER_CHANNEL = QuantDescriptor(num_bits=8, axis=0)
-QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL = QuantDescriptor(num_bits=8, axis=0)
-QUANT_DESC_8BIT_CONV3D_WEIGHT_PER_CHANNEL = QuantDescriptor(num_bits=8, axis=0)
-QUANT_DESC_8BIT_CONVTRANSPOSE1D_WEIGHT_PER_CHANNEL = QuantDescriptor(num_bits=8, axis=1)
-QUANT_DESC_8BIT_CONVTRANSPOSE2D_WEIGHT_PER_CHANNEL = QuantDescriptor(num_bits=8, axis=1)
-QUANT_DESC_8BIT_CONVTRANSPOSE3D_WEIGHT_PER_CHANNEL = QuantDescriptor(num_bits=8, axis=1)

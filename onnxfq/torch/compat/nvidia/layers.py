@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onnxfq.errors import ArgumentError, SpecError, nearest
-from onnxfq.torch.compat.nvidia.descriptor import (
+from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor
+from onnxfq.torch.compat.nvidia.tensor_quant import (
     QUANT_DESC_8BIT_CONVTRANSPOSE2D_WEIGHT_PER_CHANNEL,
     QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW,
     QUANT_DESC_8BIT_PER_TENSOR,
-    QuantDescriptor,
 )
 from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from onnxfq.errors import SpecError
-from onnxfq.torch.compat.nvidia.descriptor import QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW
 from onnxfq.torch.compat.nvidia.layers import QuantMixin, make_float
+from onnxfq.torch.compat.nvidia.tensor_quant import QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW
 from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
 
 _DESCRIPTORS = ("quant_desc_input", "quant_desc_weight")

@@ -14,22 +14,20 @@ from torch import Tensor
 
 from onnxfq.errors import ArgumentError, SpecError
 from onnxfq.torch.compat.nvidia.clip import apply
-from onnxfq.torch.compat.nvidia.descriptor import (
-    QUANT_DESC_8BIT_CONV1D_WEIGHT_PER_CHANNEL,
-    QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL,
-    QUANT_DESC_8BIT_CONV3D_WEIGHT_PER_CHANNEL,
-    QUANT_DESC_8BIT_CONVTRANSPOSE1D_WEIGHT_PER_CHANNEL,
-    QUANT_DESC_8BIT_CONVTRANSPOSE2D_WEIGHT_PER_CHANNEL,
-    QUANT_DESC_8BIT_CONVTRANSPOSE3D_WEIGHT_PER_CHANNEL,
-    QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW,
-    QUANT_DESC_8BIT_PER_TENSOR,
-    QUANT_DESC_UNSIGNED_8BIT_PER_TENSOR,
-    QuantDescriptor,
-    ScaledQuantDescriptor,
-    check_bits,
-)
+from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor, check_bits
 from onnxfq.torch.kernels import is_transforming
 from onnxfq.torch.onnx_node import is_exporting
+
+ScaledQuantDescriptor = QuantDescriptor
+QUANT_DESC_8BIT_PER_TENSOR = QuantDescriptor()
+QUANT_DESC_UNSIGNED_8BIT_PER_TENSOR = QuantDescriptor(unsigned=True)
+QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW = QuantDescriptor(axis=0)
+QUANT_DESC_8BIT_CONV1D_WEIGHT_PER_CHANNEL = QuantDescriptor(axis=0)
+QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL = QuantDescriptor(axis=0)
+QUANT_DESC_8BIT_CONV3D_WEIGHT_PER_CHANNEL = QuantDescriptor(axis=0)
+QUANT_DESC_8BIT_CONVTRANSPOSE1D_WEIGHT_PER_CHANNEL = QuantDescriptor(axis=1)
+QUANT_DESC_8BIT_CONVTRANSPOSE2D_WEIGHT_PER_CHANNEL = QuantDescriptor(axis=1)
+QUANT_DESC_8BIT_CONVTRANSPOSE3D_WEIGHT_PER_CHANNEL = QuantDescriptor(axis=1)
 
 LEAST = 2.0**-24
 """Largest amax whose tensor becomes all zero: the smallest positive float16."""
@@ -246,23 +244,3 @@ def _tensors(inputs: Tensor, limit: Any) -> tuple[Tensor, Tensor]:
     if not isinstance(limit, (int, float)) or isinstance(limit, bool):
         raise ArgumentError(f"amax must be a tensor or a number, got {limit!r:.40}; give a magnitude")
     return inputs, torch.tensor(float(limit), device=inputs.device)
-
-
-__all__ = [
-    "QUANT_DESC_8BIT_CONV1D_WEIGHT_PER_CHANNEL",
-    "QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL",
-    "QUANT_DESC_8BIT_CONV3D_WEIGHT_PER_CHANNEL",
-    "QUANT_DESC_8BIT_CONVTRANSPOSE1D_WEIGHT_PER_CHANNEL",
-    "QUANT_DESC_8BIT_CONVTRANSPOSE2D_WEIGHT_PER_CHANNEL",
-    "QUANT_DESC_8BIT_CONVTRANSPOSE3D_WEIGHT_PER_CHANNEL",
-    "QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW",
-    "QUANT_DESC_8BIT_PER_TENSOR",
-    "QUANT_DESC_UNSIGNED_8BIT_PER_TENSOR",
-    "QuantDescriptor",
-    "ScaledQuantDescriptor",
-    "fake_affine_tensor_quant",
-    "fake_tensor_quant",
-    "legacy_fake_tensor_quant",
-    "scaled_e4m3",
-    "tensor_quant",
-]

@@ -43,10 +43,20 @@ def _setting(name: str, check: Callable[[Any], None], text: str) -> Any:
     return property(lambda self: getattr(self, name), change, doc=text)
 
 
+def _switch(name: str, value: bool, text: str) -> Callable[[TensorQuantizer], None]:
+    """Return a method that sets a switch."""
+
+    def change(self: TensorQuantizer) -> None:
+        setattr(self, name, value)
+
+    change.__doc__ = text
+    return change
+
+
 def _buffer(name: str, text: str) -> Any:
     """Return a property of a buffer that may be missing."""
     return property(
-        lambda self: self._buffers.get(name), lambda self, value: self._fill(name, value), doc=text
+        lambda self: getattr(self, name, None), lambda self, value: self._fill(name, value), doc=text
     )
 
 
@@ -99,6 +109,8 @@ class TensorQuantizer(torch.nn.Module):
         settable = getattr(getattr(type(self), name, None), "fset", None)
         if settable is not None:  # torch.nn.Module would register a tensor under the name
             settable(self, value)
+        elif name in _BUFFERS and type(value) is Tensor and name not in self._buffers:
+            self.register_buffer(name, value)
         elif type(self) is TensorQuantizer and not (name.startswith("_") or name in ("clip", "training")):
             known = [key for key, kind in vars(TensorQuantizer).items() if isinstance(kind, property)]
             why = "is read only" if name in known else f"is no setting{nearest(name, known)}"
@@ -200,7 +212,7 @@ class TensorQuantizer(torch.nn.Module):
         tensor = tensor if tensor.is_floating_point() else tensor.float()
         if name == "_amax" and not (tensor >= 0).all():
             raise SpecError(f"amax must be at least 0, got {float(tensor.min())}; give the largest magnitude")
-        held = self._buffers.get(name)
+        held = getattr(self, name, None)
         if held is None:
             self.register_buffer(name, tensor)
         elif held.shape != tensor.shape:
@@ -211,29 +223,12 @@ class TensorQuantizer(torch.nn.Module):
         else:
             held.data.copy_(tensor)
 
-    def disable(self) -> None:
-        """Pass inputs on: neither observe nor clip nor quantize."""
-        self._disabled = True
-
-    def enable(self) -> None:
-        """Do as the other switches say."""
-        self._disabled = False
-
-    def disable_quant(self) -> None:
-        """Return inputs unrounded."""
-        self._if_quant = False
-
-    def enable_quant(self) -> None:
-        """Round inputs."""
-        self._if_quant = True
-
-    def disable_calib(self) -> None:
-        """Stop showing inputs to the calibrator."""
-        self._if_calib = False
-
-    def enable_calib(self) -> None:
-        """Show inputs to the calibrator."""
-        self._if_calib = True
+    disable = _switch("_disabled", True, "Pass inputs on: neither observe nor clip nor quantize.")
+    enable = _switch("_disabled", False, "Do as the other switches say.")
+    disable_quant = _switch("_if_quant", False, "Return inputs unrounded.")
+    enable_quant = _switch("_if_quant", True, "Round inputs.")
+    disable_calib = _switch("_if_calib", False, "Stop showing inputs to the calibrator.")
+    enable_calib = _switch("_if_calib", True, "Show inputs to the calibrator.")
 
     def disable_clip(self) -> None:
         """Fix the ends that were learned."""
