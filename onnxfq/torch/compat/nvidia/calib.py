@@ -223,7 +223,7 @@ def calibrate_weights(
     percentile: float = 99.99,
     num_bins: int = 2048,
 ) -> None:
-    """Set the amax of every `weight_quantizer` from the weight beside it.
+    """Set the amax of every `weight_quantizer` from its weight.
 
     Args:
         model: the module with quantized layers.

@@ -35,7 +35,7 @@ def _quantized(name: str) -> type:
 
 
 class QuantModuleReplacementHelper:
-    """What is replaced, and what was there before."""
+    """The classes to replace, and the ones that were there before."""
 
     def __init__(self) -> None:
         """Begin with the layers that have a quantized class, and nothing replaced."""
@@ -46,7 +46,7 @@ class QuantModuleReplacementHelper:
     def prepare_state(
         self, float_module_list: Sequence[str] | None = None, custom_map: Custom | None = None
     ) -> None:
-        """Choose what is replaced; arguments and errors are those of `initialize`."""
+        """Choose what is replaced, with the arguments and errors of `initialize`."""
         if not isinstance(float_module_list or [], (tuple, list, set)):
             raise ArgumentError(f"float_module_list must be a list of names, got {float_module_list!r:.40}")
         for name in float_module_list or ():

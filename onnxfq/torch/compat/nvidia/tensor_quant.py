@@ -38,7 +38,7 @@ def integer_bound(num_bits: int, unsigned: bool) -> int:
     """Return the largest integer of the grid. Raises SpecError if it is 0: one bit with a sign."""
     check_bits(num_bits)
     if isinstance(num_bits, (tuple, list)):
-        raise ArgumentError("num_bits (4, 3) is no integer grid; use scaled_e4m3")
+        raise ArgumentError("num_bits (4, 3) has no integers; use scaled_e4m3")
     bound: int = (1 << (num_bits - (not unsigned))) - 1
     if not bound:
         raise SpecError("1 bit with a sign has no integer but 0; give 2 bits, or unsigned=True")
@@ -150,7 +150,7 @@ def tensor_quant(
 ) -> tuple[Tensor, Tensor]:
     """Return (integers as floats, scale); integers / scale are the values of `fake_tensor_quant`.
 
-    Arguments and errors are those of `fake_tensor_quant`. A scale that float16 inputs cannot hold is a
+    It has the arguments and errors of `fake_tensor_quant`. A scale that float16 inputs cannot hold is a
     SpecError.
     """
     integers, scale = apply(_Real, *_tensors(inputs, amax), num_bits, unsigned, narrow_range)

@@ -314,7 +314,7 @@ class TensorQuantizer(torch.nn.Module):
         missing: list[str], unexpected: list[str], errors: list[str],
     ) -> None:  # fmt: skip
         for name in _BUFFERS:
-            given, held = state_dict.get(prefix + name), self._buffers.get(name)
+            given, held = state_dict.get(prefix + name), getattr(self, name, None)
             if given is None and held is not None and strict:
                 why = "is missing: the state is older than the calibration; load it into a new module"
                 errors.append(f"{prefix}{name} {why}, or save it again")
