@@ -26,6 +26,10 @@ from collections.abc import Iterable
 class OnnxfqError(Exception):
     """Root of all errors raised by onnxfq; its message is one line that the user can act on."""
 
+    def __init__(self, *args: object) -> None:
+        """Take the message; values in it, such as tensors, may bring line breaks."""
+        super().__init__(*(join_lines(arg) if isinstance(arg, str) and "\n" in arg else arg for arg in args))
+
 
 class ModelError(OnnxfqError, RuntimeError):
     """The ONNX model cannot be read, is invalid, or cannot be quantized."""

@@ -73,7 +73,7 @@ def quantize_array(
     Raises SpecError for a dtype that is not an integer, and for a parameter that breaks its rule.
     """
     values = _array(x)
-    limits = _integer_limits(dtype)
+    limits = integer_limits(dtype)
     if scale is None:
         rest = None if axis is None else tuple(d for d in range(values.ndim) if d != axis % values.ndim)
         low, high = values.min(rest, keepdims=axis is not None), values.max(rest, keepdims=axis is not None)
@@ -148,7 +148,8 @@ def _like(x: Any, result: NDArray[Any]) -> Any:
     return sys.modules["torch"].from_numpy(np.asarray(result)).to(x.device) if _is_torch(x) else result
 
 
-def _integer_limits(dtype: Any) -> np.iinfo[Any]:
+def integer_limits(dtype: Any) -> np.iinfo[Any]:
+    """Return the limits of an integer dtype of NumPy or torch, or of its name; else raise SpecError."""
     try:
         return np.iinfo(np.dtype(str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else dtype))
     except (ValueError, TypeError):

@@ -23,7 +23,7 @@ from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_sto
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.model import Model, list_nodes
-from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, SPLITS
+from onnxfq.graph.ops import MOVES, ONNXFQ_DOMAIN, QUANTIZED_OPS, SPLITS
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
@@ -45,6 +45,7 @@ from onnxfq.stages.write import write_model
 from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.reasons import rule_of
 from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.lower_fake_quantize import lift, lower
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import DEFAULT_TARGET, collect_parts, prepare_model
 from onnxfq.tools.check import check
@@ -88,6 +89,9 @@ def convert(
     file is written once ONNX Runtime has loaded it, and run it on the first feed of `data`. Findings of
     the rules of the target do not keep it from being written.
 
+    FakeQuantize nodes, as torch's plain exporter writes them for modules of `onnxfq.torch`, become Q/DQ pairs
+    first, with the same scales.
+
     Args:
         model: a quantized model: a path or a ModelProto.
         output: where to write the result; None writes nothing.
@@ -111,6 +115,10 @@ def convert(
         raise ModelError(f"{source} {_describe_unquantized(proto)}")
     given = onnx.ModelProto()
     given.CopyFrom(proto)
+    lowered = sum((n.op_type, n.domain) == ("FakeQuantize", ONNXFQ_DOMAIN) for n in proto.graph.node)
+    lifted = lift(proto) if lowered else None
+    if lifted is not None:
+        proto = lower(lifted)
     notes = standard_form(proto)
     form = Unfolding(proto, source, HANDLERS).run()
     if data is not None:
@@ -134,6 +142,7 @@ def convert(
             if name in floats.constants
         }
         loaded = prepare_model(replace(floats, stored=stored), target)
+    form.changes.update({"FakeQuantize node made a Q/DQ pair": lowered} if lowered else {})
     form.changes.update({note: 1 for note in notes if rule_of(note) == "unnamed"})
     plan, statistics = _make_plan(loaded, form, recipe, data, options)
     encodings = _encode_plan(loaded, plan, statistics, form)

@@ -14,6 +14,7 @@ for _package in ("torch", "onnxscript"):
 
 # ruff: noqa: E402  torch is imported only after the check
 from onnxfq.torch.affine import fake_quantize_per_channel_affine, fake_quantize_per_tensor_affine
+from onnxfq.torch.checkpoints import load_checkpoint, save_checkpoint
 from onnxfq.torch.encodings import (
     compute_encodings,
     encodings_from_onnx,
@@ -55,12 +56,14 @@ __all__ = [
     "get_encodings",
     "is_initialized",
     "learn_grids",
+    "load_checkpoint",
     "lsq_factor",
     "onnx_names",
     "quantize_module",
     "quantizers",
     "range_to_params",
     "remove_fake_quantize",
+    "save_checkpoint",
     "scale_gradient",
     "set_encodings",
 ]

@@ -14,13 +14,17 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from onnxfq.errors import SpecError
+from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_of_integers
+from onnxfq.torch.arguments import checked
+from onnxfq.torch.arithmetic import RoundingGrid
 from onnxfq.torch.onnx_node import is_exporting
-from onnxfq.torch.qat_gradients import fake_quantize
+from onnxfq.torch.qat_gradients import check_and_quantize
 
 _ZERO_TYPES = (torch.int32, torch.float32, torch.float16)
 
 
+@checked
 def fake_quantize_per_channel_affine(
     input: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
 ) -> Tensor:
@@ -29,7 +33,7 @@ def fake_quantize_per_channel_affine(
     Args:
         input: float tensor.
         scale: [input.shape[axis]], float32; positive.
-        zero_point: of the same shape, int32 or a float type, within the limits.
+        zero_point: of the same shape, int32 within the limits, or a float type.
         axis: counted from the front.
         quant_min: least integer of the grid; it may be above 0.
         quant_max: largest integer; up to 64 bits.
@@ -52,6 +56,7 @@ def fake_quantize_per_channel_affine(
     return _call(input, scale, zero_point, axis, quant_min, quant_max)
 
 
+@checked
 def fake_quantize_per_tensor_affine(
     input: Tensor, scale: float | Tensor, zero_point: int | Tensor, quant_min: int, quant_max: int
 ) -> Tensor:
@@ -65,9 +70,9 @@ def fake_quantize_per_tensor_affine(
 
 
 def _call(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int | None, low: int, high: int) -> Tensor:
-    grid = qtype_of_integers(low, high)
+    grid = RoundingGrid(qtype_of_integers(low, high), arithmetic="reciprocal")
     fixed, zeros = scale.detach(), zero_point.detach()
-    return fake_quantize(x, fixed, zeros, qtype=grid, axis=axis, arithmetic="reciprocal")
+    return check_and_quantize(x, fixed, zeros, grid, Granularity(axis), zeros.is_floating_point())
 
 
 _OURS: dict[Callable[..., Any], Callable[..., Tensor]] = {

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from onnxfq.torch.layers import SUFFIX, Swapped
+from onnxfq.torch.layers import SUFFIX, Swapped, reading
 
 ACTIVATIONS = ("query", "key", "value", "scores_input", "scores_other", "context_input", "context_other")
 
@@ -76,7 +76,8 @@ class SwappedAttention(Swapped):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         elif self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        q, k, v = (_heads(x, self.num_heads) for x in _project(self, query, key, value))
+        with reading(self):
+            q, k, v = (_heads(x, self.num_heads) for x in _project(self, query, key, value))
         # Scaled before the product, as torch does.
         scores = _quantize_input(self, "scores_input", q * math.sqrt(1.0 / q.shape[-1])) @ _quantize_input(
             self, "scores_other", k

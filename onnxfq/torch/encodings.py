@@ -14,6 +14,7 @@ from onnxfq.errors import PlanError, StatisticsError, nearest
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.io.load import load
 from onnxfq.passes.extract_fake_quantize import has_fake_quantize
+from onnxfq.torch.arguments import checked
 from onnxfq.torch.export import export_nodes
 from onnxfq.torch.layers import SUFFIX
 from onnxfq.torch.observers import Histogram, Latest, Limits, make_observer
@@ -21,6 +22,7 @@ from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.request import Request, bind, name_inputs
 
 
+@checked
 @contextlib.contextmanager
 def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[None]:
     """Observe all tensors of `model` inside the block, in float; set every scale at its end.
@@ -43,7 +45,7 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
                 "call its allow_overwrite(False) to keep it, or allow_overwrite() to replace it"
             )
     observed = {name: q for name, q in observed.items() if q.overwrite is not False or not q.is_initialized}
-    switches = {name: (q.observer_enabled, q.fake_quant_enabled, q.in_flight) for name, q in observed.items()}
+    switches = {name: (q.is_observing, q.is_rounding, q.in_flight) for name, q in observed.items()}
     following = {name for name, q in observed.items() if q.training_only}
     replaced = {name: q.observer for name, q in observed.items() if q.calibrating_observer}
     for quantizer in observed.values():
@@ -52,11 +54,11 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
             quantizer.observer = observer.to(quantizer.scale.device)
         assert quantizer.observer is not None
         quantizer.observer.reset()
-        quantizer.observer_enabled, quantizer.training_only = True, False
+        quantizer.is_observing, quantizer.training_only = True, False
         if quantized:
             quantizer.in_flight = "always"
         else:
-            quantizer.fake_quant_enabled = False
+            quantizer.is_rounding = False
     try:
         yield
         for name, quantizer in observed.items():
@@ -72,7 +74,7 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
             switches[name] = (follows and quantizer.learned == "nothing", *switches[name][1:])
     finally:
         for name, quantizer in observed.items():
-            quantizer.observer_enabled, quantizer.fake_quant_enabled, quantizer.in_flight = switches[name]
+            quantizer.is_observing, quantizer.is_rounding, quantizer.in_flight = switches[name]
             quantizer.training_only = name in following
             if name in replaced:
                 quantizer.observer = replaced[name]
@@ -88,11 +90,13 @@ def _calibrate(name: str, quantizer: FakeQuantize) -> Limits:
     return limits
 
 
+@checked
 def is_initialized(model: nn.Module) -> bool:
     """Tell whether every fake quantizer of `model` has its scale."""
     return all(q.is_initialized or q.may_be_unused for q in quantizers(model).values())
 
 
+@checked
 def get_encodings(model: nn.Module) -> Encodings:
     """Return the encodings of all fake quantizers with a scale, by the plan's names (stem.0.weight).
 
@@ -111,6 +115,7 @@ def get_encodings(model: nn.Module) -> Encodings:
     return Encodings(model_sha256="", encodings=tuple(encodings))
 
 
+@checked
 def set_encodings(model: nn.Module, encodings: Encodings) -> None:
     """Set the scales of the fake quantizers named by `encodings`, and switch their observers off.
 
@@ -129,6 +134,7 @@ def set_encodings(model: nn.Module, encodings: Encodings) -> None:
         known[encoding.tensor].set_qparams(encoding.scale.copy(), encoding.zero_point.copy())
 
 
+@checked
 def onnx_names(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> dict[str, str]:
     """Return {torch's name: ONNX's name} of each quantized tensor in the model that `export_torch` makes.
 
@@ -150,6 +156,7 @@ def onnx_names(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> dict[str,
     return names
 
 
+@checked
 def encodings_to_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> Encodings:
     """Return the encodings of `model` by the names of the tensors in its ONNX model.
 
@@ -169,6 +176,7 @@ def encodings_to_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor]) -> En
     return Encodings(model_sha256="", encodings=tuple(encodings.values()))
 
 
+@checked
 def encodings_from_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor], encodings: Encodings) -> None:
     """Set the fake quantizers of `model` from encodings with ONNX's tensor names, as `calibrate` makes them.
 

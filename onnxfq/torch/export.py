@@ -16,10 +16,13 @@ from torch import Tensor, nn
 from onnxfq.errors import DataError, ModelError, nearest
 from onnxfq.graph.node_notes import SCOPES_KEY
 from onnxfq.support.files import check_writable, replace_file
-from onnxfq.torch.exporters import EXPORTERS, disable_observers, freeze_grids, lift, lower, quiet, reason, run
+from onnxfq.targets.lower_fake_quantize import lift, lower
+from onnxfq.torch.arguments import checked
+from onnxfq.torch.exporters import EXPORTERS, disable_observers, freeze_grids, quiet, reason, run
 from onnxfq.torch.request import Request, bind, name_inputs, read_dynamic_shapes
 
 
+@checked
 def export_torch(
     model: nn.Module,
     inputs: Tensor | Sequence[Tensor],

@@ -20,15 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import ModelError, StatisticsError
-from onnxfq.graph.io.load import load
-from onnxfq.passes.extract_fake_quantize import Lifted, drop_copies, has_fake_quantize, lift_fake_quantize
-from onnxfq.passes.insert_qdq import with_qdq
-from onnxfq.passes.recognize_fake_quantize import recognize_rounding
 from onnxfq.support.temporary import scratch_folder
-from onnxfq.targets.target import DEFAULT_TARGET, prepare_model
 from onnxfq.torch.affine import Redirect, fake_quantize_per_channel_affine, fake_quantize_per_tensor_affine
 from onnxfq.torch.layers import fold_weight, refresh
-from onnxfq.torch.quantizer import quantizers
+from onnxfq.torch.onnx_node import lowered_later
+from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.request import BATCH, Request
 
 
@@ -76,7 +72,7 @@ EXPORTERS = {"dynamo": export_with_dynamo, "torchscript": export_with_torchscrip
 def run(exporter: str, model: nn.Module, request: Request) -> onnx.ModelProto:
     """Return the exported module, unchecked."""
     try:
-        with Redirect():
+        with Redirect(), lowered_later():
             return EXPORTERS[exporter](model, request)
     except Exception as error:  # an exporter traces the user's code, which may raise anything
         other = next(name for name in EXPORTERS if name != exporter)
@@ -149,7 +145,7 @@ def freeze_grids(model: nn.Module) -> Iterator[None]:
     with torch.no_grad():
         refresh(model)
     for name, quantizer in quantizers(model).items():
-        needed = quantizer.fake_quant_enabled and not quantizer.may_be_unused
+        needed = quantizer.is_rounding and not quantizer.may_be_unused
         if needed and not quantizer.is_initialized:
             raise StatisticsError(
                 f"quantizer {name!r} has no scale yet; run data through the model in compute_encodings"
@@ -173,11 +169,11 @@ def disable_observers(model: nn.Module) -> Iterator[None]:
     # Imported already if the model has such modules.
     home = sys.modules.get("torch.ao.quantization.fake_quantize")
     base = None if home is None else home.FakeQuantizeBase
-    # onnxfq's own count as such modules too; their switches are plain.
+    # onnxfq's own count as such modules too.
     changed = [
         module
         for module in model.modules()
-        if base is not None and isinstance(module, base) and isinstance(module.fake_quant_enabled, Tensor)
+        if base is not None and isinstance(module, base) and not isinstance(module, FakeQuantize)
     ]
     try:
         for module in changed:
@@ -198,34 +194,3 @@ def _rounding_of(module: Any) -> Callable[[Tensor], Tensor]:
         axis = module.ch_axis
         return lambda x: fake_quantize_per_channel_affine(x, scale, zero_point, axis, low, high)
     return lambda x: fake_quantize_per_tensor_affine(x, scale, zero_point, low, high)
-
-
-log = logging.getLogger(__name__)
-
-
-def lift(exported: onnx.ModelProto) -> Lifted | None:
-    """Return the float model, plan and encodings of an export; None if nothing in it is fake-quantized.
-
-    Raises PlanError for fake quantization that QuantizeLinear cannot express.
-    """
-    # An export names no target; the changes for the default one keep the numbers on every target.
-    model = prepare_model(load(exported), DEFAULT_TARGET)
-    if any(node.op_type == "Round" for node in model.proto.graph.node):
-        model = recognize_rounding(model)
-    return lift_fake_quantize(model) if has_fake_quantize(model) else None
-
-
-def lower(lifted: Lifted) -> onnx.ModelProto:
-    """Return the Q/DQ model, at the lowest opset, not below the export's, that has its number formats.
-
-    A model that multiplies by 1 / scale, as torch's functions do, gets a warning. QuantizeLinear divides: a
-    value within a rounding error of the midpoint between two numbers may round to the other one.
-    """
-    if lifted.reciprocal:
-        log.warning(
-            "%d of the model's quantizers multiply by 1 / scale, QuantizeLinear divides: values midway "
-            "between two steps may round differently; train with arithmetic='divide'",
-            lifted.reciprocal,
-        )
-    inserted = with_qdq(lifted.model, lifted.plan, lifted.encodings)
-    return drop_copies(inserted).proto

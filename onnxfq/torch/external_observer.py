@@ -34,6 +34,10 @@ class ExternalObserver(Observer):
         """Tell whether any tensor was observed since the last reset."""
         return self._seen
 
+    def mark_seen(self) -> None:
+        """Say that the module has a range, which a state dict gave it."""
+        self._seen = True
+
     def reset(self) -> None:
         """Discard what was observed, by the module's own method if it has one."""
         self._seen = False

@@ -7,6 +7,8 @@ a trace would fix one path of a forward with optional arguments.
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +20,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from onnxfq.errors import ModelError
 from onnxfq.torch.attention import decompose_sdpa, restore_calls
 from onnxfq.torch.fx_ops import (
     FxSite,
@@ -262,16 +265,31 @@ def _read_by_layer(module: nn.Module, node: fx.Node) -> bool:
     return False
 
 
+_SITES = "quantized_at"
+"""Attribute with the sites of the quantizers in the code, by name."""
+
+
 class SwappedCode(Swapped):
-    """Module whose forward is its traced code with quantizers inserted."""
+    """Module whose forward is its traced code with quantizers inserted, one for each mode."""
 
     forwards: tuple[Callable[..., Any], ...]
     weights_read: Mapping[str, fx.Node]
 
-    def forward(self: Any, *args: Any) -> Any:
-        """Run the code for the current mode of the module."""
-        forwards = type(self).forwards
-        return forwards[0 if self.training else 1](self, *args)
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+        """Return a copy that shares the code."""
+        made = memo[id(self)] = object.__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+    def __setstate__(self: Any, state: dict[str, Any]) -> None:
+        """Take the content that was pickled, and trace the code again as torch.fx does."""
+        self.__class__ = self.float_class
+        self.__setstate__(state)
+        code = _trace(self)
+        if code.why_not:
+            raise ModelError(f"{type(self).__name__} cannot be read back: {code.why_not}; load a state dict")
+        sites = self.__dict__[_SITES]
+        rewrite(code, {name: self._modules[name + SUFFIX] for name in sites}, sites)
 
     def refresh(self: Any) -> None:
         """Let the quantizers of weights see the weights as they are now."""
@@ -299,15 +317,27 @@ def rewrite(code: Code, given: Mapping[str, FakeQuantize], sites: Mapping[str, t
     functions = [type(fx.GraphModule(code.module, graph)).forward for graph in forwards]
     swapped: Any = type(code.module)
     swapped.forwards, swapped.weights_read = tuple(functions), weights
+    swapped.forward = _dispatcher(functions[-1])
+    code.module.__dict__[_SITES] = {name: sites[name] for name in given}
+
+
+def _dispatcher(like: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward for the current mode of a module, with the parameters of `like`."""
+
+    @functools.wraps(like)  # torch.fx reads them from the code that is wrapped
+    def forward(self: Any, *args: Any, **keywords: Any) -> Any:
+        return type(self).forwards[0 if self.training else 1](self, *args, **keywords)
+
+    return forward
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:
-    copy = fx.Graph()
+    made = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
-    copy.output(copy.graph_copy(graph, copied))
-    for node in copy.nodes:
+    made.output(made.graph_copy(graph, copied))
+    for node in made.nodes:
         if "attention" in node.meta:
             scores, function, args, kwargs = node.meta["attention"]
             args, kwargs = fx.map_arg((args, kwargs), copied.__getitem__)
             node.meta["attention"] = copied[scores], function, args, kwargs
-    return copy
+    return made

@@ -1,12 +1,15 @@
 """Quantized layers in an existing module: the same objects, parameters and names.
 
-`swap` gives a module a subclass of its class. Weights are read through their quantizers, and so is the first
-input if it has one; the rest of forward is unchanged. `restore` sets the original class again. Parameters are
-never changed, so optimizers and state dicts are not affected.
+`swap` gives a module a subclass of its class. Its forward reads weights through their quantizers, and so the
+first input if it has one; the rest of forward is unchanged. Outside of forward a weight is the parameter,
+which may be initialized, frozen or pruned. `restore` sets the original class again. Parameters are never
+changed, so optimizers and state dicts are not affected.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +20,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from onnxfq.errors import ModelError
 from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.quantizer import FakeQuantize
 
@@ -98,10 +102,54 @@ def layer_kind(module: nn.Module) -> LayerKind | None:
 _REMAKING = (WeightNorm, SpectralNorm, BasePruningMethod)
 
 
+_forwards = threading.local()
+
+
+class reading:
+    """Block in which the weights of a module are read through their quantizers, in this thread."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __enter__(self) -> None:
+        if torch.compiler.is_compiling():  # traces forwards only
+            return
+        if "parametrizations" in self.module._modules:
+            _check_parametrized(self.module)
+        running = _forwards.__dict__.setdefault("running", Counter())
+        running[id(self.module)] += 1
+
+    def __exit__(self, *args: object) -> None:
+        if not torch.compiler.is_compiling():
+            _forwards.running[id(self.module)] -= 1
+
+
+def _is_read(module: nn.Module) -> bool:
+    if torch.compiler.is_compiling():
+        return True
+    return bool(_forwards.__dict__.get("running", {}).get(id(module)))
+
+
+def _check_parametrized(module: nn.Module) -> None:
+    for name in module.weight_names:
+        if module.float_class.__dict__.get(name) is None and name in module.parametrizations:
+            raise ModelError(
+                f"{name} of a {module.float_class.__name__} was parametrized after quantize_module, and "
+                "would not be quantized; call remove_fake_quantize, and quantize the parametrized module"
+            )
+
+
 class Swapped:
     """Common base of all swapped classes."""
 
     float_class: type[nn.Module]
+    mixin: type
+    weight_names: tuple[str, ...]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return how pickle and copies make the class again, which has no place in a module."""
+        state = tuple(super().__reduce_ex__(max(int(protocol), 2)))[2]
+        return _blank, (self.float_class, self.mixin, self.weight_names), state
 
     def refresh(self) -> None:
         """Let the quantizers of weights see the weights as they are now."""
@@ -109,18 +157,20 @@ class Swapped:
         for hook in self._forward_pre_hooks.values():
             if isinstance(hook, _REMAKING):
                 hook(self, ())
-        kind = layer_kind_of_swapped(self)
-        for name in () if kind is None else kind.weights(self):
-            getattr(self, name)
+        with reading(self):
+            for name in self.weight_names:
+                getattr(self, name)
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         """Quantize the first input if it has a quantizer, then run the forward of the layer."""
-        quantizer = self._modules.get("input" + SUFFIX)  # type: ignore[attr-defined]
+        assert isinstance(self, nn.Module)
+        quantizer = self._modules.get("input" + SUFFIX)
         if quantizer is not None and args:
             args = (quantizer(args[0]), *args[1:])
         elif quantizer is not None:
             keywords["input"] = quantizer(keywords["input"])
-        return super().forward(*args, **keywords)  # type: ignore[misc]
+        with reading(self):
+            return super().forward(*args, **keywords)  # type: ignore[misc]
 
 
 class SwappedConv(Swapped):
@@ -137,7 +187,8 @@ class SwappedConv(Swapped):
 def _run_folded(layer: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
     quantizer = layer._modules.get("input" + SUFFIX)
     x = x if quantizer is None else quantizer(x)
-    weight = layer.weight
+    with reading(layer):
+        weight = layer.weight
     if is_exporting() or norm.frozen:
         return layer._conv_forward(x, weight, fold_bias(layer, norm))
     # The factor is taken out of the weight, not out of the result, which has far more elements.
@@ -195,6 +246,8 @@ def _read(name: str) -> property:
     """Return the property through which a weight is read."""
 
     def get(self: nn.Module) -> Tensor:
+        if not _is_read(self):
+            return float_weight(self, name)
         value = fold_weight(self) if name == "weight" else float_weight(self, name)
         quantizer = self._modules.get(name + SUFFIX)
         return value if quantizer is None else quantizer(value)
@@ -231,12 +284,22 @@ def swap(module: nn.Module, given: Mapping[str, FakeQuantize], mixin: type = Swa
     names = () if kind is None else kind.weights(module)
     if mixin is Swapped and kind is _CONV:
         mixin = SwappedConv
+    module.__class__ = _make_class(type(module), mixin, names)
+
+
+def _make_class(original: type[nn.Module], mixin: type, names: tuple[str, ...]) -> type[nn.Module]:
     body: dict[str, Any] = {name: _read(name) for name in names}
     for base, more in _BODIES.items():
-        body |= more if isinstance(module, base) else {}
-    original = type(module)
-    body |= {"float_class": original, "__module__": original.__module__, "__doc__": original.__doc__}
-    module.__class__ = type("Quantized" + original.__name__, (mixin, original), body)
+        body |= more if issubclass(original, base) else {}
+    body |= {"float_class": original, "mixin": mixin, "weight_names": names}
+    body |= {"__module__": original.__module__, "__doc__": original.__doc__}
+    return type("Quantized" + original.__name__, (mixin, original), body)
+
+
+def _blank(original: type[nn.Module], mixin: type, names: tuple[str, ...]) -> nn.Module:
+    """Return a module without content, which pickle fills."""
+    made: nn.Module = object.__new__(_make_class(original, mixin, names))
+    return made
 
 
 def restore(module: nn.Module) -> None:
@@ -248,7 +311,7 @@ def restore(module: nn.Module) -> None:
         n for n, child in module.named_children() if n.endswith(SUFFIX) and isinstance(child, FakeQuantize)
     ]:
         delattr(module, name)
-    for name in ("folded_norm", "frozen"):
+    for name in ("folded_norm", "frozen", "quantized_at"):
         module.__dict__.pop(name, None)
     module.__class__ = module.float_class
     if isinstance(module, nn.RNNBase):
@@ -260,10 +323,3 @@ def refresh(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Swapped):
             module.refresh()
-
-
-def layer_kind_of_swapped(module: nn.Module) -> LayerKind | None:
-    """Return the kind of a swapped layer; None for other modules."""
-    if not isinstance(module, Swapped):
-        return None
-    return next((k for base, k in LAYERS.items() if issubclass(module.float_class, base)), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from onnxfq.errors import SpecError, StatisticsError, nearest
 from onnxfq.numerics.float_types import FLOATS, FloatType
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import ParamRules
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import RoundingGrid
-from onnxfq.torch.observers import OwnTypes, copy_lasting
+from onnxfq.torch.observers import OwnTypes, refill
 from onnxfq.torch.qat_gradients import (
     grid_ends_to_scale,
     group_scales,
@@ -101,12 +102,10 @@ class LearnedGrid(OwnTypes):
             self.rmin.data, self.rmax.data = low, high
         for name, value in (("scale", scale), ("zero_point", zero_point)):
             held: Tensor = getattr(self, name)
-            if held.shape == value.shape and self.is_initialized:
-                held.copy_(value)
-            elif isinstance(held, nn.Parameter):
+            if isinstance(held, nn.Parameter):
                 held.data = value.to(held.dtype)
             else:
-                setattr(self, name, copy_lasting(value.to(held.dtype)))
+                refill(self, name, value)
 
     def _ends(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
         qtype, zeros = self.spec.qtype, zero_point.float() - self.zero_point_shift
@@ -149,13 +148,18 @@ class LearnedGrid(OwnTypes):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "learned"] = torch.tensor(LEARNED.index(self.learned))
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         state = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
         if prefix + "learned" in state:
             learned: Any = LEARNED[int(state.pop(prefix + "learned"))]
             if learned != self.learned:
                 scale = state[prefix + "scale"]
                 self._declare(learned, torch.zeros_like(scale), torch.zeros_like(scale))
+        if self.spec.granularity == PER_TENSOR and len(getattr(self, "shape", None) or ()) == 0:
+            for name in ("scale", "zero_point"):  # torch.ao's have the shape [1]
+                given = state.get(prefix + name)
+                if given is not None and given.numel() == 1:
+                    state[prefix + name] = given.reshape(())
         # The state gives the shapes of scales: nothing has run yet when it is loaded.
         for name, tensor in [*self._buffers.items(), *self._parameters.items()]:
             given = state.get(prefix + name)

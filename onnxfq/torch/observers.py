@@ -60,11 +60,25 @@ def group_limits(x: Tensor, spec: QuantSpec) -> Limits:
 
 def copy_lasting(x: Tensor) -> Tensor:
     """Return a copy of x that training may use, even if made in inference mode."""
-    # Compiled code cannot query the mode, and makes its tensors in the mode in which it runs.
-    if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
-        return x.clone()
     with torch.inference_mode(False):
         return x.clone()
+
+
+def refill(module: nn.Module, name: str, value: Tensor) -> None:
+    """Write `value` into a buffer in place, in a new shape too: replicas of DataParallel share its memory.
+
+    Compiled code cannot change a shape in place, and gets a new tensor.
+    """
+    held = module._buffers[name]
+    assert held is not None
+    if torch.compiler.is_compiling() and held.shape != value.shape:
+        setattr(module, name, value.to(held.dtype, copy=True))
+        return
+    if not torch.compiler.is_compiling():
+        if held.is_inference():  # the module was made in inference mode
+            held = module._buffers[name] = copy_lasting(held)
+        held.resize_(value.shape)
+    held.copy_(value)
 
 
 class OwnTypes(nn.Module):
@@ -111,19 +125,26 @@ class Observer(OwnTypes):
 
     def reset(self) -> None:
         """Discard the range."""
-        self.rmin, self.rmax = copy_lasting(self.rmin.new_zeros(0)), copy_lasting(self.rmax.new_zeros(0))
+        self.keep((self.rmin.new_zeros(0), self.rmax.new_zeros(0)))
 
     def limits(self) -> Limits:
         """Return the current range."""
         return self.rmin, self.rmax
 
     def keep(self, limits: Limits) -> None:
-        """Store a running range; in place if one exists, as compiled graphs require."""
-        if self.rmin.shape == limits[0].shape and self.seen:
-            self.rmin.copy_(limits[0])
-            self.rmax.copy_(limits[1])
-        else:
-            self.rmin, self.rmax = copy_lasting(limits[0]), copy_lasting(limits[1])
+        """Store a running range in place."""
+        for name, limit in zip(("rmin", "rmax"), limits, strict=True):
+            refill(self, name, limit)
+
+    @property
+    def min_val(self) -> Tensor:
+        """Lower end of the running range, by torch's name."""
+        return self.rmin
+
+    @property
+    def max_val(self) -> Tensor:
+        """Upper end of the running range, by torch's name."""
+        return self.rmax
 
 
 class MinMax(Observer):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +25,19 @@ def is_exporting() -> bool:
     return bool(torch.onnx.is_in_onnx_export())
 
 
+_expected = ContextVar("_expected", default=False)
+
+
+@contextlib.contextmanager
+def lowered_later() -> Iterator[None]:
+    """Say that the nodes of the exports inside become Q/DQ pairs."""
+    token = _expected.set(True)
+    try:
+        yield
+    finally:
+        _expected.reset(token)
+
+
 def onnx_node(
     x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, granularity: Granularity
 ) -> Tensor:
@@ -32,6 +48,12 @@ def onnx_node(
     if x.dtype == torch.float64:
         raise SpecError(
             "x must be float32, float16 or bfloat16 to be exported, got float64; convert the module"
+        )
+    if not _expected.get():
+        warnings.warn(
+            f"this export has {OPERATOR} nodes, which only onnxfq's custom-op library runs; export with "
+            "onnxfq.torch.export_torch, or turn the file into Q/DQ with `onnxfq convert`",
+            stacklevel=2,
         )
     zeros = torch.zeros((), device=x.device) if zero_point is None else zero_point
     qtype = grid.qtype

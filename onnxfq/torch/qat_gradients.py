@@ -26,12 +26,14 @@ from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.torch import kernels
+from onnxfq.torch.arguments import checked
 from onnxfq.torch.arithmetic import RoundingGrid, View, pack_mask, round_to_grid, scale_to_steps, unpack_mask
 from onnxfq.torch.onnx_node import has_node, is_exporting, onnx_node
 
 _TYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
 
 
+@checked
 def fake_quantize(
     x: Tensor,
     scale: Tensor | float,
@@ -67,7 +69,18 @@ def fake_quantize(
     only, and not while torch compiles or exports.
     """
     grid = RoundingGrid.from_names(qtype, rounding, arithmetic, saturate)
-    granularity = Granularity.of(axis, block_size, block_shape)
+    return check_and_quantize(x, scale, zero_point, grid, Granularity.of(axis, block_size, block_shape))
+
+
+def check_and_quantize(
+    x: Tensor,
+    scale: Tensor | float,
+    zero_point: Tensor | float,
+    grid: RoundingGrid,
+    granularity: Granularity,
+    free_zero: bool = False,
+) -> Tensor:
+    """Fake-quantize x; `free_zero` lets the zero point lie off the grid, as torch's float zero points."""
     if x.dtype not in _TYPES:
         raise SpecError(
             f"x must be float32, float16, bfloat16 or float64, got {x.dtype}; convert it with float()"
@@ -77,7 +90,7 @@ def fake_quantize(
     scales = scales.to(x.device, work)
     zeros = _zero_points(zero_point, x, work)
     if not (torch.compiler.is_compiling() or is_exporting()) and scales.device.type == "cpu":
-        check_values(scales, zeros, grid)
+        check_values(scales, None if free_zero else zeros, grid)
     return quantize_to(x, scales, zeros, grid, granularity)
 
 
@@ -287,6 +300,7 @@ class _StraightThrough(torch.autograd.Function):
         return gradient if ctx.factor == 1 else gradient * ctx.factor, None, None
 
 
+@checked
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """Return x, with its gradient multiplied by `factor`."""
     scaled: Tensor = _StraightThrough.apply(x, factor, False)
@@ -299,6 +313,7 @@ def round_straight_through(x: Tensor) -> Tensor:
     return rounded
 
 
+@checked
 def lsq_factor(elements: int, qtype: QType | str) -> float:
     """Return 1 / sqrt(elements * qmax), by which LSQ multiplies the gradient of a scale.
 
@@ -312,6 +327,7 @@ def lsq_factor(elements: int, qtype: QType | str) -> float:
     return float((max(elements, 1) * grid.qmax) ** -0.5)
 
 
+@checked
 def fake_quantize_lsq(
     x: Tensor, scale: Tensor, offset: Tensor | float = 0.0, *, qtype: QType | str, axis: int | None = None
 ) -> Tensor:
@@ -334,6 +350,7 @@ def fake_quantize_lsq(
     return fake_quantize(x - shift, scales, qtype=qtype, axis=axis) + shift
 
 
+@checked
 def range_to_params(
     rmin: Tensor, rmax: Tensor, qtype: QType | str, symmetric: bool, rules: ParamRules | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -440,6 +457,7 @@ def next_half(scale: Tensor, kind: FloatType) -> Tensor:
     return (near.view(torch.int16) + up.to(torch.int16)).view(dtype).to(scale.dtype)
 
 
+@checked
 def fake_quantize_range(
     x: Tensor,
     rmin: Tensor,
@@ -459,6 +477,7 @@ def fake_quantize_range(
     )
 
 
+@checked
 def fake_quantize_pact(x: Tensor, alpha: Tensor, *, qtype: QType | str) -> Tensor:
     """Return x clipped to [0, alpha] and rounded to the unsigned `qtype` over that range, as PACT.
 

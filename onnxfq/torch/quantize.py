@@ -17,12 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.ao.quantization.qconfig import QConfig
+from torch.ao.quantization.qconfig_mapping import QConfigMapping
 
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError
 from onnxfq.targets.recipes import load_recipe
+from onnxfq.torch.ao_recipe import recipe_of, scale_rule_of
+from onnxfq.torch.arguments import checked
 from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.fx_ops import FxSite
 from onnxfq.torch.fx_trace import Traces, rewrite, successions
@@ -67,6 +71,7 @@ def fold(layer: nn.Module, norm: nn.Module) -> None:
     layer.__dict__["folded_norm"] = norm  # not a child: it already has its place in the model
 
 
+@checked
 def freeze_batchnorm(model: nn.Module, frozen: bool = True) -> None:
     """Make every folded BatchNorm a fixed part of its convolution, or trainable again if not `frozen`."""
     for module in model.modules():
@@ -78,9 +83,10 @@ TRAINING_OBSERVER = "moving_average:0.01"
 """Observer of activations in training, as in torch.ao's and Horizon's QAT."""
 
 
+@checked
 def quantize_module(
     model: nn.Module,
-    recipe: str | Path | Recipe = "tensorrt-int8",
+    recipe: str | Path | Recipe | Mapping[str, Any] | QConfig | QConfigMapping = "tensorrt-int8",
     *,
     fold_batchnorm: bool = True,
     observer: str | Callable[..., nn.Module] | None = None,
@@ -101,7 +107,8 @@ def quantize_module(
 
     Args:
         model: the module; it is unchanged if an error is raised.
-        recipe: as for `onnxfq.quantize`; the same file places the same quantizers.
+        recipe: as for `onnxfq.quantize`; the same file places the same quantizers. A QConfig, QConfigMapping
+            or qconfig dictionary of torch.ao gives formats for target simulation and its rule of scales.
         fold_batchnorm: fold a BatchNorm right after a convolution into its weight.
         observer: observer of activations, also in `compute_encodings`, in place of the calibrator of the
             recipe. None is the calibrator in `compute_encodings`, which fixes the scales. Without
@@ -115,7 +122,11 @@ def quantize_module(
             accept.
         ModelError: for a model that already has quantizers, or has nothing to quantize.
     """
-    asked = load_recipe(recipe)
+    if not isinstance(recipe, (str, Path, Recipe)):
+        asked = recipe_of(recipe, model)
+        settings = {"scale_rule": scale_rule_of(recipe), **settings}
+    else:
+        asked = load_recipe(recipe)
     settings = asked.simulation.changes | settings
     FakeQuantize("int8", "minmax" if observer is None else observer, **settings)  # refuses unknown settings
     if any(isinstance(module, Swapped) for module in model.modules()):
@@ -170,6 +181,8 @@ def _quantizer(
     placement: Placement, asked: str | Callable[..., nn.Module] | None, settings: Mapping[str, Any]
 ) -> FakeQuantize:
     spec, calibrator = placement.spec, placement.calibrator
+    if placement.role == "weight" and calibrator.is_ordered:
+        return FakeQuantize(spec, str(calibrator), calibrator=calibrator, training_only=True, **settings)
     if placement.role == "weight":
         return FakeQuantize(spec, "latest", calibrator=calibrator, **settings)
     if calibrator.is_fixed:
@@ -181,10 +194,11 @@ def _quantizer(
     training = str(calibrator) if calibrator.is_ordered else TRAINING_OBSERVER
     quantizer = FakeQuantize(spec, training, calibrator=calibrator, training_only=True, **settings)
     quantizer.calibrating_observer = exact
-    quantizer.observer_enabled = quantizer.in_flight == "never"
+    quantizer.is_observing = quantizer.in_flight == "never"
     return quantizer
 
 
+@checked
 def remove_fake_quantize(model: nn.Module) -> None:
     """Remove everything that `quantize_module` inserted; trained values stay."""
     switch_fused(model, fused=True)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.ao.quantization.fake_quantize import FakeQuantizeBase
 
 from onnxfq.calibration.calibrators import MINMAX, Calibrator
-from onnxfq.errors import SpecError, StatisticsError, nearest
+from onnxfq.errors import ModelError, SpecError, StatisticsError, nearest
 from onnxfq.numerics.float_types import HALF_TYPES, FloatType
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.torch import state_format
+from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
 from onnxfq.torch.external_observer import ExternalObserver, open_observer
 from onnxfq.torch.learned_grid import Learned, LearnedGrid
@@ -30,15 +32,24 @@ from onnxfq.torch.qat_gradients import (
     range_to_params,
 )
 from onnxfq.torch.quantizer_attributes import QuantizerAttributes
+from onnxfq.torch.switches import switch
 
 ScaleRule = Literal["ends", "amax", "width"]
 SCALE_RULES = ("ends", "amax", "width")
 InFlight = Literal["never", "uncalibrated", "always"]
 IN_FLIGHT = ("never", "uncalibrated", "always")
 _HALF_TYPES: dict[torch.dtype, FloatType] = {getattr(torch, h.name): h.name for h in HALF_TYPES.values()}
+_NO_SCALE = (
+    "a FakeQuantize has no scale yet; run data through the model inside compute_encodings, or call "
+    "set_qparams"
+)
 _SWITCHES = ("observer_enabled", "fake_quant_enabled")
 
 
+@checked_methods(
+    *("__init__", "forward", "quantize", "dequantize", "set_qparams", "set_range", "learn"),
+    *("allow_overwrite", "enable_observer", "enable_fake_quant"),
+)
 class FakeQuantize(QuantizerAttributes, LearnedGrid):
     """Rounding of the input to the grid of a `QuantSpec`, with the gradients of `onnxfq.torch.qat_gradients`.
 
@@ -50,7 +61,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
             keeps its type when the model is cast. Inputs of float16 and bfloat16 get scales that are numbers
             of their type, as in a model of that type.
         zero_point: int32 buffer of the same shape; it keeps its type too.
-        observer_enabled: plain bool that may change at any time; a tensor in the state dict.
+        observer_enabled: one-element tensor as in torch.ao; a bool, or writing to it in place, sets it.
         fake_quant_enabled: likewise.
         overwrite: whether `compute_encodings` may replace the scale, see `allow_overwrite`.
         scale_groups: (largest integer, group sizes) of `group_scales`, for LPBQ; None without.
@@ -58,6 +69,11 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
             for `observer` itself. The scale is then fixed until `enable_observer` is called.
         may_be_unused: whether it may stay without a tensor, such as for the keys of self-attention.
     """
+
+    is_observing: bool
+    is_rounding: bool
+    observer_enabled = switch("is_observing", "Whether it observes; writing to the tensor in place sets it.")
+    fake_quant_enabled = switch("is_rounding", "Whether it rounds; writing to the tensor in place sets it.")
 
     def __init__(
         self,
@@ -114,8 +130,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         self._fitted = shape is None
         self.calibrator = Calibrator.parse(calibrator)
         self.observer = open_observer(observer, self.spec, self.calibrator, observer_kwargs)
-        self.observer_enabled = self.observer is not None
-        self.fake_quant_enabled = True
+        self.is_observing, self.is_rounding = self.observer is not None, True
         self.overwrite: bool | None = None
         self.calibrating_observer = ""
         self.may_be_unused = False
@@ -129,31 +144,35 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe and round x, if each is enabled. Raises StatisticsError if no scale is known."""
-        if is_exporting():  # `freeze_grids` has checked the scale
-            return self._round(x) if self.fake_quant_enabled else x
+        if is_exporting():
+            return self._export(x) if self.is_rounding else x
+        if isinstance(x, fx.Proxy):  # a leaf of torch.fx
+            return x.tracer.create_proxy("call_module", x.tracer.path_of_module(self), (x,), {})
         if x.numel() == 0:  # no range, and nothing to round
             return x
         self._take_type(x)
         if not self._fitted:
             self._fit(x)
-        observes = self.observer_enabled and (self.training or not self.training_only)
+        observes = self.is_observing and (self.training or not self.training_only)
         if observes and self.observer is not None:
             self.observer(x)
             if self.observer.live and self.learned == "nothing":
                 self._store(*self._observed())
-        if not self.fake_quant_enabled:
+        if not self.is_rounding:
             return x
         if self.in_flight == "always" or (self.in_flight == "uncalibrated" and not self.is_initialized):
             return self._round(x, self._params_of(*group_limits(x, self.spec)))
         if not self.is_initialized:
-            raise StatisticsError(
-                "a FakeQuantize has no scale yet; run data through the model inside compute_encodings, or "
-                "call set_qparams"
-            )
+            raise StatisticsError(_NO_SCALE)
         y = self._round(x)
         if self.in_place and not y.requires_grad and not x.requires_grad:
             return x.copy_(y)
         return y
+
+    def _export(self, x: Tensor) -> Tensor:
+        if not self.is_initialized:
+            raise StatisticsError(_NO_SCALE)
+        return self._round(x)
 
     def quantize(self, x: Tensor) -> Tensor:
         """Return the integers of x, of the narrowest integer type of torch that holds the grid.
@@ -161,7 +180,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         Raises StatisticsError if no scale is known, SpecError for a float grid.
         """
         if not self.is_initialized:
-            raise StatisticsError("a FakeQuantize has no scale yet; calibrate first, or call set_qparams")
+            raise StatisticsError(_NO_SCALE)
         if not self._fitted:
             self._fit(x)
         scale, zero_point = (value.detach() for value in self._params())
@@ -257,6 +276,31 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         self._store(*self._params_of(low.float(), high.float()))
         self.disable_observer()
 
+    @property
+    def activation_post_process(self) -> nn.Module | None:
+        """The observer by torch's name, as it was given."""
+        held = self.observer
+        return held.inner if isinstance(held, ExternalObserver) else held
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Return the scale and zero point of what the observer saw so far, as torch.ao's method of this name.
+
+        Without an observer they are those in use. Raises StatisticsError if nothing is known.
+        """
+        if self.observer is not None and self.observer.seen:
+            return self._observed()
+        if not self.is_initialized:
+            raise StatisticsError(_NO_SCALE)
+        scale, zero_point = self.qparams()
+        return scale, zero_point
+
+    def __prepare_scriptable__(self) -> FakeQuantize:
+        """Refuse torch.jit.script, which asks for it first."""
+        raise ModelError(
+            "torch.jit.script cannot compile a FakeQuantize; use torch.compile or torch.export, or "
+            "write ONNX with export_torch"
+        )
+
     def calibrate(self) -> tuple[Tensor, Tensor]:
         """Set scale and zero point from the observer, and return the range.
 
@@ -295,7 +339,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         """Make the grid a parameter, as `LearnedGrid.learn`, and stop observing if it changes in training."""
         super().learn(what)
         if what != "nothing":
-            self.observer_enabled = False
+            self.is_observing = False
 
     def allow_overwrite(self, allowed: bool = True) -> None:
         """Say whether `compute_encodings` may replace a known scale, as AIMET's method of this name.
@@ -312,7 +356,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
 
     def enable_observer(self, enabled: bool = True) -> None:
         """Switch observing on or off."""
-        self.observer_enabled = enabled
+        self.is_observing = bool(enabled)
         self._by_hand = not enabled
 
     def disable_observer(self) -> None:
@@ -321,27 +365,27 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
 
     def enable_fake_quant(self, enabled: bool = True) -> None:
         """Switch rounding on or off."""
-        self.fake_quant_enabled = enabled
+        self.is_rounding = bool(enabled)
 
     def disable_fake_quant(self) -> None:
         """Switch rounding off."""
-        self.fake_quant_enabled = False
+        self.is_rounding = False
 
     @contextlib.contextmanager
     def freeze_grid(self) -> Iterator[None]:
         """Freeze the grid as buffers, without observing, and restore everything afterwards."""
         kept = {name: dict(self.__dict__[name]) for name in ("_parameters", "_buffers")}
-        learned, observing = self.learned, self.observer_enabled
+        learned, observing = self.learned, self.is_observing
         if self.is_initialized:
             self.learn("nothing")
-        self.observer_enabled = False
+        self.is_observing = False
         try:
             yield
         finally:
             for name, values in kept.items():
                 self.__dict__[name].clear()
                 self.__dict__[name].update(values)
-            self.learned, self.observer_enabled = learned, observing
+            self.learned, self.is_observing = learned, observing
 
     def extra_repr(self) -> str:
         """Return the settings of the module in one line."""
@@ -349,7 +393,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         state += [] if self.grid.rounding == "half_even" else [f"rounding={self.grid.rounding}"]
         state += [] if self.grid.arithmetic == "divide" else [f"arithmetic={self.grid.arithmetic}"]
         state += [] if self.learned == "nothing" else [f"learns {self.learned}"]
-        state += [f"{name}={getattr(self, name)}" for name in _SWITCHES]
+        state += [f"{name}={bool(getattr(self, name))}" for name in _SWITCHES]
         if not self.is_initialized:
             state.append("no scale yet")
         elif self.scale.numel() == 1:
@@ -361,11 +405,19 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "format"] = state_format.write(self.format)
         for name in _SWITCHES:
-            destination[prefix + name] = torch.tensor(getattr(self, name))
+            destination[prefix + name] = torch.tensor(bool(getattr(self, name)))
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+    @property
+    def format(self) -> str:
+        """Number format that a state dict carries: states of another one are refused."""
+        number = f"{self.spec.qtype} {'symmetric' if self.spec.symmetric else 'asymmetric'}"
+        return number if self.shape is not None else f"{number} {self.spec.granularity}"
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         state = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
+        state_format.check(self, self.format, state, prefix)
         for name in _SWITCHES:
             if prefix + name in state:
                 setattr(self, name, bool(state.pop(prefix + name)))
@@ -395,6 +447,7 @@ class Factory:
         return self.made(*self.args, **{**self.keywords, **keywords})
 
 
+@checked
 def learn_grids(model: nn.Module, what: Learned = "scale") -> None:
     """Make the grid of every fake quantizer of `model` a parameter, with `FakeQuantize.learn`.
 
@@ -407,6 +460,7 @@ def learn_grids(model: nn.Module, what: Learned = "scale") -> None:
         quantizer.learn("scale" if fixed_zero else what)
 
 
+@checked
 def quantizers(model: nn.Module) -> dict[str, FakeQuantize]:
     """Return the fake quantizers of `model` by path."""
     return {name: module for name, module in model.named_modules() if isinstance(module, FakeQuantize)}

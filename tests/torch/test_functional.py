@@ -14,11 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import onnxfq
 from onnxfq.documents.recipe import Recipe
+from onnxfq.targets.lower_fake_quantize import lift
 from onnxfq.tools.check import check
 from onnxfq.torch import compute_encodings, export_torch, quantize_module, quantizers
 from onnxfq.torch.attention import decompose_sdpa
 from onnxfq.torch.export import export_nodes
-from onnxfq.torch.exporters import lift
 from onnxfq.torch.request import Request, bind, name_inputs
 
 

@@ -17,6 +17,7 @@ from torch_networks import network
 import onnxfq
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, RecipeError
+from onnxfq.targets.lower_fake_quantize import lift
 from onnxfq.torch import (
     export_torch,
     fake_quantize,
@@ -27,7 +28,6 @@ from onnxfq.torch import (
     remove_fake_quantize,
 )
 from onnxfq.torch.export import export_nodes
-from onnxfq.torch.exporters import lift
 from onnxfq.torch.request import Request, bind, name_inputs
 
 

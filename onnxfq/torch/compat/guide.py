@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from onnxfq.numerics.arrays import dequantize_array, quantize_array
+from onnxfq.errors import SpecError
+from onnxfq.numerics.arrays import dequantize_array, integer_limits, quantize_array
 from onnxfq.numerics.arrays import quantization_noise as both_errors
+from onnxfq.torch.arguments import checked
 
 
+@checked
 def get_q_scale_and_zero_point(tensor: Tensor, dtype: torch.dtype = torch.int8) -> tuple[float, float]:
-    """Return scale and zero point of the range, the zero point a fraction."""
-    _, scale, zero_point = linear_quantization(tensor, dtype)
-    return scale, zero_point
+    """Return scale and zero point of the range as it is: a fraction, beyond the integers for one without 0.
+
+    Raises SpecError for a dtype that is not an integer, and for a tensor whose range has no width.
+    """
+    limits = integer_limits(dtype)
+    low, high = float(tensor.min()), float(tensor.max())
+    if not low < high:
+        raise SpecError(f"a range needs two ends, found {low} and {high}; use linear_q_symmetric")
+    scale = (high - low) / (int(limits.max) - int(limits.min))
+    return scale, int(limits.min) - low / scale
 
 
+@checked
 def get_q_scale_symmetric(tensor: Tensor, dtype: torch.dtype = torch.int8) -> float:
     """Return the largest magnitude / the largest integer."""
     return linear_q_symmetric(tensor, dtype)[1]
 
 
+@checked
 def linear_q_with_scale_and_zero_point(
     tensor: Tensor, scale: float | Tensor, zero_point: float | Tensor, dtype: torch.dtype = torch.int8
 ) -> Tensor:
@@ -28,18 +43,21 @@ def linear_q_with_scale_and_zero_point(
     return values
 
 
+@checked
 def linear_quantization(tensor: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, float, float]:
-    """Return (integers, scale, zero point) of the range."""
-    made = quantize_array(tensor, dtype=dtype, fractional_zero_point=True)
-    return made.values, float(made.scale), float(made.zero_point)
+    """Return (integers, scale, zero point) of the range, as `get_q_scale_and_zero_point`."""
+    scale, zero_point = get_q_scale_and_zero_point(tensor, dtype)
+    return linear_q_with_scale_and_zero_point(tensor, scale, zero_point, dtype), scale, zero_point
 
 
+@checked
 def linear_q_symmetric(tensor: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, float]:
     """Return (integers, scale) with zero point 0."""
     made = quantize_array(tensor, dtype=dtype, symmetric=True)
     return made.values, float(made.scale)
 
 
+@checked
 def linear_q_symmetric_per_channel(
     r_tensor: Tensor, dim: int, dtype: torch.dtype = torch.int8
 ) -> tuple[Tensor, Tensor]:
@@ -48,6 +66,7 @@ def linear_q_symmetric_per_channel(
     return made.values, made.scale
 
 
+@checked
 def linear_dequantization(
     quantized_tensor: Tensor, scale: float | Tensor, zero_point: float | Tensor
 ) -> Tensor:
@@ -56,6 +75,17 @@ def linear_dequantization(
     return values
 
 
+@checked
 def quantization_error(tensor: Tensor, dequantized_tensor: Tensor) -> float:
     """Return the mean squared error."""
     return both_errors(tensor, dequantized_tensor).mse
+
+
+@checked
+def plot_quantization_errors(
+    original_tensor: Tensor, quantized_tensor: Tensor, dequantized_tensor: Tensor, path: str | None = None
+) -> Any:
+    """Return the figure of `onnxfq.plot_quantization_errors`, written to `path` if one is given."""
+    # Pictures are made above this room; only who calls this needs them.
+    draw = import_module("onnxfq").plot_quantization_errors
+    return draw(original_tensor, quantized_tensor, dequantized_tensor, path)

@@ -45,7 +45,7 @@ def operators(reading: CheckContext) -> Iterator[Finding]:
         if site.op in (STANDARD - UNSUPPORTED) | EXTRA:
             continue
         if site.op in FAKE_QUANTIZE_OPS:
-            remedy = "quantize with a recipe for TensorRT, which writes Q/DQ"
+            remedy = "run `onnxfq convert`, or quantize with a recipe for TensorRT; both write Q/DQ"
         elif site.op in QUANTIZED_OPS:
             remedy = "quantize with QuantizeLinear and DequantizeLinear, symmetric"
         else:

@@ -1,0 +1,43 @@
+"""Fake-quantized models lowered to Q/DQ: FakeQuantize nodes, and rounding that is written out."""
+
+from __future__ import annotations
+
+import logging
+
+import onnx
+
+from onnxfq.graph.io.load import load
+from onnxfq.passes.extract_fake_quantize import Lifted, drop_copies, has_fake_quantize, lift_fake_quantize
+from onnxfq.passes.insert_qdq import with_qdq
+from onnxfq.passes.recognize_fake_quantize import recognize_rounding
+from onnxfq.targets.target import DEFAULT_TARGET, prepare_model
+
+log = logging.getLogger(__name__)
+
+
+def lift(exported: onnx.ModelProto) -> Lifted | None:
+    """Return the float model, plan and encodings of an export; None if nothing in it is fake-quantized.
+
+    Raises PlanError for fake quantization that QuantizeLinear cannot express.
+    """
+    # An export names no target; the changes for the default one keep the numbers on every target.
+    model = prepare_model(load(exported), DEFAULT_TARGET)
+    if any(node.op_type == "Round" for node in model.proto.graph.node):
+        model = recognize_rounding(model)
+    return lift_fake_quantize(model) if has_fake_quantize(model) else None
+
+
+def lower(lifted: Lifted) -> onnx.ModelProto:
+    """Return the Q/DQ model, at the lowest opset, not below the export's, that has its number formats.
+
+    A model that multiplies by 1 / scale, as torch's functions do, gets a warning. QuantizeLinear divides: a
+    value within a rounding error of the midpoint between two numbers may round to the other one.
+    """
+    if lifted.reciprocal:
+        log.warning(
+            "%d of the model's quantizers multiply by 1 / scale, QuantizeLinear divides: values midway "
+            "between two steps may round differently; train with arithmetic='divide'",
+            lifted.reciprocal,
+        )
+    inserted = with_qdq(lifted.model, lifted.plan, lifted.encodings)
+    return drop_copies(inserted).proto
