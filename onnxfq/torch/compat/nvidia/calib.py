@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from onnxfq.errors import ArgumentError, SpecError, StatisticsError, nearest
+from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.compat.nvidia.tensor_quant import fake_tensor_quant, scaled_e4m3
 from onnxfq.torch.compat.nvidia.utils import Axes, amax_by_index, axes_of, reduce_amax
 
 
+@checked_methods("__init__", "collect")
 class MaxCalibrator:
     """Largest magnitude of all tensors, for each index of `axis`.
 
@@ -61,6 +63,7 @@ class MaxCalibrator:
         return f"MaxCalibrator(axis={self._axis}, track_amax={self._track_amax}, amax={self._calib_amax})"
 
 
+@checked_methods("__init__", "collect", "compute_amax")
 class HistogramCalibrator:
     """Histogram of magnitudes whose bins have the width that the first tensor gives them.
 
@@ -215,6 +218,7 @@ SEARCHES: dict[str, Callable[..., Tensor]] = {"entropy": _entropy, "mse": _mse, 
 CALIBRATORS: dict[str, Any] = {"max": MaxCalibrator, "histogram": HistogramCalibrator}
 
 
+@checked
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def calibrate_weights(
     model: nn.Module,

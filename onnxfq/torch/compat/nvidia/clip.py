@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import ArgumentError, SpecError
+from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.onnx_node import is_exporting
 
 
@@ -43,6 +44,7 @@ class _Clipped(torch.autograd.Function):
         return gradient * (above & below), *ends
 
 
+@checked
 def clip(input: Tensor, clip_value_min: Tensor | float, clip_value_max: Tensor | float) -> Tensor:
     """Return `input` between two ends that broadcast against it.
 
@@ -62,6 +64,7 @@ def clip(input: Tensor, clip_value_min: Tensor | float, clip_value_max: Tensor |
     return clipped
 
 
+@checked_methods("__init__")
 class Clip(nn.Module):
     """Clipping between two ends, each fixed or learned.
 

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onnxfq.errors import ArgumentError, SpecError, nearest
+from onnxfq.torch.arguments import checked_methods
 
 CALIB_METHODS = ("max", "histogram")
 _MOST_BITS = 32
 _FLAGS = ("fake_quant", "learn_amax", "unsigned", "narrow_range")
 
 
+@checked_methods("__init__")
 @dataclass(frozen=True, eq=False)
 class QuantDescriptor:
     """Settings of a `TensorQuantizer`, with pytorch-quantization's names and defaults. They do not change.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onnxfq.errors import ArgumentError, SpecError, nearest
+from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor
 from onnxfq.torch.compat.nvidia.tensor_quant import (
     QUANT_DESC_8BIT_CONVTRANSPOSE2D_WEIGHT_PER_CHANNEL,
@@ -128,6 +129,7 @@ def make_float(layer: Any, args: Any, keywords: dict[str, Any], descriptors: tup
     return found
 
 
+@checked_methods("__init__")
 class _QuantInputLayer(QuantInputMixin):
     """Float layer behind a quantizer."""
 
@@ -140,6 +142,7 @@ class _QuantInputLayer(QuantInputMixin):
         return super().forward(self._input_quantizer(input))  # type: ignore[misc]
 
 
+@checked_methods("__init__")
 class _QuantLayer(QuantMixin):
     """Float layer with quantizers of input and weight."""
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from onnxfq.errors import SpecError
+from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.compat.nvidia.layers import QuantMixin, make_float
 from onnxfq.torch.compat.nvidia.tensor_quant import QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW
 from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
@@ -38,6 +39,7 @@ def _weights(first: Tensor, second: Tensor, quantizer: TensorQuantizer) -> State
     return parts[0], parts[1]
 
 
+@checked_methods("__init__")
 class QuantLSTMCell(QuantMixin, nn.LSTMCell):
     """Quantized LSTMCell: `_input_quantizer` sees [input, hidden], `_weight_quantizer` both weights."""
 
@@ -59,6 +61,7 @@ class QuantLSTMCell(QuantMixin, nn.LSTMCell):
         return made if input.ndim == 2 else (made[0][0], made[1][0])
 
 
+@checked_methods("__init__")
 class QuantLSTM(QuantMixin, nn.LSTM):
     """Quantized LSTM, with `_input_quantizers` and `_weight_quantizers` for each layer and direction.
 

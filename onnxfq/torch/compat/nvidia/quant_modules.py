@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from onnxfq.errors import ArgumentError, ModelError, nearest
+from onnxfq.errors import ModelError, nearest
+from onnxfq.torch.arguments import checked
 from onnxfq.torch.compat.nvidia import layers, lstm
 from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
 
@@ -47,17 +48,10 @@ class QuantModuleReplacementHelper:
         self, float_module_list: Sequence[str] | None = None, custom_map: Custom | None = None
     ) -> None:
         """Choose what is replaced, with the arguments and errors of `initialize`."""
-        if not isinstance(float_module_list or [], (tuple, list, set)):
-            raise ArgumentError(f"float_module_list must be a list of names, got {float_module_list!r:.40}")
         for name in float_module_list or ():
             if not hasattr(nn, str(name)):
                 raise ModelError(f"torch.nn has no {name!r} to leave in float{nearest(str(name), _REPLACED)}")
-        try:
-            custom = [QuantEntry(*entry) for entry in custom_map or ()]
-        except TypeError as error:
-            raise ArgumentError(
-                f"custom_quant_modules must be (module, name, class) each, got {custom_map!r:.40}"
-            ) from error
+        custom = [QuantEntry(*entry) for entry in custom_map or ()]
         chosen = [e for e in self.default_quant_map if e.mod_name not in (float_module_list or ())]
         self.quant_map = [*chosen, *custom]
         known = {(id(e.orig_mod), e.mod_name) for e in self.orginal_func_map}
@@ -105,6 +99,7 @@ class Replacement:
         _set(self._before)
 
 
+@checked
 def initialize(
     float_module_list: Sequence[str] | None = None, custom_quant_modules: Custom | None = None
 ) -> Replacement:
@@ -125,11 +120,13 @@ def initialize(
     return Replacement(before)
 
 
+@checked
 def deactivate() -> None:
     """Put torch.nn's layers back, and what `custom_quant_modules` replaced."""
     _helper.restore_float_modules()
 
 
+@checked
 @contextlib.contextmanager
 def enable_onnx_export() -> Iterator[None]:
     """Let plain torch.onnx.export write QuantizeLinear and DequantizeLinear inside the block.

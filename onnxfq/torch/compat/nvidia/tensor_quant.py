@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import ArgumentError, SpecError
+from onnxfq.torch.arguments import checked
 from onnxfq.torch.compat.nvidia.clip import apply
 from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor, check_bits
 from onnxfq.torch.kernels import is_transforming
@@ -34,6 +35,7 @@ LEAST = 2.0**-24
 E4M3_MOST = 448.0
 
 
+@checked
 def integer_bound(num_bits: int, unsigned: bool) -> int:
     """Return the largest integer of the grid. Raises SpecError if it is 0: one bit with a sign."""
     check_bits(num_bits)
@@ -123,6 +125,7 @@ class _Real(_Fake):
         return _Fake.backward(ctx, gradient)
 
 
+@checked
 def fake_tensor_quant(
     inputs: Tensor, amax: Tensor | float, num_bits: int = 8, unsigned: bool = False, narrow_range: bool = True
 ) -> Tensor:
@@ -145,6 +148,7 @@ def fake_tensor_quant(
 legacy_fake_tensor_quant = fake_tensor_quant
 
 
+@checked
 def tensor_quant(
     inputs: Tensor, amax: Tensor | float, num_bits: int = 8, unsigned: bool = False, narrow_range: bool = True
 ) -> tuple[Tensor, Tensor]:
@@ -183,6 +187,7 @@ class _E4M3(torch.autograd.Function):
         return _Fake.backward(ctx, gradient)[:2]
 
 
+@checked
 def scaled_e4m3(inputs: Tensor, amax: Tensor | float | None = None, E: int = 4, M: int = 3) -> Tensor:
     """Return `inputs` rounded to float8 numbers with 4 exponent and 3 mantissa bits, times amax / 448.
 
@@ -220,6 +225,7 @@ class _Affine(torch.autograd.Function):
         return torch.where((x >= low) & (x <= high), gradient, 0.0), None, None, None
 
 
+@checked
 def fake_affine_tensor_quant(
     inputs: Tensor, min_range: Tensor | float, max_range: Tensor | float, num_bits: int = 8
 ) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from onnxfq.errors import ArgumentError, ModelError, SpecError, StatisticsError, nearest
+from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.compat.nvidia import tensor_quant as functions
 from onnxfq.torch.compat.nvidia.calib import CALIBRATORS
 from onnxfq.torch.compat.nvidia.clip import Clip
@@ -60,6 +61,7 @@ def _buffer(name: str, text: str) -> Any:
     )
 
 
+@checked_methods("__init__")
 class TensorQuantizer(torch.nn.Module):
     """Quantization by amax: given, learned, calibrated, or of each input until one is known.
 

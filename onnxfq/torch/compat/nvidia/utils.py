@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import ArgumentError, SpecError
+from onnxfq.torch.arguments import checked
 
 Axes = int | Sequence[int] | None
 
 
+@checked
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def reduce_amax(input: Tensor, axis: Axes = None, keepdims: bool = True) -> Tensor:
     """Return the largest magnitude of `input`, without a gradient.
