@@ -12,8 +12,8 @@ FETCH = "git clone --depth 1 --branch release/10.0 https://github.com/NVIDIA/Ten
 """How to fetch the suite; FOLDER is tools/pytorch-quantization in it."""
 
 TESTS = ("tests",)
-LEAST = 205
-"""Tests that pass at least."""
+LEAST = 220
+"""Tests that pass at least; 232 do where torchvision is installed and ONNX Runtime rounds no bias away."""
 
 ORIGINAL = "pytorch_quantization"
 HERE = "onnxfq.torch.compat.nvidia"
