@@ -195,10 +195,10 @@ def _answer(model: nn.Module, queue: Any) -> None:
 def spawned(make: Make, folder: Path) -> None:
     """A spawned process gets the module and gives the numbers."""
     context = torch.multiprocessing.get_context("spawn")
-    model, queue = make(), context.SimpleQueue()
+    model, queue = make(), context.Queue()
     process = context.Process(target=_answer, args=(model, queue))
     process.start()
-    found = queue.get()
+    found = queue.get(timeout=120)
     process.join()
     same(model, lambda x: torch.tensor(found))
 

@@ -150,6 +150,9 @@ def freeze_grids(model: nn.Module) -> Iterator[None]:
             raise StatisticsError(
                 f"quantizer {name!r} has no scale yet; run data through the model in compute_encodings"
             )
+    for name, module in model.named_modules():
+        if hasattr(module, "check_export"):  # quantizers with the interface of another library
+            module.check_export(name)
     folded = [module for module in model.modules() if module.__dict__.get("folded_norm") is not None]
     with contextlib.ExitStack() as stack:
         for name, module in list(model.named_modules()):

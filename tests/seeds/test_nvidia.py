@@ -1,7 +1,10 @@
-"""pytorch-quantization's modules against the formula of its README."""
+"""pytorch-quantization's descriptor, functions and quantizer against the formula of its README."""
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 import runpy
 from pathlib import Path
 
@@ -11,192 +14,259 @@ import pytest
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
-import torch  # noqa: E402  only once it is known to be there
+import torch  # only once it is known to be there
+from torch.profiler import ProfilerActivity, profile
 
 from onnxfq import errors
-from onnxfq.torch import export_torch, quantize_module
 from onnxfq.torch.compat import nvidia
-from onnxfq.torch.compat.nvidia import QuantDescriptor, TensorQuantizer
+from onnxfq.torch.compat.nvidia import QuantDescriptor, TensorQuantizer, tensor_quant
+from onnxfq.torch.compat.nvidia.nn import functional
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "from_pytorch_quantization" / "example.py"
 
 
-def formula(x, amax, bits=8):
-    """Return amax / top * rn(top / amax * clip(x, -amax, amax))."""
-    factor = (2 ** (bits - 1) - 1) / amax
-    return torch.round(torch.maximum(torch.minimum(x, amax), -amax) * factor) / factor
+def formula(x, amax, bits=8, low=None):
+    """Return amax / top * rn(top / amax * clip(x, -amax, amax)), with exact divisions."""
+    top = 2 ** (bits - 1) - 1
+    factor = torch.full_like(amax, top) / amax
+    return (x * factor).round().clamp(-top if low is None else low, top) / factor
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3, 1, 1), (4, 1), (1, 3, 1, 1)])
-def test_amax_of_any_shape_that_broadcasts(shape):
-    """A given amax is read back, and gives the values of the formula; narrow_range clips at -amax."""
-    x = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
-    amax = torch.rand(shape, generator=torch.Generator().manual_seed(1)) + 0.5
-    quantizer = TensorQuantizer(QuantDescriptor(amax=amax, narrow_range=True, name="x"))
-    assert torch.equal(quantizer.amax, amax) and quantizer.desc.name == "x"
-    assert torch.allclose(quantizer(x), formula(x, amax), rtol=1e-6, atol=0)
+def normal(*shape, seed=0):
+    """Return normal numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_amax_is_of_each_batch_until_calibrated():
-    """Without amax each batch has its own; scale_amax multiplies it; axis gives one an index."""
-    quantizer, channels = TensorQuantizer(), TensorQuantizer(QuantDescriptor(axis=(0,)))
+@pytest.mark.parametrize("bits", [2, 4, 8, 11, 16])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1, 1), (4, 1), (1, 3, 1, 1), (2, 3, 4, 5)])
+def test_values_are_the_formulas_to_the_bit(shape, bits):
+    """The amax has any shape that broadcasts; float64 stays, and a half type is multiplied in float32."""
+    x, amax = normal(2, 3, 4, 5), normal(*shape, seed=1).abs() + 0.5
+    assert torch.equal(tensor_quant.fake_tensor_quant(x, amax, bits), formula(x, amax, bits))
+    found = tensor_quant.fake_tensor_quant(x.double(), amax.double(), bits)
+    assert found.dtype == torch.float64 and torch.equal(found, formula(x.double(), amax.double(), bits))
+    half = x.half()
+    factor = torch.full_like(amax, 2 ** (bits - 1) - 1) / amax
+    top = 2 ** (bits - 1) - 1
+    wanted = (half.float() * factor).round().clamp(-top, top).half() / factor.half()
+    assert torch.equal(tensor_quant.fake_tensor_quant(half, amax, bits), wanted)
+
+
+def test_quantizers_call_the_function():
+    """Without amax each input has its own; scale_amax multiplies it; axis gives one an index."""
+    quantizer, channels = TensorQuantizer(), TensorQuantizer(QuantDescriptor(axis=(-2,)))
     scaled = TensorQuantizer(QuantDescriptor(scale_amax=0.5, narrow_range=True))
     for seed in range(3):
-        x = torch.randn(6, 7, generator=torch.Generator().manual_seed(seed)) * (seed + 1)
-        assert torch.allclose(quantizer(x), formula(x, x.abs().max()), rtol=1e-6, atol=0)
-        assert torch.allclose(channels(x), formula(x, x.abs().amax(1, keepdim=True)), rtol=1e-6, atol=0)
-        assert torch.allclose(scaled(x), formula(x, x.abs().max() / 2), rtol=1e-6, atol=0)
+        x = normal(6, 7, seed=seed) * (seed + 1)
+        assert torch.equal(quantizer(x), formula(x, x.abs().max(), low=-128))
+        assert torch.equal(channels(x), formula(x, x.abs().amax(1, keepdim=True), low=-128))
+        assert torch.equal(scaled(x), formula(x, x.abs().max() * 0.5))
+    assert TensorQuantizer()(torch.tensor([0.1, 0.7], dtype=torch.float64))[1].item() == 0.7
 
 
 def test_integers_and_unsigned():
-    """fake_quant=False gives the integers; a negative value in an unsigned tensor is an error."""
+    """fake_quant=False gives integers and their scale; a negative value in an unsigned tensor is an error."""
     x = torch.tensor([-2.0, -0.5, 0.0, 1.0])
-    integers = TensorQuantizer(QuantDescriptor(fake_quant=False, amax=1.0))(x)
-    assert integers.tolist() == [-128, -64, 0, 127]
+    quantizer = TensorQuantizer(QuantDescriptor(fake_quant=False, amax=1.0))
+    assert quantizer.scale is None
+    assert quantizer(x).tolist() == [-127, -64, 0, 127] and float(quantizer.scale) == 127
     unsigned = TensorQuantizer(QuantDescriptor(unsigned=True, fake_quant=False, amax=1.0))
     assert unsigned(x.abs()).tolist() == [255, 128, 0, 255]
-    with pytest.raises(errors.SpecError, match="negative values in unsigned quantization"):
+    with pytest.raises(TypeError, match="Negative values encountered"):
         unsigned(x)
+    with pytest.raises(ValueError, match="too large for FP16"):
+        tensor_quant.tensor_quant(x.half(), 1e-4)
+    assert TensorQuantizer().scale == 1
 
 
 def test_gradients_and_tiny_amax():
-    """The gradient is 1 for |x| <= amax; learn_amax has one; amax of 2^-24 makes all zero."""
+    """The gradient is 1 for |x| <= amax; amax of 2^-24 makes all zero."""
     x = torch.tensor([-1.001, -1.0, 0.3, 1.0, 1.001], requires_grad=True)
     TensorQuantizer(QuantDescriptor(amax=1.0))(x).sum().backward()
     assert x.grad.tolist() == [0, 1, 1, 1, 0]
-    learned = TensorQuantizer(QuantDescriptor(amax=1.0, learn_amax=True))
-    learned(x * 2).sum().backward()
-    assert [name for name, _ in learned.named_parameters()] == ["_amax"]
-    assert learned._amax.grad is not None
-    assert not TensorQuantizer(QuantDescriptor(amax=2.0**-24))(x).any()
+    tiny = torch.tensor([[1.0], [2.0**-24], [0.0]])
+    y = tensor_quant.fake_tensor_quant(x.detach().expand(3, 5), tiny)
+    assert y[0].all() and not y[1:].any()
 
 
-@pytest.mark.parametrize(("method", "how"), [("max", ""), ("histogram", "percentile"), ("histogram", "mse")])
-def test_calibration(method, how):
-    """enable_calib, data, load_calib_amax; parameters without a counterpart are refused."""
-    quantizer = TensorQuantizer(QuantDescriptor(calib_method=method))
+def test_float8_and_affine():
+    """(4, 3) is torch's float8_e4m3fn times amax / 448; a range with a zero point is torch's function."""
+    x = normal(500).requires_grad_()
+    factor = 448 / x.detach().abs().max()
+    wanted = (x.detach() * factor).to(torch.float8_e4m3fn).float() / factor
+    assert torch.equal(TensorQuantizer(QuantDescriptor(num_bits=(4, 3)))(x), wanted)
+    assert torch.equal(tensor_quant.scaled_e4m3(x / 8), (x / 8).to(torch.float8_e4m3fn).float())
+    tensor_quant.scaled_e4m3(x, 1.0).sum().backward()
+    assert torch.equal(x.grad, (x.abs() <= 1).float())
+    low, high = torch.tensor(-1.28), torch.tensor(1.27)
+    found = tensor_quant.fake_affine_tensor_quant(x.detach(), low, high)
+    wanted = torch.fake_quantize_per_tensor_affine(x.detach(), 0.01, 0, -128, 127)
+    assert torch.allclose(found, wanted, atol=1e-6)  # (high - low) / 255 is not 0.01 to the last bit
+
+
+def test_learned_ends_clip_first():
+    """Ends are parameters that begin at amax or 1, with the gradients of torch.clamp's ends."""
+    quantizer = TensorQuantizer(QuantDescriptor(amax=1.0, learn_amax=True))
+    assert [name for name, _ in quantizer.named_parameters()] == [
+        "clip.clip_value_min",
+        "clip.clip_value_max",
+    ]
+    assert quantizer(torch.tensor([-3.0, 3.0])).tolist() == [-1, 1]
+    assert TensorQuantizer(QuantDescriptor(learn_amax=True)).clip.clip_value_max.item() == 1
+    x = normal(100).requires_grad_()
+    low, high = (torch.tensor(v, requires_grad=True) for v in (-0.5, 0.7))
+    functional.clip(x, low, high).square().sum().backward()
+    mine = x.grad, low.grad, high.grad
+    x.grad = low.grad = high.grad = None
+    torch.clamp(x, low, high).square().sum().backward()
+    for found, wanted in zip(mine, (x.grad, low.grad, high.grad), strict=True):
+        assert torch.allclose(found, wanted)  # sums in another order
     quantizer.enable_calib()
-    quantizer.disable_quant()
-    x = torch.randn(4000, generator=torch.Generator().manual_seed(0))
-    assert quantizer(x) is x
-    quantizer.disable_calib()
-    quantizer.enable_quant()
-    quantizer.load_calib_amax(*([how] if how else []))
-    assert 2.0 < float(quantizer.amax) <= float(x.abs().max())
-    if method == "max":
-        with pytest.raises(errors.SpecError, match="calibrator max takes no 'stride'"):
-            quantizer.load_calib_amax(stride=2)
-    quantizer.reset_amax()
-    assert quantizer.amax is None
+    quantizer(torch.tensor([5.0]))
+    quantizer.load_calib_amax()
+    quantizer.init_learn_amax()
+    assert [p.item() for p in quantizer.parameters()] == [-5, 5]
+    quantizer.disable_clip()
+    assert not any(p.requires_grad for p in quantizer.parameters())
 
 
-def test_histograms_grow_and_are_searched_in_strides():
-    """Counts are NumPy's after bins were appended; amax is the best of the candidates that stride leaves."""
-    generator = np.random.default_rng(0)
-    batches = [generator.normal(size=3000).astype(np.float32) * factor for factor in (1, 2.5, 0.5)]
-    made = nvidia.HistogramCalibrator(num_bins=300)
-    for batch in batches:
-        made.collect(torch.from_numpy(batch))
-    values = np.abs(np.concatenate(batches)).astype(np.float64)
-    width = np.abs(batches[0]).max() / 300
-    assert made.edges[-1] >= values.max() and made.edges[-2] < values.max()
-    assert np.allclose(np.diff(made.edges), width)
-    counted = np.histogram(values, made.edges)[0]
-    assert np.abs(made.counts - counted).sum() <= 2  # the first tensor's largest value lies on an edge
-    low = float(made.compute_amax("percentile", percentile=90))
-    assert low <= np.quantile(values, 0.9, method="inverted_cdf") <= low + width
-    centres = torch.from_numpy((made.edges[1:] + made.edges[:-1]) / 2)
-    tried = centres[100::7]
-    errors_of = [
-        ((torch.fake_quantize_per_tensor_affine(centres, float(a) / 127, 0, -127, 127) - centres) ** 2)
-        .mul(torch.from_numpy(made.counts)).sum()
-        for a in tried
-    ]  # fmt: skip
-    found = made.compute_amax("mse", start_bin=100, stride=7)
-    assert float(found) == pytest.approx(float(tried[int(torch.stack(errors_of).argmin())]))
-    everywhere, few = (float(made.compute_amax(stride=n, start_bin=130)) for n in (1, 200))
-    assert everywhere < values.max() and few in made.edges[130::200].astype(np.float32)
-    for wrong in ({"stride": 0}, {"start_bin": 10**6}, {"method": "entrpy"}, {"percentile": 0}):
-        with pytest.raises(errors.SpecError):
-            made.compute_amax(**wrong)
-    with pytest.raises(errors.SpecError, match="has one amax, got axis 0"):
-        nvidia.HistogramCalibrator(axis=0)
+def test_settings_act():
+    """What is set counts from the next input on; what has no effect is refused."""
+    x, quantizer = normal(1000), TensorQuantizer()
+    quantizer.num_bits = 3
+    assert torch.equal(quantizer(x), formula(x, x.abs().max(), 3, low=-4))
+    quantizer.narrow_range = True
+    assert torch.equal(quantizer(x), formula(x, x.abs().max(), 3))
+    quantizer.unsigned = True
+    assert quantizer.maxbound == 7 and len(quantizer(x.abs()).unique()) == 8
+    quantizer.pre_quant_scale = 2.0
+    quantizer.amax = 4.0
+    assert quantizer(torch.tensor(1.9)) == 4 and quantizer.step_size == torch.tensor(4.0) / 7
+    quantizer._if_quant = False
+    assert torch.equal(quantizer(x), x * 2)
+    hidden = TensorQuantizer()
+    hidden._amax = torch.tensor(0.5)
+    assert hidden.amax == 0.5 and hidden(torch.tensor(3.0)) == 0.5 and "_amax" in hidden.state_dict()
+    quantizer._disabled = True
+    assert quantizer.extra_repr() == "disabled"
+    for name in ("axis", "nbits", "fake_quant"):
+        with pytest.raises(errors.SpecError, match=name):
+            setattr(quantizer, name, 1)
+
+
+def test_the_line_that_print_shows():
+    """What print shows has bits, axis and amax."""
+    quantizer = TensorQuantizer(QuantDescriptor(num_bits=4, axis=0))
+    assert quantizer.extra_repr().startswith("4bit fake axis=0 amax=dynamic")
+    quantizer.amax = np.array([[1.5], [2]], dtype=np.float32)
+    assert "amax=[1.5000, 2.0000](2)" in repr(quantizer)
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "shape"),
+    ("kind", "make"),
     [
-        ("Linear", (5, 3), (2, 5)),
-        ("Conv1d", (2, 3, 2), (1, 2, 6)),
-        ("Conv2d", (2, 3, 2), (1, 2, 6, 6)),
-        ("Conv3d", (2, 3, 2), (1, 2, 4, 4, 4)),
-        ("ConvTranspose1d", (2, 3, 2), (1, 2, 6)),
-        ("ConvTranspose2d", (2, 3, 2), (1, 2, 6, 6)),
-        ("ConvTranspose3d", (2, 3, 2), (1, 2, 3, 3, 3)),
-        ("MaxPool2d", (2,), (1, 2, 6, 6)),
-        ("AdaptiveAvgPool1d", (2,), (1, 2, 6)),
-        ("LayerNorm", (6,), (1, 2, 6)),
-        ("InstanceNorm2d", (2,), (1, 2, 6, 6)),
+        (ValueError, lambda: QuantDescriptor(num_bits=-1)),
+        (ValueError, lambda: QuantDescriptor(num_bits=0)),
+        (TypeError, lambda: QuantDescriptor(num_bits=(5, 2))),
+        (TypeError, lambda: QuantDescriptor(num_bits=8.0)),
+        (TypeError, lambda: QuantDescriptor(name=3)),
+        (TypeError, lambda: QuantDescriptor(amax="oops")),
+        (ValueError, lambda: QuantDescriptor(amax=-1.0)),
+        (ValueError, lambda: QuantDescriptor(amax=float("nan"))),
+        (TypeError, lambda: QuantDescriptor(axis=(1, 2), learn_amax=True)),
+        (TypeError, lambda: QuantDescriptor(axis="rows")),
+        (TypeError, lambda: QuantDescriptor(unsigned=1)),
+        (ValueError, lambda: QuantDescriptor(calib_method="maxx")),
+        (ValueError, lambda: QuantDescriptor(scale_amax=0)),
+        (ValueError, lambda: QuantDescriptor.from_yaml("- 8")),
+        (ValueError, lambda: TensorQuantizer(QuantDescriptor(learn_amax=True, amax=[1.0, 2.0]))),
+        (ValueError, lambda: TensorQuantizer(if_clip=True)),
+        (TypeError, lambda: TensorQuantizer(8)),
+        (TypeError, lambda: TensorQuantizer()([1.0])),
+        (ValueError, lambda: TensorQuantizer(QuantDescriptor(num_bits=1))(torch.ones(2))),
+        (RuntimeError, lambda: setattr(TensorQuantizer(QuantDescriptor(amax=1.0)), "amax", [1.0, 2.0])),
+        (RuntimeError, lambda: TensorQuantizer().load_calib_amax()),
+        (TypeError, lambda: TensorQuantizer().load_calib_amax(stride=2)),
+        (ValueError, lambda: tensor_quant.fake_tensor_quant(torch.ones(2), -1.0)),
+        (ValueError, lambda: tensor_quant.fake_tensor_quant(torch.ones(2), torch.ones(3))),
+        (TypeError, lambda: tensor_quant.fake_tensor_quant(torch.ones(2, dtype=torch.int8), 1.0)),
+        (ValueError, lambda: tensor_quant.fake_affine_tensor_quant(torch.ones(2), 1.0, 1.0)),
+        (ValueError, lambda: tensor_quant.scaled_e4m3(torch.ones(2), None, 5, 2)),
+        (ValueError, lambda: nvidia.Clip(torch.tensor(0.3), 1.0, learn_min=True)),
+        (ValueError, lambda: nvidia.utils.reduce_amax(torch.ones(2), (0, 1, 2))),
     ],
 )
-def test_layers_quantize_input_and_weight(name, arguments, shape):
-    """A quantized layer is the float layer on quantized input and weight, with an amax for each channel."""
-    torch.manual_seed(0)
-    layer = getattr(nvidia, f"Quant{name}")(*arguments)
-    assert isinstance(layer, getattr(nn, name))
-    x = torch.randn(shape)
-    plain = getattr(nn, name)(*arguments)
-    expected_input = formula(x, x.abs().max())
-    if hasattr(layer, "weight_quantizer"):
-        weight = layer._parameters["weight"].detach()
-        axis = 1 if "Transpose" in name else 0
-        rest = [d for d in range(weight.ndim) if d != axis]
-        plain.weight.data = formula(weight, weight.abs().amax(rest, keepdim=True))
-        plain.bias.data = layer.bias.data
-    assert torch.allclose(layer(x), plain(expected_input), atol=1e-5)  # the order of sums
+def test_wrong_arguments_are_one_line(kind, make):
+    """The error is ours and the original's kind."""
+    with pytest.raises(kind) as caught:
+        make()
+    assert isinstance(caught.value, errors.OnnxfqError) and "\n" not in str(caught.value)
 
 
-def test_initialize_quantizes_models_built_inside():
-    """Layers of a block are quantized, except the ones in the list; own modules have a map."""
-
-    class Twice(nn.Linear):
-        pass
-
-    class QuantTwice(nvidia.QuantLinear):
-        pass
-
-    home = type("home", (), {"Twice": Twice})
-    before = nn.Conv2d
-    with nvidia.initialize(["Linear"], [(home, "Twice", QuantTwice)]):
-        made = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(2, 2), home.Twice(2, 2))
-    assert nn.Conv2d is before and home.Twice is Twice
-    assert hasattr(made[0], "weight_quantizer") and type(made[1]) is nn.Linear
-    assert isinstance(made[2], QuantTwice) and hasattr(made[2], "input_quantizer")
-    with pytest.raises(errors.ModelError, match="no quantized layer 'Conv4d'"), nvidia.initialize(["Conv4d"]):
-        pass
-
-
-def test_a_calibrated_layer_exports():
-    """A layer with amax exports to Q/DQ."""
-    layer = nvidia.QuantLinear(4, 3)
-    x = torch.randn(2, 4)
-    layer.input_quantizer.amax = 2.0
-    layer.weight_quantizer.amax = layer._parameters["weight"].detach().abs().amax(1, keepdim=True)
-    model = export_torch(layer, (x,))
-    kinds = [node.op_type for node in model.graph.node]
-    assert kinds.count("DequantizeLinear") == 2 and "QuantizeLinear" in kinds
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"num_bits": (4, 3), "name": "x", "axis": None},
+        {"num_bits": 4, "axis": (0, 2), "amax": [1.5, 2.25], "unsigned": True, "narrow_range": True},
+        {
+            "amax": 0.1,
+            "learn_amax": True,
+            "calib_method": "histogram",
+            "scale_amax": 0.5,
+            "fake_quant": False,
+        },
+    ],
+)
+def test_descriptors_as_dictionary_and_yaml(settings):
+    """A descriptor comes back equal from both forms, with every setting."""
+    made = QuantDescriptor(**settings)
+    assert QuantDescriptor(**made.dict()) == made == QuantDescriptor.from_yaml(made.to_yaml())
+    for name, value in settings.items():
+        assert np.array_equal(getattr(made, name), np.float32(value) if name == "amax" else value)
+    assert (made == QuantDescriptor()) == (not settings)
 
 
-def test_uncalibrated_modules_run():
-    """quantize_module with amax in flight runs without calibration."""
-    model = nn.Sequential(nn.Linear(4, 3))
-    reference = nn.Linear(4, 3)
-    reference.load_state_dict(model[0].state_dict())
-    quantize_module(model, in_flight="uncalibrated", scale_rule="amax")
-    x = torch.randn(5, 4)
-    weight = reference.weight.data
-    reference.weight.data = formula(weight, weight.abs().amax(1, keepdim=True))
-    assert torch.allclose(model(x), reference(formula(x, x.abs().max())), atol=1e-5)  # the order of sums
+def test_states_load_both_ways():
+    """A calibrated state makes the buffers of a new quantizer; keys are the original's; files keep all."""
+    made = TensorQuantizer(QuantDescriptor(axis=0))
+    made.amax, made.pre_quant_scale = np.array([[1.0], [2.0]], dtype=np.float32), 3.0
+    assert list(made.state_dict()) == ["_amax", "_pre_quant_scale"]
+    file = io.BytesIO()
+    torch.save(made.state_dict(), file)
+    file.seek(0)
+    other = TensorQuantizer(QuantDescriptor(axis=0))
+    other.load_state_dict(torch.load(file, weights_only=True))
+    x = normal(2, 9)
+    for twin in (other, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert type(twin) is TensorQuantizer and torch.equal(twin(x), made(x))
+
+
+def test_states_without_a_range_are_refused():
+    """A state older than the calibration, and a NaN that strict=False set, are errors with a remedy."""
+    known = TensorQuantizer(QuantDescriptor(amax=1.0))
+    with pytest.raises(RuntimeError, match="older than the calibration; load it into a new module"):
+        known.load_state_dict(TensorQuantizer().state_dict())
+    empty = TensorQuantizer()
+    with pytest.warns(UserWarning, match="amax is NaN"):
+        empty.load_calib_amax(strict=False)
+    with pytest.raises(RuntimeError, match="is NaN: the state was saved without data"):
+        known.load_state_dict(empty.state_dict())
+
+
+def peak_of(run):
+    """Return the most bytes that tensors took at once while `run` ran."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        run()
+    sizes = [e.nbytes() for e in found.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return int(np.cumsum(sizes).max())
+
+
+def test_memory():
+    """A quantizer makes one tensor of the input's size: the result."""
+    x = normal(256, 1024)
+    with torch.no_grad():
+        assert x.nbytes <= peak_of(lambda: TensorQuantizer()(x)) < 1.1 * x.nbytes
 
 
 def test_the_readmes_example_runs(tmp_path, monkeypatch, capsys):

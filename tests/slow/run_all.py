@@ -43,6 +43,14 @@ CHECKS = {
         "python -m pytest -q -n 0 tests/support/test_damaged_files.py --damaged-files 2000",
     ),
     "opsets": ("every opset and recipe", "python -m pytest -q -n 0 tests/graph/test_opsets.py --all-opsets"),
+    "suite of AIMET": (
+        "its own tests, with its names given to ours",
+        "python tests/slow/check_suites.py aimet",
+    ),
+    "suite of pytorch-quantization": (
+        "its own tests, with its names given to ours",
+        "python tests/slow/check_suites.py pytorch-quantization",
+    ),
     "large model": ("models over 2 GB", "python tests/slow/check_large_model.py"),
     "large decoder": ("a billion weights", "python tests/slow/check_large_decoder.py"),
 }

@@ -23,6 +23,9 @@ HOMES = (
     "onnxfq.torch.checkpoints",
     "onnxfq.torch.compat.horizon",
     "onnxfq.torch.compat.guide",
+    "onnxfq.torch.compat.nvidia",
+    "onnxfq.torch.compat.nvidia.tensor_quant",
+    "onnxfq.torch.compat.nvidia.helper",
 )
 LEFT_OUT = {"OBSERVERS", "Observer", "FORMATS"}
 """Tables, and the base of a user's own observers."""

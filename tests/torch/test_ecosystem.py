@@ -16,7 +16,7 @@ from ecosystem import CHECKS, INTERFACES
 from onnxfq.errors import OnnxfqError
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
-CHECKED = ("core", "horizon", "aimet")
+CHECKED = ("core", "horizon", "aimet", "nvidia")
 """Columns of the table that are tested."""
 
 
@@ -37,7 +37,7 @@ def test_the_table_has_every_row() -> None:
     assert {cell for row in found.values() for cell in row.values()} <= {"yes", "no"}
 
 
-@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning", "ignore:.*should not be instantiated")
 @pytest.mark.parametrize("interface", CHECKED)
 @pytest.mark.parametrize("row", CHECKS)
 def test_cells(row: str, interface: str, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def _state_of(path: str, quantizer: FakeQuantize, prefix: str) -> dict[str, Tens
     if not quantizer.is_initialized:
         raise ModelError(f"quantizer {path!r} has no scale yet; calibrate or train before saving")
     scale, zeros = quantizer.qparams()
-    low, high = ((end - zeros) * scale for end in (quantizer.quant_min, quantizer.quant_max))
+    low, high = _range_of(quantizer, scale, zeros)
     on = torch.ones(1, dtype=torch.uint8)
     state = {
         "scale": scale.reshape(-1),
@@ -95,11 +95,20 @@ def _state_of(path: str, quantizer: FakeQuantize, prefix: str) -> dict[str, Tens
         "observer_enabled": on * int(quantizer.is_observing),
         ao_keys.OBSERVER + "eps": torch.tensor([ao_keys.EPS]),
     }
-    if quantizer.spec.symmetric:  # both ends give the scale, twice the largest magnitude over the steps
-        high = scale * (quantizer.quant_max - quantizer.quant_min) / 2
-        low = -high
     state |= {ao_keys.OBSERVER + "min_val": low, ao_keys.OBSERVER + "max_val": high}
     return {prefix + name: value for name, value in state.items()}
+
+
+def _range_of(quantizer: FakeQuantize, scale: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the range that was observed, or one that gives the scale: torch.ao may compute it once more."""
+    observer = quantizer.observer
+    if observer is not None and observer.seen and torch.equal(quantizer.calculate_qparams()[0], scale):
+        inner = quantizer.activation_post_process
+        return inner.min_val.clone(), inner.max_val.clone()  # type: ignore[union-attr]
+    low, high = ((end - zeros) * scale for end in (quantizer.quant_min, quantizer.quant_max))
+    if quantizer.spec.symmetric:  # twice the largest magnitude, or the larger of both ends, gives the scale
+        low = -scale * (quantizer.quant_max - quantizer.quant_min) / 2
+    return low, high
 
 
 def _keys_of(path: str, sources: dict[str, list[str]]) -> Iterator[str]:

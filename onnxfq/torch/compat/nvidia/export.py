@@ -1,0 +1,80 @@
+"""Quantization by amax in an exported graph: a node of `export_torch`, or the pair itself."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onnxfq.errors import SpecError
+from onnxfq.numerics.qtypes import qtype_of_integers
+from onnxfq.torch.compat.nvidia.tensor_quant import E4M3_MOST, LEAST, integer_bound
+from onnxfq.torch.qat_gradients import fake_quantize
+
+
+def quantize_for_export(
+    x: Tensor, amax: Tensor, num_bits: Any, unsigned: bool, narrow_range: bool, *, pairs: bool
+) -> Tensor:
+    """Return x quantized, as nodes of the graph that is exported.
+
+    Args:
+        x: the tensor.
+        amax: known largest magnitude, one value or one for each index of one axis.
+        num_bits: bits of the integers, or (4, 3).
+        unsigned: integers from 0.
+        narrow_range: the lowest integer is minus the highest.
+        pairs: write QuantizeLinear and DequantizeLinear for plain torch.onnx.export.
+
+    Raises SpecError for an amax of several axes.
+    """
+    with warnings.catch_warnings():
+        # The tracing exporter warns that a shape becomes a constant: amax is one.
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        axes = [d for d, n in enumerate(amax.shape) if n > 1]
+    if len(axes) > 1:
+        raise SpecError(
+            f"ONNX has one axis for scales, amax has shape {list(amax.shape)}; calibrate by one axis"
+        )
+    axis = axes[0] + x.ndim - amax.ndim if axes else None
+    floats = isinstance(num_bits, (tuple, list))
+    bound = E4M3_MOST if floats else integer_bound(num_bits, unsigned)
+    scale = amax.float().clamp(min=LEAST).flatten() / bound
+    scale = scale if axes else scale.reshape(())
+    if not pairs:
+        low = 0 if unsigned else -int(bound) - (not narrow_range)
+        qtype = "float8e4m3fn" if floats else qtype_of_integers(low, int(bound))
+        return fake_quantize(x, scale, qtype=qtype, axis=axis)
+    zero = torch.zeros_like(
+        scale, dtype=torch.float8_e4m3fn if floats else torch.uint8 if unsigned else torch.int8
+    )
+    return _pair(x.float(), scale, zero, axis).to(x.dtype)
+
+
+def _pair(x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tensor:
+    given = {} if axis is None else {"axis": axis}
+    if torch.jit.is_tracing():
+        traced: Tensor = _TracedPair.apply(x, scale, zero, given)
+        return traced
+    integers = torch.onnx.ops.symbolic(
+        "QuantizeLinear", (x, scale, zero), given, dtype=zero.dtype, shape=x.shape
+    )
+    values: Tensor = torch.onnx.ops.symbolic(
+        "DequantizeLinear", (integers, scale, zero), given, dtype=x.dtype, shape=x.shape
+    )
+    return values
+
+
+class _TracedPair(torch.autograd.Function):
+    """The pair for the tracing exporter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero: Tensor, given: dict[str, int]) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def symbolic(g: Any, x: Any, scale: Any, zero: Any, given: dict[str, int]) -> Any:
+        named = {f"{name}_i": value for name, value in given.items()}
+        integers = g.op("QuantizeLinear", x, scale, zero, **named)
+        return g.op("DequantizeLinear", integers, scale, zero, **named).setType(x.type())

@@ -1,0 +1,347 @@
+"""State dicts, plain exports and checkpoints of other libraries: nothing gets another meaning in silence."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+nn = pytest.importorskip("torch.nn")
+pytest.importorskip("onnxscript")
+
+import onnx
+import torch
+import torch.ao.quantization as ao
+
+import onnxfq
+from onnxfq.errors import ArgumentError, ModelError, RecipeError, SpecError
+from onnxfq.torch import (
+    FakeQuantize,
+    compute_encodings,
+    export_torch,
+    load_checkpoint,
+    quantize_module,
+    quantizers,
+    save_checkpoint,
+)
+
+X = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+QUIET = pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+
+
+class Net(nn.Module):
+    """A convolution with BatchNorm, and two layers, between torch.ao's stubs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant = ao.QuantStub(), ao.DeQuantStub()
+        self.conv, self.norm, self.relu = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
+        self.fc, self.head = nn.Linear(144, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return four numbers for each image."""
+        x = self.relu(self.norm(self.conv(self.quant(x))))
+        return self.dequant(self.head(self.fc(x.flatten(1)).relu()))
+
+
+def network() -> nn.Module:
+    """Return the same float network at every call, with statistics of BatchNorm."""
+    torch.manual_seed(0)
+    model = Net()
+    model(X)
+    return model.eval()
+
+
+def calibrated(recipe: Any = "tensorrt-int8") -> nn.Module:
+    """Return the network with the scales of one batch."""
+    model = network()
+    quantize_module(model, recipe)
+    with torch.no_grad(), compute_encodings(model):
+        model(X)
+    return model
+
+
+def trained_by_torch(qconfig: Any, fused: bool = True) -> nn.Module:
+    """Return the network after steps of torch.ao's own QAT."""
+    model = network().train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if fused:
+            ao.fuse_modules_qat(model, [["conv", "norm", "relu"]], inplace=True)
+        model.qconfig = qconfig
+        ao.prepare_qat(model, inplace=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(X).square().sum().backward()
+        optimizer.step()
+    model.eval()(X)
+    return model.apply(ao.disable_observer)
+
+
+def test_a_state_of_another_format_is_refused() -> None:
+    """int8 into uint8 would clip all negatives; the line names quantizer, both formats and the remedy."""
+    line = (
+        "conv.input_quantizer is uint8 asymmetric per-tensor, and the state dict has int8 symmetric.*recipe"
+    )
+    with pytest.raises(SpecError, match=line):
+        calibrated("onnxruntime-int8").load_state_dict(calibrated().state_dict())
+    with pytest.raises(RuntimeError):  # the class that torch raises
+        calibrated("onnxruntime-int8").load_state_dict(calibrated().state_dict(), strict=False)
+    axis = FakeQuantize(_spec(axis=1))
+    axis(torch.randn(4, 3))
+    with pytest.raises(SpecError, match="per-axis 0, and the state dict has int8 symmetric per-axis 1"):
+        FakeQuantize(_spec(axis=0)).load_state_dict(axis.state_dict())
+
+
+def _spec(**fields: Any) -> Any:
+    from onnxfq.numerics.spec import QuantSpec
+
+    return QuantSpec(qtype="int8", **fields)
+
+
+def test_a_state_without_scales_is_refused_where_scales_are() -> None:
+    """A model that was never calibrated would erase the ranges; into a new module it loads."""
+    empty = network()
+    quantize_module(empty)
+    with pytest.raises(SpecError, match="has no scale for .*, which has one; calibrate before saving"):
+        calibrated().load_state_dict(empty.state_dict())
+    other = network()
+    quantize_module(other)
+    other.load_state_dict(empty.state_dict())
+
+
+def test_a_state_without_formats_loads_with_one_warning() -> None:
+    """States of older versions; numbers that the grid cannot have are refused."""
+    model, other = calibrated(), network()
+    quantize_module(other)
+    state = {name: value for name, value in model.state_dict().items() if not name.endswith(".format")}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        other.load_state_dict(state)
+    assert len(found) == 1 and "without their number format" in str(found[0].message)
+    assert torch.equal(other(X), model(X))
+    state["fc.input_quantizer.zero_point"] = torch.tensor(3)
+    with warnings.catch_warnings(), pytest.raises(SpecError, match="fc.input_quantizer|must be"):
+        warnings.simplefilter("ignore")
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])
+def test_plain_exports_warn_and_convert(recipe: str, dynamo: bool, tmp_path: Path) -> None:
+    """torch.onnx.export names export_torch; `convert` gives pairs with the scales of export_torch."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    quantize_module(model, recipe)
+    # The newer exporter fails with an error of its own, after trying other ways.
+    with pytest.raises(Exception, match=None if dynamo else "no scale yet"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(model, (x,), tmp_path / "m.onnx", dynamo=dynamo, verbose=False)
+    with torch.no_grad(), compute_encodings(model):
+        model(x)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("default")
+        torch.onnx.export(model, (x,), tmp_path / "m.onnx", dynamo=dynamo, verbose=False)
+    told = [str(one.message) for one in found if "onnxfq" in str(one.message)]
+    assert len(told) == 1 and "onnxfq.torch.export_torch" in told[0] and "onnxfq convert" in told[0]
+    (finding, *_) = onnxfq.check(tmp_path / "m.onnx", "tensorrt").findings
+    assert "run `onnxfq convert`" in finding.message
+    made = onnxfq.convert(tmp_path / "m.onnx", target="tensorrt")
+    assert made.changes["FakeQuantize node made a Q/DQ pair"] == 4
+    assert {node.domain for node in made.qdq.graph.node} == {""}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = export_torch(model, x)
+    if recipe == "tensorrt-int8":
+        assert scales(made.qdq) == scales(expected)
+
+
+def scales(model: onnx.ModelProto) -> list[bytes]:
+    """Return the scales of all QuantizeLinear and DequantizeLinear nodes."""
+    held = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    names = {node.input[1] for node in model.graph.node if node.op_type.endswith("QuantizeLinear")}
+    return sorted(np.asarray(held[name]).tobytes() for name in names)
+
+
+@QUIET
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "separate"])
+@pytest.mark.parametrize("kind", ["x86", "qnnpack", "plain"])
+def test_checkpoints_of_torch_ao(kind: str, fused: bool, tmp_path: Path) -> None:
+    """A state of prepare_qat gives torch's numbers in our module, and back in torch's.
+
+    torch quantizes the output of the last layer too, by its own quantizer, which is applied to ours. With a
+    separate BatchNorm it also quantizes between the convolution and the norm: one step of the output.
+    """
+    plain = ao.QConfig(
+        activation=ao.FakeQuantize.with_args(observer=ao.MovingAverageMinMaxObserver),
+        weight=ao.default_weight_fake_quant,
+    )
+    qconfig = plain if kind == "plain" else ao.get_default_qat_qconfig(kind)
+    theirs = trained_by_torch(qconfig, fused)
+    torch.save(theirs.state_dict(), tmp_path / "theirs.pt")
+    ours = network()
+    quantize_module(ours, qconfig, fold_batchnorm=fused, arithmetic="reciprocal")
+    rest = load_checkpoint(ours, tmp_path / "theirs.pt", "torch-ao")
+    between = () if fused else ("conv.activation_post_process",)
+    assert rest == (*between, "head.activation_post_process")
+    last = theirs.head.activation_post_process
+    tolerance = 0.0 if fused else 1.01 * float(last.scale)
+    torch.testing.assert_close(last(ours(X)), theirs(X), rtol=0, atol=tolerance)
+    saved = save_checkpoint(ours, tmp_path / "ours.pt", "torch-ao")
+    left_out = {key for key in theirs.state_dict() if key.startswith(rest)}
+    assert set(saved) == set(theirs.state_dict()) - left_out
+    other = trained_by_torch(qconfig, fused)
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    expected = theirs(X)
+    other.load_state_dict(torch.load(tmp_path / "ours.pt", weights_only=True), strict=False)
+    assert torch.equal(other(X), expected)
+
+
+@QUIET
+def test_checkpoints_that_do_not_fit() -> None:
+    """Other limits of integers, a module without quantizers or scales, a graph-mode state, Horizon's rule."""
+    theirs = trained_by_torch(ao.get_default_qat_qconfig("x86")).state_dict()
+    asymmetric, empty = network(), network()
+    quantize_module(asymmetric, "onnxruntime-int8")
+    quantize_module(empty, "tensorrt-int8")
+    graph, bare, eight = (
+        {"activation_post_process_0.scale": X},
+        {"conv.weight": X},
+        calibrated("onnxruntime-int8"),
+    )
+    for kind, words, call in (
+        (SpecError, "has 255 steps.*give 127.0", lambda: load_checkpoint(asymmetric, theirs, "torch-ao")),
+        (ModelError, "call quantize_module first", lambda: load_checkpoint(network(), theirs, "torch-ao")),
+        (ModelError, "'torchao'; nearest: torch-ao", lambda: load_checkpoint(empty, theirs, "torchao")),
+        (ModelError, "has no scale yet", lambda: save_checkpoint(empty, None, "torch-ao")),
+        (ModelError, "prepare_qat_fx", lambda: load_checkpoint(empty, graph, "torch-ao")),
+        (ModelError, "has no quantizer for 'conv", lambda: load_checkpoint(empty, bare, "torch-ao")),
+        (SpecError, "Horizon's grids are symmetric", lambda: save_checkpoint(eight, None, "horizon")),
+        (SpecError, "is not 0, and Horizon", lambda: load_checkpoint(empty, theirs, "horizon")),
+    ):
+        with pytest.raises(kind, match=words):
+            call()
+
+
+@QUIET
+def test_horizons_keys_go_both_ways(tmp_path: Path) -> None:
+    """Symmetric quantizers of torch.ao stand for Horizon's, whose plugin has the same keys."""
+    from torch.ao.quantization.observer import MovingAverageMinMaxObserver as Average
+
+    symmetric = {"dtype": torch.qint8, "quant_min": -128, "quant_max": 127}
+    both = ao.FakeQuantize.with_args(observer=Average, qscheme=torch.per_tensor_symmetric, **symmetric)
+    qconfig = ao.QConfig(activation=both, weight=both)
+    theirs = trained_by_torch(qconfig)
+    ours = network()
+    quantize_module(ours, qconfig, arithmetic="reciprocal")
+    load_checkpoint(ours, theirs.state_dict(), "horizon")
+    assert torch.equal(theirs.head.activation_post_process(ours(X)), theirs(X))
+    again = copy.deepcopy(network())
+    quantize_module(again, qconfig, arithmetic="reciprocal")
+    save_checkpoint(ours, tmp_path / "ours.pt", "horizon")
+    load_checkpoint(again, tmp_path / "ours.pt", "horizon")
+    assert torch.equal(again(X), ours(X))
+
+
+def test_files_are_never_unpickled(tmp_path: Path) -> None:
+    """A pickled module, a damaged file and a missing one are refused; nothing in them runs."""
+    model = calibrated()
+    for name, content in (("module.pt", network()), ("text.pt", None)):
+        if content is None:
+            (tmp_path / name).write_text("no tensors")
+        else:
+            torch.save(content, tmp_path / name)
+        with pytest.raises(ModelError, match="is no file of tensors alone"):
+            load_checkpoint(model, tmp_path / name, "torch-ao")
+    with pytest.raises(ModelError, match="no such file"):
+        load_checkpoint(model, tmp_path / "absent.pt", "torch-ao")
+    with pytest.raises(ArgumentError, match="a path or a state dict"):
+        load_checkpoint(model, 5, "torch-ao")
+    with pytest.raises(ModelError, match="holds no tensors by name"):
+        load_checkpoint(model, {"epoch": 3}, "torch-ao")
+
+
+@QUIET
+def test_qconfigs_are_recipes() -> None:
+    """Formats, layers by name, pattern and type, and None for float, as torch.ao looks them up."""
+    x86 = ao.get_default_qat_qconfig("x86")
+    eight = ao.QConfig(
+        activation=ao.FakeQuantize.with_args(observer=ao.MovingAverageMinMaxObserver),
+        weight=ao.default_weight_fake_quant,
+    )
+    mapping = (
+        ao.QConfigMapping().set_global(x86).set_object_type(nn.Conv2d, None).set_module_name("head", eight)
+    )
+    written = {"": x86, "object_type": [(nn.Conv2d, None)], "module_name": [("head", eight)]}
+    for given in (mapping, written):
+        plan = quantize_module(network(), given)
+        assert {p.tensor: str(p.spec) for p in plan.placements} == {
+            "fc.input": "uint7 asymmetric per-tensor",
+            "fc.weight": "int8 symmetric per-axis 0",
+            "head.input": "uint8 asymmetric per-tensor",
+            "head.weight": "int8 symmetric per-tensor",
+        }
+        assert [(one.name, str(one.why)) for one in plan.skipped] == [("conv", "its QConfig is None")]
+    only = quantize_module(network(), {"module_name_regex": [("h.*", eight)]})
+    assert {p.tensor for p in only.placements} == {"head.input", "head.weight"}
+    for given, words in (
+        ({"modules": []}, "no section 'modules'"),
+        ({"": None}, "every QConfig is None"),
+        (ao.float16_dynamic_qconfig, "quantizes nothing"),
+    ):
+        with pytest.raises(RecipeError, match=words):
+            quantize_module(network(), given)
+
+
+@QUIET
+@pytest.mark.parametrize("name", ["x86", "qnnpack"])
+def test_training_with_a_qconfig_moves_scales_as_torch_ao(name: str) -> None:
+    """A layer whose input both quantize gets the same scales, batch by batch."""
+    qconfig = ao.get_default_qat_qconfig(name)
+    theirs = nn.Sequential(ao.QuantStub(), nn.Linear(8, 4)).train()
+    theirs.qconfig = qconfig
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ao.prepare_qat(theirs, inplace=True)
+    ours = nn.Sequential(nn.Linear(8, 4)).train()
+    ours[0].load_state_dict({name: theirs[1].state_dict()[name] for name in ("weight", "bias")})
+    quantize_module(ours, qconfig, arithmetic="reciprocal")
+    generator = torch.Generator().manual_seed(0)
+    for i in range(4):
+        x = torch.randn(16, 8, generator=generator) * (i + 1)
+        theirs(x), ours(x)
+        for path, peer in (
+            ("0.input", theirs[0].activation_post_process),
+            ("0.weight", theirs[1].weight_fake_quant),
+        ):
+            scale, zero_point = quantizers(ours)[f"{path}_quantizer"].qparams()
+            torch.testing.assert_close(scale.reshape(-1), peer.scale, rtol=1e-6, atol=0)  # float32 or float64
+            assert torch.equal(zero_point.reshape(-1), peer.zero_point)
+
+
+def test_switches_are_tensors_as_torch_aos() -> None:
+    """Reading, writing in place, and torch's own operator take them; the plain bools follow."""
+    one = FakeQuantize("int8", "moving_average:0.1")
+    one(X)
+    assert one.fake_quant_enabled.dtype == torch.uint8 and one.fake_quant_enabled.shape == (1,)
+    one.fake_quant_enabled[0] = 0
+    assert one(X) is X and one.fake_quant_enabled[0] == 0 and not one.is_rounding
+    one.fake_quant_enabled.fill_(1)
+    one.observer_enabled[0] = 0
+    scale = one.scale.clone()
+    one(9 * X)
+    assert torch.equal(one.scale, scale) and not one.is_observing
+    one.observer_enabled = True
+    ends = torch.tensor(float("inf")), torch.tensor(float("-inf"))
+    settings = (torch.ones(1), torch.zeros(1, dtype=torch.int), 0.01, 0, 255, 0, False)
+    torch.fused_moving_avg_obs_fake_quant(X, one.observer_enabled, one.fake_quant_enabled, *ends, *settings)
+    assert one.activation_post_process is one.observer
+    assert torch.equal(one.calculate_qparams()[0], one.scale)
+    assert torch.equal(one.activation_post_process.max_val, one.observer.rmax)
