@@ -37,6 +37,7 @@ import train
 
 MARK = 0.3
 BATCH = 50
+RATE = 2e-4
 Data = tuple[Tensor, Tensor]
 
 
@@ -62,21 +63,23 @@ def replace(model: nn.Module, make: Callable[[nn.Module], nn.Module]) -> nn.Modu
     return model
 
 
+LIMITS: dict[str, Any] = {"dtype": torch.qint8, "quant_min": -128, "quant_max": 127}
+ACTIVATION = ao.FakeQuantize.with_args(
+    observer=ao.MovingAverageMinMaxObserver, qscheme=torch.per_tensor_symmetric, **LIMITS
+)
+WEIGHT = ao.FakeQuantize.with_args(
+    observer=ao.PerChannelMinMaxObserver, qscheme=torch.per_channel_symmetric, ch_axis=0, **LIMITS
+)
+
+
 def with_core(model: nn.Module, images: Tensor) -> nn.Module:
-    """Return the model of `quantize_module`, whose scales follow the data in training."""
-    quantize_module(model, "tensorrt-int8", scale_rule="width", fold_batchnorm=False)
+    """Return the model of `quantize_module` by the same QConfig, whose scales follow the data in training."""
+    quantize_module(model, ao.QConfig(ACTIVATION, WEIGHT), fold_batchnorm=False)
     return model
 
 
 def with_torch_ao(model: nn.Module, images: Tensor) -> nn.Module:
     """Return the model with torch.ao's FakeQuantize."""
-    limits: dict[str, Any] = {"dtype": torch.qint8, "quant_min": -128, "quant_max": 127}
-    activation = ao.FakeQuantize.with_args(
-        observer=ao.MovingAverageMinMaxObserver, qscheme=torch.per_tensor_symmetric, **limits
-    )
-    weight = ao.FakeQuantize.with_args(
-        observer=ao.PerChannelMinMaxObserver, qscheme=torch.per_channel_symmetric, ch_axis=0, **limits
-    )
 
     # Weights have the range of this step, as in all other interfaces.
     def fresh(quantizer: nn.Module) -> nn.Module:
@@ -84,7 +87,7 @@ def with_torch_ao(model: nn.Module, images: Tensor) -> nn.Module:
         quantizer.register_forward_pre_hook(lambda module, args: reset())
         return quantizer
 
-    return replace(model, lambda layer: Layer(layer, activation(), fresh(weight())))
+    return replace(model, lambda layer: Layer(layer, ACTIVATION(), fresh(WEIGHT())))
 
 
 def with_horizon(model: nn.Module, images: Tensor) -> nn.Module:
@@ -226,7 +229,7 @@ def accuracy(model: nn.Module, data: Data) -> float:
 def fine_tune(model: nn.Module, data: Data, seed: int, steps: int) -> nn.Module:
     """Train by SGD with a falling rate; BatchNorm keeps its statistics."""
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     model.train()
     for module in model.modules():
@@ -248,8 +251,9 @@ def main() -> None:
         "--interfaces", nargs="+", choices=INTERFACES, default=["torch.ao", "core", "horizon"]
     )
     parser.add_argument("--cifar", type=Path)
+    parser.add_argument("--only-cifar", action="store_true")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     warnings.filterwarnings("ignore", category=DeprecationWarning)
