@@ -2,7 +2,7 @@
 
     python benchmarks/qat_interfaces.py [--interfaces core horizon ...] [--cifar FOLDER] [--seeds 0 1 2]
 
-The networks are the residual network on the digits of `models/`, and with --cifar a ResNet-20 with the
+The network is the residual one on the digits of `models/`, or with --cifar a ResNet-20 with the
 weights of resnet20_op13_bn.onnx on the JPEG images of cifar10_jpeg.zip in that folder. All train by one
 schedule. Quantized are input and weight of each convolution and linear layer, int8 and symmetric, activations
 per tensor, weights per output channel. The mean of each interface must be within `MARK` points of torch.ao's.
@@ -247,52 +247,35 @@ def fine_tune(model: nn.Module, data: Data, seed: int, steps: int) -> nn.Module:
 def main() -> None:
     """Measure, print and write the table; exit with 1 if a mean misses the mark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--interfaces", nargs="+", choices=INTERFACES, default=["torch.ao", "core", "horizon"]
-    )
+    parser.add_argument("--interfaces", nargs="+", choices=INTERFACES, default=list(INTERFACES))
     parser.add_argument("--cifar", type=Path)
-    parser.add_argument("--only-cifar", action="store_true")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     warnings.filterwarnings("ignore", category=DeprecationWarning)
-    networks: dict[str, Callable[[int], tuple[nn.Module, Data, Data]]] = {
-        "residual_cnn, digits": digit_network
-    }
-    if given.cifar:
-        networks["ResNet-20, CIFAR-10"] = lambda seed: cifar(given.cifar)
-    lines = [
-        "| network | quantizers | "
-        + " | ".join(f"seed {s}" for s in given.seeds)
-        + " | mean | off torch.ao |",
-        "| --- " * (len(given.seeds) + 4) + "|",
-    ]
-    missed = []
-    for title, make in networks.items():
-        scores: dict[str, list[float]] = {}
-        for seed in given.seeds:
-            model, training, scoring = make(seed)
-            scores.setdefault("none, float", []).append(
-                accuracy(fine_tune(copy.deepcopy(model), training, seed, given.steps), scoring)
-            )
-            for name in given.interfaces:
-                made = INTERFACES[name](copy.deepcopy(model), training[0][:BATCH])
-                scores.setdefault(name, []).append(
-                    accuracy(fine_tune(made, training, seed, given.steps), scoring)
-                )
-                print(title, seed, name, f"{scores[name][-1]:.2f}", flush=True)
+    title = "ResNet-20, CIFAR-10" if given.cifar else "residual_cnn, digits"
+    scores: dict[str, list[float]] = {name: [] for name in ("none, float", *given.interfaces)}
+    for seed in given.seeds:
+        model, training, scoring = cifar(given.cifar) if given.cifar else digit_network(seed)
         for name, values in scores.items():
-            off = float(np.mean(values) - np.mean(scores.get("torch.ao", values)))
-            cells = [title, name, *(f"{v:.2f}" for v in values), f"{np.mean(values):.2f}", f"{off:+.2f}"]
-            lines.append("| " + " | ".join(cells) + " |")
-            missed += [f"{title}: {name} is {off:+.2f}"] if name in INTERFACES and abs(off) > MARK else []
-    text = "\n".join(lines) + "\n"
+            made = copy.deepcopy(model)
+            made = INTERFACES[name](made, training[0][:BATCH]) if name in INTERFACES else made
+            values.append(accuracy(fine_tune(made, training, seed, given.steps), scoring))
+            print(title, seed, name, f"{values[-1]:.2f}", flush=True)
+    means = {name: float(np.mean(values)) for name, values in scores.items()}
+    off = {name: mean - means.get("torch.ao", mean) for name, mean in means.items()}
+    header = ["network", "quantizers", *(f"seed {seed}" for seed in given.seeds), "mean", "off torch.ao"]
+    rows = [header, ["---"] * len(header)]
+    for name, values in scores.items():
+        rows.append([title, name, *(f"{v:.2f}" for v in values), f"{means[name]:.2f}", f"{off[name]:+.2f}"])
+    text = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     print(text)
     if given.out:
         given.out.write_text(text, encoding="utf-8")
+    missed = [name for name in given.interfaces if abs(off[name]) > MARK]
     if missed:
-        raise SystemExit("\n".join(missed))
+        raise SystemExit(f"{title}: more than {MARK} points off torch.ao: {', '.join(missed)}")
 
 
 if __name__ == "__main__":
