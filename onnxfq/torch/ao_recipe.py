@@ -112,7 +112,7 @@ def _finder(given: Any) -> Callable[[str, type], Any]:
 def _schemes(qconfig: Any) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """Return the fields of activations and weights of one QConfig."""
     if not isinstance(qconfig, QConfig):
-        raise RecipeError(f"{qconfig!r:.60} is no QConfig of torch.ao; give one, or None for float")
+        raise RecipeError(f"{qconfig!r:.60} is not a QConfig of torch.ao; give one, or None for float")
     activation, weight = _scheme(qconfig.activation), _scheme(qconfig.weight)
     if weight is None:
         raise RecipeError("a QConfig without a weight of integers quantizes nothing; give None for float")

@@ -96,3 +96,37 @@ def test_the_error_is_numpys():
     assert found.sqnr_db == pytest.approx(10 * np.log10(np.mean(x.astype(np.float64) ** 2) / noise))
     with pytest.raises(errors.SpecError, match="one shape"):
         onnxfq.quantization_noise(x, back[:2])
+
+
+@pytest.mark.parametrize("ends", [(10.0, 20.0), (1.0, 3.0), (-7.0, -2.0), (-1.0, 2.0)])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+def test_ranges_are_the_documents(ends, dtype):
+    """Scale = (max - min) / (q_max - q_min), zero point = q_min - min / scale, also for ranges without 0."""
+    torch = pytest.importorskip("torch")
+    from onnxfq.torch.compat import guide
+
+    x, kind = torch.linspace(*ends, 57), getattr(torch, dtype)
+    limits = torch.iinfo(kind)
+    scale = (ends[1] - ends[0]) / (limits.max - limits.min)
+    expected = (scale, limits.min - ends[0] / scale)
+    assert guide.get_q_scale_and_zero_point(x, kind) == expected
+    values, *params = guide.linear_quantization(x, kind)
+    assert tuple(params) == expected and values.dtype == kind
+    assert (values.min(), values.max()) == (limits.min, limits.max)
+    back = guide.linear_dequantization(values, *params)
+    # Half a step of the value and of the zero point, and float32's rounding of numbers up to 65535 steps.
+    assert ((back - x).abs() <= scale * 1.01 + x.abs() * 2.0**-22).all()
+
+
+def test_the_guide_draws_and_refuses(tmp_path):
+    """plot_quantization_errors is among its functions; a range without width is an error."""
+    torch = pytest.importorskip("torch")
+    from onnxfq.torch.compat import guide
+
+    x = torch.linspace(1, 3, 12).reshape(3, 4)
+    values, scale, zero_point = guide.linear_quantization(x)
+    back = guide.linear_dequantization(values, scale, zero_point)
+    figure = guide.plot_quantization_errors(x, values, back, str(tmp_path / "errors.png"))
+    assert (tmp_path / "errors.png").exists() and figure.axes
+    with pytest.raises(errors.SpecError, match="a range needs two ends, found 2.0 and 2.0"):
+        guide.linear_quantization(torch.full((3,), 2.0))

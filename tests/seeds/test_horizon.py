@@ -275,3 +275,49 @@ def test_rounding_and_arithmetic_of_recipes(tmp_path):
     recipe.write_text("simulation: {rounding: floor}\nweights: {rounding: gptq}")
     with pytest.raises(errors.RecipeError, match="may move weight 'w', which gptq"):
         onnxfq.make_plan(model, load_recipe(recipe))
+
+
+def test_arguments_are_attributes_and_keep_torchs_order():
+    """Each argument can be read; integers in second and third place are the limits, as in torch.ao."""
+    ours = FakeQuantize(saturate=False, compat_mask=False, channel_len=4, fast_training=False, ch_axis=0)
+    assert (ours.saturate, ours.in_place, ours.compat_mask) == (False, False, False)
+    assert (ours.channel_len, ours.fast_training) == (4, False) and ours.observer_kwargs == {"ch_axis": 0}
+    ours = FakeQuantize(peers.MovingAverageMinMaxObserver, -8, 7).eval()
+    assert (ours.quant_min, ours.quant_max, ours.in_place) == (-8, 7, False)
+    ours.set_qparams(0.1, None)
+    x = torch.tensor([0.31, -0.77, 5.0])
+    y, kept = ours(x), x.clone()
+    assert torch.equal(x, kept) and torch.equal(y, torch.tensor([3.0, -8.0, 7.0]) * torch.tensor(0.1))
+    with pytest.raises(errors.ArgumentError, match="give quant_min and quant_max by name"):
+        FakeQuantize(peers.MovingAverageMinMaxObserver, -8)
+    assert FakeQuantize(dtype="qint16").dtype == "qint16"
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_state_dicts_have_torchs_keys(axis):
+    """torch.ao's FakeQuantize and ours load each other's state; buffers keep their identity."""
+    keywords = {} if axis is None else {"ch_axis": axis}
+    scheme = torch.per_tensor_symmetric if axis is None else torch.per_channel_symmetric
+    observer = (
+        peers.MovingAverageMinMaxObserver if axis is None else peers.MovingAveragePerChannelMinMaxObserver
+    )
+    peer = peers.FakeQuantize(observer, -128, 127, dtype=torch.qint8, qscheme=scheme, **keywords)
+    ours = FakeQuantize(**keywords)
+    held = [id(buffer) for buffer in ours.buffers()]
+    for i in range(3):
+        x = torch.randn(4, 16, generator=torch.Generator().manual_seed(i)) * (i + 1)
+        ours(x), peer(x)
+        for found, expected in zip(ours.calculate_qparams(), peer.calculate_qparams(), strict=True):
+            assert torch.equal(found.reshape(-1), expected)
+    assert [id(buffer) for buffer in ours.buffers()] == held
+    assert torch.equal(ours.activation_post_process.min_val, peer.activation_post_process.min_val)
+    state, theirs = ours.state_dict(), peer.state_dict()
+    assert set(state) - set(theirs) == {"format"} and not set(theirs) - set(state)
+    assert all(torch.equal(state[key], theirs[key]) for key in theirs)
+    assert all(state[key].dtype == theirs[key].dtype for key in theirs)
+    loaded = FakeQuantize(**keywords)
+    loaded.load_state_dict(theirs)
+    assert torch.equal(loaded.eval()(x), ours.eval()(x))
+    peer.load_state_dict({key: value for key, value in state.items() if key != "format"})
+    with pytest.raises(errors.SpecError, match="has 65535 steps.*give 255.0"):
+        FakeQuantize(dtype="qint16", **keywords).load_state_dict(theirs)

@@ -135,7 +135,7 @@ def test_lines_name_the_argument() -> None:
         (lambda: FakeQuantize("int8").set_qparams("one"), ArgumentError, "scale of FakeQuantize.set_qparams"),
         (lambda: FakeQuantize("int9x"), SpecError, "int9x"),
         (lambda: quantize_module(nn.Linear(2, 2), 7), ArgumentError, "a recipe is a name, a file"),
-        (lambda: quantize_module(nn.Linear(2, 2), {"": 7}), RecipeError, "is no QConfig of torch.ao"),
+        (lambda: quantize_module(nn.Linear(2, 2), {"": 7}), RecipeError, "is not a QConfig of torch.ao"),
         (lambda: FakeQuantize(QuantSpec(qtype="int8", axis=0))(torch.tensor(1.0)), SpecError, "axis"),
     ):
         with pytest.raises(kind, match=words) as caught:

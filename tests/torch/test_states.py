@@ -258,7 +258,7 @@ def test_files_are_never_unpickled(tmp_path: Path) -> None:
             (tmp_path / name).write_text("no tensors")
         else:
             torch.save(content, tmp_path / name)
-        with pytest.raises(ModelError, match="is no file of tensors alone"):
+        with pytest.raises(ModelError, match="does not hold tensors alone"):
             load_checkpoint(model, tmp_path / name, "torch-ao")
     with pytest.raises(ModelError, match="no such file"):
         load_checkpoint(model, tmp_path / "absent.pt", "torch-ao")

@@ -52,7 +52,7 @@ def _read(path: Path) -> Any:
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, OSError) as error:
         why = str(error).partition("\n")[0][:120]
         raise ModelError(
-            f"{path} is no file of tensors alone, and nothing else is read from it ({why}); save state_dict()"
+            f"{path} does not hold tensors alone, and nothing else is read from it ({why}); save state_dict()"
         ) from None
 
 
