@@ -1,4 +1,4 @@
-"""What each tool does about a loss: int8 by its own default, and with the remedies that it has.
+"""Repair of a loss by each tool: int8 by its own default, and with each of its remedies.
 
     python benchmarks/peers/repair.py FOLDER --aimet PYTHON --nncf PYTHON --modelopt PYTHON [--out PAGE.md]
 
