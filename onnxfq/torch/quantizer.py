@@ -170,7 +170,9 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         return y
 
     def _export(self, x: Tensor) -> Tensor:
-        if not self.is_initialized:
+        # A trace records sizes of tensors, but not the bytes behind them.
+        traced = torch.jit.is_tracing()
+        if not (self.scale.untyped_storage().nbytes() if traced else self.is_initialized):
             raise StatisticsError(_NO_SCALE)
         return self._round(x)
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from builders import BUILDERS, build, feed_for, stage, weights, whole_recipe
 
-from onnxfq import FloatOptions, Recipe, evaluate, insert_fake_quantize, load_recipe, quantize
+from onnxfq import FloatOptions, Recipe, evaluate, insert_fake_quantize, quantize
 from onnxfq.data import Feed, sample_digest
 from onnxfq.data.options import DataOptions
 from onnxfq.documents.rounding import AUTO, NEAREST
@@ -19,6 +19,7 @@ from onnxfq.remedies import rounding_search, work
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.runtime.session import Session
 from onnxfq.stages.options import QuantizeOptions, RunOptions
+from onnxfq.targets.recipes import RECIPES
 
 
 def layers() -> onnx.ModelProto:
@@ -115,12 +116,12 @@ def test_weights_that_make_the_noise_are_rounded(tmp_path: Path) -> None:
 def test_the_gain_is_that_of_samples_without_moments() -> None:
     """Few samples give moments, which fit them well; the figures are of others, and so is the report."""
     rng = np.random.default_rng(12)
-    data = [{"x": rng.normal(size=(1, 48)).astype(np.float32)} for _ in range(16)]
+    data = [{"x": rng.normal(size=(1, 48)).astype(np.float32)} for _ in range(64)]
     data.sort(key=sample_digest)
     asked = recipe(4, rounding="gptq")
     result = quantize(layers(), data, recipe=asked, accuracy=AccuracyTarget(repair=None))
     seen, unseen = (
-        evaluate(layers(), result.simulation, part).candidates[0].outputs for part in (data[4:], data[:4])
+        evaluate(layers(), result.simulation, part).candidates[0].outputs for part in (data[16:], data[:16])
     )
     reported = result.evaluation.candidates[0].outputs
     for own, other, told in zip(seen, unseen, reported, strict=True):
@@ -198,8 +199,7 @@ def test_how_it_is_compared_changes_no_weight(kind: str, tmp_path: Path) -> None
 
 
 def test_auto_is_a_word_of_recipes_alone() -> None:
-    """Every built-in recipe of 8 bits has it; a plan has what is done."""
-    assert load_recipe("tensorrt-int8").weights.rounding == AUTO
-    assert load_recipe("tensorrt-int4").weights.rounding == "gptq"
+    """Every built-in recipe has it; a plan has what is done."""
+    assert {recipe.weights.rounding for recipe in RECIPES.values()} == {AUTO}
     staged = stage(layers(), whole_recipe("tensorrt-int8"))
     assert {p.rounding for p in staged.plan.weights} == {NEAREST}
