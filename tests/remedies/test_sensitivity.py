@@ -263,7 +263,7 @@ def test_a_promise_that_cannot_be_kept(tmp_path: Path, data, capfd: pytest.Captu
 
 
 def test_protected_by_default(data) -> None:
-    """Two fatal layers of thirty stay in float without any option; a sound network pays nothing."""
+    """Two fatal layers of thirty stay in float without any option; none of a sound network does."""
     broken = onnxfq.quantize(chain((9, 20), 30), data, accuracy=onnxfq.AccuracyTarget(repair=None))
     kept = onnxfq.quantize(chain((9, 20), 30), iter(data), recipe=FIXED)  # read only once
     assert output_db(broken) < 20 < output_db(kept)
@@ -272,9 +272,9 @@ def test_protected_by_default(data) -> None:
     assert "2 of 30 groups in float, 6.7% of the multiply-adds" in " ".join(summary.split())
     assert "MatMul m9" in summary
     sound = onnxfq.quantize(chain((), 30), data)
-    assert (
-        sound.qdq == onnxfq.quantize(chain((), 30), data, accuracy=onnxfq.AccuracyTarget(repair=None)).qdq
-        and sound.sensitivity is None
+    assert sound.sensitivity is None and not any(s.kind == "node" for s in sound.plan.skipped)
+    assert output_db(sound) > output_db(
+        onnxfq.quantize(chain((), 30), data, accuracy=onnxfq.AccuracyTarget(repair=None))
     )
 
 
@@ -319,7 +319,7 @@ def test_another_calibrator_first() -> None:
         ).encodings
     )
     assert "activations are calibrated by entropy" in quantize_summary(chosen)
-    assert chosen.trial("calibrator").after > 38
+    assert chosen.trial("calibrator").after > 35
     promised = onnxfq.quantize(model, data, accuracy=onnxfq.AccuracyTarget(min_sqnr=25))
     assert promised.qdq == chosen.qdq and promised.sensitivity is None
     sound = onnxfq.quantize(model, data, accuracy=onnxfq.AccuracyTarget(repair=None))
