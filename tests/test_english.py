@@ -35,7 +35,7 @@ CODE = ""
 
 C_SUFFIXES = (".cc", ".h", ".cu", ".cuh")
 ROOMS = {
-    "onnxfq": 19,
+    "onnxfq": 17,
     "tests": 444,
     "custom_ops": 69,
     "benchmarks": 0,

@@ -43,7 +43,7 @@ class FedBack:
             self._continued[number:] = [[name for name in known if is_continued(known[name], feed[name])]]
             return feed
         own = {name: self._left[model][name] for name in self._continued[number]}
-        # Random numbers depend on the feed: they are those of the reference.
+        # Random numbers depend on the feed: the reference has the same ones.
         return {**with_seed(feed), **own} if own else feed
 
     def take(self, model: int, outputs: Sequence[Any]) -> None:

@@ -361,7 +361,7 @@ def test_a_plan_with_nothing_to_observe(tmp_path: Path):
     result = quantize(
         conv_relu(), feeds, tmp_path / "m.onnx", recipe="onnxruntime-uint8-dynamic", options=options
     )
-    assert result.statistics.tensors == {} and result.evaluation.feeds == 4  # of 12, the unseen ones
+    assert result.statistics.tensors == {} and result.evaluation.feeds == 6  # of 12, the unseen ones
     assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant", "Q/DQ"]
     assert result.evaluation.candidates[0].outputs == result.evaluation.candidates[1].outputs
     assert [

@@ -137,4 +137,4 @@ def test_check_says_what_it_is(tmp_path: Path) -> None:
     proto = linear(64, 6)
     onnxfq.quantize(proto, [feed_for(proto)], tmp_path / "m.onnx", recipe="nvfp4")
     (finding,) = onnxfq.check(tmp_path / "m.onnx").findings
-    assert finding.severity == "refused" and "a recipe for TensorRT, which writes Q/DQ" in finding.message
+    assert finding.severity == "refused" and "a recipe for TensorRT; both write Q/DQ" in finding.message

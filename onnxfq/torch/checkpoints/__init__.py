@@ -68,7 +68,7 @@ def load_checkpoint(
     try:
         model.load_state_dict(ours)
     except RuntimeError as error:
-        if isinstance(error, ValueError):  # of ours: another number format
+        if isinstance(error, ValueError):  # a state dict of ours in another number format
             raise
         line = " ".join(str(error).split())
         raise ModelError(f"the checkpoint does not fit {type(model).__name__}: {line[:300]}") from None

@@ -60,7 +60,7 @@ class QuantModuleReplacementHelper:
                 raise ModelError(
                     f"{getattr(home, '__name__', home)} has no {name!r} to replace; check the name"
                 )
-            if (id(home), name) not in known:  # what another call replaced is not the original
+            if (id(home), name) not in known:  # another call may have replaced it already
                 known.add((id(home), name))
                 self.orginal_func_map.append(QuantEntry(home, name, getattr(home, name)))
 
