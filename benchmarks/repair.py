@@ -1,7 +1,7 @@
 """Repair of trained networks: figures of the task, printed and true SQNR, kept remedies, time.
 
     python benchmarks/repair.py FOLDER [--only TEXT,TEXT] [--ways off,auto,thorough] [--recipe tensorrt-int8]
-        [--damage scaled,channel,tail,sample] [--gpu 8.9] [--trials]
+        [--damage scaled,channel,tail,sample] [--gpu 8.9] [--trials] [--out PAGE.md --title TITLE]
 
 FOLDER is the one of `real_models.py`. Remedies are chosen on calibration data. The figures of the tasks and
 the true SQNR come from the data of the task. Each model is quantized in a process of its own. What `--damage`
@@ -23,7 +23,7 @@ import onnx
 from planted_damage import DAMAGES, enlarge_sample
 from real_cases import CASES, DTLN, SILERO, Case, Folder, raised_to_float32
 from real_page import numbers
-from timing import markdown_table
+from timing import machine, markdown_table, write_section
 
 import onnxfq
 from onnxfq.documents.trial import Trial
@@ -37,7 +37,7 @@ HEADER = [
     "float",
     "repair",
     "figure",
-    "told dB",
+    "printed dB",
     "true dB",
     "kept",
     "seconds",
@@ -49,7 +49,7 @@ class Result(NamedTuple):
     """One way of quantizing one model."""
 
     figures: tuple[float, ...]
-    told_db: float
+    printed_db: float
     true_db: float
     trials: tuple[Trial, ...]
     seconds: float
@@ -126,11 +126,13 @@ def main() -> None:
     parser.add_argument("--recipe", default="tensorrt-int8")
     parser.add_argument("--damage", default="", help="words, by commas")
     parser.add_argument("--gpu", help="compute capability of the least GPU")
+    parser.add_argument("--out", type=Path, help="replace the section of this title of this page")
+    parser.add_argument("--title", default="Default", help="of the section")
     parser.add_argument("--trials", action="store_true", help="print every trial")
     arguments = parser.parse_args()
     path = arguments.folder.resolve()
     spawn = multiprocessing.get_context("spawn")
-    print(markdown_table(HEADER, []), flush=True)
+    rows: list[list[str]] = []
     for case in CASES:
         if not any(text in case.file for text in arguments.only.split(",")):
             continue
@@ -150,17 +152,20 @@ def main() -> None:
                 exact,
                 way,
                 numbers(got.figures),
-                f"{got.told_db:.1f}",
+                f"{got.printed_db:.1f}",
                 f"{got.true_db:.1f}",
                 ", ".join(filter(None, map(describe, got.trials))),
                 f"{got.seconds:.1f}",
                 f"{got.processor:.1f}",
             ]
+            rows.append(cells)
             print(f"| {' | '.join(cells)} |", flush=True)
             for trial in got.trials if arguments.trials else ():
                 words = "; ".join(trial.texts)
                 line = f"{trial.remedy} {trial.result} {trial.figures} {trial.seconds:.1f} s {words}"
                 print(f"    {line:.300}", flush=True)
+    text = f"Recipe {Path(arguments.recipe).stem}. {machine()}.\n\n{markdown_table(HEADER, rows)}"
+    write_section(arguments.out, "Repair of trained networks", arguments.title, text)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,21 @@ def markdown_table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
+def write_section(out: Path | None, page: str, title: str, text: str) -> None:
+    """Print a section, and put it in the place of the section of the same title of the file `out`.
+
+    A new file has the heading `page`.
+    """
+    section = f"## {title}\n\n{text.strip()}\n"
+    print(section)
+    if out is None:
+        return
+    parts = out.read_text().split("\n## ") if out.exists() else [f"# {page}\n"]
+    kept = [part.strip() for part in parts[1:] if not part.startswith(f"{title}\n")]
+    whole = [parts[0].strip(), *(f"## {part}" for part in [*kept, section.removeprefix("## ").strip()])]
+    out.write_text("\n\n".join(whole) + "\n")
+
+
 def report(title: str, text: str, out: str | None) -> None:
     """Print the text under its title, and write it to the file `out` if given."""
     page = f"# {title}\n\n{text}\n"

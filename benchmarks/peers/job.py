@@ -175,15 +175,3 @@ def labelled(folder: Folder, case: Case, batch: int) -> tuple[list[Feed], np.nda
     names = feeds[0].keys()
     parts = [feeds[at : at + batch] for at in range(0, len(feeds), batch)]
     return [{name: np.concatenate([one[name] for one in part]) for name in names} for part in parts], labels
-
-
-def write_section(out: Path | None, title: str, text: str) -> None:
-    """Print a section, and put it in the place of the section of the same title of a page."""
-    section = f"## {title}\n\n{text.strip()}\n"
-    print(section)
-    if out is None:
-        return
-    parts = out.read_text().split("\n## ") if out.exists() else ["# onnxfq next to other tools\n"]
-    kept = [part.strip() for part in parts[1:] if not part.startswith(f"{title}\n")]
-    page = [parts[0].strip(), *(f"## {part}" for part in [*kept, section.removeprefix("## ").strip()])]
-    out.write_text("\n\n".join(page) + "\n")

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from job import Folder, find_case, float_model, job_folder, labelled, parse, run, score, write_section
+from job import Folder, find_case, float_model, job_folder, labelled, parse, run, score
 from planted_damage import scale_channels
 from real_page import numbers
-from timing import machine, markdown_table
+from timing import machine, markdown_table, write_section
 
 ITERATIONS = 300
 """Steps of AdaRound for each layer; its default of 10,000 takes hours."""
@@ -84,7 +84,7 @@ thread; {machine()}. AdaRound has {ITERATIONS} iterations for each layer. Accura
 the calibration data and may lose {100 * MAX_DROP:g} points of top-1 on them.
 
 {table}"""
-    write_section(arguments.out, "Repair of a loss", text)
+    write_section(arguments.out, "onnxfq next to other tools", "Repair of a loss", text)
 
 
 if __name__ == "__main__":
