@@ -152,7 +152,7 @@ class _Combined:
                 seconds = remedy.estimate(path.candidate, judge) if place else 0.0
                 if place and judge.budget.explain_extra(seconds, sum(self._reserved.values())):
                     continue
-                verdict = remedy.propose(path.candidate, judge)
+                verdict = judge.ask(remedy, path.candidate)
                 if isinstance(verdict, Refusal):
                     if path.candidate is start:
                         self._refusals[remedy.name] = verdict

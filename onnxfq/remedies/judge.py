@@ -20,7 +20,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS, Sensitivity
 from onnxfq.documents.trial import Trial
-from onnxfq.errors import DataError
+from onnxfq.errors import DataError, OnnxfqError
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Candidate, Sources
@@ -251,7 +251,7 @@ class Judge:
             why = "one sample cannot both choose and prove it" if self.kept else "no data was given"
             return Refusal(why), {}
         split = split_samples(self.kept)
-        proposal = remedy.propose(candidate, replace(self, choosing=split.choosing, proving=split.proving))
+        proposal = replace(self, choosing=split.choosing, proving=split.proving).ask(remedy, candidate)
         if isinstance(proposal, Refusal):
             return proposal, {}
         before, after = self.score([candidate, proposal.candidate], split.proving)
@@ -260,6 +260,15 @@ class Judge:
         if after - before >= least_db:
             return proposal, figures
         return Refusal(f"it must gain {least_db} dB", proposal.details, proposal.evidence), figures
+
+    def ask(self, remedy: Remedy, candidate: Candidate) -> Proposal | Refusal:
+        """Return what `remedy` proposes; if it fails, and nobody asked for it, its error is the reason."""
+        try:
+            return remedy.propose(candidate, self)
+        except OnnxfqError as error:
+            if remedy.proves_itself or remedy.is_asked(candidate.recipe):
+                raise
+            return Refusal(f"it failed: {error}")
 
     def explain_unneeded(self, candidate: Candidate, remedy: Remedy) -> str:
         """Return why `remedy` is not tried; empty if it is."""

@@ -12,6 +12,7 @@ from builders import build, weights
 from onnx import numpy_helper
 
 from onnxfq.documents.trial import trial_lines
+from onnxfq.errors import StatisticsError
 from onnxfq.remedies import combinations
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.combinations import improve
@@ -302,6 +303,25 @@ def test_all_of_few_samples_round_the_weights(count: int, is_few: bool) -> None:
 def _rounded(one: Candidate | Rounding) -> bytes:
     rounding = one.rounding if isinstance(one, Candidate) else one
     return numpy_helper.to_array(rounding.tensors["w"]).tobytes()
+
+
+@pytest.mark.parametrize("is_free", [True, False])
+def test_a_remedy_that_fails_is_left(is_free: bool) -> None:
+    """Nobody asked for it, so that its error is its reason; a recipe that asks for it gets the error."""
+    candidate, judge = judge_of(24)
+
+    def fail(start: Candidate, bench: Judge) -> Proposal:
+        raise StatisticsError("the moments are not finite")
+
+    remedy = replace(always(fail), is_free=is_free)
+    kept, trials = improve(judge, candidate, [remedy, free("other", finer)])
+    assert {trial.remedy: (trial.is_kept, trial.why) for trial in trials}["toy"] == (
+        False,
+        "it failed: the moments are not finite",
+    )
+    assert kept is not candidate
+    with pytest.raises(StatisticsError, match="not finite"):
+        improve(judge, candidate, [replace(remedy, is_asked=lambda recipe: True)])
 
 
 def test_names_are_unique() -> None:
