@@ -29,6 +29,11 @@ def draw(seed: int) -> tuple[onnx.ModelProto, Feed]:
     return build(text, drawn), {"x": x.astype(np.float32)}
 
 
+def unseen_of(count: int) -> int:
+    """The number of samples that the documentation leaves out of the ranges; all if that is none."""
+    return min(max(count // 4, 16), 64, count // 2) if count >= 8 else count
+
+
 def proving_db(result: onnxfq.QuantizeResult, proto: onnx.ModelProto, data: Feed) -> float:
     """The SQNR of onnxruntime on the samples that must prove it, by the rule of the documentation."""
     rows = sorted(
@@ -36,7 +41,7 @@ def proving_db(result: onnxfq.QuantizeResult, proto: onnx.ModelProto, data: Feed
     )
     pairs = [
         (Session(proto, 1).run({"x": row})[0], Session(result.simulation, 1).run({"x": row})[0])
-        for row in split_samples(rows).proving
+        for row in split_samples(rows[: unseen_of(len(rows))]).proving
     ]
     noise = sum(float(np.square(a.astype(np.float64) - b).sum()) for a, b in pairs)
     signal = sum(float(np.square(a.astype(np.float64)).sum()) for a, _ in pairs)
@@ -58,8 +63,9 @@ def test_a_promise_is_kept_or_refused(seed: int) -> None:
     except RecipeError as refusal:
         assert "cannot keep" in str(refusal) and "\n" not in str(refusal)
         return
-    # The switchboard sums one-thread runs of segments, whose float sums differ in the last bits.
-    assert proving_db(kept, proto, data) > wanted - 0.01
+    assert kept.evaluation.lowest_db >= wanted
+    # The written model has the ranges of all samples, and was judged with those of the others.
+    assert proving_db(kept, proto, data) > wanted - 0.5
     protected = onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(repair=wanted))
     assert protected.sensitivity is None or protected.sensitivity.remedy is not None
 
