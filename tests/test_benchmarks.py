@@ -85,12 +85,12 @@ def test_a_tool_runs_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_section_replaces_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script rewrites its section of the page and leaves the others."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
-    import job
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import timing
 
     page = tmp_path / "page.md"
     for title, text in (("One", "old"), ("Two", "kept"), ("One", "new")):
-        job.write_section(page, title, text)
+        timing.write_section(page, "onnxfq next to other tools", title, text)
     assert page.read_text() == "# onnxfq next to other tools\n\n## Two\n\nkept\n\n## One\n\nnew\n"
 
 

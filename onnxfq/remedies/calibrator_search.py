@@ -9,12 +9,6 @@ from onnxfq.calibration.calibrators.best_error import METHODS
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
 
-ROBUST = ("percentile:99.5", "percentile:99", "percentile:98")
-"""Calibrators that one sample of hundreds, which is much larger than all others, does not lead.
-
-They saturate too much to be tried where outputs are good.
-"""
-
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     """Return why no other calibrator is tried; empty if the recipe leaves it open."""
@@ -27,12 +21,12 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
 def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the calibrator of the best outputs for all activations.
 
-    The calibrators are METHODS of `best_error`, and ROBUST ones below the aim. No tensor is observed again;
-    rounded weights stay.
+    The calibrators are those among which `best_error` chooses. No tensor is observed again; rounded weights
+    stay.
     """
     candidates = {
         name: candidate.with_recipe(candidate.recipe.override(activations={"calibrator": name}))
-        for name in _names(candidate, judge)
+        for name in METHODS
     }
     before_db, *scores_db = judge.choose([candidate, *candidates.values()])
     score_db, name = max(zip(scores_db, candidates, strict=True))
@@ -43,12 +37,7 @@ def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Refusal
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
     """Return the seconds of comparing the calibrators."""
-    return judge.compare_choosing(1 + len(_names(candidate, judge)))
-
-
-def _names(candidate: Candidate, judge: Judge) -> tuple[str, ...]:
-    """Return the calibrators to try."""
-    return (*METHODS, *(() if judge.explain_sound(candidate) else ROBUST))
+    return judge.compare_choosing(1 + len(METHODS))
 
 
 CALIBRATOR = Remedy("calibrator", explain_unneeded, search_calibrators, is_free=True, estimate=estimate)
