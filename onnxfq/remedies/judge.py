@@ -209,11 +209,10 @@ class Judge:
     def reported(self) -> list[Feed]:
         """The samples for the report: those that prove a promised SQNR, else those that did not judge.
 
-        If the samples are few, all of them judge, and the ones that prove are reported.
+        If the samples are few, all of them are reported.
         """
         split = split_samples(self.kept)
-        is_few = split.unused is self.kept
-        return list(split.proving if self.is_promised or is_few else split.unused)
+        return list(split.proving if self.is_promised else split.unused)
 
     @property
     def is_promised(self) -> bool:

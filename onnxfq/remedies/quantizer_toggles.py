@@ -185,8 +185,7 @@ class QuantizerToggles:
 
         A ratio is the squared error over the squared float value, each summed over all feeds; inf if the
         model overflows. It is the measure of `CandidateScore.lowest_db`. The results in float are kept for
-        the next call with the same feeds. A
-        stream is run in sequences, as there.
+        the next call with the same feeds. A stream is run in sequences, as there.
         """
         fed_back = self._follow(feeds)
         starts = [self._model.first(state) for state in states]
