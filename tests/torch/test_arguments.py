@@ -6,6 +6,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,8 +107,9 @@ def try_all(function: Any, known: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("function", list(public()))
-def test_public_callables(function: Any) -> None:
+def test_public_callables(function: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of other types for each parameter, alone; missing, unknown and too many arguments."""
+    monkeypatch.chdir(tmp_path)  # "wrong" is a good path
     try_all(function, good())
 
 
