@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import onnx
@@ -39,6 +40,18 @@ class BuildOptions:
 Values = Mapping[str, NDArray[Any]]
 Runner = Callable[[onnx.ModelProto, Sequence[Feed], Sequence[str], int], Iterator[Values]]
 """Takes a model, feeds, names of tensors and a number of threads; yields the tensors of each feed."""
+
+AnyModel = onnx.ModelProto | Path
+
+Opener = Callable[[AnyModel, int], Callable[[Feed], Values]]
+"""Takes a model or its path, and a number of threads, 0 for the runtime's own choice.
+
+It opens the model as users of the runtime do, and returns a function from a feed to the outputs by name. It
+raises RuntimeLibraryError if the runtime is not on this machine, ModelError if the runtime refuses the model.
+"""
+
+Profiler = Callable[[AnyModel, int, Feed], Mapping[tuple[str, str], float]]
+"""Takes what an Opener takes and a feed; returns the seconds of a run by operator and node, as executed."""
 
 Check = Callable[[onnx.ModelProto, str, BuildOptions | None], CheckResult]
 """Takes a Q/DQ model, its name for messages, and options for a build; None for no build."""
@@ -97,6 +110,8 @@ class Target:
         conversion: name of the recipe that `convert` starts from; empty for none.
         check: rules over a Q/DQ model.
         run: an engine of the target on this machine.
+        open: its runtime on this machine as users open it, for times.
+        profile: the same runtime's own account of its time.
         kit: files that `handoff` writes.
         capabilities: by number format, the least compute capability of a GPU that multiplies in it, 89 for
             8.9; empty for a target whose hardware is not told by it.
@@ -114,6 +129,8 @@ class Target:
     conversion: str = ""
     check: Check | None = None
     run: Runner | None = None
+    open: Opener | None = None
+    profile: Profiler | None = None
     kit: Kit | None = None
     capabilities: Mapping[str, int] = field(default_factory=dict)
 
