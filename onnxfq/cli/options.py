@@ -73,6 +73,13 @@ GivenOption = Annotated[
         "onnxruntime's TensorQuantOverrides or calibration.json.",
     ),
 ]
+TimeOption = Annotated[
+    bool,
+    typer.Option(
+        "--time",
+        help="Also time the models in turn on one sample, in the runtime of their target.",
+    ),
+]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from onnxfq.support.records import Amount, Count, Record, Share
 from onnxfq.support.tables import table_lines
 
+QUANTIZED = "quantized"
+"""Name of the written model among the times of `quantize`."""
+
 _NAMED = 3
 """Operators that a line names."""
 
@@ -52,8 +55,8 @@ class TimedModel(Record):
 
     @property
     def is_slower(self) -> bool:
-        """Whether a ratio is given, and its whole interval is above 1."""
-        return self.ratio is not None and self.low is not None and self.low > 1
+        """Whether the whole interval is above 1; that may be sure where the ratio is not."""
+        return self.low is not None and self.low > 1
 
     @property
     def figure(self) -> str:

@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation, LayerRow, TensorRow
 from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.timing import QUANTIZED, Timing
 from onnxfq.documents.trial import Trial
 from onnxfq.errors import DataError
 from onnxfq.report.layer_table import lost_values
@@ -91,7 +92,8 @@ def _quantized(label: str, result: ResultRecord) -> Content:
     quantized = sum(row.quantized for row in result.coverage)
     total = sum(row.total for row in result.coverage)
     before, after = result.bytes.before, result.bytes.after
-    tiles = _score_tiles(evaluation.candidates[-1:], evaluation)
+    times = _timed(evaluation.timing, QUANTIZED)
+    tiles = [*_score_tiles(evaluation.candidates[-1:], evaluation), *times[0]]
     tiles += [_tile(f"{_size(before)} → {_size(after)}", "size before and after")]
     if table.multiplies is not None:
         tiles += [_tile(f"{table.multiplies:.1%}", "of the multiply-adds in low precision")]
@@ -104,6 +106,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         f"{result.recipe.target}, {origin.feeds} feeds observed",
         tiles=tiles,
         done=[
+            *times[1],
             *_tried(result.trials),
             *_lost(table.tensors),
             *_notes([*result.notes, *evaluation.notes]),
@@ -127,6 +130,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
 
 
 def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) -> Content:
+    times = _timed(evaluation.timing, candidate.candidate)
     rows = [
         LayerRow(node=score.output, op_type="tensor", position=place, quantized=True, output_db=score.sqnr_db)
         for place, score in enumerate(candidate.tensors)
@@ -134,8 +138,8 @@ def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) ->
     return Content(
         label=label,
         subtitle=f"{candidate.candidate} against {evaluation.reference}, {evaluation.feeds} feeds",
-        tiles=_score_tiles([candidate], evaluation),
-        done=_notes(evaluation.notes),
+        tiles=[*_score_tiles([candidate], evaluation), *times[0]],
+        done=[*times[1], *_notes(evaluation.notes)],
         scores=_scores([candidate]),
         layers=sorted(rows, key=lambda row: row.output_db or 0.0),
         tensors=(),
@@ -229,6 +233,17 @@ def _lost(tensors: Sequence[TensorRow]) -> list[tuple[str, list[str]]]:
         "of it becomes 0; leave them in float with an override, or take 16 bits or float8"
     )
     return [("Lost typical values", [first, *(f"{name} ({db:.1f} dB)" for name, db in lost.items())])]
+
+
+def _timed(timing: Timing | None, candidate: str) -> tuple[list[Tile], list[tuple[str, list[str]]]]:
+    """Return a tile with the ratio of a candidate, and all lines of the times; nothing without times."""
+    if timing is None:
+        return [], []
+    one = timing.of(candidate)
+    tiles = (
+        [_tile(f"{one.ratio:.2f}", "time of a run, float = 1", one.is_slower)] if one and one.ratio else []
+    )
+    return tiles, [("time", timing.lines())]
 
 
 def _notes(notes: Iterable[str]) -> list[tuple[str, list[str]]]:

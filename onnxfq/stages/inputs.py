@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class QuantizeSession:
         feeds: the data; None without any.
         runs: number of feeds of a pass, if known.
         scratch: storage of large weights while models are built.
+        loaded: the normalised model before its target prepared it.
     """
 
     reference: onnx.ModelProto
@@ -52,6 +53,26 @@ class QuantizeSession:
     feeds: KeptFeeds | None
     runs: int | None
     scratch: Scratch | None
+    loaded: Model
+
+    def for_target(self, target: str) -> QuantizeSession:
+        """Return the session of the same model and data for another target, which prepares the model.
+
+        Call it before a pass over data that can be read once only.
+        """
+        model = prepare_model(self.loaded, target)
+        ranked = model
+        if self.feeds is not None and self.ranked is not self.model:
+            ranked = with_run_ranks(model, self.feeds.read_first())
+        return replace(self, model=model, ranked=ranked)
+
+    def alone(self) -> QuantizeSession:
+        """Return the session with a pass of its own: what another one has kept of the data is not there."""
+        if self.feeds is None:
+            return self
+        feeds = KeptFeeds(self.feeds.source)
+        feeds.is_stream = self.feeds.is_stream
+        return replace(self, feeds=feeds)
 
     @cached_property
     def judged(self) -> JudgedTensors:
@@ -119,14 +140,15 @@ def open_inputs(
     with weights_stored_in(scratch):
         proto, sha256, source = read_model(model, in_memory=STAGED)
     reference = with_unique_names(proto)
-    loaded = ranked = prepare_model(normalize_model(proto, sha256, source, recipe.existing), recipe.target)
-    opened = None if data is None else open_feeds(loaded.proto, data, options.batch, options.data)
+    loaded = normalize_model(proto, sha256, source, recipe.existing)
+    prepared = ranked = prepare_model(loaded, recipe.target)
+    opened = None if data is None else open_feeds(prepared.proto, data, options.batch, options.data)
     feeds = None if opened is None else KeptFeeds(opened)
-    if feeds is not None and not observed and lacks_ranks(loaded):
-        ranked = with_run_ranks(loaded, feeds.read_first())
+    if feeds is not None and not observed and lacks_ranks(prepared):
+        ranked = with_run_ranks(prepared, feeds.read_first())
     runs = None if opened is None else opened.runs
-    scratch = scratch or scratch_for(loaded.proto, folder, STAGED)
-    session = QuantizeSession(reference, loaded, ranked, feeds, runs, scratch)
+    scratch = scratch or scratch_for(prepared.proto, folder, STAGED)
+    session = QuantizeSession(reference, prepared, ranked, feeds, runs, scratch, loaded)
     if feeds is not None and session.judged.states:
         feeds.is_stream = _is_stream(session, feeds.read_samples(STREAM_FEEDS), options)
     return session

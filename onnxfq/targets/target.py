@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import onnx
 from numpy.typing import NDArray
@@ -41,7 +41,8 @@ Values = Mapping[str, NDArray[Any]]
 Runner = Callable[[onnx.ModelProto, Sequence[Feed], Sequence[str], int], Iterator[Values]]
 """Takes a model, feeds, names of tensors and a number of threads; yields the tensors of each feed."""
 
-AnyModel = onnx.ModelProto | Path
+AnyModel: TypeAlias = onnx.ModelProto | Path
+"""A model, or the path of one."""
 
 Opener = Callable[[AnyModel, int], Callable[[Feed], Values]]
 """Takes a model or its path, and a number of threads, 0 for the runtime's own choice.

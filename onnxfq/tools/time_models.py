@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import onnx
 
-from onnxfq.data import Feed
+from onnxfq.data import Data, Feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.timing import OperatorCost, TimedModel, Timing
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.execution.timing import SECONDS, Clock, compare_turns, find_interval, time_in_turn
+from onnxfq.graph.io.load import read_model
 from onnxfq.stages.insert import TARGET_KEY
+from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.targets.target import AnyModel, Profiler, Target, target_by_name
 
 OTHER_TOOLS = "onnxruntime"
@@ -61,6 +64,15 @@ def time_models(
         except RuntimeLibraryError as error:
             notes += [f"{name} was not timed: {error}" for name in group]
     return Timing(threads=threads, models=tuple(models), notes=tuple(notes))
+
+
+def time_on_data(
+    reference: Path, candidates: Mapping[str, AnyModel], data: Data, options: RunOptions
+) -> Timing:
+    """Return the times of models on the first feed of `data`, which is opened for it, as `time_models`."""
+    reader = replace(options.data, survey=False, limit=None)  # of one feed nothing has to be told
+    feed = next(iter(open_feeds(read_model(reference)[0], data, options.batch, reader)))
+    return time_models(reference, candidates, feed, options.threads, reference_name=reference.name)
 
 
 def _find_target(model: AnyModel) -> str:
