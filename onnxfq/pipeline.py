@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import overload
+from typing import TypeVar, overload
 
 import onnx
 
@@ -34,6 +35,7 @@ from onnxfq.support.files import make_folder
 from onnxfq.targets.onnxruntime.releases import release_of
 
 AnyRecipe = str | Path | Recipe
+Recipes = TypeVar("Recipes", bound=AnyRecipe)
 
 
 @overload
@@ -55,7 +57,7 @@ def quantize(
     data: Data | None,
     output: str | Path | None = None,
     *,
-    recipe: list[AnyRecipe],
+    recipe: list[Recipes],
     sources: Sources | None = None,
     accuracy: AccuracyTarget | None = None,
     options: RunOptions | None = None,
@@ -67,7 +69,7 @@ def quantize(
     data: Data | None,
     output: str | Path | None = None,
     *,
-    recipe: AnyRecipe | list[AnyRecipe] = DEFAULT_RECIPE,
+    recipe: AnyRecipe | list[Recipes] = DEFAULT_RECIPE,
     sources: Sources | None = None,
     accuracy: AccuracyTarget | None = None,
     options: RunOptions | None = None,
@@ -134,7 +136,7 @@ def _quantize_each(
     model: str | Path | onnx.ModelProto,
     data: Data | None,
     folder: str | Path | None,
-    recipes: list[AnyRecipe],
+    recipes: Sequence[AnyRecipe],
     sources: Sources,
     accuracy: AccuracyTarget,
     options: QuantizeOptions,

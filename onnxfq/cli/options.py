@@ -47,6 +47,15 @@ RecipeOption = Annotated[
         "--recipe", metavar="NAME|FILE", help="Use this recipe of `onnxfq recipes`, or this YAML file."
     ),
 ]
+RecipesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--recipe",
+        metavar="NAME|FILE",
+        help="Use this recipe of `onnxfq recipes`, or this YAML file (repeatable: OUT is a folder then).",
+        show_default=DEFAULT_RECIPE,
+    ),
+]
 CalibratorOption = Annotated[
     str | None,
     typer.Option(
@@ -142,6 +151,9 @@ ChosenRecipe = Annotated[RecipeChoice, OptionGroup(RecipeChoice)]
 PlannedRecipe = Annotated[
     RecipeChoice, OptionGroup(RecipeChoice, calibrator=None, rounding=None, smooth=None, bias_correction=None)
 ]
+RecipeChanges = Annotated[RecipeChoice, OptionGroup(RecipeChoice, recipe=DEFAULT_RECIPE)]
+"""The options that override each of several recipes."""
+
 RoundedRecipe = Annotated[
     RecipeChoice, OptionGroup(RecipeChoice, calibrator=None, equalize=None, smooth=None, bias_correction=None)
 ]

@@ -92,6 +92,16 @@ class Timing(Record):
         """Return the times of a model by name; None if it was not timed."""
         return next((one for one in self.models if one.model == model), None)
 
+    def only(self, model: str) -> Timing:
+        """Return the times of one model beside its reference, as `QUANTIZED`, or why it was not timed."""
+        own = self.of(model)
+        if own is None:
+            notes = tuple(note for note in self.notes if note.startswith(f"{model} "))
+            return self.model_copy(update={"models": (), "notes": notes})
+        beside = next(one for one in self.models if one.target == own.target and one.high is None)
+        renamed = own.model_copy(update={"model": QUANTIZED})
+        return self.model_copy(update={"models": (beside, renamed), "notes": ()})
+
     def lines(self) -> list[str]:
         """Return a table of the times, the rule of its ratios, what is slow, and the notes."""
         if not self.models:
@@ -100,12 +110,16 @@ class Timing(Record):
         rows = [("model", "runtime", "least ms", "median ms", "time to float")]
         for one in self.models:
             rows.append((one.model, one.target, f"{one.least_ms:.3f}", f"{one.median_ms:.3f}", one.figure))
-        noisy = any(one.ratio is None and one.low is not None for one in self.models)
-        rule = ["a ratio whose 99 % interval is wider than 10 % is not given; close other programs"]
         return [
             f"time of one sample, {threads}, models in turn:",
             *("  " + line for line in table_lines(rows, names=(0,))),
-            *(rule if noisy else []),
-            *(line for one in self.models for line in one.lines()),
+            *self.remarks(),
             *self.notes,
         ]
+
+    def remarks(self) -> list[str]:
+        """Return the rule of ratios if one is not given, and a line for each model that is slow."""
+        noisy = any(one.ratio is None and one.low is not None for one in self.models)
+        rule = ["a ratio whose 99 % interval is wider than 10 % is not given; close other programs"]
+        slow = [line for one in self.models for line in one.lines()]
+        return [*(rule if noisy else []), *slow]

@@ -12,15 +12,17 @@ from onnxfq.documents.timing import QUANTIZED, Timing
 from onnxfq.documents.trial import Trial
 from onnxfq.errors import DataError
 from onnxfq.report.layer_table import lost_values
+from onnxfq.report.recipe_table import RecipeTable
 from onnxfq.report.record import ResultRecord
 from onnxfq.support.records import parse, read_content
 
-RECORDS: dict[str, type[ResultRecord] | type[Evaluation] | type[Sensitivity]] = {
-    str(record.model_fields["format"].default): record for record in (ResultRecord, Evaluation, Sensitivity)
+RECORDS: dict[str, type[ResultRecord] | type[Evaluation] | type[Sensitivity] | type[RecipeTable]] = {
+    str(record.model_fields["format"].default): record
+    for record in (ResultRecord, Evaluation, Sensitivity, RecipeTable)
 }
 """Records that a page shows, by their format."""
 
-AnyResult = ResultRecord | Evaluation | Sensitivity
+AnyResult = ResultRecord | Evaluation | Sensitivity | RecipeTable
 
 
 class Tile(TypedDict):
@@ -83,6 +85,9 @@ def _contents(label: str, result: AnyResult) -> Iterator[Content]:
         several = len(result.candidates) > 1
         for candidate in result.candidates:
             yield _evaluated(f"{label}: {candidate.candidate}" if several else label, result, candidate)
+    elif isinstance(result, RecipeTable):
+        for own in result.with_times():
+            yield _quantized(own.recipe.name, own)
     else:
         yield _ranked(label, result)
 
