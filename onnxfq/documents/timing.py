@@ -93,7 +93,7 @@ class Timing(Record):
         return next((one for one in self.models if one.model == model), None)
 
     def only(self, model: str) -> Timing:
-        """Return the times of one model beside its reference, as `QUANTIZED`, or why it was not timed."""
+        """Return the times of one model and its reference, as `QUANTIZED`; without times the reason."""
         own = self.of(model)
         if own is None:
             notes = tuple(note for note in self.notes if note.startswith(f"{model} "))

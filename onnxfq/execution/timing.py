@@ -23,10 +23,10 @@ LEAST_ROUNDS, MOST_ROUNDS = 12, 101
 """Rounds in which each run has one turn: the interval of twelve leaves an outlier on each side out."""
 
 SECONDS = 10.0
-"""Time after which no round begins but those of LEAST_ROUNDS."""
+"""Time after which no further round begins, once LEAST_ROUNDS are over."""
 
 CONFIDENCE = 0.99
-"""Of an interval. Rounds that end once it is narrow make it miss in 3 of 100, as simulated noise shows."""
+"""Confidence of an interval. Rounds end once it is narrow, and so it misses 3 times of 100 in simulations."""
 
 WIDEST = 0.1
 """Largest width of the interval of a ratio, as a share of its lower end, for which the ratio is given."""

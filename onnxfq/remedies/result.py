@@ -125,7 +125,7 @@ class QuantizeResult:
 
 @dataclass(frozen=True)
 class RecipeOutcome:
-    """What one of many recipes came to.
+    """Result or error of one of many recipes.
 
     Attributes:
         recipe: its name, or as it was given if it could not be read.

@@ -43,7 +43,7 @@ class SharedSession:
 
 @dataclass(frozen=True)
 class _Observing:
-    """What a pass for one recipe alone observes."""
+    """The tensors that a pass for one recipe observes."""
 
     shared: SharedSession
     plan: Plan
@@ -135,7 +135,7 @@ def _open_next(first: SharedSession, recipe: Recipe) -> QuantizeSession:
 
 
 def _observe(recipes: Iterable[_Observing], options: QuantizeOptions) -> dict[str, SharedSession]:
-    """Return each recipe by its name, with statistics of one pass, or with data for a pass of its own."""
+    """Return each recipe by its name, with the statistics of one pass, or with data for another pass."""
     sharing: list[_Observing] = []
     alone: dict[str, SharedSession] = {}
     placements: dict[str, Placement] = {}
@@ -143,7 +143,7 @@ def _observe(recipes: Iterable[_Observing], options: QuantizeOptions) -> dict[st
     for one in recipes:
         shared, why = one.shared, one.explain_alone((sharing or [one])[0], widest)
         if why:
-            log.warning("recipe %s is observed in a pass of its own: %s", shared.recipe.name, why)
+            log.warning("recipe %s needs another pass over the data: %s", shared.recipe.name, why)
             alone[shared.recipe.name] = replace(shared, session=shared.session.alone())
             continue
         sharing.append(one)

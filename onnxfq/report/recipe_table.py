@@ -1,4 +1,4 @@
-"""`compare_recipes`: what several recipes came to beside the float model, in one table and for one page."""
+"""`compare_recipes`: results of several recipes and the float model, in one table and for one page."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RecipeRow(Record):
 
 
 class RecipeTable(Record):
-    """All recipes of one model beside the float model (`.json`).
+    """All recipes of one model, and the float model (`.json`).
 
     Attributes:
         source: the float model.

@@ -72,7 +72,8 @@ def cast_rest(
 def compare_half(inputs: QuantizeSession, options: RunOptions) -> tuple[int, Evaluation]:
     """Return the bytes of the float model with its float part in float16, and its scores on the kept samples.
 
-    What does not fit in float16 stays in float32, by the rules of the target. Raises DataError without feeds.
+    Nodes whose values do not fit in float16 stay in float32, by the rules of the target.
+    Raises DataError without feeds.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(inputs.model.proto)

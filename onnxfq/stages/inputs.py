@@ -61,13 +61,16 @@ class QuantizeSession:
         Call it before a pass over data that can be read once only.
         """
         model = prepare_model(self.loaded, target)
-        ranked = model
-        if self.feeds is not None and self.ranked is not self.model:
-            ranked = with_run_ranks(model, self.feeds.read_first())
-        return replace(self, model=model, ranked=ranked)
+        return replace(self, model=model, ranked=model).with_ranks(self.ranked is not self.model)
+
+    def with_ranks(self, is_needed: bool) -> QuantizeSession:
+        """Return the session with ranks that a run on the first feed infers, if they are needed."""
+        if self.feeds is None or not is_needed:
+            return self
+        return replace(self, ranked=with_run_ranks(self.model, self.feeds.read_first()))
 
     def alone(self) -> QuantizeSession:
-        """Return the session with a pass of its own: what another one has kept of the data is not there."""
+        """Return the session before any pass over the data: nothing of another pass is kept."""
         if self.feeds is None:
             return self
         feeds = KeptFeeds(self.feeds.source)
@@ -141,14 +144,15 @@ def open_inputs(
         proto, sha256, source = read_model(model, in_memory=STAGED)
     reference = with_unique_names(proto)
     loaded = normalize_model(proto, sha256, source, recipe.existing)
-    prepared = ranked = prepare_model(loaded, recipe.target)
+    session = QuantizeSession(reference, loaded, loaded, None, None, scratch, loaded)
+    session = session.for_target(recipe.target)
+    prepared = session.model
     opened = None if data is None else open_feeds(prepared.proto, data, options.batch, options.data)
     feeds = None if opened is None else KeptFeeds(opened)
-    if feeds is not None and not observed and lacks_ranks(prepared):
-        ranked = with_run_ranks(prepared, feeds.read_first())
     runs = None if opened is None else opened.runs
     scratch = scratch or scratch_for(prepared.proto, folder, STAGED)
-    session = QuantizeSession(reference, prepared, ranked, feeds, runs, scratch, loaded)
+    session = replace(session, feeds=feeds, runs=runs, scratch=scratch)
+    session = session.with_ranks(not observed and bool(lacks_ranks(prepared)))
     if feeds is not None and session.judged.states:
         feeds.is_stream = _is_stream(session, feeds.read_samples(STREAM_FEEDS), options)
     return session

@@ -37,9 +37,8 @@ def time_models(
 ) -> Timing:
     """Return the times of `candidates` and `reference` on `feed`, in turn, by `time_in_turn`.
 
-    A candidate runs in the runtime of the target that its metadata name, and the reference beside it. Nothing
-    is timed in the runtime of another target. Of a candidate that is slower than the reference, the
-    operators that cost most are named.
+    A candidate and the reference run in the runtime of the target that the candidate's metadata name, never
+    in another one. The result names the costly operators of a candidate that is slower than the reference.
 
     Args:
         reference: the float model, a proto or a path.
@@ -70,7 +69,7 @@ def time_on_data(
     reference: Path, candidates: Mapping[str, AnyModel], data: Data, options: RunOptions
 ) -> Timing:
     """Return the times of models on the first feed of `data`, which is opened for it, as `time_models`."""
-    reader = replace(options.data, survey=False, limit=None)  # of one feed nothing has to be told
+    reader = replace(options.data, survey=False, limit=None)  # one feed is too few for notes on the data
     feed = next(iter(open_feeds(read_model(reference)[0], data, options.batch, reader)))
     return time_models(reference, candidates, feed, options.threads, reference_name=reference.name)
 

@@ -93,7 +93,7 @@ def test_repair_is_the_same_too() -> None:
 
 
 def test_what_cannot_share_is_observed_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """A calibrator that depends on order, and an equalized model, have a pass of their own and a note."""
+    """A calibrator that depends on order, and an equalized model, have another pass and a note."""
     base = load_recipe("onnxruntime-int8")
     recipes: list[str | Path | Recipe] = [
         base,
@@ -103,7 +103,7 @@ def test_what_cannot_share_is_observed_alone(caplog: pytest.LogCaptureFixture) -
     ]
     with caplog.at_level(logging.WARNING):
         outcomes = quantize(two_branch(), {"x": SAMPLES}, recipe=recipes, accuracy=OFF)
-    alone = [line for line in caplog.messages if "in a pass of its own" in line]
+    alone = [line for line in caplog.messages if "needs another pass" in line]
     assert [line.split()[1] for line in alone] == ["ordered", "equalized"]
     for outcome, recipe in zip(outcomes, recipes, strict=True):
         assert_same_as_alone(outcome, recipe, two_branch())
