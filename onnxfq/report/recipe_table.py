@@ -110,9 +110,9 @@ class RecipeTable(Record):
 
 
 def compare_recipes(
-    model: Path,
+    model: str | Path,
     outcomes: Sequence[RecipeOutcome],
-    options: RunOptions,
+    options: RunOptions | None = None,
     *,
     time: bool = False,
     build: BuildOptions | None = None,
@@ -126,12 +126,13 @@ def compare_recipes(
     Args:
         model: path of the float model.
         outcomes: what `quantize` returns for a list of recipes.
-        options: threads and device.
+        options: threads and device; by default all cores and any device.
         time: time the models in turn.
         build: options of a build in place of rules; None for no build.
         command: the command line, for records.
         with_results: add the full results, which takes runs of both models.
     """
+    model, options = Path(model), options or RunOptions()
     done = [(outcome, outcome.result) for outcome in outcomes if outcome.result is not None]
     timing, samples = None, [result.samples[0] for _, result in done if result.samples]
     if time and samples:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -14,12 +14,12 @@ import onnx
 from onnxfq.data import Data, Feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.timing import OperatorCost, TimedModel, Timing
-from onnxfq.errors import RuntimeLibraryError
+from onnxfq.errors import OnnxfqError, RuntimeLibraryError
 from onnxfq.execution.timing import SECONDS, Clock, compare_turns, find_interval, time_in_turn
 from onnxfq.graph.io.load import read_model
 from onnxfq.stages.insert import TARGET_KEY
 from onnxfq.stages.options import RunOptions, open_feeds
-from onnxfq.targets.target import AnyModel, Profiler, Target, target_by_name
+from onnxfq.targets.target import AnyModel, Opener, target_by_name
 
 OTHER_TOOLS = "onnxruntime"
 """Target of models that name none: ONNX Runtime runs every Q/DQ model."""
@@ -49,7 +49,7 @@ def time_models(
         seconds: time for the models of a target.
         clock: tells the time.
 
-    Raises ModelError for a model that its runtime refuses, DataError if a run fails.
+    A model that cannot be timed has a note: its runtime is not on this machine, or refuses it.
     """
     names: dict[str, list[str]] = defaultdict(list)
     for name, model in candidates.items():
@@ -57,11 +57,18 @@ def time_models(
     models: list[TimedModel] = []
     notes: list[str] = []
     for target, group in names.items():
-        side_by_side = {reference_name: reference} | {name: candidates[name] for name in group}
-        try:
-            models += _time_in_target(target_by_name(target), side_by_side, feed, threads, seconds, clock)
-        except RuntimeLibraryError as error:
-            notes += [f"{name} was not timed: {error}" for name in group]
+        opened: list[_OpenModel] = []
+        given = [(reference_name, reference), *((name, candidates[name]) for name in group)]
+        for name, model in given:
+            try:
+                opened.append(_OpenModel.of(name, target, model, feed, threads))
+            except OnnxfqError as error:
+                refused = [name] if opened else group
+                notes += [f"{one} was not timed: {error}" for one in refused]
+                if not opened:
+                    break
+        if len(opened) > 1:
+            models += _time_in_turn(opened, threads, seconds, clock)
     return Timing(threads=threads, models=tuple(models), notes=tuple(notes))
 
 
@@ -71,7 +78,8 @@ def time_on_data(
     """Return the times of models on the first feed of `data`, which is opened for it, as `time_models`."""
     reader = replace(options.data, survey=False, limit=None)  # one feed is too few for notes on the data
     feed = next(iter(open_feeds(read_model(reference)[0], data, options.batch, reader)))
-    return time_models(reference, candidates, feed, options.threads, reference_name=reference.name)
+    name = f"{reference.name} (reference)" if reference.name in candidates else reference.name
+    return time_models(reference, candidates, feed, options.threads, reference_name=name)
 
 
 def _find_target(model: AnyModel) -> str:
@@ -79,51 +87,63 @@ def _find_target(model: AnyModel) -> str:
     return next((entry.value for entry in proto.metadata_props if entry.key == TARGET_KEY), OTHER_TOOLS)
 
 
-def _time_in_target(
-    target: Target,
-    models: Mapping[str, AnyModel],
-    feed: Feed,
-    threads: int,
-    seconds: float,
-    clock: Clock,
-) -> list[TimedModel]:
+def _find_opener(name: str) -> Opener:
+    target = target_by_name(name)
     if target.open is None:
         raise RuntimeLibraryError(
-            f"target {target.name} has no runtime on this machine, and no other one tells its time; "
-            "run the file where its users do"
+            f"target {name} has no runtime on this machine, and no other one tells its time; run the file "
+            "where its users do"
         )
-    feeds = {name: _cast_feed(model, feed) for name, model in models.items()}
-    runs: list[Callable[[], object]] = [
-        partial(target.open(model, threads), feeds[name]) for name, model in models.items()
-    ]
-    times = time_in_turn(runs, clock, seconds)
+    return target.open
+
+
+@dataclass(frozen=True)
+class _OpenModel:
+    """A model in the runtime of a target, and what it runs on."""
+
+    name: str
+    target: str
+    model: AnyModel
+    feed: Feed
+    run: Callable[[], object]
+
+    @staticmethod
+    def of(name: str, target: str, model: AnyModel, feed: Feed, threads: int) -> _OpenModel:
+        """Open `model` and run it once. Raises the errors of the runtime."""
+        proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+        types = {spec.name: spec.dtype for spec in input_specs(proto)}
+        # Inputs may be cast with the rest of a model.
+        own = {key: array.astype(types.get(key, array.dtype), copy=False) for key, array in feed.items()}
+        run = partial(_find_opener(target)(model, threads), own)
+        run()
+        return _OpenModel(name, target, model, own, run)
+
+
+def _time_in_turn(
+    opened: Sequence[_OpenModel], threads: int, seconds: float, clock: Clock
+) -> list[TimedModel]:
+    """Return the times of models of one target; the first is the reference of the others."""
+    times = time_in_turn([one.run for one in opened], clock, seconds)
     timed = []
-    for name, own in zip(models, times, strict=True):
-        one = TimedModel(
-            model=name, target=target.name, least_ms=1e3 * min(own), median_ms=1e3 * find_interval(own).median
-        )
+    for one, own in zip(opened, times, strict=True):
+        median_ms = 1e3 * find_interval(own).median
+        model = TimedModel(model=one.name, target=one.target, least_ms=1e3 * min(own), median_ms=median_ms)
         if own is not times[0]:
             ratio = compare_turns(own, times[0])
-            figures = {"low": ratio.low, "high": ratio.high} | (
-                {"ratio": ratio.median} if ratio.is_borne else {}
-            )
-            one = one.model_copy(update=figures)
-        if one.is_slower and target.profile is not None:
-            one = one.model_copy(update={"costs": _rank(target.profile, models[name], threads, feeds[name])})
-        timed.append(one)
+            figures = {"ratio": ratio.median if ratio.is_borne else None}
+            model = model.model_copy(update={**figures, "low": ratio.low, "high": ratio.high})
+        profile = target_by_name(one.target).profile
+        if model.is_slower and profile is not None:
+            costs = _rank(profile(one.model, threads, one.feed))
+            model = model.model_copy(update={"costs": costs})
+        timed.append(model)
     return timed
 
 
-def _cast_feed(model: AnyModel, feed: Feed) -> Feed:
-    """Return `feed` in the float types of the inputs of `model`, which may be cast with the rest of it."""
-    proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
-    return {spec.name: feed[spec.name].astype(spec.dtype, copy=False) for spec in input_specs(proto)}
-
-
-def _rank(profile: Profiler, model: AnyModel, threads: int, feed: Feed) -> tuple[OperatorCost, ...]:
-    """Return the operators of `model` by their time, the most costly first."""
+def _rank(profile: Mapping[tuple[str, str], float]) -> tuple[OperatorCost, ...]:
+    """Return the operators of a profile by their time, the most costly first."""
     seconds: dict[str, list[float]] = defaultdict(list)
-    for (op_type, _), own in profile(model, threads, feed).items():
+    for (op_type, _), own in profile.items():
         seconds[op_type].append(own)
     total = sum(map(sum, seconds.values())) or 1.0
     costs = [

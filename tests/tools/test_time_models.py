@@ -134,4 +134,20 @@ def test_no_target_is_timed_in_the_runtime_of_another(clock: Callable[[], float]
     )
     assert [one.model for one in timing.models] == ["float", "other"]
     (note,) = timing.notes
-    assert note.startswith("rt was not timed: ") and "tensorrt" in note
+    assert note.startswith("rt was not timed: TensorRT is timed on the machine with the GPU")
+    timing = time_models(two_branch(), {"sim": quantized("mxfp8")}, FEED, 1, clock=clock)
+    assert not timing.models and "target simulation has no runtime" in timing.notes[0]
+
+
+def test_what_the_runtime_refuses_is_a_note(clock: Callable[[], float]) -> None:
+    """A model that cannot be opened leaves the others alone; without the reference nothing is compared."""
+    broken = quantized("onnxruntime-int8")
+    broken.graph.node[0].op_type = "Convolve"
+    unknown = quantized("onnxruntime-int8")
+    next(one for one in unknown.metadata_props if one.key == "onnxfq.target").value = "nowhere"
+    candidates = {"bad": broken, "good": quantized("onnxruntime-int8"), "far": unknown}
+    timing = time_models(two_branch(), candidates, FEED, 1, clock=clock)
+    assert [one.model for one in timing.models] == ["float", "good"]
+    assert [note.split(":")[0] for note in timing.notes] == ["bad was not timed", "far was not timed"]
+    timing = time_models(broken, {"good": quantized("onnxruntime-int8")}, FEED, 1, clock=clock)
+    assert not timing.models and len(timing.notes) == 1
