@@ -1,4 +1,4 @@
-"""`Timing`: times of models that took turns in the runtime of a target, and what costs most in a slow one."""
+"""`Timing`: times of models that took turns in the runtime of a target, and what costs most in slow ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TimedModel(Record):
         model: its name.
         target: whose runtime ran it.
         least_ms: time of a run in the fastest turn, in milliseconds.
-        median_ms: the same in the middle one.
+        median_ms: the same in the middle timed.
         ratio: median ratio of its time to the reference's, round by round; None for the reference, and if
             the noise does not bear a ratio.
         low: lower end of the interval of 99 % confidence of that median.
@@ -90,7 +90,7 @@ class Timing(Record):
 
     def of(self, model: str) -> TimedModel | None:
         """Return the times of a model by name; None if it was not timed."""
-        return next((one for one in self.models if one.model == model), None)
+        return next((timed for timed in self.models if timed.model == model), None)
 
     def only(self, model: str) -> Timing:
         """Return the times of one model and its reference, as `QUANTIZED`; without times the reason."""
@@ -98,7 +98,7 @@ class Timing(Record):
         if own is None:
             notes = tuple(note for note in self.notes if note.startswith(f"{model} "))
             return self.model_copy(update={"models": (), "notes": notes})
-        beside = next(one for one in self.models if one.target == own.target and one.high is None)
+        beside = next(timed for timed in self.models if timed.target == own.target and timed.high is None)
         renamed = own.model_copy(update={"model": QUANTIZED})
         return self.model_copy(update={"models": (beside, renamed), "notes": ()})
 
@@ -108,8 +108,10 @@ class Timing(Record):
             return list(self.notes)
         threads = "the runtime's own number of threads" if not self.threads else f"{self.threads} thread(s)"
         rows = [("model", "runtime", "least ms", "median ms", "time to float")]
-        for one in self.models:
-            rows.append((one.model, one.target, f"{one.least_ms:.3f}", f"{one.median_ms:.3f}", one.figure))
+        for timed in self.models:
+            rows.append(
+                (timed.model, timed.target, f"{timed.least_ms:.3f}", f"{timed.median_ms:.3f}", timed.figure)
+            )
         return [
             f"time of one sample, {threads}, models in turn:",
             *("  " + line for line in table_lines(rows, names=(0,))),
@@ -119,7 +121,7 @@ class Timing(Record):
 
     def remarks(self) -> list[str]:
         """Return the rule of ratios if one is not given, and a line for each model that is slow."""
-        noisy = any(one.ratio is None and one.low is not None for one in self.models)
+        noisy = any(timed.ratio is None and timed.low is not None for timed in self.models)
         rule = ["a ratio whose 99 % interval is wider than 10 % is not given; close other programs"]
-        slow = [line for one in self.models for line in one.lines()]
+        slow = [line for timed in self.models for line in timed.lines()]
         return [*(rule if noisy else []), *slow]

@@ -66,7 +66,7 @@ def find_interval(values: Sequence[float]) -> Interval:
 
 def compare_turns(times: Sequence[float], reference: Sequence[float]) -> Interval:
     """Return the ratio of the times of two runs, from the ratio of each round: drifts of a round cancel."""
-    return find_interval([one / other for one, other in zip(times, reference, strict=True)])
+    return find_interval([own / other for own, other in zip(times, reference, strict=True)])
 
 
 def time_in_turn(
@@ -90,7 +90,7 @@ def time_in_turn(
         for place, (run, count) in turns[::-1] if number % 2 else turns:
             times[place].append(_time_turn(run, count, clock))
         if number + 1 >= LEAST_ROUNDS and (
-            clock() - begun >= seconds or all(compare_turns(one, times[0]).is_borne for one in times)
+            clock() - begun >= seconds or all(compare_turns(own, times[0]).is_borne for own in times)
         ):
             break
     return times

@@ -140,23 +140,23 @@ def _observe(recipes: Iterable[_Observing], options: QuantizeOptions) -> dict[st
     alone: dict[str, SharedSession] = {}
     placements: dict[str, Placement] = {}
     widest: dict[str, Observed] = {}
-    for one in recipes:
-        shared, why = one.shared, one.explain_alone((sharing or [one])[0], widest)
+    for joining in recipes:
+        shared, why = joining.shared, joining.explain_alone((sharing or [joining])[0], widest)
         if why:
             log.warning("recipe %s needs another pass over the data: %s", shared.recipe.name, why)
             alone[shared.recipe.name] = replace(shared, session=shared.session.alone())
             continue
-        sharing.append(one)
-        wider = {own.tensor for own in one.observed if own.tensor not in widest or not _is_plain(own)}
-        widest |= {own.tensor: own for own in one.observed if own.tensor in wider}
-        placements |= {p.tensor: p for p in one.plan.activations if p.tensor in wider}
+        sharing.append(joining)
+        wider = {own.tensor for own in joining.observed if own.tensor not in widest or not _is_plain(own)}
+        widest |= {own.tensor: own for own in joining.observed if own.tensor in wider}
+        placements |= {p.tensor: p for p in joining.plan.activations if p.tensor in wider}
     if not sharing:
         return alone
     plan = sharing[0].plan.model_copy(update={"placements": tuple(placements.values())})
     gathered = gather_statistics(sharing[0].shared.session, plan, None, options, options.ray)
     return alone | {
-        one.shared.recipe.name: replace(one.shared, gathered=_narrow(gathered, one.observed))
-        for one in sharing
+        joining.shared.recipe.name: replace(joining.shared, gathered=_narrow(gathered, joining.observed))
+        for joining in sharing
     }
 
 

@@ -10,6 +10,7 @@ from onnxfq.documents.scores import CandidateScore
 from onnxfq.documents.timing import TimedModel, Timing
 from onnxfq.errors import OnnxfqError
 from onnxfq.graph.io.data_paths import model_bytes
+from onnxfq.remedies.mixed_precision import NO_PROMISE, TARGET
 from onnxfq.remedies.result import QuantizeResult, RecipeOutcome
 from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.text import is_unseen
@@ -38,6 +39,7 @@ class RecipeRow(Record):
         promised: operators with quantized inputs; None for a target without rules.
         builder: name and version of the builder; empty for rules.
         findings: where the target refuses the file, runs it in float or computes other values.
+        promise: what came of the accuracy that was asked for; empty if none was.
         error: why the recipe failed.
     """
 
@@ -50,6 +52,7 @@ class RecipeRow(Record):
     promised: Count | None = None
     builder: str = ""
     findings: Count = 0
+    promise: str = ""
     error: str = ""
 
     def cells(self, timed: TimedModel | None) -> list[str]:
@@ -98,6 +101,7 @@ class RecipeTable(Record):
         return [
             *table_lines(kept, names=(0,)),
             *(f"failed     {row.recipe}: {row.error}" for row in self.rows if row.error),
+            *(f"promise    {row.recipe}: {row.promise}" for row in self.rows if row.promise),
             *(
                 f"findings   {row.recipe}: {row.findings}; `onnxfq check {row.file or 'FILE'} "
                 f"--target {row.target}` names them"
@@ -162,6 +166,12 @@ def _row(outcome: RecipeOutcome, build: BuildOptions | None) -> RecipeRow:
         file="" if outcome.output is None else str(outcome.output),
         bytes=outcome.bytes or None,
         worst_db=_worst_db(score),
+        promise="; ".join(
+            text
+            for trial in result.trials
+            if trial.remedy == TARGET.name and trial.why != NO_PROMISE
+            for text in trial.texts
+        ),
     )
     if target.check is None:
         return row

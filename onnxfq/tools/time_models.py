@@ -64,7 +64,7 @@ def time_models(
                 opened.append(_OpenModel.of(name, target, model, feed, threads))
             except OnnxfqError as error:
                 refused = [name] if opened else group
-                notes += [f"{one} was not timed: {error}" for one in refused]
+                notes += [f"{left} was not timed: {error}" for left in refused]
                 if not opened:
                     break
         if len(opened) > 1:
@@ -123,18 +123,20 @@ def _time_in_turn(
     opened: Sequence[_OpenModel], threads: int, seconds: float, clock: Clock
 ) -> list[TimedModel]:
     """Return the times of models of one target; the first is the reference of the others."""
-    times = time_in_turn([one.run for one in opened], clock, seconds)
+    times = time_in_turn([candidate.run for candidate in opened], clock, seconds)
     timed = []
-    for one, own in zip(opened, times, strict=True):
+    for candidate, own in zip(opened, times, strict=True):
         median_ms = 1e3 * find_interval(own).median
-        model = TimedModel(model=one.name, target=one.target, least_ms=1e3 * min(own), median_ms=median_ms)
+        model = TimedModel(
+            model=candidate.name, target=candidate.target, least_ms=1e3 * min(own), median_ms=median_ms
+        )
         if own is not times[0]:
             ratio = compare_turns(own, times[0])
             figures = {"ratio": ratio.median if ratio.is_borne else None}
             model = model.model_copy(update={**figures, "low": ratio.low, "high": ratio.high})
-        profile = target_by_name(one.target).profile
+        profile = target_by_name(candidate.target).profile
         if model.is_slower and profile is not None:
-            costs = _rank(profile(one.model, threads, one.feed))
+            costs = _rank(profile(candidate.model, threads, candidate.feed))
             model = model.model_copy(update={"costs": costs})
         timed.append(model)
     return timed

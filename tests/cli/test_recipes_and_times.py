@@ -154,3 +154,13 @@ def test_evaluate_times_each_in_its_runtime(capfd: pytest.CaptureFixture[str]) -
     assert (
         Evaluation.model_validate_json(printed(capfd, f"{line} --json".replace(" --time", ""))).timing is None
     )
+
+
+def test_a_promise_is_a_line_of_each_recipe(capfd: pytest.CaptureFixture[str]) -> None:
+    """What was promised is named with its measure; without a promise there is no line."""
+    plain = printed(capfd, f"quantize m.onnx --data d.npz {BOTH} -o out")
+    assert "promise " not in plain
+    kept = printed(capfd, f"quantize m.onnx --data d.npz {BOTH} -o out --min-sqnr 12")
+    lines = [line for line in kept.splitlines() if line.startswith("promise ")]
+    assert [line.split()[1] for line in lines] == ["tensorrt-int8:", "onnxruntime-int8:"]
+    assert all("dB" in line for line in lines)
