@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import onnx
@@ -14,6 +15,7 @@ from onnxfq.data import Data
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import OnnxfqError, RecipeError
+from onnxfq.graph.signature import computed_tensors
 from onnxfq.remedies.candidate import Sources
 from onnxfq.remedies.equalize_search import list_named
 from onnxfq.stages.inputs import QuantizeSession, load_written_recipe, open_inputs
@@ -52,20 +54,34 @@ class _Observing:
     @staticmethod
     def of(shared: SharedSession, sources: Sources, options: QuantizeOptions) -> _Observing:
         model = shared.session.ranked
-        plan = plan_encodings(model, shared.recipe, sources.encodings).unknown
+        plan = with_limits(plan_encodings(model, shared.recipe, sources.encodings).unknown, model)
         observing = replace(options.observing, nonfinite=options.data.nonfinite)
-        return _Observing(shared, plan, observed_tensors(model, with_limits(plan, model), observing))
+        return _Observing(shared, plan, observed_tensors(model, plan, observing))
 
-    def explain_alone(self, first: _Observing, widest: Mapping[str, Observed]) -> str:
-        """Return why it cannot join the pass of `first` over `widest`; empty if it can."""
-        recipe, proto = self.shared.recipe, self.shared.session.model.proto
+    @cached_property
+    def explain_alone(self) -> str:
+        """Why no other recipe can have its statistics; empty if one can."""
         if any(placement.calibrator.is_ordered for placement in self.plan.activations):
             return "its calibrator depends on the order of the data"
-        if list_named(recipe):
-            return "it changes channels before it observes"
-        if proto is not first.shared.session.model.proto:
-            target = first.shared.recipe.target
-            return f"target {recipe.target} prepares the model in another form than {target}"
+        return "it changes channels before it observes" if list_named(self.shared.recipe) else ""
+
+    def lacks(self, other: _Observing) -> list[str]:
+        """Return the tensors of `other` that this form of the model lacks."""
+        if other.shared.session.model.proto is self.shared.session.model.proto:
+            return []
+        return [own.tensor for own in other.observed if own.tensor not in self._tensors]
+
+    @cached_property
+    def _tensors(self) -> set[str]:
+        proto = self.shared.session.model.proto
+        return computed_tensors(proto) | {value.name for value in proto.graph.input}
+
+    def explain_difference(self, base: _Observing, widest: Mapping[str, Observed]) -> str:
+        """Return why it cannot join a pass over the model of `base` and over `widest`; empty if it can."""
+        lacking = base.lacks(self)
+        if lacking:
+            targets = f"target {base.shared.recipe.target}", f"target {self.shared.recipe.target}"
+            return f"the model as {targets[0]} prepares it lacks {lacking[0]!r}, which {targets[1]} has"
         for own in self.observed:
             other = widest.get(own.tensor, own)
             if own != other and not _is_plain(own) and not _is_plain(other):
@@ -83,8 +99,9 @@ def open_shared(
 ) -> list[tuple[str, SharedSession | OnnxfqError]]:
     """Return name and session of each recipe, or its error, with the statistics of one pass for all of them.
 
-    These are to the bit the statistics of a pass for that recipe alone. A recipe that needs such a pass has
-    none yet, and a note gives the reason.
+    These are the statistics of a pass for that recipe alone: to the bit if the targets prepare the model in one
+    form, up to the rounding of its floats if not. A recipe that needs a pass of another kind has no statistics
+    yet, and a note gives the reason.
 
     Args:
         model: a path or a ModelProto.
@@ -134,27 +151,33 @@ def _open_next(first: SharedSession, recipe: Recipe) -> QuantizeSession:
     return first.session if is_first else first.session.for_target(recipe.target)
 
 
-def _observe(recipes: Iterable[_Observing], options: QuantizeOptions) -> dict[str, SharedSession]:
-    """Return each recipe by its name, with the statistics of one pass, or with data for another pass."""
+def _observe(recipes: Sequence[_Observing], options: QuantizeOptions) -> dict[str, SharedSession]:
+    """Return each recipe by its name, with the statistics of one pass, or with data for another pass.
+
+    The pass runs the form of the model that has the tensors of most recipes.
+    """
+    able = [joining for joining in recipes if not joining.explain_alone]
+    base = max(able, key=lambda form: -sum(bool(form.lacks(other)) for other in able), default=None)
     sharing: list[_Observing] = []
-    alone: dict[str, SharedSession] = {}
+    sessions: dict[str, SharedSession] = {}
     placements: dict[str, Placement] = {}
     widest: dict[str, Observed] = {}
     for joining in recipes:
-        shared, why = joining.shared, joining.explain_alone((sharing or [joining])[0], widest)
+        shared = joining.shared
+        why = joining.explain_alone or joining.explain_difference(base or joining, widest)
         if why:
             log.warning("recipe %s needs another pass over the data: %s", shared.recipe.name, why)
-            alone[shared.recipe.name] = replace(shared, session=shared.session.alone())
+            sessions[shared.recipe.name] = replace(shared, session=shared.session.alone())
             continue
         sharing.append(joining)
         wider = {own.tensor for own in joining.observed if own.tensor not in widest or not _is_plain(own)}
         widest |= {own.tensor: own for own in joining.observed if own.tensor in wider}
         placements |= {p.tensor: p for p in joining.plan.activations if p.tensor in wider}
-    if not sharing:
-        return alone
-    plan = sharing[0].plan.model_copy(update={"placements": tuple(placements.values())})
-    gathered = gather_statistics(sharing[0].shared.session, plan, None, options, options.ray)
-    return alone | {
+    if base is None:
+        return sessions
+    plan = base.plan.model_copy(update={"placements": tuple(placements.values())})
+    gathered = gather_statistics(base.shared.session, plan, None, options, options.ray)
+    return sessions | {
         joining.shared.recipe.name: replace(joining.shared, gathered=_narrow(gathered, joining.observed))
         for joining in sharing
     }

@@ -102,7 +102,7 @@ class Target:
         policy: rules of placement and refusal.
         recipes: recipes, known by name once the target is registered.
         prepare: returns the float model with the rewrites that the target needs before placement, equal in
-            its results; the model itself if it needs none.
+            its results; the model itself if it needs none. A tensor keeps its name only with its values.
         form: parts written in other operators than ONNX's.
         has_pairs: False if models are written with FakeQuantize nodes in place of Q/DQ pairs.
         domains: operator sets that only this target has, with their descriptions.

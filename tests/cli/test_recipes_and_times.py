@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import two_branch
+from builders import downsample
 
 from onnxfq.cli.main import main
 from onnxfq.documents.scores import Evaluation
@@ -25,7 +25,7 @@ BOTH = "--recipe tensorrt-int8 --recipe onnxruntime-int8"
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder with m.onnx and d.npz, and a clock that ticks once at each call."""
     monkeypatch.chdir(tmp_path)
-    onnx.save(two_branch(), "m.onnx")
+    onnx.save(downsample(), "m.onnx")
     samples = np.random.default_rng(0).normal(size=(40, 4, 6, 6)).astype(np.float32)
     np.savez("d.npz", x=samples)
 
