@@ -99,9 +99,9 @@ def open_shared(
 ) -> list[tuple[str, SharedSession | OnnxfqError]]:
     """Return name and session of each recipe, or its error, with the statistics of one pass for all of them.
 
-    These are the statistics of a pass for that recipe alone: to the bit if the targets prepare the model in one
-    form, up to the rounding of its floats if not. A recipe that needs a pass of another kind has no statistics
-    yet, and a note gives the reason.
+    These are the statistics of a pass for that recipe alone: to the bit if the targets prepare the model in
+    one form, up to the rounding of its floats if not. A recipe that needs another pass has no statistics yet,
+    and a note gives the reason.
 
     Args:
         model: a path or a ModelProto.
