@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 import onnx
 from numpy.typing import NDArray
@@ -39,6 +40,19 @@ class BuildOptions:
 Values = Mapping[str, NDArray[Any]]
 Runner = Callable[[onnx.ModelProto, Sequence[Feed], Sequence[str], int], Iterator[Values]]
 """Takes a model, feeds, names of tensors and a number of threads; yields the tensors of each feed."""
+
+AnyModel: TypeAlias = onnx.ModelProto | Path
+"""A model, or the path of one."""
+
+Opener = Callable[[AnyModel, int], Callable[[Feed], Values]]
+"""Takes a model or its path, and a number of threads, 0 for the runtime's own choice.
+
+It opens the model as users of the runtime do, and returns a function from a feed to the outputs by name. It
+raises RuntimeLibraryError if the runtime is not on this machine, ModelError if the runtime refuses the model.
+"""
+
+Profiler = Callable[[AnyModel, int, Feed], Mapping[tuple[str, str], float]]
+"""Takes what an Opener takes and a feed; returns the seconds of a run by operator and node, as executed."""
 
 Check = Callable[[onnx.ModelProto, str, BuildOptions | None], CheckResult]
 """Takes a Q/DQ model, its name for messages, and options for a build; None for no build."""
@@ -88,7 +102,7 @@ class Target:
         policy: rules of placement and refusal.
         recipes: recipes, known by name once the target is registered.
         prepare: returns the float model with the rewrites that the target needs before placement, equal in
-            its results; the model itself if it needs none.
+            its results; the model itself if it needs none. A tensor keeps its name only with its values.
         form: parts written in other operators than ONNX's.
         has_pairs: False if models are written with FakeQuantize nodes in place of Q/DQ pairs.
         domains: operator sets that only this target has, with their descriptions.
@@ -97,6 +111,8 @@ class Target:
         conversion: name of the recipe that `convert` starts from; empty for none.
         check: rules over a Q/DQ model.
         run: an engine of the target on this machine.
+        open: its runtime on this machine as users open it, for times.
+        profile: the same runtime's own account of its time.
         kit: files that `handoff` writes.
         capabilities: by number format, the least compute capability of a GPU that multiplies in it, 89 for
             8.9; empty for a target whose hardware is not told by it.
@@ -114,6 +130,8 @@ class Target:
     conversion: str = ""
     check: Check | None = None
     run: Runner | None = None
+    open: Opener | None = None
+    profile: Profiler | None = None
     kit: Kit | None = None
     capabilities: Mapping[str, int] = field(default_factory=dict)
 
