@@ -140,13 +140,12 @@ class TensorQuantizer(torch.nn.Module):
         if self._enable_onnx_export:
             self.check_export()
         amax = self._get_amax(x)
+        qtype = self._num_bits, self._unsigned, self._narrow_range
         if is_exporting() and self._fake_quant:
-            qtype = self._num_bits, self._unsigned, self._narrow_range
             return quantize_for_export(x, amax, *qtype, pairs=self._enable_onnx_export)
         if isinstance(self._num_bits, (tuple, list)):
             return functions.scaled_e4m3(x, amax, *self._num_bits)
         if self._fake_quant:
-            qtype = self._num_bits, self._unsigned, self._narrow_range
             return functions.fake_tensor_quant(x, amax, *qtype).to(x.dtype)  # channels widen bfloat16
         integers, self._scale = functions.tensor_quant(x, amax, self._num_bits, self._unsigned)
         return integers
