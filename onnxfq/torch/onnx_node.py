@@ -38,6 +38,11 @@ def lowered_later() -> Iterator[None]:
         _expected.reset(token)
 
 
+def is_exporting_plainly() -> bool:
+    """Tell whether torch is exporting to ONNX right now, and not for `export_torch`."""
+    return is_exporting() and not _expected.get()
+
+
 def onnx_node(
     x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, granularity: Granularity
 ) -> Tensor:

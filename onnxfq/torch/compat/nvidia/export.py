@@ -27,7 +27,7 @@ def quantize_for_export(
         narrow_range: the lowest integer is minus the highest.
         pairs: write QuantizeLinear and DequantizeLinear for plain torch.onnx.export.
 
-    Raises SpecError for an amax of several axes.
+    Raises SpecError for an amax of several axes, and for pairs of another width or range than int8's.
     """
     with warnings.catch_warnings():
         # The tracing exporter warns that a shape becomes a constant: amax is one.
@@ -39,6 +39,9 @@ def quantize_for_export(
         )
     axis = axes[0] + x.ndim - amax.ndim if axes else None
     floats = isinstance(num_bits, (tuple, list))
+    if pairs and not floats and (num_bits != 8 or narrow_range):
+        bits = f"{num_bits}{' narrow' * narrow_range}"
+        raise SpecError(f"torch.onnx.export writes 8 bits of the full range, got {bits}; use export_torch")
     bound = E4M3_MOST if floats else integer_bound(num_bits, unsigned)
     scale = amax.float().clamp(min=LEAST).flatten() / bound
     scale = scale if axes else scale.reshape(())

@@ -18,7 +18,7 @@ from onnxfq.torch.compat.nvidia.clip import Clip
 from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor, check_bits
 from onnxfq.torch.compat.nvidia.export import quantize_for_export
 from onnxfq.torch.compat.nvidia.utils import amax_by_index
-from onnxfq.torch.onnx_node import is_exporting
+from onnxfq.torch.onnx_node import is_exporting, is_exporting_plainly
 
 _BUFFERS = ("_amax", "_pre_quant_scale")
 
@@ -70,8 +70,11 @@ class TensorQuantizer(torch.nn.Module):
 
     Attributes:
         clip: the learned ends, parameters `clip_value_min` and `clip_value_max`; with `learn_amax` only.
+        use_fb_fake_quant: set on the class, plain torch.onnx.export writes QuantizeLinear, DequantizeLinear;
+            the switch of early releases, for which `enable_onnx_export` came.
     """
 
+    use_fb_fake_quant = False
     _enable_onnx_export = False
     _calibrator: Any
 
@@ -137,12 +140,13 @@ class TensorQuantizer(torch.nn.Module):
             x = self.clip(x)
         if not self._if_quant:
             return x
-        if self._enable_onnx_export:
+        pairs = (self._enable_onnx_export or self.use_fb_fake_quant) and is_exporting_plainly()
+        if pairs or self._enable_onnx_export:
             self.check_export()
         amax = self._get_amax(x)
         qtype = self._num_bits, self._unsigned, self._narrow_range
         if is_exporting() and self._fake_quant:
-            return quantize_for_export(x, amax, *qtype, pairs=self._enable_onnx_export)
+            return quantize_for_export(x, amax, *qtype, pairs=pairs)
         if isinstance(self._num_bits, (tuple, list)):
             return functions.scaled_e4m3(x, amax, *self._num_bits)
         if self._fake_quant:
@@ -167,12 +171,6 @@ class TensorQuantizer(torch.nn.Module):
         """Raise StatisticsError, with the name, if a quantizer that is on has no amax to export."""
         if self.amax is None and not self._learn_amax and self._if_quant and not self._disabled:
             raise StatisticsError(f"quantizer {name!r} has no amax; calibrate it and call load_calib_amax()")
-        plain = isinstance(self._num_bits, (tuple, list)) or (self._num_bits == 8 and not self._narrow_range)
-        if self._enable_onnx_export and not plain:
-            bits = f"{self._num_bits}{' narrow' * self._narrow_range}"
-            raise SpecError(
-                f"torch.onnx.export writes 8 bits of the full range, got {bits}; use export_torch"
-            )
 
     def __prepare_scriptable__(self) -> TensorQuantizer:
         """Raise ModelError: torch.jit.script calls this first."""
