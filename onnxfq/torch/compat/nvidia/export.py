@@ -14,6 +14,13 @@ from onnxfq.torch.compat.nvidia.tensor_quant import E4M3_MOST, LEAST, integer_bo
 from onnxfq.torch.qat_gradients import fake_quantize
 
 
+def check_pairs(num_bits: Any, unsigned: bool, narrow_range: bool) -> None:
+    """Raise SpecError for a grid that QuantizeLinear of plain torch.onnx.export does not have."""
+    if not isinstance(num_bits, (tuple, list)) and (num_bits != 8 or narrow_range):
+        bits = f"{num_bits}{' narrow' * narrow_range}"
+        raise SpecError(f"torch.onnx.export writes 8 bits of the full range, got {bits}; use export_torch")
+
+
 def quantize_for_export(
     x: Tensor, amax: Tensor, num_bits: Any, unsigned: bool, narrow_range: bool, *, pairs: bool
 ) -> Tensor:
@@ -27,7 +34,7 @@ def quantize_for_export(
         narrow_range: the lowest integer is minus the highest.
         pairs: write QuantizeLinear and DequantizeLinear for plain torch.onnx.export.
 
-    Raises SpecError for an amax of several axes, and for pairs of another width or range than int8's.
+    Raises SpecError for an amax of several axes.
     """
     with warnings.catch_warnings():
         # The tracing exporter warns that a shape becomes a constant: amax is one.
@@ -39,9 +46,6 @@ def quantize_for_export(
         )
     axis = axes[0] + x.ndim - amax.ndim if axes else None
     floats = isinstance(num_bits, (tuple, list))
-    if pairs and not floats and (num_bits != 8 or narrow_range):
-        bits = f"{num_bits}{' narrow' * narrow_range}"
-        raise SpecError(f"torch.onnx.export writes 8 bits of the full range, got {bits}; use export_torch")
     bound = E4M3_MOST if floats else integer_bound(num_bits, unsigned)
     scale = amax.float().clamp(min=LEAST).flatten() / bound
     scale = scale if axes else scale.reshape(())

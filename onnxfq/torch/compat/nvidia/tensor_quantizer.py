@@ -16,9 +16,9 @@ from onnxfq.torch.compat.nvidia import tensor_quant as functions
 from onnxfq.torch.compat.nvidia.calib import CALIBRATORS
 from onnxfq.torch.compat.nvidia.clip import Clip
 from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor, check_bits
-from onnxfq.torch.compat.nvidia.export import quantize_for_export
+from onnxfq.torch.compat.nvidia.export import check_pairs, quantize_for_export
 from onnxfq.torch.compat.nvidia.utils import amax_by_index
-from onnxfq.torch.onnx_node import is_exporting, is_exporting_plainly
+from onnxfq.torch.onnx_node import is_exporting, is_lowered_later
 
 _BUFFERS = ("_amax", "_pre_quant_scale")
 
@@ -140,11 +140,12 @@ class TensorQuantizer(torch.nn.Module):
             x = self.clip(x)
         if not self._if_quant:
             return x
-        pairs = (self._enable_onnx_export or self.use_fb_fake_quant) and is_exporting_plainly()
-        if pairs or self._enable_onnx_export:
-            self.check_export()
-        amax = self._get_amax(x)
         qtype = self._num_bits, self._unsigned, self._narrow_range
+        pairs = self._writes_pairs()
+        if pairs:
+            self.check_export()
+            check_pairs(*qtype)
+        amax = self._get_amax(x)
         if is_exporting() and self._fake_quant:
             return quantize_for_export(x, amax, *qtype, pairs=pairs)
         if isinstance(self._num_bits, (tuple, list)):
@@ -153,6 +154,13 @@ class TensorQuantizer(torch.nn.Module):
             return functions.fake_tensor_quant(x, amax, *qtype).to(x.dtype)  # channels widen bfloat16
         integers, self._scale = functions.tensor_quant(x, amax, self._num_bits, self._unsigned)
         return integers
+
+    def _writes_pairs(self) -> bool:
+        """Tell whether a plain export is to have pairs, not nodes that `export_torch` lowers."""
+        # After an error torch's exporter tries again, and then is_exporting() is false.
+        exporting = is_exporting() or torch.compiler.is_exporting()
+        wanted = self._enable_onnx_export or (self.use_fb_fake_quant and exporting)
+        return wanted and not is_lowered_later()
 
     def _get_amax(self, inputs: Tensor) -> Tensor:
         """Return the amax in use, at least float32: learned, known, or of these inputs."""
