@@ -24,7 +24,7 @@ from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
 
 
 class _InputQuantizer:
-    """What both mixins have."""
+    """Layer with a quantizer for its input, as both mixins have it."""
 
     default_quant_desc_input: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_PER_TENSOR
     _input_quantizer: TensorQuantizer
