@@ -260,7 +260,8 @@ def section(training: int, scoring: int, steps: int, scores: dict[str, list[floa
         [name, *(f"{value:.2f}" for value in [*scores[name], np.mean(scores[name])]), f"{off:+.2f}"]
         for name, off in distances(scores).items()
     ]
-    return f"""Accuracy in percent on {scoring} images after {steps} steps of {BATCH} of {training} images.
+    return f"""Accuracy in percent on {scoring} images after {steps} steps, each of {BATCH} images out of \
+{training}.
 `benchmarks/qat_interfaces.py` measures it: input and weight of each layer in symmetric int8, one schedule,
 the same batches. Means should be within {MARK} points of torch.ao's.
 
