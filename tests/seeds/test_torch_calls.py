@@ -142,3 +142,16 @@ def test_the_fused_operator_of_torch(constant: float, channels: bool) -> None:
         if i > 2:
             torch.testing.assert_close(made.observer.min_val, ends[0], rtol=1e-6, atol=0)
             torch.testing.assert_close(made.observer.max_val, ends[1], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_buffers_are_written_in_place(axis: int | None) -> None:
+    """Replicas hold them: observing, torch.ao's four switches and a state dict keep every buffer."""
+    made = ours.FakeQuantize(QuantSpec(qtype="int8", axis=axis), "moving_average:0.1")
+    held = {name: id(buffer) for name, buffer in made.named_buffers()}
+    for i in range(3):
+        made(X * (i + 1))
+    for switch in (ao.disable_fake_quant, ao.enable_fake_quant, ao.enable_observer, ao.disable_observer):
+        made.apply(switch)
+    made.load_state_dict(made.state_dict())
+    assert {name: id(buffer) for name, buffer in made.named_buffers()} == held and held
