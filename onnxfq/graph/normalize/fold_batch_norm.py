@@ -8,6 +8,7 @@ BatchNormalization]: y = (x - mean) * scale / sqrt(var + epsilon) + bias.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -69,15 +70,11 @@ def _fold(editor: Editor, conv: gs.Node, norm: gs.Node) -> None:
     weight, *biases = [tensor for tensor in conv.inputs[1:3] if tensor.name]
     bias = constant_array(biases[0]).astype(np.float64) if biases else np.zeros(1)
     scaled = _scale_channels(constant_array(weight).astype(np.float64), factor, conv)
+    bias_name = biases[0].name if biases else f"{weight.name}/bias"
     conv.inputs = [
         conv.inputs[0],
-        _store(editor, weight, weight.name, scaled),
-        _store(
-            editor,
-            weight,
-            biases[0].name if biases else f"{weight.name}/bias",
-            (bias - mean) * factor + offset,
-        ),
+        _store(editor, conv, weight.name, scaled.astype(weight.dtype)),
+        _store(editor, conv, bias_name, ((bias - mean) * factor + offset).astype(weight.dtype)),
     ]
 
 
@@ -91,10 +88,9 @@ def _scale_channels(weight: _Float64s, factor: _Float64s, conv: gs.Node) -> _Flo
     return np.asarray((split * factors).reshape(weight.shape))
 
 
-def _store(editor: Editor, like: gs.Constant, name: str, values: _Float64s) -> gs.Constant:
-    """Return a constant of the type of `like`; under `name` if only one node reads that."""
+def _store(editor: Editor, conv: gs.Node, name: str, values: NDArray[Any]) -> gs.Constant:
+    """Return a constant for `conv`; under `name` if only `conv` reads that."""
     known = editor.find(name)
-    typed = values.astype(constant_array(like).dtype)
-    if known is None or len(known.outputs) > 1:
-        return editor.constant(editor.pick_name(name), lambda free: make_constant(free, typed))
-    return make_constant(name, typed)
+    if known is not None and all(reader is conv for reader in known.outputs):
+        return make_constant(name, values)
+    return editor.constant(editor.pick_name(name), lambda free: make_constant(free, values))
