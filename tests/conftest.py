@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import signal
+import zlib
+from collections import defaultdict
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -23,15 +26,62 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--device", choices=("cpu", "cuda"), default="cpu", help="where the tests of custom_ops run kernels"
     )
-    parser.addoption("--random-graphs", type=int, default=300, help="graphs drawn (CI: 300)")
+    parser.addoption("--random-graphs", type=int, default=100, help="graphs drawn (CI: 100)")
     parser.addoption("--all-opsets", action="store_true", help="every opset with every recipe")
     parser.addoption("--all-ways", action="store_true", help="every option in every way of feeding")
+    parser.addoption("--all-cases", action="store_true", help="every combination of the tests marked grid")
     parser.addoption("--damaged-files", type=int, default=200, help="files damaged (CI: 200)")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put slow files first: with several workers no file is left for one of them at the end."""
+TEST_SECONDS = 600
+"""A test that takes longer hangs."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put slow files first: with several workers no file is left for one of them at the end.
+
+    Of grids a sample stays; pytest counts the others as deselected.
+    """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if not config.getoption("--all-cases"):
+        left_out = set(items) - choose_cases(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def choose_cases(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests without a grid, and of each grid cases that have every value of every parameter.
+
+    A case stays if it has a value that no case before it has. They are looked at in an order that only their
+    names decide, so that the same cases stay on every machine.
+    """
+    grids = [item for item in items if item.get_closest_marker("grid")]
+    chosen = set(items) - set(grids)
+    seen: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for item in sorted(grids, key=lambda item: zlib.crc32(item.nodeid.encode())):
+        values = {(parameter, id(value)) for parameter, value in item.callspec.params.items()}
+        name = item.nodeid.partition("[")[0]
+        if not values <= seen[name]:
+            chosen.add(item)
+            seen[name] |= values
+    return chosen
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that hangs, where the system has the signal: the next test begins."""
+
+    def end(*_: object) -> None:
+        pytest.fail(f"{item.nodeid} has not ended after {TEST_SECONDS} s", pytrace=True)
+
+    if not hasattr(signal, "SIGALRM"):
+        return (yield)
+    signal.signal(signal.SIGALRM, end)
+    signal.alarm(TEST_SECONDS)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
 
 
 @pytest.fixture(scope="session")

@@ -297,6 +297,7 @@ SOME_WAYS = ("batch 8", "batch 0", "turned, 3 threads", "seven files", "function
 """Tensors that differ most; one of them for each network and option, unless all are asked for."""
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("option", sorted(CHOOSING))
 @pytest.mark.parametrize("network", sorted(NETWORKS))
 def test_a_choice_however_it_is_fed(
