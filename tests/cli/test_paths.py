@@ -136,7 +136,7 @@ def find_fault(
 def test_odd_paths(command: str, inputs: Path, server: CommandServer, tmp_path: Path) -> None:
     """Each ends in one line, quickly, changes no input and leaves nothing; ONNXFQ_ODD_PATHS=1 tries all."""
     cases = [(parameter, odd) for parameter in TABLE[command] if parameter.is_path for odd in ODD]
-    every = int(os.environ.get("ONNXFQ_ODD_PATHS", "11"))
+    every = int(os.environ.get("ONNXFQ_ODD_PATHS", "23"))
     faults = []
     for number, (parameter, odd) in enumerate(cases[len(command) % every :: every]):
         folder = tmp_path / str(number)

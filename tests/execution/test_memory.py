@@ -113,13 +113,14 @@ def model(tmp_path_factory) -> Path:
     return path
 
 
-def test_observing_keeps_to_its_memory_for_any_number_of_samples(model) -> None:
-    """At most 256 MB beyond plain inference, and 800 samples take what 64 take.
+def test_observing_keeps_to_its_memory_for_any_number_of_samples(model, request) -> None:
+    """At most 256 MB beyond plain inference, and 320 samples (all cases: 800) take what 64 take.
 
-    3 %: allocators return memory when they like. Activations of all samples would be 32 GB.
+    3 %: allocators return memory when they like. Activations of 320 samples would be 13 GB.
     """
+    samples = 800 if request.config.getoption("--all-cases") else 320
     plain = peak("plain", model, 8)
-    few, many = peak("observe", model, 64), peak("observe", model, 800)
+    few, many = peak("observe", model, 64), peak("observe", model, samples)
     assert few <= plain + BOUND
     assert many <= plain + BOUND
     assert abs(many - few) <= 0.03 * few
