@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--random-graphs", type=int, default=100, help="graphs drawn (CI: 100)")
     parser.addoption("--all-opsets", action="store_true", help="every opset with every recipe")
     parser.addoption("--all-ways", action="store_true", help="every option in every way of feeding")
-    parser.addoption("--all-cases", action="store_true", help="every combination of the tests marked grid")
+    parser.addoption("--all-cases", action="store_true", help="every case of tests that take a sample")
     parser.addoption("--damaged-files", type=int, default=200, help="files damaged (CI: 200)")
 
 

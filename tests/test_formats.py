@@ -54,6 +54,7 @@ MODELS = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("qtype", OPSETS)
 def test_twins_in_every_format(qtype: str, name: str) -> None:

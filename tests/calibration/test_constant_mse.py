@@ -36,6 +36,7 @@ def errors(x, scale, qtype):
     return ((y.astype(np.float64) - x) ** 2).sum(axis=1)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("name", ["int2", "int3", "int4", "int8", "float4e2m1"])
 def test_no_scale_is_much_better(name, data):

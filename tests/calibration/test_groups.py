@@ -27,6 +27,7 @@ GROUPS = [
 ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", [*observing_names(), "range:-1,2"])
 @pytest.mark.parametrize("blocks", GROUPS, ids=str)
 def test_each_group_is_calibrated_by_itself(name, blocks):

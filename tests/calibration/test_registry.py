@@ -64,6 +64,7 @@ def check(stats, name, spec):
     assert np.isfinite(scale) and scale > 0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("data", DATA)
 def test_range_lies_within_the_observed_one_and_gives_a_scale(name, data):

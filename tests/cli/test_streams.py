@@ -175,6 +175,7 @@ PLACES = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("what", PLACES)
 def test_code_that_fails(

@@ -93,6 +93,7 @@ SCHEMES: dict[str, tuple[Rename, Rename]] = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["two_branch", "attention", "tied_embedding", "if_body", "gemm"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_names_change_nothing(scheme: str, name: str) -> None:

@@ -104,6 +104,7 @@ CASES: dict[str, Case] = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "tensorrt-fp8"])
 @pytest.mark.parametrize("name", CASES)
 def test_structure(name: str, recipe: str) -> None:

@@ -129,6 +129,7 @@ def products(model: onnx.ModelProto) -> int:
     return found
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("split", [*SPLITS, *PACKED])
 def test_a_split_product_is_divided(split: str, product: str) -> None:

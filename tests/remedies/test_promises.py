@@ -14,7 +14,7 @@ from onnxfq.errors import DataError, RecipeError
 from onnxfq.remedies.samples import split_samples
 from onnxfq.runtime.session import Session
 
-DRAWN = 25
+DRAWN = 12
 
 
 def draw(seed: int) -> tuple[onnx.ModelProto, Feed]:

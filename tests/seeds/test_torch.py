@@ -119,6 +119,7 @@ class OneCall(nn.Module):
         return x + self.function(given, self.scale, self.zero_point, 1, *self.limits)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:integers:UserWarning")
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])

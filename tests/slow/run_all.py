@@ -43,6 +43,11 @@ CHECKS = {
         "python -m pytest -q -n 0 tests/support/test_damaged_files.py --damaged-files 2000",
     ),
     "opsets": ("every opset and recipe", "python -m pytest -q -n 0 tests/graph/test_opsets.py --all-opsets"),
+    "cases": ("every case of the tests that take a sample", "python -m pytest -q --all-cases"),
+    "engines": (
+        "every network and recipe as an engine of TensorRT",
+        "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 tests/targets/test_golden.py",
+    ),
     "suite of AIMET": (
         "its own tests, with its names given to ours",
         "python tests/slow/check_suites.py aimet",

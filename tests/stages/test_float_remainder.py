@@ -85,6 +85,7 @@ def loud_feed() -> dict[str, np.ndarray]:
     return {"x": x * np.float32(90_000 / (3000 * (x @ w).sum(1).max()))}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("model", [name for name in BUILDERS if name != "if_body"])
 def test_written_models_are_valid(name, model):
@@ -581,6 +582,7 @@ ENDS = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("form", ENDS)
 @pytest.mark.parametrize(
     "options", [FloatOptions("fp16", io=True), FP16, FloatOptions("bf16", io=True), BF16]

@@ -29,6 +29,7 @@ from onnxfq.stages.plan import make_plan
 from onnxfq.targets.recipes import load_recipe
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "tensorrt-fp8"])
 @pytest.mark.parametrize("kind", HALVES)
 @pytest.mark.parametrize("name", BUILDERS)

@@ -115,6 +115,7 @@ def test_plain_session_runs_integer_kernels(name: str, tmp_path: Path) -> None:
     assert FLOAT.isdisjoint(counts)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", UNITS)
 def test_numbers_of_the_kernels(name: str, seed: int, tmp_path: Path) -> None:

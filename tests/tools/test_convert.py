@@ -100,6 +100,7 @@ def test_float_weights_over_the_limit(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result.evaluation == plain.evaluation
 
 
+@pytest.mark.grid
 @TURBO
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
@@ -133,6 +134,7 @@ def real_model(
     return onnx.version_converter.convert_version(onnx.load(Path(FOLDER) / file), REAL[file]), feeds
 
 
+@pytest.mark.grid
 @TURBO
 @pytest.mark.skipif(not FOLDER, reason="ONNXFQ_MODELS names no folder of models")
 @pytest.mark.parametrize("per_channel", [False, True], ids=["per-tensor", "per-channel"])

@@ -125,6 +125,7 @@ BETWEEN: dict[str, tuple[str, Arrays]] = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("opset", [13, 17, 21, 23])
 @pytest.mark.parametrize("zero", ZEROS)
 @pytest.mark.parametrize("case", BETWEEN)
@@ -189,6 +190,7 @@ READERS = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("readers", READERS)
 @pytest.mark.parametrize("grid", GRIDS)
 def test_ranges_limit_values(grid: str, readers: str) -> None:

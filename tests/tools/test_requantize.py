@@ -168,6 +168,7 @@ GRIDS = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("floats", ["fp32", "fp16"])
 @pytest.mark.parametrize("name", GRIDS)
 def test_stored_integers_stay(name: str, floats: str) -> None:
@@ -462,6 +463,7 @@ def test_fake_quant_nodes_leave_their_range() -> None:
     assert (limit.low, limit.high) == (0.0, pytest.approx(2.55))
 
 
+@pytest.mark.grid
 @TURBO
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("kind", ["QUInt8", "QInt8"])

@@ -37,6 +37,7 @@ def test_the_table_has_every_row() -> None:
     assert {cell for row in found.values() for cell in row.values()} <= {"yes", "no"}
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning", "ignore:.*should not be instantiated")
 @pytest.mark.parametrize("interface", CHECKED)
 @pytest.mark.parametrize("row", CHECKS)
