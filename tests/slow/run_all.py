@@ -43,6 +43,7 @@ CHECKS = {
         "python -m pytest -q -n 0 tests/support/test_damaged_files.py --damaged-files 2000",
     ),
     "opsets": ("every opset and recipe", "python -m pytest -q -n 0 tests/graph/test_opsets.py --all-opsets"),
+    "Haswell": ("int8 on a processor without VNNI, emulated", "python tests/slow/check_haswell.py"),
     "suite of AIMET": (
         "its own tests, with its names given to ours",
         "python tests/slow/check_suites.py aimet",
