@@ -10,9 +10,9 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.operands import operand as find_operand
-from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.operands import operand as find_operand
+from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer
 
 UNSUPPORTED = frozenset(
     "AffineGrid Bernoulli BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CenterCropPad Col2Im "

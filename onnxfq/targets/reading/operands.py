@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
 
 from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
-from onnxfq.targets.tensorrt.rules.node_sites import NodeSite, SiteIndex
-from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
+from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
+from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
 
 COMMUTING = DATA_MOVEMENT | {"Dropout", "GlobalMaxPool", "Neg", "Pad", "ReduceMax"}
 """Operators that TensorRT moves a DQ through: measured one by one on TensorRT for RTX 1.7.1."""
@@ -82,8 +84,18 @@ class ExpectedPrecision:
         return tuple(operand for operand in self.operands if not operand.constant)
 
 
-def promise(site: NodeSite) -> ExpectedPrecision | None:
-    """Return the expected precision of `site`; None for no multiplication, or one in float."""
+Units = Mapping[str, tuple[int, ...]]
+"""Operators without a product that a target runs in low precision between pairs, and the slots of their data.
+
+An empty tuple means all inputs."""
+
+
+def promise(site: NodeSite, units: Units = MappingProxyType({})) -> ExpectedPrecision | None:
+    """Return the expected precision of `site`; None for float, or for neither a product nor one of `units`."""
+    if site.op in units:
+        operands = tuple(operand(site, s) for s in units[site.op] or range(len(site.node.input)))
+        whole = all(o.pair is not None and not o.constant for o in operands)
+        return ExpectedPrecision(site, operands) if whole else None
     slots = WEIGHTED_INPUTS.get(site.op, (0, 1, 2) if site.op == "Attention" else ())
     if not slots or len(site.node.input) <= max(slots):
         return None
