@@ -91,7 +91,7 @@ An empty tuple means all inputs."""
 
 
 def promise(site: NodeSite, units: Units = MappingProxyType({})) -> ExpectedPrecision | None:
-    """Return the expected precision of `site`; None for float, or for neither a product nor one of `units`."""
+    """Return the expected precision of `site`; None for float, or neither a product nor of `units`."""
     if site.op in units:
         operands = tuple(operand(site, s) for s in units[site.op] or range(len(site.node.input)))
         whole = all(o.pair is not None and not o.constant for o in operands)
