@@ -1,0 +1,9 @@
+"""OpenVINO on a CPU as a target."""
+
+from __future__ import annotations
+
+from onnxfq.targets.openvino.policy import POLICY
+from onnxfq.targets.openvino.recipes import RECIPES
+from onnxfq.targets.target import Target
+
+OPENVINO = Target("openvino", POLICY, recipes=RECIPES)
