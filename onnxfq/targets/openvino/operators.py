@@ -1,8 +1,8 @@
 """Operators beside products that get pairs for OpenVINO: residual sums, gates, and means over positions.
 
 Found by the kernels that OpenVINO 2026.4.1 chooses on a CPU. A convolution whose result has a pair writes 8
-bits; without one it writes float, and a Reorder or a FakeQuantize reads that again. A Sigmoid that gates its own
-input fuses into the convolution before it, so its product gets no pair.
+bits. Without one it writes float, and a Reorder or a FakeQuantize reads that again. A Sigmoid that gates its
+own input fuses into the convolution before it, so its product gets no pair.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def _goes_over_positions(mean: gs.Node) -> bool:
     """Tell whether a ReduceMean goes over all axes of an image but samples and channels."""
     shape = mean.inputs[0].shape
     axes = mean.attrs.get("axes") if len(mean.inputs) < 2 else evaluate_integers(mean.inputs[1])
-    if shape is None or len(shape) < 4 or axes is None or any(axis is None for axis in axes):
+    if shape is None or len(shape) < 4 or axes is None:
         return False
-    return sorted(int(axis) % len(shape) for axis in axes) == list(range(2, len(shape)))
+    return sorted(axis % len(shape) for axis in axes if axis is not None) == list(range(2, len(shape)))
 
 
 def _is_read_by(tensor: gs.Tensor, names: Collection[str]) -> bool:
