@@ -1,4 +1,4 @@
-"""Operators beside products that get pairs for OpenVINO: residual sums, gates, and means over positions.
+"""Operators that multiply no weights and get pairs for OpenVINO: residual sums, gates, means, poolings.
 
 Found by the kernels that OpenVINO 2026.4.1 chooses on a CPU. A convolution whose result has a pair writes 8
 bits. Without one it writes float, and a Reorder or a FakeQuantize reads that again. A Sigmoid that gates its
@@ -45,7 +45,7 @@ def choose_operators(decisions: Iterable[NodeDecision], nodes: Collection[gs.Nod
 
 
 def _choose(decision: NodeDecision, node: gs.Node, products: set[str]) -> NodeDecision | None:
-    """Return the decision on one node; None if it is no candidate."""
+    """Return the decision on one node; None for nodes without a gain."""
     if node.op not in OPERATORS or is_weighted(node):
         return decision
     if node.op == "Add":
@@ -60,7 +60,7 @@ def _choose(decision: NodeDecision, node: gs.Node, products: set[str]) -> NodeDe
 
 
 def _find_gated(mul: gs.Node) -> gs.Tensor | None:
-    """Return the input of which `mul` scales whole channels; None if it is no such gate."""
+    """Return the input whose channels `mul` scales as a gate; None if it does something else."""
     sides = list(mul.inputs)
     if any(isinstance(side, gs.Constant) or side.shape is None or len(side.shape) < 4 for side in sides):
         return None

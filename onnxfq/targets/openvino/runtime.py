@@ -62,8 +62,8 @@ def compile_model(proto: onnx.ModelProto, threads: int = 0) -> Any:
             return core.compile_model(model, DEVICE, options)
         except RuntimeError as error:  # OpenVINO has no classes for its faults
             raise RuntimeLibraryError(
-                f"OpenVINO {version_of(library)} cannot {does} the model: {_last_words(error)}; use operators "
-                "and an opset that this release has, or install a newer one"
+                f"OpenVINO {version_of(library)} cannot {does} the model: {_last_words(error)}; use "
+                "operators and an opset that this release has, or install a newer one"
             ) from None
 
 
@@ -101,7 +101,7 @@ def open_model(proto: onnx.ModelProto, threads: int = 0) -> Callable[[Feed], Val
 def run_model(
     proto: onnx.ModelProto, feeds: Sequence[Feed], tensors: Sequence[str], threads: int
 ) -> Iterator[Values]:
-    """Yield the tensors of each feed; the arguments are those of `Runner`."""
+    """Yield the tensors of each feed; `Runner` has the arguments."""
     run = open_model(with_outputs(proto, tensors), threads)
     for feed in feeds:
         values = run(feed)

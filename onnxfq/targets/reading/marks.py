@@ -1,7 +1,7 @@
 """Copy of a model whose promised nodes carry marks: names by which a runtime's own graph tells them again.
 
-Runtimes fuse, split and rename nodes. What they make of one keeps a part of its name, of the name of an output
-or of that of its weight; a mark is unique in each.
+Runtimes fuse, split and rename nodes. The result keeps a part of the name of the node, of an output or of the
+weight. A mark is unique in each.
 """
 
 from __future__ import annotations
