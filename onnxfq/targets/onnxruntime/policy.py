@@ -8,6 +8,7 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.target_policy import Operands, TargetPolicy
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
+from onnxfq.targets.onnxruntime.check import check_model
 from onnxfq.targets.onnxruntime.recipes import RECIPES
 from onnxfq.targets.target import Target
 
@@ -72,4 +73,5 @@ ONNXRUNTIME = Target(
         keeps_float=_keeps_float,
     ),
     recipes=RECIPES,
+    check=check_model,
 )

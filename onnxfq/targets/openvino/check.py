@@ -96,7 +96,7 @@ def activation_scales(reading: CheckContext) -> Iterator[Finding]:
 
 
 def weight_types(reading: CheckContext) -> Iterator[Finding]:
-    """Report other weights than int8 with zero point 0 beside activations of 8 bits: in float."""
+    """Report a weight that makes its product run in float: it is not int8, or has a zero point."""
     for promised, operand, q in reading.weights():
         if promised.expects != "low":
             continue
