@@ -22,8 +22,8 @@ from onnxfq.targets.target import BuildOptions
 DEVICE = "CPU"
 _LOW = frozenset(
     "ConvInteger DynamicQuantizeMatMul MatMulInteger MatMulIntegerToFloat QGemm QLinearAdd "
-    "QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool QLinearLeakyRelu QLinearMatMul QLinearMul "
-    "QLinearReduceMean QLinearSigmoid QLinearSoftmax".split()
+    "QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool QLinearLeakyRelu QLinearMatMul "
+    "QLinearMul QLinearReduceMean QLinearSigmoid QLinearSoftmax".split()
 )
 _WEIGHT_ONLY = frozenset({"MatMulNBits"})
 # They stand around a node, and move or convert its tensors.
@@ -85,15 +85,13 @@ def explain_float(promised: ExpectedPrecision) -> str:
         return "ONNX Runtime dequantizes the weight before it multiplies; quantize the input too"
     lacking = "" if site.op == "MatMul" else _find_lacking_pair(site)
     if lacking and not (site.op == "Gemm" and not site.input(2)):
-        return f"{lacking}, and ONNX Runtime fuses it with one pair behind it only"
+        return f"{lacking}; ONNX Runtime fuses it only if one pair alone reads its result"
     types = sorted({operand.pair.type_name for operand in promised.operands if operand.pair is not None})
-    return (
-        f"ONNX Runtime fuses no {site.op} of {' and '.join(types)} with these neighbours; leave it in float"
-    )
+    return f"ONNX Runtime fuses no {site.op} of {' and '.join(types)} like this one; leave it in float"
 
 
 def _find_lacking_pair(site: NodeSite) -> str:
-    """Return why the result of `site` has no pair of its own; empty if it has one."""
+    """Return who else than one pair reads the result of `site`; empty if nobody does."""
     for result in site.outputs:
         clipping = [reader for reader in result.outputs if reader.op in _CLIPPED]
         behind = clipping[0].outputs[0] if len(clipping) == len(result.outputs) == 1 else result

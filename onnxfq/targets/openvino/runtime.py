@@ -80,7 +80,8 @@ def open_model(proto: onnx.ModelProto, threads: int = 0) -> Callable[[Feed], Val
     compiled = compile_model(proto, threads)
     request = compiled.create_infer_request()
     names = output_names(proto)
-    taken = {port.any_name for port in compiled.inputs}
+    given_names = {value.name for value in proto.graph.input}
+    taken = {name for port in compiled.inputs for name in port.names if name in given_names}
 
     def run(feed: Feed) -> Values:
         missing = sorted(taken - feed.keys())
