@@ -20,8 +20,9 @@ from onnxfq.graph.queries import (
 )
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.placement.node_units import find_chain_nodes, find_written
 from onnxfq.placement.target_policy import NodeDecision, Operands, Slots, TargetPolicy
-from onnxfq.placement.weighted_ops import activation_placement, place_input, refuse
+from onnxfq.placement.weighted_ops import activation_placement, list_numbers, place_input, refuse
 from onnxfq.support.reasons import Reason
 
 
@@ -42,10 +43,13 @@ def decide_operators(
     if not policy.operators:
         return weighted
     found, beyond = {decision.node: decision for decision in weighted}, nodes_out_of_reach(graph)
+    units = find_chain_nodes(graph, weighted, recipe, policy)
     for node in nodes_by_graph(graph):
         slots = policy.operators.get(node.op)
         known = found.get(node.name) or NodeDecision(node.name, node.op, ())
         if slots is None or known.why_float or node.name in beyond or node.domain not in STANDARD_DOMAINS:
+            continue
+        if slots.between_units and node.name not in units:
             continue
         placements = tuple(_placements(node, slots, graph, recipe, policy))
         if placements:
@@ -78,14 +82,35 @@ def _decide(
 def _placements(
     node: gs.Node, slots: Slots, graph: gs.Graph, recipe: Recipe, policy: TargetPolicy
 ) -> Iterator[Placement]:
-    for slot in slots.inputs:
+    for slot in range(len(node.inputs)) if slots.inputs == "all" else slots.inputs:
         if slot < len(node.inputs) and _is_open(node.inputs[slot]):
+            operand = node.inputs[slot]
+            if isinstance(operand, gs.Constant):
+                yield from _place_constant(node, slot, operand, recipe)
+                continue
             placement = place_input(node, slot, recipe, policy)
             if placement is not None:
                 yield placement
     for slot in slots.outputs:
         if slot < len(node.outputs) and _is_open(node.outputs[slot]):
-            yield from _place_output(node, node.outputs[slot], graph, recipe)
+            written = find_written(node.outputs[slot], graph.outputs, policy.absorbed)
+            yield from _place_output(node, written, graph, recipe)
+
+
+def _place_constant(
+    node: gs.Node, slot: int, tensor: gs.Constant, recipe: Recipe
+) -> Iterator[Placement]:
+    """Place a constant operand in the format of activations, for kernels take one type for all operands."""
+    scheme = recipe.activation_for(node.name, node.op, tensor.name)
+    if scheme is not None and scheme.granularity == "per_tensor" and not scheme.dynamic and tensor.values.size:
+        yield Placement(
+            tensor=tensor.name,
+            role="weight",
+            spec=QuantSpec(**list_numbers(scheme)),
+            uses=(Use(node.name, slot),),
+            why=f"constant operand of {node.op}",
+            float_type=float_type(tensor) or "float32",
+        )
 
 
 def _is_open(tensor: gs.Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import onnx_graphsurgeon as gs
 
@@ -66,10 +67,16 @@ class Slots:
     """Positions of inputs and outputs that get a pair in addition to the multiplied inputs.
 
     Outputs get one if the recipe has one static scale for an activation.
+
+    Attributes:
+        inputs: positions, or "all".
+        outputs: positions.
+        between_units: whether a node gets pairs only between node units, see `node_units`.
     """
 
-    inputs: tuple[int, ...] = ()
+    inputs: tuple[int, ...] | Literal["all"] = ()
     outputs: tuple[int, ...] = ()
+    between_units: bool = False
 
 
 NodesRule = Callable[[list[NodeDecision], Collection[gs.Node]], list[NodeDecision]]
@@ -106,6 +113,8 @@ class TargetPolicy:
         bridges: tells whether an operator that multiplies nothing runs in low precision between pairs of a
             format.
         operators: op type -> slots that are placed in addition to weights and multiplied inputs.
+        absorbed: operators that vanish in front of a pair whose range does their work, so that the pair of an
+            output stands behind them.
         bias_qtype: number format of constant biases, at the input scale times the weight scale; empty for
             float.
     """
@@ -123,4 +132,5 @@ class TargetPolicy:
     join: PairsRule | None = None
     bridges: Callable[[gs.Node, QType], bool] = lambda node, qtype: False
     operators: Mapping[str, Slots] = field(default_factory=dict)
+    absorbed: frozenset[str] = frozenset()
     bias_qtype: str = ""

@@ -62,7 +62,8 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     decisions = decide_operators(graph, _decide_weighted(graph, recipe, policy), recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = [_note_float_readers(p, tensors) for p in _merge(decisions)]
-    placements = equalize_depthwise(placements, graph, recipe)
+    if not policy.absorbed:  # its Mul would stand between an operator and the pair that it is fused with
+        placements = equalize_depthwise(placements, graph, recipe)
     placements, bridges = place_bridges(placements, graph, recipe, policy)
     considered = {d.node for d in decisions} | {bridge.node for bridge in bridges}
     if strict:

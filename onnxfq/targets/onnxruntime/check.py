@@ -15,12 +15,12 @@ from onnxfq.targets.findings import CheckResult, Finding
 from onnxfq.targets.onnxruntime.build import build_model
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding, read
 from onnxfq.targets.reading.general_rules import check_quantized
-from onnxfq.targets.reading.operands import ExpectedPrecision
+from onnxfq.targets.reading.operands import ExpectedPrecision, Units
 from onnxfq.targets.reading.proof import prove
 from onnxfq.targets.target import BuildOptions
 
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
-UNITS = {
+UNITS: Units = {
     **dict.fromkeys(("Add", "Concat", "Mul"), ()),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"), (0,)),
 }

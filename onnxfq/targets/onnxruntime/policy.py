@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from onnxfq.documents.plan import Placement
+from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.numerics.float_types import find_storage_qtype
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.placement.target_policy import Operands, TargetPolicy
+from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
+from onnxfq.support.attempts import attempt
 from onnxfq.targets.onnxruntime.check import check_model
 from onnxfq.targets.onnxruntime.recipes import RECIPES
 from onnxfq.targets.target import Target
@@ -61,17 +63,33 @@ def _keeps_float(operands: Operands) -> str:
     return ""
 
 
+_BETWEEN = Slots(inputs="all", outputs=(0,), between_units=True)
+_FIRST = Slots(inputs=(0,), outputs=(0,), between_units=True)
+_UNITS = {
+    "Conv": Slots(outputs=(0,)),
+    **dict.fromkeys(("Add", "Mul", "Concat"), _BETWEEN),
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Resize"), _FIRST),
+}
+
 ONNXRUNTIME = Target(
     "onnxruntime",
     # No pairs for residual sums: ONNX Runtime fuses an Add only with pairs on both inputs and the output.
     TargetPolicy(
         bias="bias: added in float, so that no rounding of int32 biases is needed",
         refuses=_refuses,
+        conv_transpose="ONNX Runtime's CPU provider has no integer kernel of ConvTranspose",
         one_scale_stacks=(
             "per tensor: ONNX Runtime's kernels of MatMul take one scale of a weight with more than two axes"
         ),
         keeps_float=_keeps_float,
+        operators=_UNITS,
+        absorbed=frozenset({"Relu", "Clip"}),
+        bridges=lambda node, qtype: node.op == "MaxPool" and qtype.bits == 8,
+        bias_qtype="int32",
     ),
     recipes=RECIPES,
     check=check_model,
+    prepare=lambda model: attempt(
+        "folding BatchNormalization", lambda: fold_batch_norm(model), lambda: model
+    ),
 )

@@ -18,14 +18,18 @@ from onnxfq.targets.openvino.build import build_model
 from onnxfq.targets.openvino.operators import OPERATORS
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding, read
 from onnxfq.targets.reading.general_rules import check_quantized
-from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand
+from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand, Units
 from onnxfq.targets.reading.proof import prove
 from onnxfq.targets.reading.quantizer_reader import Quantizer
 from onnxfq.targets.target import BuildOptions
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
-UNITS = {op: slots.inputs for op, slots in OPERATORS.items()} | {"AveragePool": (0,), "Concat": ()}
+UNITS: Units = {
+    **{op: slots.inputs for op, slots in OPERATORS.items() if slots.inputs != "all"},
+    **{"AveragePool": (0,), "Concat": ()},
+}
+"""Operators that OpenVINO runs in 8 bits between pairs, and the slots of their data."""
 
 
 def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None) -> CheckResult:

@@ -1,0 +1,103 @@
+"""Node units: operators that a runtime fuses with pairs on all their computed inputs and on their outputs.
+
+A product with a pair behind it is the start of a chain. An operator between products joins the chain if all
+its computed inputs come from units or have pairs anyway, and a unit or a quantized product reads its result:
+elsewhere its pairs would only add work and noise. Source: ONNX Runtime, quantization documentation and
+`qdq_selector_action_transformer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import onnx_graphsurgeon as gs
+
+from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.ops import DATA_MOVEMENT, STANDARD_DOMAINS
+from onnxfq.graph.queries import nodes_by_graph
+from onnxfq.placement.target_policy import NodeDecision, Slots, TargetPolicy
+
+
+def find_chain_nodes(
+    graph: gs.Graph, weighted: Sequence[NodeDecision], recipe: Recipe, policy: TargetPolicy
+) -> set[str]:
+    """Return the names of the nodes between products that run as node units.
+
+    Args:
+        graph: the model, bodies included.
+        weighted: decisions on weighted operators.
+        recipe: its overrides keep nodes in float.
+        policy: operators with `between_units`, and operators that vanish in front of a pair.
+    """
+    joining = {op for op, slots in policy.operators.items() if slots.between_units}
+    products = {d.node for d in weighted if d.placements and not d.why_float}
+    starts = products & {d.node for d in weighted if policy.operators.get(d.op_type, Slots()).outputs}
+    nodes = [
+        node
+        for node in nodes_by_graph(graph)
+        if node.op in joining
+        and node.domain in STANDARD_DOMAINS
+        and not recipe.explain_float(node.name, node.op, "")
+    ]
+    placed = {placement.tensor for decision in weighted for placement in decision.placements}
+    units = {node.name for node in nodes}
+    count = -1
+    while count != len(units):
+        count = len(units)
+        for node in nodes:
+            if node.name in units and not _is_fed(node, units | starts, placed, policy):
+                units.remove(node.name)
+        for node in reversed(nodes):
+            if node.name in units and not _is_read(node.outputs[0], units | products, policy):
+                units.remove(node.name)
+    return units
+
+
+def find_written(tensor: gs.Tensor, outputs: Collection[gs.Tensor], absorbed: Collection[str]) -> gs.Tensor:
+    """Return the tensor behind the operators that vanish in front of a pair, which has the pair.
+
+    Args:
+        tensor: the result of a node.
+        outputs: the outputs of the graph, which nothing may vanish behind.
+        absorbed: such operators.
+    """
+    while len(tensor.outputs) == 1 and tensor.outputs[0].op in absorbed:
+        if any(tensor is output for output in outputs):
+            break
+        tensor = tensor.outputs[0].outputs[0]
+    return tensor
+
+
+def _is_fed(
+    node: gs.Node, units: Collection[str], placed: Collection[str], policy: TargetPolicy
+) -> bool:
+    computed = [tensor for tensor in node.inputs if not isinstance(tensor, gs.Constant) and tensor.name]
+    return bool(computed) and all(_has_pair(tensor, units, placed, policy) for tensor in computed)
+
+
+def _has_pair(
+    tensor: gs.Tensor, units: Collection[str], placed: Collection[str], policy: TargetPolicy
+) -> bool:
+    """Tell whether `tensor` is placed or comes from a unit, itself or in front of data movement."""
+    passed = DATA_MOVEMENT | policy.absorbed
+    while tensor.name not in placed:
+        producer = tensor.inputs[0] if tensor.inputs else None
+        if producer is None or (producer.name not in units and producer.op not in passed):
+            return False
+        if producer.name in units:
+            return True
+        tensor = producer.inputs[0]
+    return True
+
+
+def _is_read(tensor: gs.Tensor, units: Collection[str], policy: TargetPolicy) -> bool:
+    passed, tensors, seen = DATA_MOVEMENT | policy.absorbed, [tensor], set()
+    while tensors:
+        current = tensors.pop()
+        for reader in current.outputs:
+            if reader.name in units:
+                return True
+            if reader.op in passed and id(reader) not in seen:
+                seen.add(id(reader))
+                tensors += reader.outputs
+    return False
