@@ -10,6 +10,6 @@ RECIPES = (
     make_recipe(
         "openvino-int8",
         "openvino",
-        {"qtype": "uint8", "symmetric": False, "calibrator": "mse", "equalize": "depthwise"},
+        {"qtype": "uint8", "symmetric": False, "equalize": "depthwise"},
     ),
 )
