@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 import onnx
 from numpy.typing import NDArray
@@ -39,6 +40,16 @@ class BuildOptions:
 Values = Mapping[str, NDArray[Any]]
 Runner = Callable[[onnx.ModelProto, Sequence[Feed], Sequence[str], int], Iterator[Values]]
 """Takes a model, feeds, names of tensors and a number of threads; yields the tensors of each feed."""
+
+AnyModel: TypeAlias = onnx.ModelProto | Path
+"""A model, or the path of one."""
+
+Opener = Callable[[AnyModel, int], Callable[[Feed], Values]]
+"""Takes a model or its path, and a number of threads, 0 for the runtime's own choice.
+
+It opens the model and returns a function from a feed to the outputs by name, which several threads may call
+at the same time. It raises RuntimeLibraryError if the runtime is not on this machine or refuses the model.
+"""
 
 Check = Callable[[onnx.ModelProto, str, BuildOptions | None], CheckResult]
 """Takes a Q/DQ model, its name for messages, and options for a build; None for no build."""
@@ -97,6 +108,7 @@ class Target:
         conversion: name of the recipe that `convert` starts from; empty for none.
         check: rules over a Q/DQ model.
         run: an engine of the target on this machine.
+        values: opens a model in its runtime on this machine, with the float part in float32.
         kit: files that `handoff` writes.
         capabilities: by number format, the least compute capability of a GPU that multiplies in it, 89 for
             8.9; empty for a target whose hardware is not told by it.
@@ -114,6 +126,7 @@ class Target:
     conversion: str = ""
     check: Check | None = None
     run: Runner | None = None
+    values: Opener | None = None
     kit: Kit | None = None
     capabilities: Mapping[str, int] = field(default_factory=dict)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,16 @@ def test_values_are_those_of_onnx_runtime() -> None:
     assert 10 * np.log10(error) < -30
 
 
+def test_threads_share_an_opened_model(digits_model: Path, digit_images: np.ndarray) -> None:
+    """Feeds of several threads at once have the results of one after another."""
+    run = open_model(digits_model, 1)
+    feeds = [{"image": digit_images[at : at + 1]} for at in range(32)]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(run, feeds))
+    for feed, values in zip(feeds, together, strict=True):
+        np.testing.assert_array_equal(values["logits"], run(feed)["logits"])
+
+
 @pytest.mark.parametrize("dtype", [np.uint16, np.int16])
 def test_wide_pairs_are_taken_out(dtype: type) -> None:
     """OpenVINO does not clip to the range of a pair of 16 bits; the rule says so, and 8 bits are clipped."""
@@ -242,24 +253,21 @@ def test_commands(
     """Quantize, check with the build, and compare with OpenVINO on the command line."""
     monkeypatch.chdir(tmp_path)
     np.savez("data.npz", image=digit_images[8000:8032])
-    quantized = [
-        "quantize",
-        str(digits_model),
-        "--data",
-        "data.npz",
-        "-o",
-        "m.onnx",
-        "--recipe",
-        "openvino-int8",
-    ]
-    assert main([*quantized, "--quiet"]) == 0
+    model, data = str(digits_model), ["--data", "data.npz"]
+    assert main(["quantize", model, *data, "-o", "m.onnx", "--recipe", "openvino-int8", "--quiet"]) == 0
     assert main(["check", "m.onnx", "--target", "openvino", "--build", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert {row["op_type"]: (row["kept"], row["promised"]) for row in result["coverage"]} == {
         "Conv": (20, 20), "Add": (4, 4), "ReduceMean": (1, 1), "Gemm": (1, 1),
     }  # fmt: skip
     assert result["builder"].startswith("OpenVINO 20")
-    assert (
-        main(["compare", "m.onnx", "--data", "data.npz", "--candidate", "openvino", "--tolerance", "20"]) == 0
-    )
+    assert main(["compare", "m.onnx", *data, "--candidate", "openvino", "--tolerance", "20"]) == 0
     assert "onnxruntime and openvino agree" in capsys.readouterr().out
+    scores = []
+    for runtime in ("onnxruntime", "openvino"):
+        assert main(["evaluate", model, "m.onnx", *data, "--runtime", runtime, "--per-tensor", "--json"]) == 0
+        scores.append(json.loads(capsys.readouterr().out)["candidates"][0]["outputs"][0]["sqnr_db"])
+    assert scores[0] != scores[1]  # another runtime rounds differently
+    np.testing.assert_allclose(scores[0], scores[1], atol=3)
+    assert main(["evaluate", model, "m.onnx", *data, "--runtime", "openvin"]) == 1
+    assert "unknown runtime 'openvin'; nearest: openvino" in capsys.readouterr().err

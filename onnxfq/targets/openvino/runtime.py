@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
-from onnxfq.targets.target import Values
+from onnxfq.targets.target import AnyModel, Values
 
 DEVICE = "CPU"
 _PLACE = re.compile(r"^(Exception from|Check '|FrontEnd API failed|Model wasn't|Summary:|To facilitate)|^$")
@@ -39,27 +41,25 @@ def version_of(library: Any) -> str:
     return str(library.__version__).partition("-")[0]
 
 
-def compile_model(proto: onnx.ModelProto, threads: int = 0) -> Any:
-    """Return `proto` compiled for the CPU, with what stays in float in float32.
+def compile_model(model: AnyModel, threads: int = 0, precision: str = "f32") -> Any:
+    """Return `model` compiled for the CPU.
 
     Args:
-        proto: the model.
+        model: the model, or its path.
         threads: of OpenVINO, 0 for one per core.
+        precision: of the float part; empty for OpenVINO's choice, bf16 where the processor has it.
 
     Raises RuntimeLibraryError if OpenVINO is missing, or cannot read or compile the model.
     """
     library = load_library()
-    options = {"INFERENCE_PRECISION_HINT": "f32"} | ({"INFERENCE_NUM_THREADS": threads} if threads else {})
+    options = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
+    given = {name: value for name, value in options.items() if value}
     core, does = library.Core(), "read"
     with scratch_folder() as folder:
         try:
-            if any(is_external(tensor) for tensor in proto.graph.initializer):
-                save(proto, folder / "model.onnx")
-                model = core.read_model(folder / "model.onnx")
-            else:
-                model = core.read_model(proto.SerializeToString())
+            network = core.read_model(_as_source(model, folder))
             does = "compile"
-            return core.compile_model(model, DEVICE, options)
+            return core.compile_model(network, DEVICE, given)
         except RuntimeError as error:  # OpenVINO has no classes for its faults
             raise RuntimeLibraryError(
                 f"OpenVINO {version_of(library)} cannot {does} the model: {_last_words(error)}; use "
@@ -67,18 +67,30 @@ def compile_model(proto: onnx.ModelProto, threads: int = 0) -> Any:
             ) from None
 
 
-def open_model(proto: onnx.ModelProto, threads: int = 0) -> Callable[[Feed], Values]:
-    """Return a function from a feed to the outputs of `proto` by name, as OpenVINO computes them on the CPU.
+def _as_source(model: AnyModel, folder: Path) -> Path | bytes:
+    """Return what OpenVINO reads: a file, written to `folder` if the values lie in files, or the model."""
+    if isinstance(model, Path):
+        return model
+    if not any(is_external(tensor) for tensor in model.graph.initializer):
+        return bytes(model.SerializeToString())
+    save(model, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def open_model(model: AnyModel, threads: int = 0, precision: str = "f32") -> Callable[[Feed], Values]:
+    """Return a function from a feed to the outputs of `model` by name, as OpenVINO computes them on the CPU.
 
     Args:
-        proto: the model.
+        model: the model, or its path.
         threads: of OpenVINO, 0 for one per core.
+        precision: as `compile_model` takes it.
 
-    Raises RuntimeLibraryError as `compile_model`; so does the function for a feed that does not fit, and
-    DataError for one without an input.
+    Several threads may call the function at the same time. Raises RuntimeLibraryError as `compile_model`; so
+    does the function for a feed that does not fit, and DataError for one without an input.
     """
-    compiled = compile_model(proto, threads)
-    request = compiled.create_infer_request()
+    compiled = compile_model(model, threads, precision)
+    proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+    own = threading.local()  # a request computes for one thread at a time
     names = output_names(proto)
     given_names = {value.name for value in proto.graph.input}
     taken = {name for port in compiled.inputs for name in port.names if name in given_names}
@@ -88,8 +100,10 @@ def open_model(proto: onnx.ModelProto, threads: int = 0) -> Callable[[Feed], Val
         if missing:
             raise DataError(f"the feed has no input {missing[0]!r}; give one for each input of the model")
         given = {name: np.ascontiguousarray(feed[name]) for name in taken}
+        if not hasattr(own, "request"):
+            own.request = compiled.create_infer_request()
         try:
-            results = request.infer(given)
+            results = own.request.infer(given)
         except RuntimeError as error:
             raise RuntimeLibraryError(
                 f"OpenVINO cannot run the model on this feed: {_last_words(error)}; give data that fits it"
