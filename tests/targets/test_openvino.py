@@ -115,6 +115,19 @@ def gated() -> onnx.ModelProto:
     )  # fmt: skip
 
 
+def biased() -> onnx.ModelProto:
+    """A residual sum of a transformer: products with biases, and constants that scale."""
+    return build(
+        """g (float[2,8,16] x) => (float[2,8,16] y) {
+            m = MatMul (x, w0) a = Add (m, b) h = Mul (a, half) r = Relu (h) p = MatMul (r, w1) c = Add (p, b)
+            s = Add (c, x) y = LayerNormalization (s, gain) }""",
+        {
+            "w0": weights(16, 16), "w1": weights(16, 16, seed=1), "b": weights(16), "half": np.float32(0.5),
+            "gain": np.ones(16, np.float32),
+        },
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("proto", "coverage"),
     [
@@ -126,9 +139,10 @@ def gated() -> onnx.ModelProto:
             "ReduceMean 1/1 low, MatMul 1/1 low",
         ),
         (attention(), "MatMul 5/5 low"),
+        (biased(), "MatMul 2/2 low"),
         (conv_transpose(), "ConvTranspose 1/1 low"),
     ],
-    ids=["residual", "silu", "gated", "attention", "transposed"],
+    ids=["residual", "silu", "gated", "attention", "biased", "transposed"],
 )
 def test_recipe_runs_low(proto: onnx.ModelProto, coverage: str) -> None:
     """Every pair of the recipe is one that OpenVINO computes with."""

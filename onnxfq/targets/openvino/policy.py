@@ -44,6 +44,8 @@ def _refuses(placement: Placement, operands: Operands) -> str:
 
 
 def _refuses_weight(placement: Placement, base: str, operands: Operands) -> str:
+    if operands.node.op in OPERATORS:  # a constant operand, in the format of activations
+        return ""
     if operands.weight_only:
         return "" if base in _WEIGHTS_ALONE else f"OpenVINO has no {base} weights; use int8 or int4"
     if base != "int8" or not placement.spec.symmetric:

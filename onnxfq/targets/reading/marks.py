@@ -12,9 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx
 
 from onnxfq.graph.model import list_graphs, list_nodes
+from onnxfq.graph.ops import SCALES
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.reading.context import CheckContext
 
+# A runtime may give the name of such an operator to the product that it is joined with.
+_JOINING = SCALES | {"Add"}
 _MARK = re.compile(r"promised(\d+)mark")
 
 
@@ -34,15 +37,17 @@ def mark_promises(reading: CheckContext, shapes: Mapping[str, Sequence[int]]) ->
     """
     wanted = profiles(reading.proto, shapes)
     tensors: dict[str, str] = {}
-    names: dict[str, str] = {}
+    names = {p.site.name: f"promised{number}mark" for number, p in enumerate(reading.promises)}
     for number, promised in enumerate(reading.promises):
         mark = f"promised{number}mark"
-        names[promised.site.name] = mark
         tensors |= {name: f"{mark}_{at}" for at, name in enumerate(promised.site.node.output) if name}
         weight = promised.weight
         if weight is not None and weight.pair is not None and weight.pair.data in reading.index.constants:
             stored = weight.pair.data  # several nodes may read it
             tensors[stored] = f"{tensors.get(stored, 'stored')}_{mark}"
+        readers = promised.site.outputs[0].outputs
+        if len(readers) == 1 and readers[0].op in _JOINING:
+            names.setdefault(readers[0].name, f"{mark}_behind")
     marked = onnx.ModelProto()
     marked.CopyFrom(reading.proto)
     for node in list_nodes(marked.graph):
