@@ -44,6 +44,13 @@ def planted() -> Iterator[tuple[str, Planted]]:
     yield "biased gemm", (one_operator(gemm.format(", b") + "{behind}", biased, "8,64"), "")
     open_gemm = one_operator(gemm.format(", b").replace("t =", "y ="), biased, "8,64")
     yield "biased gemm to an output", (open_gemm, "its result 'y' is an output in float")
+    joined = dequantized(1) + "t = MatMul (d, w) y = Add (t, b)"
+    product = weight(MATRIX, 1) | {"b": weights(64)}
+    yield "linear with bias", (one_operator(joined, product, "2,8,64"), "with the sum behind it to a Gemm")
+    yield "linear with bias and open batch", (one_operator(joined, product, "N,8,64"), "")
+    whole = {"bq": np.arange(64, dtype=np.int32), "bs": np.full(64, STEP * STEP)}
+    quantized = "b = DequantizeLinear <axis = 0> (bq, bs) " + joined
+    yield "linear with int32 bias", (one_operator(quantized, weight(MATRIX, 1) | whole, "2,8,64"), "")
     for op in ("Add", "Mul", "Concat <axis = 1>"):
         yield op, (one_operator(f"t = {op} (d, e) {{behind}}", {}, IMAGE, IMAGE), "")
         reason = "Tanh 'y' reads its result 't'"

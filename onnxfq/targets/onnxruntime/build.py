@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx
 from onnx import TensorProto
@@ -25,6 +27,7 @@ _LOW = frozenset(
     "QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool QLinearLeakyRelu QLinearMatMul "
     "QLinearMul QLinearReduceMean QLinearSigmoid QLinearSoftmax".split()
 )
+_GEMMS = frozenset({"FusedGemm", "Gemm"})
 _WEIGHT_ONLY = frozenset({"MatMulNBits"})
 # They stand around a node, and move or convert its tensors.
 _GLUE = QDQ_OPS | {"Cast", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
@@ -48,20 +51,20 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     for node in list_computing(optimized):
         for number in find_marks([node.name, *node.output]):
             found.setdefault(number, set()).add(node.op_type)
-    verdicts = [_judge(found.get(number, set())) for number in range(len(reading.promises))]
-    return Built(
-        builder,
-        nodes=tuple(
-            EngineNode(
-                device=DEVICE,
-                node=promised.site.name,
-                op_type=promised.site.op,
-                expects=promised.expects,
-                verdict=verdict,
-                why="" if verdict == promised.expects else explain_float(promised),
-            )
-            for promised, verdict in zip(reading.promises, verdicts, strict=True)
-        ),
+    nodes = [_describe(promised, found.get(at, set())) for at, promised in enumerate(reading.promises)]
+    return Built(builder, nodes=tuple(nodes))
+
+
+def _describe(promised: ExpectedPrecision, op_types: set[str]) -> EngineNode:
+    """Return the record of a promised node that became nodes of `op_types`."""
+    verdict = _judge(op_types)
+    return EngineNode(
+        device=DEVICE,
+        node=promised.site.name,
+        op_type=promised.site.op,
+        expects=promised.expects,
+        verdict=verdict,
+        why="" if verdict == promised.expects else explain_float(promised, op_types),
     )
 
 
@@ -78,11 +81,19 @@ def _judge(op_types: set[str]) -> Verdict:
     return "weight-only" if op_types & _WEIGHT_ONLY else "float"
 
 
-def explain_float(promised: ExpectedPrecision) -> str:
-    """Return what ONNX Runtime lacks around a promised node to run it in 8 bits, with the remedy."""
+def explain_float(promised: ExpectedPrecision, op_types: Collection[str]) -> str:
+    """Return what ONNX Runtime lacks to run a promised node in 8 bits, which became nodes of `op_types`.
+
+    It makes a MatMul of matrices, or of fixed shapes, and the sum behind it a Gemm.
+    """
     site = promised.site
     if promised.expects == "weight-only":
         return "ONNX Runtime dequantizes the weight before it multiplies; quantize the input too"
+    if site.op == "MatMul" and _GEMMS & set(op_types):
+        return (
+            "ONNX Runtime joins it with the sum behind it to a Gemm, and fuses that only with a bias of int32 "
+            "or a pair on the sum; quantize either"
+        )
     lacking = "" if site.op == "MatMul" else _find_lacking_pair(site)
     if lacking and not (site.op == "Gemm" and not site.input(2)):
         return f"{lacking}; ONNX Runtime fuses it only if one pair alone reads its result"
