@@ -91,8 +91,8 @@ def explain_float(promised: ExpectedPrecision, op_types: Collection[str]) -> str
         return "ONNX Runtime dequantizes the weight before it multiplies; quantize the input too"
     if site.op == "MatMul" and _GEMMS & set(op_types):
         return (
-            "ONNX Runtime joins it with the sum behind it to a Gemm, and fuses that only with a bias of int32 "
-            "or a pair on the sum; quantize either"
+            "ONNX Runtime joins it with the sum behind it to a Gemm, and fuses it only with a bias of int32 "
+            "or a pair on the sum; quantize one of them"
         )
     lacking = "" if site.op == "MatMul" else _find_lacking_pair(site)
     if lacking and not (site.op == "Gemm" and not site.input(2)):
