@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import attention, build, conv_transpose, feed_for, two_branch, weights
+from builders import attention, build, conv_transpose, feed_for, stage, two_branch, weights
 from one_operator import dequantized, integers, one_operator, pair, weight
 
 import onnxfq
@@ -235,6 +235,16 @@ def test_refusals_of_the_runtime() -> None:
         run({})
     with pytest.raises(RuntimeLibraryError, match="on this feed: .*; give data that fits"):
         run({"x": np.zeros((3, 3), np.float32)})
+
+
+def test_simulations_are_refused() -> None:
+    """A fake-quant model, which OpenVINO cannot read, is refused by a rule in the same breath."""
+    staged = stage(two_branch(), "openvino-int8")
+    model = onnxfq.insert_fake_quantize(staged.model, staged.plan, staged.encodings)
+    with pytest.raises(RuntimeLibraryError, match="FakeQuantize"):
+        open_model(model)
+    found = onnxfq.check(model, "openvino").findings
+    assert found and {(one.rule, one.severity) for one in found} == {("operator", "refused")}
 
 
 def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
