@@ -127,4 +127,5 @@ def _last_words(error: Exception) -> str:
     """Return the part of a message of OpenVINO that names the cause: places in its sources come first."""
     lines = [line.strip(" -") for line in str(error).splitlines()]
     said = [line for line in lines if line and not _PLACE.search(line)]
-    return join_lines("; ".join(said) or str(error))[:300]
+    lacking = [line for line in said if line.startswith("No conversion rule found")]
+    return join_lines("; ".join(lacking or said) or str(error))[:300]
