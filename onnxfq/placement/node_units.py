@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import DATA_MOVEMENT, STANDARD_DOMAINS
 from onnxfq.graph.queries import nodes_by_graph
-from onnxfq.placement.target_policy import NodeDecision, Slots, TargetPolicy
+from onnxfq.placement.target_policy import NodeDecision, TargetPolicy
 
 
 def find_chain_nodes(
@@ -30,8 +30,11 @@ def find_chain_nodes(
         policy: operators with `between_units`, and operators that vanish in front of a pair.
     """
     joining = {op for op, slots in policy.operators.items() if slots.between_units}
-    products = {d.node for d in weighted if d.placements and not d.why_float}
-    starts = products & {d.node for d in weighted if policy.operators.get(d.op_type, Slots()).outputs}
+    products = {d.node for d in weighted if d.placements and policy.runs_in_integers(d.placements)}
+    behind = {op for op, slots in policy.operators.items() if slots.outputs}
+    starts = {
+        decision.node for decision in weighted if decision.node in products and decision.op_type in behind
+    }
     nodes = [
         node
         for node in nodes_by_graph(graph)
@@ -68,9 +71,7 @@ def find_written(tensor: gs.Tensor, outputs: Collection[gs.Tensor], absorbed: Co
     return tensor
 
 
-def _is_fed(
-    node: gs.Node, units: Collection[str], placed: Collection[str], policy: TargetPolicy
-) -> bool:
+def _is_fed(node: gs.Node, units: Collection[str], placed: Collection[str], policy: TargetPolicy) -> bool:
     computed = [tensor for tensor in node.inputs if not isinstance(tensor, gs.Constant) and tensor.name]
     return bool(computed) and all(_has_pair(tensor, units, placed, policy) for tensor in computed)
 

@@ -9,6 +9,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
+from onnxfq.documents.schemes import ActivationScheme
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import STANDARD_DOMAINS, channel_axis
 from onnxfq.graph.queries import (
@@ -50,6 +51,8 @@ def decide_operators(
         if slots is None or known.why_float or node.name in beyond or node.domain not in STANDARD_DOMAINS:
             continue
         if slots.between_units and node.name not in units:
+            continue
+        if known.placements and not policy.runs_in_integers(known.placements):
             continue
         placements = tuple(_placements(node, slots, graph, recipe, policy))
         if placements:
@@ -97,12 +100,15 @@ def _placements(
             yield from _place_output(node, written, graph, recipe)
 
 
-def _place_constant(
-    node: gs.Node, slot: int, tensor: gs.Constant, recipe: Recipe
-) -> Iterator[Placement]:
+def _place_constant(node: gs.Node, slot: int, tensor: gs.Constant, recipe: Recipe) -> Iterator[Placement]:
     """Place a constant operand in the format of activations, for kernels take one type for all operands."""
     scheme = recipe.activation_for(node.name, node.op, tensor.name)
-    if scheme is not None and scheme.granularity == "per_tensor" and not scheme.dynamic and tensor.values.size:
+    if (
+        scheme is not None
+        and scheme.granularity == "per_tensor"
+        and not scheme.dynamic
+        and tensor.values.size
+    ):
         yield Placement(
             tensor=tensor.name,
             role="weight",
@@ -113,6 +119,10 @@ def _place_constant(
         )
 
 
+def _has_one_static_scale(scheme: ActivationScheme) -> bool:
+    return scheme.granularity == "per_tensor" and not scheme.dynamic
+
+
 def _is_open(tensor: gs.Tensor) -> bool:
     """Tell whether `tensor` holds floats that the model does not quantize itself."""
     return float_type(tensor) is not None and not is_dequantized(tensor)
@@ -121,7 +131,7 @@ def _is_open(tensor: gs.Tensor) -> bool:
 def _place_output(node: gs.Node, tensor: gs.Tensor, graph: gs.Graph, recipe: Recipe) -> Iterator[Placement]:
     scheme = recipe.activation_for(node.name, node.op, tensor.name)
     uses = tuple(_uses_of(tensor, graph.outputs))
-    if scheme is not None and uses and scheme.granularity == "per_tensor" and not scheme.dynamic:
+    if scheme is not None and uses and _has_one_static_scale(scheme):
         yield activation_placement(tensor, scheme, PER_TENSOR, uses, f"output of {node.op}")
 
 

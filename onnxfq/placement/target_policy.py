@@ -113,6 +113,8 @@ class TargetPolicy:
         bridges: tells whether an operator that multiplies nothing runs in low precision between pairs of a
             format.
         operators: op type -> slots that are placed in addition to weights and multiplied inputs.
+        runs_in_integers: tells whether an operator on placed operands has one kernel with a pair behind it;
+            without one, neither outputs nor nodes between units get pairs.
         absorbed: operators that vanish in front of a pair whose range does their work, so that the pair of an
             output stands behind them.
         bias_qtype: number format of constant biases, at the input scale times the weight scale; empty for
@@ -132,5 +134,6 @@ class TargetPolicy:
     join: PairsRule | None = None
     bridges: Callable[[gs.Node, QType], bool] = lambda node, qtype: False
     operators: Mapping[str, Slots] = field(default_factory=dict)
+    runs_in_integers: Callable[[Sequence[Placement]], bool] = lambda placements: True
     absorbed: frozenset[str] = frozenset()
     bias_qtype: str = ""

@@ -26,6 +26,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.graph.queries import collect_tensors
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.target import prepare_model
 
 
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8"])
@@ -34,7 +35,7 @@ def test_every_float_tensor_is_placed_or_has_a_reason(name: str, recipe: str) ->
     """Nothing is silent: each float tensor, of bodies too, is in the plan, once."""
     model = load(BUILDERS[name]())
     plan = make_plan(model, whole_recipe(recipe))
-    graph = model.graph()
+    graph = prepare_model(model, plan.target).graph()
     floats = {
         name
         for name, t in collect_tensors(graph).items()

@@ -1,4 +1,4 @@
-"""Folding of BatchNormalization into the convolution in front of it, for runtimes that do not fold it themselves.
+"""Folding of BatchNormalization into the convolution in front, for runtimes that do not fold it themselves.
 
 A runtime that fuses a quantized convolution into one integer kernel has its weight as integers already, so a
 BatchNormalization behind it would run in float. In float it is one affine function of each channel [ONNX,

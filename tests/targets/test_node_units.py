@@ -1,0 +1,230 @@
+"""Node units of ONNX Runtime: the integer kernels that a plain session makes of a file, and their numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from builders import build, planned, weights
+from integer_kernels import simulate
+
+import onnxfq
+from onnxfq.graph.io.load import load
+from onnxfq.targets.target import prepare_model
+
+IMAGE = "g (float[N,4,9,9] x) => (float[] y)"
+TAIL = "[last] y = Conv (t, k)"
+CONSTANTS = {
+    "w": weights(4, 4, 3, 3),
+    "v": weights(4, 4, 3, 3, seed=1),
+    "d": weights(4, 1, 3, 3, seed=2),
+    "b": weights(4, seed=3),
+    "k": weights(3, 4, 1, 1, seed=4),
+    "k8": weights(3, 8, 1, 1, seed=5),
+    "m": weights(4, 5, seed=6),
+    "n": weights(5, seed=7),
+    "zero": np.float32(0),
+    "six": np.float32(6),
+    "offset": weights(1, 4, 1, 1, seed=8),
+    "gain": np.abs(weights(4, seed=9)) + 0.5,
+    "var": np.abs(weights(4, seed=10)) + 0.5,
+}
+PADS = "<pads = [1,1,1,1]>"
+UNITS = {
+    "relu": (f"[c0] a = Conv {PADS} (x, w, b) t = Relu (a) {TAIL}", {"QLinearConv": 2}),
+    "relu6": (f"[c0] a = Conv {PADS} (x, w) t = Clip (a, zero, six) {TAIL}", {"QLinearConv": 2}),
+    "output": ("[c0] y = Conv (x, w, b)", {"QLinearConv": 1}),
+    "output and reader": (f"[c0] t = Conv {PADS} (x, w, b) {TAIL}", {"QLinearConv": 2}),
+    "depthwise": (f"[c0] t = Conv <pads = [1,1,1,1], group = 4> (x, d, b) {TAIL}", {"QLinearConv": 2}),
+    "residual": (
+        f"""[c0] h = Conv {PADS} (x, w, b) r = Relu (h) [c1] c = Conv {PADS} (r, v)
+        s = Add (c, r) t = Relu (s) {TAIL}""",
+        {"QLinearConv": 3, "QLinearAdd": 1},
+    ),
+    "constant operand": (
+        f"[c0] h = Conv {PADS} (x, w) t = Add (h, offset) {TAIL}",
+        {"QLinearConv": 2, "QLinearAdd": 1},
+    ),
+    "silu": (
+        f"[c0] h = Conv {PADS} (x, w, b) g = Sigmoid (h) t = Mul (h, g) {TAIL}",
+        {"QLinearConv": 2, "QLinearSigmoid": 1, "QLinearMul": 1},
+    ),
+    "leaky": (f"[c0] h = Conv {PADS} (x, w) t = LeakyRelu <alpha = 0.1> (h) {TAIL}", {"QLinearConv": 2}),
+    "concat": (
+        f"""[c0] h = Conv {PADS} (x, w) [c1] g = Conv {PADS} (x, v)
+        t = Concat <axis = 1> (h, g) [last] y = Conv (t, k8)""",
+        {"QLinearConv": 3, "QLinearConcat": 1},
+    ),
+    "pools": (
+        f"""[c0] h = Conv {PADS} (x, w) r = Relu (h) p = MaxPool <kernel_shape = [2,2], strides = [2,2]> (r)
+        [c1] c = Conv {PADS} (p, v) t = AveragePool <kernel_shape = [2,2], strides = [2,2]> (c) {TAIL}""",
+        {"QLinearConv": 3, "QLinearAveragePool": 1},
+    ),
+    "classifier": (
+        f"""[c0] h = Conv {PADS} (x, w) r = Relu (h) p = GlobalAveragePool (r)
+        f = Flatten (p) y = Gemm (f, m, n)""",
+        {"QLinearConv": 1, "QLinearGlobalAveragePool": 1, "QGemm": 1},
+    ),
+    "normalization": (
+        f"[c0] c = Conv {PADS} (x, w, b) h = BatchNormalization (c, gain, b, b, var) t = Relu (h) {TAIL}",
+        {"QLinearConv": 2},
+    ),
+}
+FLOAT = {"Conv", "FusedConv", "Add", "Mul", "Sigmoid", "LeakyRelu", "Concat", "AveragePool", "Gemm", "MatMul"}
+FLOAT |= {"BatchNormalization", "GlobalAveragePool", "Relu", "Clip"}
+
+
+def network(text: str) -> onnx.ModelProto:
+    """Return the graph of a case."""
+    proto = build(f"{IMAGE} {{ {text} }}", CONSTANTS)
+    return onnx.shape_inference.infer_shapes(proto)
+
+
+def quantized(proto: onnx.ModelProto, path: Path, seed: int = 0) -> onnx.ModelProto:
+    """Write `proto` quantized for ONNX Runtime, without remedies, and return it."""
+    feeds = [{"x": weights(2, 4, 9, 9, seed=seed + number)} for number in range(3)]
+    off = onnxfq.AccuracyTarget(repair=None)
+    onnxfq.quantize(proto, feeds, path, recipe="onnxruntime-int8", accuracy=off)
+    return onnx.load(path)
+
+
+def session(path: Path, optimized: Path | None = None) -> onnxruntime.InferenceSession:
+    """Open a file as its users do, or without optimisations."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if optimized is None:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    else:
+        options.optimized_model_filepath = str(optimized)
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_plain_session_runs_integer_kernels(name: str, tmp_path: Path) -> None:
+    """Each unit becomes one kernel, and nothing between the first pair and the last runs in float."""
+    text, kernels = UNITS[name]
+    path, optimized = tmp_path / "q.onnx", tmp_path / "optimized.onnx"
+    quantized(network(text), path)
+    session(path, optimized)
+    counts = Counter(node.op_type for node in onnx.load(optimized).graph.node)
+    assert {op: counts[op] for op in kernels} == kernels
+    assert FLOAT.isdisjoint(counts)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", UNITS)
+def test_numbers_of_the_kernels(name: str, seed: int, tmp_path: Path) -> None:
+    """A plain session gives the numbers of exact integer arithmetic, but for one step where it is at a tie.
+
+    A step more in a tensor between two units moves later ones by a fraction of a step, so ends may differ by
+    two; few elements may.
+    """
+    path, rng = tmp_path / "q.onnx", np.random.default_rng(seed)
+    proto = network(UNITS[name][0])
+    for tensor in proto.graph.initializer:
+        if len(tensor.dims) > 1:
+            values = rng.standard_normal(tuple(tensor.dims)).astype(np.float32)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    written = quantized(proto, path, seed)
+    feed = {"x": weights(2, 4, 9, 9, seed=seed + 50)}
+    (found,) = session(path, tmp_path / "optimized.onnx").run(None, feed)
+    expected = simulate(written, feed)
+    wanted = expected["y"]
+    makers = {output: node for node in written.graph.node for output in node.output}
+    step = _last_step(makers["y"], expected, written)
+    difference = np.abs(found - wanted) / step
+    assert difference.max() <= 2.01 and np.mean(difference > 0.01) <= 0.03
+
+
+def _last_step(node: onnx.NodeProto, values: dict[str, np.ndarray], written: onnx.ModelProto) -> float:
+    """Return the step of the output; of a product that ends in float the largest of a channel's products."""
+    if node.op_type == "DequantizeLinear":
+        return float(np.max(values[node.input[1]]))
+    assert node.op_type == "Gemm"
+    makers = {output: maker for maker in written.graph.node for output in maker.output}
+    scales = [values[makers[name].input[1]] for name in node.input[:2]]
+    return float(np.max(scales[0]) * np.max(scales[1]) * 127)
+
+
+def test_pairs_only_between_units() -> None:
+    """A sum of a network's input, and of products of matrices, stays in float: pairs would cost more."""
+    constants = {"w": CONSTANTS["w"], "p": weights(8, 8), "q": weights(8, 8, seed=1)}
+    image = build(f"{IMAGE} {{ [sum] s = Add (x, x) [c0] y = Conv (s, w) }}", constants)
+    tokens = build(
+        """g (float[N,5,8] x) => (float[] y) {
+        [m0] a = MatMul (x, p) [sum] s = Add (a, x) [m1] y = MatMul (s, q) }""",
+        constants,
+    )
+    for proto in (image, tokens):
+        plan = planned(proto, "onnxruntime-int8")
+        assert not any(use.node == "sum" for placement in plan.placements for use in placement.uses)
+
+
+@pytest.mark.parametrize("qtype", ["int16", "float8e4m3fn"])
+def test_formats_without_integer_kernels_have_no_units(qtype: str) -> None:
+    """Outputs have pairs only where the runtime fuses them."""
+    recipe = onnxfq.load_recipe("onnxruntime-int8").override(activations={"qtype": qtype, "symmetric": True})
+    plan = planned(network(UNITS["residual"][0]), recipe)
+    assert not any("output of" in placement.why for placement in plan.placements)
+
+
+def test_an_override_keeps_a_unit_in_float() -> None:
+    """A node between units that an override keeps in float has no pairs of its own."""
+    override = onnxfq.Override(op_types=("Add",), keep_float=True)
+    recipe = onnxfq.load_recipe("onnxruntime-int8").override(overrides=(override,))
+    plan = planned(network(UNITS["residual"][0]), recipe)
+    assert "Add" not in {coverage.op_type for coverage in plan.coverage() if coverage.quantized}
+
+
+def test_normalization_is_folded_exactly() -> None:
+    """The folded model computes what the given one does; every kind of convolution, and what must stay."""
+    text = """g (float[N,4,9,9] x) => (float[] y, float[] z, float[] i) {
+        [c0] a = Conv <group = 2> (x, g2) [n0] h = BatchNormalization (a, gain, b, b, var)
+        [up] u = ConvTranspose <strides = [2,2], group = 2> (h, t)
+        [n1] i = BatchNormalization (u, gain, b, b, var)
+        [c1] c = Conv (x, w) [n2] y = BatchNormalization (c, gain, b, b, var) z = Add (c, y) }"""
+    proto = build(text, CONSTANTS | {"g2": weights(4, 2, 3, 3), "t": weights(4, 2, 2, 2)})
+    model = load(proto)
+    folded = prepare_model(model, "onnxruntime")
+    assert [node.name for node in folded.proto.graph.node if node.op_type == "BatchNormalization"] == ["n2"]
+    assert any("2 BatchNormalization folded" in note for note in folded.notes)
+    feed = {"x": weights(2, 4, 9, 9, seed=11)}
+    given, made = (
+        onnxruntime.InferenceSession(one.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            ["y", "z", "i"], feed
+        )
+        for one in (proto, folded.proto)
+    )
+    for before, after in zip(given, made, strict=True):
+        np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)  # float32 sums in another order
+
+
+def test_a_bias_keeps_the_kernel_of_its_product(tmp_path: Path) -> None:
+    """Without the second axis of the bias ONNX Runtime makes a Gemm of it, which loses the kernel.
+
+    A failure of the second half means that `product_biases` can go.
+    """
+    text = """g (float[1,6,64] x) => (float[] y) {
+        [m0] a = MatMul (x, p) s = Add (a, n) r = Relu (s) [m1] t = MatMul (r, q) y = Add (t, n) }"""
+    proto = build(text, {"p": weights(64, 64), "q": weights(64, 64, seed=1), "n": weights(64, seed=2)})
+    proto = onnx.shape_inference.infer_shapes(proto)
+    path = tmp_path / "q.onnx"
+    feeds = [{"x": weights(1, 6, 64, seed=number)} for number in range(2)]
+    onnxfq.quantize(
+        proto, feeds, path, recipe="onnxruntime-int8", accuracy=onnxfq.AccuracyTarget(repair=None)
+    )
+    plain = onnx.load(path)
+    for tensor in plain.graph.initializer:
+        if tensor.name.endswith("/row"):
+            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor)[0], tensor.name))
+    onnx.save(plain, tmp_path / "plain.onnx")
+    floats = {}
+    for name in ("q", "plain"):
+        session(tmp_path / f"{name}.onnx", tmp_path / "optimized.onnx")
+        counts = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+        floats[name] = counts["Gemm"] + counts["MatMul"]
+    assert floats["q"] == 0 < floats["plain"]
