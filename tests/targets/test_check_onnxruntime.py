@@ -53,8 +53,9 @@ def planted() -> Iterator[tuple[str, Planted]]:
     yield "linear with int32 bias", (one_operator(quantized, weight(MATRIX, 1) | whole, "2,8,64"), "")
     for op in ("Add", "Mul", "Concat <axis = 1>"):
         yield op, (one_operator(f"t = {op} (d, e) {{behind}}", {}, IMAGE, IMAGE), "")
-        reason = "Tanh 'y' reads its result 't'"
-        yield f"{op} alone", (one_operator(f"t = {op} (d, e) y = Tanh (t)", {}, IMAGE, IMAGE), reason)
+        shared = f"t = {op} (d, e) " + pair("t", "a", "so", "zo") + "u = Tanh (t) y = Sub (a, u)"
+        reason = "Tanh 'u' reads its result 't'"
+        yield f"{op} for two", (one_operator(shared, {}, IMAGE, IMAGE), reason)
     for op in ("Sigmoid", "Softmax", "LeakyRelu", "GlobalAveragePool", "AveragePool <kernel_shape = [2,2]>"):
         yield op, (one_operator(f"t = {op} (d) {{behind}}", {}), "")
     alone = dequantized() + "y = Conv (x, w)"

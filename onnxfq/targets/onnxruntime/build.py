@@ -68,6 +68,13 @@ def _describe(promised: ExpectedPrecision, op_types: set[str]) -> EngineNode:
     )
 
 
+def has_pair_behind(site: NodeSite) -> bool:
+    """Tell whether a pair reads the result of `site`, or of a Relu or Clip behind it."""
+    readers = [reader for result in site.outputs for reader in result.outputs]
+    behind = [last for reader in readers if reader.op in _CLIPPED for last in reader.outputs[0].outputs]
+    return any(reader.op == "QuantizeLinear" for reader in (*readers, *behind))
+
+
 def list_computing(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Return the nodes of `proto`, bodies included, that compute more than moves and conversions."""
     return [node for node in list_nodes(proto.graph) if node.op_type not in _GLUE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.targets.findings import CheckResult, Finding
-from onnxfq.targets.onnxruntime.build import build_model
+from onnxfq.targets.onnxruntime.build import build_model, has_pair_behind
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding, read
 from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.operands import ExpectedPrecision, Units
@@ -24,7 +25,7 @@ UNITS: Units = {
     **dict.fromkeys(("Add", "Concat", "Mul"), ()),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"), (0,)),
 }
-"""Operators that ONNX Runtime fuses with their pairs, and the slots of their data."""
+"""Operators that ONNX Runtime fuses with pairs on both sides, and the slots of their data."""
 
 
 def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None) -> CheckResult:
@@ -38,7 +39,9 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
     Raises DataError as `build_model` does.
     """
     building = None if build is None else partial(build_model, options=build)
-    return prove(read(proto, units=UNITS), source, "onnxruntime", RULES, building)
+    reading = read(proto, units=UNITS)
+    whole = tuple(p for p in reading.promises if p.site.op not in UNITS or has_pair_behind(p.site))
+    return prove(replace(reading, promises=whole), source, "onnxruntime", RULES, building)
 
 
 def several_scales(reading: CheckContext) -> Iterator[Finding]:

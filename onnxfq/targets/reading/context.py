@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import onnx
 
@@ -54,14 +53,15 @@ Rule = Callable[[CheckContext], Iterator[Finding]]
 
 
 def read(
-    proto: onnx.ModelProto, known: frozenset[str] = frozenset(), units: Units = MappingProxyType({})
+    proto: onnx.ModelProto, known: frozenset[str] = frozenset(), units: Units | None = None
 ) -> CheckContext:
     """Return the check context of a model.
 
     Args:
         proto: the model.
         known: names of operators that the target has, whose local functions are not inlined.
-        units: operators beside products that the target runs in low precision between pairs.
+        units: operators beside products that the target runs in low precision between pairs. With them a
+            product counts only if all its operands are quantized, or only its constant is.
     """
     proto = infer_types(proto, known)
     make_names_quotable(proto)

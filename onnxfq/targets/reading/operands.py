@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -90,9 +89,12 @@ Units = Mapping[str, tuple[int, ...]]
 An empty tuple means all inputs."""
 
 
-def promise(site: NodeSite, units: Units = MappingProxyType({})) -> ExpectedPrecision | None:
-    """Return the expected precision of `site`; None for float, or neither a product nor of `units`."""
-    if site.op in units:
+def promise(site: NodeSite, units: Units | None = None) -> ExpectedPrecision | None:
+    """Return the expected precision of `site`; None for float, or neither a product nor of `units`.
+
+    With `units` a product of a quantized and a float operand counts as float.
+    """
+    if units is not None and site.op in units:
         operands = tuple(operand(site, s) for s in units[site.op] or range(len(site.node.input)))
         whole = all(o.pair is not None and not o.constant for o in operands)
         return ExpectedPrecision(site, operands) if whole else None
@@ -107,6 +109,8 @@ def promise(site: NodeSite, units: Units = MappingProxyType({})) -> ExpectedPrec
     # A lost pair above was meant for this node; without one the side is float on purpose.
     only_weight = all(o.constant for o in paired) and floats and all(o.lost is None for o in floats)
     block_format = not floats and any(o.pair is not None and "MXFP8" in o.pair.site.op for o in operands)
+    if units is not None and floats and not only_weight:
+        return None
     return ExpectedPrecision(site, operands, "weight-only" if only_weight or block_format else "low")
 
 

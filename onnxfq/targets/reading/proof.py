@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from onnxfq.targets.findings import CheckCoverage, CheckResult, EngineNode, Finding, worst_first
 from onnxfq.targets.reading.context import CheckContext, Rule
 from onnxfq.targets.reading.operands import ExpectedPrecision
-
-# A rule reports them: the builder of TensorRT for RTX has no low-precision kernel, others may have one.
-_TOLD_BY_RULE = frozenset({"ConvTranspose"})
 
 
 @dataclass(frozen=True)
@@ -28,6 +25,7 @@ def prove(
     target: str,
     rules: Iterable[Rule],
     build: Callable[[CheckContext], Built] | None,
+    told_by_rule: Collection[str] = (),
 ) -> CheckResult:
     """Return the findings of all rules, and with `build` also what the target's runtime says.
 
@@ -37,13 +35,14 @@ def prove(
         target: name of the target.
         rules: of the target; they need nothing installed.
         build: opens the model in the runtime; None for the rules alone.
+        told_by_rule: operators without a finding of the runtime, since a rule speaks of them.
     """
     findings = [found for rule in rules for found in rule(reading)]
     broken = find_broken(findings, reading.promises)
     built = Built()
     if build is not None:
         built = build(reading)
-        findings += _unsaid(built, findings, broken)
+        findings += _unsaid(built, findings, broken, told_by_rule)
         broken = _find_broken(reading, built)
     return CheckResult(
         source=source,
@@ -55,12 +54,14 @@ def prove(
     )
 
 
-def _unsaid(built: Built, findings: list[Finding], broken: set[str]) -> list[Finding]:
+def _unsaid(
+    built: Built, findings: list[Finding], broken: set[str], told_by_rule: Collection[str]
+) -> list[Finding]:
     """Return builder results that no rule reported; rules name the cause and the remedy."""
     new = [] if any(found.severity == "refused" for found in findings) else list(built.findings)
     lost: dict[str, list[EngineNode]] = {}
     for node in built.nodes:
-        if node.verdict != node.expects and node.node not in broken and node.op_type not in _TOLD_BY_RULE:
+        if node.verdict != node.expects and node.node not in broken and node.op_type not in told_by_rule:
             lost.setdefault(node.node, []).append(node)
     return new + [_lost(nodes) for nodes in lost.values()]
 
