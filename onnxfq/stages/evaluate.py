@@ -59,7 +59,7 @@ def evaluate(
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
     base = with_unique_names(read_model(reference)[0])
     candidates = {name: with_unique_names(read_model(model)[0]) for name, model in given.items()}
-    notes: list[str] = []
+    notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]
     if kernels == "integer":
         for name, proto in candidates.items():
             candidates[name] = _with_integers(name, proto, notes)

@@ -290,7 +290,9 @@ def test_commands(
     scores = []
     for runtime in ("onnxruntime", "openvino"):
         assert main(["evaluate", model, "m.onnx", *data, "--runtime", runtime, "--per-tensor", "--json"]) == 0
-        scores.append(json.loads(capsys.readouterr().out)["candidates"][0]["outputs"][0]["sqnr_db"])
+        scored = json.loads(capsys.readouterr().out)
+        scores.append(scored["candidates"][0]["outputs"][0]["sqnr_db"])
+        assert any("ran in openvino" in note for note in scored["notes"]) == (runtime == "openvino")
     assert scores[0] != scores[1]  # another runtime rounds differently
     np.testing.assert_allclose(scores[0], scores[1], atol=3)
     assert main(["evaluate", model, "m.onnx", *data, "--runtime", "openvin"]) == 1
