@@ -1,11 +1,13 @@
 """Accuracy after training with fake quantization: each interface's quantizers and torch.ao's.
 
-    python benchmarks/qat_interfaces.py [--interfaces core horizon ...] [--cifar FOLDER] [--seeds 0 1 2]
+    python benchmarks/qat_interfaces.py [--interfaces core horizon ...] [--cifar FOLDER] [--seeds 3]
+        [--out docs/qat-results.md]
 
 The network is the residual one on the digits of `models/`, or with --cifar a ResNet-20 with the
 weights of resnet20_op13_bn.onnx on the JPEG images of cifar10_jpeg.zip in that folder. All train by one
 schedule. Quantized are input and weight of each convolution and linear layer, int8 and symmetric, activations
 per tensor, weights per output channel. The mean of each interface must be within `MARK` points of torch.ao's.
+--out replaces the network's section of that page.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from onnxfq.torch import quantize_module
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))  # not an installed package
 import digits
 import train
+from timing import markdown_table, write_section
 
 MARK = 0.3
 BATCH = 50
@@ -244,36 +247,49 @@ def fine_tune(model: nn.Module, data: Data, seed: int, steps: int) -> nn.Module:
     return model
 
 
+def distances(scores: dict[str, list[float]]) -> dict[str, float]:
+    """Return how far each mean is from torch.ao's, in points."""
+    peer = float(np.mean(scores["torch.ao"]))
+    return {name: float(np.mean(values)) - peer for name, values in scores.items()}
+
+
+def section(training: int, scoring: int, steps: int, scores: dict[str, list[float]]) -> str:
+    """Return the text of a section: how it was measured, and a row for each interface."""
+    seeds = [f"seed {i}" for i in range(len(scores["torch.ao"]))]
+    rows = [
+        [name, *(f"{value:.2f}" for value in [*scores[name], np.mean(scores[name])]), f"{off:+.2f}"]
+        for name, off in distances(scores).items()
+    ]
+    return f"""Accuracy in percent on {scoring} images after {steps} steps, each of {BATCH} images out of \
+{training}.
+`benchmarks/qat_interfaces.py` measures it: input and weight of each layer in symmetric int8, one schedule,
+the same batches. Means should be within {MARK} points of torch.ao's.
+
+{markdown_table(["quantizers", *seeds, "mean", "off torch.ao"], rows)}"""
+
+
 def main() -> None:
     """Measure, print and write the table; exit with 1 if a mean misses the mark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--interfaces", nargs="+", choices=INTERFACES, default=list(INTERFACES))
     parser.add_argument("--cifar", type=Path)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     title = "ResNet-20, CIFAR-10" if given.cifar else "residual_cnn, digits"
-    scores: dict[str, list[float]] = {name: [] for name in ("none, float", *given.interfaces)}
-    for seed in given.seeds:
+    scores: dict[str, list[float]] = {name: [] for name in ("none, float", "torch.ao", *given.interfaces)}
+    for seed in range(given.seeds):
         model, training, scoring = cifar(given.cifar) if given.cifar else digit_network(seed)
         for name, values in scores.items():
             made = copy.deepcopy(model)
             made = INTERFACES[name](made, training[0][:BATCH]) if name in INTERFACES else made
             values.append(accuracy(fine_tune(made, training, seed, given.steps), scoring))
             print(title, seed, name, f"{values[-1]:.2f}", flush=True)
-    means = {name: float(np.mean(values)) for name, values in scores.items()}
-    off = {name: mean - means.get("torch.ao", mean) for name, mean in means.items()}
-    header = ["network", "quantizers", *(f"seed {seed}" for seed in given.seeds), "mean", "off torch.ao"]
-    rows = [header, ["---"] * len(header)]
-    for name, values in scores.items():
-        rows.append([title, name, *(f"{v:.2f}" for v in values), f"{means[name]:.2f}", f"{off[name]:+.2f}"])
-    text = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    print(text)
-    if given.out:
-        given.out.write_text(text, encoding="utf-8")
-    missed = [name for name in given.interfaces if abs(off[name]) > MARK]
+    text = section(len(training[1]), len(scoring[1]), given.steps, scores)
+    write_section(given.out, "Training with fake quantization", f"By interface: {title}", text)
+    missed = [name for name in given.interfaces if abs(distances(scores)[name]) > MARK]
     if missed:
         raise SystemExit(f"{title}: more than {MARK} points off torch.ao: {', '.join(missed)}")
 

@@ -33,9 +33,11 @@ from .remedies.accuracy_target import AccuracyTarget as AccuracyTarget
 from .remedies.candidate import Candidate as Candidate
 from .remedies.candidate import Sources as Sources
 from .remedies.judge import Remedy as Remedy
+from .remedies.result import RecipeOutcome as RecipeOutcome
 from .remedies.sensitivity import sensitivity as sensitivity
 from .report.html import write_report as write_report
 from .report.plot import plot_quantization_errors as plot_quantization_errors
+from .report.recipe_table import compare_recipes as compare_recipes
 from .runtime.custom_ops import custom_ops_path as custom_ops_path
 from .runtime.custom_ops import register_custom_ops as register_custom_ops
 from .runtime.custom_ops import use_custom_ops as use_custom_ops

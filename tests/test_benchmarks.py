@@ -126,3 +126,43 @@ def test_the_speed_in_the_readme_is_the_measured_one() -> None:
                     )
                     shown += 1
     assert shown == 16
+
+
+def test_training_by_each_interface_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each interface trains the same network; the page's section has a row for each."""
+    torch = pytest.importorskip("torch")
+    for name in ("timing", "qat_interfaces"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for folder in ("models", "benchmarks"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    import qat_interfaces
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
+    model.append(torch.nn.Linear(4 * 36, 10))
+    images, labels = torch.rand(60, 1, 8, 8), torch.arange(60) % 10
+    network = model, (images, labels), (images, labels)
+    monkeypatch.setattr(qat_interfaces, "digit_network", lambda seed: network)
+    monkeypatch.setattr(qat_interfaces, "MARK", 100.0)
+    page = tmp_path / "page.md"
+    monkeypatch.setattr(sys, "argv", ["qat_interfaces", "--seeds", "1", "--steps", "2", "--out", str(page)])
+    qat_interfaces.main()
+    rows = [line.split(" | ")[0] for line in page.read_text().splitlines() if line.startswith("| ")]
+    assert rows[2:] == ["| none, float", *(f"| {name}" for name in qat_interfaces.INTERFACES)]
+
+
+def test_no_interface_misses_the_accuracy_of_torch_ao() -> None:
+    """In docs/qat-results.md means and distances follow from the runs; distances are at most 0.3 points."""
+    page = (ROOT / "docs" / "qat-results.md").read_text(encoding="utf-8")
+    sections = page.split("\n## By interface: ")[1:]
+    assert [section.splitlines()[0] for section in sections] == [
+        "residual_cnn, digits",
+        "ResNet-20, CIFAR-10",
+    ]
+    for section in sections:
+        lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+        rows = {name: [float(cell) for cell in cells] for name, *cells in lines[2:]}
+        assert rows.keys() == {"none, float", "torch.ao", "core", "horizon", "aimet", "nvidia"}
+        for *runs, mean, off in rows.values():
+            assert np.mean(runs) == pytest.approx(mean, abs=0.011)  # all have two digits
+            assert mean - rows["torch.ao"][-2] == pytest.approx(off, abs=0.011) and abs(off) <= 0.3

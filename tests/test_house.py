@@ -74,7 +74,7 @@ def feeding_files() -> list[str]:
 
 def body_of_quantize() -> int:
     """Return the lines of `pipeline.quantize` behind its docstring."""
-    (function,) = [n for n in PIPELINE.body if isinstance(n, ast.FunctionDef) and n.name == "quantize"]
+    *_, function = [n for n in PIPELINE.body if isinstance(n, ast.FunctionDef) and n.name == "quantize"]
     return (function.end_lineno or 0) - (function.body[0].end_lineno or 0)
 
 
@@ -88,9 +88,9 @@ MARKS: dict[str, tuple[int, Callable[[], int]]] = {
     "files of stages/ and remedies/ that loop over feeds": (11, lambda: len(feeding_files())),
     "commands": (16, lambda: len(COMMANDS)),
     "files in stages/": (18, lambda: sum(file.startswith("stages/") for file in TREES) - 1),
-    "lines in the body of pipeline.quantize": (26, body_of_quantize),
-    "lines of pipeline.py": (216, lambda: lines_of("pipeline.py")),
-    "classes in pipeline.py": (1, lambda: sum(isinstance(n, ast.ClassDef) for n in PIPELINE.body)),
+    "lines in the body of pipeline.quantize": (10, body_of_quantize),
+    "lines of pipeline.py": (185, lambda: lines_of("pipeline.py")),
+    "classes in pipeline.py": (0, lambda: sum(isinstance(n, ast.ClassDef) for n in PIPELINE.body)),
     "lines of the longest file": (581, lambda: max(map(lines_of, TREES))),
     "calls of prepare_model": (17, lambda: count_calls("prepare_model")),
     "calls of _select_part, by which only calibrating knows what is encoded": (

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxfq.errors import OutputError
+from onnxfq.support.files import check_writable, replace_folder
+
+if TYPE_CHECKING:
+    from onnxfq.remedies.result import QuantizeResult
+    from onnxfq.report.record import ResultRecord
 
 ENDINGS = {
     "plan": "plan.json",
@@ -20,6 +30,40 @@ ENDINGS = {
 def artifact_paths(folder: Path, model: Path) -> dict[str, Path]:
     """Return the files that `quantize` writes into `folder` for `model`, by content."""
     return {kind: folder / f"{model.stem}.{ending}" for kind, ending in ENDINGS.items()}
+
+
+def check_folder_of_files(folder: Path) -> None:
+    """Raise OutputError if `folder` can neither be created nor written to."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"cannot write into {folder}: it is a file; give a folder")
+    check_writable(folder / "any" if folder.exists() else folder)
+
+
+def write_artifacts(folder: Path, results: Sequence[tuple[Path, QuantizeResult, ResultRecord]]) -> None:
+    """Write the artifacts of each result, named by the path before it: a new folder appears as a whole."""
+    from onnxfq.support.records import write_document
+
+    with nullcontext(folder) if folder.exists() else replace_folder(folder) as place:
+        for model, result, record in results:
+            paths = artifact_paths(place, model)
+            _write_parts(result, paths)
+            write_document(paths["result"], record)
+
+
+def _write_parts(result: QuantizeResult, paths: Mapping[str, Path]) -> None:
+    from onnxfq.graph.io.save import save
+    from onnxfq.support.records import write_document
+
+    result.plan.save(paths["plan"])
+    result.statistics.save(paths["statistics"])
+    result.encodings.save(paths["encodings"])
+    result.evaluation.save(paths["evaluation"])
+    if result.floats is not None:
+        write_document(paths["floats"], result.floats)
+    save(result.simulation, paths["simulation"])
+    done = result.equalization
+    if done is not None and done.changed:
+        save(result.model.proto, paths["equalized"])
 
 
 def node_data_paths(path: Path) -> dict[str, Path]:

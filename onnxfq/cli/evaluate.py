@@ -11,7 +11,7 @@ import typer
 from onnxfq.choices import Kernels
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
-from onnxfq.cli.options import CustomOpsOption
+from onnxfq.cli.options import CustomOpsOption, TimeOption
 from onnxfq.cli.run_options import Running
 
 
@@ -40,6 +40,7 @@ def evaluate(
         typer.Option(metavar="NAME", help="Run the candidates in this runtime: {value_runtimes}."),
     ] = "onnxruntime",
     custom_ops: CustomOpsOption = None,
+    time: TimeOption = False,
     *,
     running: Running,
     printer: Printing,
@@ -49,11 +50,13 @@ def evaluate(
     REFERENCE runs once for all candidates. With --limit the first labels count.
     """
     from onnxfq.stages.evaluate import evaluate as evaluate_models
+    from onnxfq.tools.time_models import time_on_data
 
+    named = _name_candidates(candidates)
     with running.progress(printer) as options:
         result = evaluate_models(
             reference,
-            _name_candidates(candidates),
+            named,
             data,
             labels=labels,
             per_tensor=per_tensor,
@@ -61,6 +64,9 @@ def evaluate(
             runtime=runtime,
             options=options,
         )
+    if time:  # without the thread that shows progress
+        timing = time_on_data(reference, named, data, options)
+        result = result.model_copy(update={"timing": timing})
     printer.show(result)
 
 

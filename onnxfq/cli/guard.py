@@ -40,7 +40,8 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
         outputs = [Path(given[name]) for name in OUTPUTS if given.get(name) is not None]
         data = data_files(given.get(_MODEL)) if outputs else []
         inputs = [*_list_inputs(given), *data] if outputs else []
-        folder = given.get("artifacts")
+        folder, recipes = given.get("artifacts"), given.get("recipe")
+        is_shared = isinstance(recipes, list) and len(recipes) > 1  # the output is a folder then
         inside = list(artifact_paths(folder, given[_MODEL]).values()) if folder is not None else []
         if given.get("node_data") is not None:
             check_writable(given["node_data"])  # its name is that of other files too
@@ -49,7 +50,7 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
             check_apart(output, inputs)
             check_keeps_data(output, data)
         for output in outputs if command.__name__ not in FOLDERS else ():
-            if output != folder:
+            if output != folder and not (is_shared and output == outputs[0]):
                 check_writable(output)
         for one, other in combinations([*outputs, *inside], 2):
             check_apart(one, [other])

@@ -47,6 +47,15 @@ RecipeOption = Annotated[
         "--recipe", metavar="NAME|FILE", help="Use this recipe of `onnxfq recipes`, or this YAML file."
     ),
 ]
+RecipesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--recipe",
+        metavar="NAME|FILE",
+        help="Use this recipe of `onnxfq recipes`, or this YAML file (repeatable: OUT is a folder then).",
+        show_default=DEFAULT_RECIPE,
+    ),
+]
 CalibratorOption = Annotated[
     str | None,
     typer.Option(
@@ -71,6 +80,13 @@ GivenOption = Annotated[
         metavar="FILE",
         help="Use scales of another tool, unchanged: TensorRT's calibration cache, AIMET's encodings, "
         "onnxruntime's TensorQuantOverrides or calibration.json.",
+    ),
+]
+TimeOption = Annotated[
+    bool,
+    typer.Option(
+        "--time",
+        help="Also time the models in turn on one sample, in the runtime of their target.",
     ),
 ]
 
@@ -135,6 +151,9 @@ ChosenRecipe = Annotated[RecipeChoice, OptionGroup(RecipeChoice)]
 PlannedRecipe = Annotated[
     RecipeChoice, OptionGroup(RecipeChoice, calibrator=None, rounding=None, smooth=None, bias_correction=None)
 ]
+RecipeChanges = Annotated[RecipeChoice, OptionGroup(RecipeChoice, recipe=DEFAULT_RECIPE)]
+"""The options that override each of several recipes."""
+
 RoundedRecipe = Annotated[
     RecipeChoice, OptionGroup(RecipeChoice, calibrator=None, equalize=None, smooth=None, bias_correction=None)
 ]

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from onnxfq.choices import REPAIR_AUTO, THOROUGH, FloatName, RepairWord, Uncalibrated
-from onnxfq.cli.artifacts import artifact_paths
+from onnxfq.choices import DEFAULT_RECIPE, REPAIR_AUTO, THOROUGH, FloatName, RepairWord, Uncalibrated
+from onnxfq.cli.artifacts import check_folder_of_files, write_artifacts
 from onnxfq.cli.command_line import command_line
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
 from onnxfq.cli.options import (
     ACCURACY_PANEL,
-    ChosenRecipe,
+    BuildChoice,
     CustomOpsOption,
     GivenOption,
     ModelArgument,
@@ -26,16 +24,14 @@ from onnxfq.cli.options import (
     OutputOption,
     PromiseOptions,
     RayOption,
+    RecipeChanges,
+    RecipesOption,
     StatisticsOption,
+    TimeOption,
 )
+from onnxfq.cli.recipe_outputs import show_recipes
 from onnxfq.cli.run_options import Running
-from onnxfq.errors import OutputError
-from onnxfq.support.files import check_writable, replace_folder, write_text
-
-if TYPE_CHECKING:
-    from onnxfq import pipeline
-    from onnxfq.report.record import ResultRecord
-
+from onnxfq.support.files import check_writable, write_text
 
 OFF = "off"
 """Word of --repair for no remedy at all."""
@@ -53,7 +49,8 @@ def quantize(
         typer.Option(help="Without data, stop at activations that --encodings lacks, or keep them in float."),
     ] = "error",
     *,
-    recipe: ChosenRecipe,
+    recipe: RecipesOption = None,
+    changes: RecipeChanges,
     custom_ops: CustomOpsOption = None,
     float_type: Annotated[
         FloatName,
@@ -83,6 +80,8 @@ def quantize(
         typer.Option(metavar="FILE.html", help="Write an HTML report."),
     ] = None,
     ray: RayOption = None,
+    time: TimeOption = False,
+    building: BuildChoice,
     artifacts: Annotated[
         Path | None,
         typer.Option(
@@ -96,38 +95,57 @@ def quantize(
     """Quantize MODEL, compare it with the float model and write it with Q/DQ or fake-quant nodes.
 
     --data is optional with --statistics or --encodings, and for recipes that observe nothing.
+
+    Several --recipe observe the data once, write MODEL.RECIPE.onnx each into the folder OUT, and print one
+    table.
     """
     from onnxfq import pipeline
     from onnxfq.documents.cast_plan import FloatOptions
+    from onnxfq.documents.timing import QUANTIZED
     from onnxfq.graph.io.data_paths import model_bytes
     from onnxfq.remedies.candidate import Sources
     from onnxfq.report.record import quantize_record
     from onnxfq.report.text import quantize_summary
     from onnxfq.stages.options import QuantizeOptions
+    from onnxfq.tools.time_models import time_models
 
     if report is not None:
         check_writable(report)
     if artifacts is not None:
-        _check_folder(artifacts)
-    chosen = recipe.load()
+        check_folder_of_files(artifacts)
+    chosen = [replace(changes, recipe=name).load() for name in recipe or [DEFAULT_RECIPE]]
+    if time and data is None:
+        raise typer.BadParameter("--time needs a sample; give --data")
+    if building.build and len(chosen) == 1:
+        raise typer.BadParameter("--build is for several recipes; `onnxfq check --build` builds one file")
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
     wanted = _read_repair(repair)
+    sources = Sources(statistics, moments, encodings, uncalibrated)
+    accuracy = replace(promise, repair=wanted)
     with running.progress(printer) as options:
-        result = pipeline.quantize(
-            model,
-            data,
-            output,
-            recipe=chosen,
-            sources=Sources(statistics, moments, encodings, uncalibrated),
-            accuracy=replace(promise, repair=wanted),
-            options=replace(
-                QuantizeOptions.of(options),
-                floats=FloatOptions(float_type, float_io),
-                runtime=runtime,
-                ray=ray,
-            ),
+        how = replace(
+            QuantizeOptions.of(options),
+            floats=FloatOptions(float_type, float_io),
+            runtime=runtime,
+            ray=ray,
         )
+        given = (model, data, output)
+        if len(chosen) == 1:
+            result = pipeline.quantize(
+                *given, recipe=chosen[0], sources=sources, accuracy=accuracy, options=how
+            )
+        else:
+            outcomes = pipeline.quantize(
+                *given, recipe=chosen, sources=sources, accuracy=accuracy, options=how
+            )
+    if len(chosen) > 1:
+        show_recipes(model, outcomes, options, printer, time, building.options, report, artifacts)
+        return
+    if time:  # without the thread that shows progress
+        timing = time_models(model, {QUANTIZED: result.qdq}, result.samples[0], options.threads)
+        evaluation = result.evaluation.model_copy(update={"timing": timing})
+        result = replace(result, evaluation=evaluation)
     sizes = model_bytes(model), model_bytes(output)
     asked = printer.as_json or report is not None or artifacts is not None
     record = quantize_record(result, sizes, command_line()) if asked else None
@@ -136,7 +154,7 @@ def quantize(
 
         write_text(report, render_page([(model.stem, record)]))
     if artifacts is not None and record is not None:  # last: a folder cannot wait for the other files
-        _write_artifacts(result, record, artifacts, model)
+        write_artifacts(artifacts, [(model, result, record)])
     printer.report(record, quantize_summary(result, sizes))
     printer.wrote(output, report, artifacts)
 
@@ -154,38 +172,3 @@ def _read_repair(text: str) -> float | RepairWord | None:
     if not math.isfinite(wanted):
         raise typer.BadParameter(f"--repair takes off, auto, thorough or a number of dB, got {text!r:.40}")
     return wanted
-
-
-def _check_folder(folder: Path) -> None:
-    """Raise OutputError if `folder` can neither be created nor written to."""
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"cannot write into {folder}: it is a file; give a folder")
-    check_writable(folder / "any" if folder.exists() else folder)
-
-
-def _write_artifacts(
-    result: pipeline.QuantizeResult, record: ResultRecord, folder: Path, model: Path
-) -> None:
-    """Write all artifacts: a new folder appears as a whole."""
-    from onnxfq.support.records import write_document
-
-    with nullcontext(folder) if folder.exists() else replace_folder(folder) as made:
-        paths = artifact_paths(made, model)
-        _fill(result, paths)
-        write_document(paths["result"], record)
-
-
-def _fill(result: pipeline.QuantizeResult, paths: Mapping[str, Path]) -> None:
-    from onnxfq.graph.io.save import save
-    from onnxfq.support.records import write_document
-
-    result.plan.save(paths["plan"])
-    result.statistics.save(paths["statistics"])
-    result.encodings.save(paths["encodings"])
-    result.evaluation.save(paths["evaluation"])
-    if result.floats is not None:
-        write_document(paths["floats"], result.floats)
-    save(result.simulation, paths["simulation"])
-    done = result.equalization
-    if done is not None and done.changed:
-        save(result.model.proto, paths["equalized"])

@@ -10,6 +10,7 @@ from typing import Literal
 from onnxfq.choices import LOW_SQNR_DB as LOW_SQNR_DB
 from onnxfq.data.outputs import EqualCounts
 from onnxfq.documents.plan import Role
+from onnxfq.documents.timing import Timing
 from onnxfq.support.records import Amount, Count, Record, Share, write_document
 from onnxfq.support.tables import table_lines
 
@@ -142,6 +143,7 @@ class Evaluation(Record):
 
     Attributes:
         notes: models and outputs that were not compared, with the reason.
+        timing: times of the models; None if nobody asked for them.
     """
 
     format: Literal["onnxfq.evaluation/1"] = "onnxfq.evaluation/1"
@@ -150,6 +152,7 @@ class Evaluation(Record):
     accuracy: Share | None = None
     candidates: tuple[CandidateScore, ...]
     notes: tuple[str, ...] = ()
+    timing: Timing | None = None
 
     @property
     def lowest_db(self) -> float:
@@ -176,11 +179,12 @@ class Evaluation(Record):
             for number, cells in enumerate(own):
                 ends = ("", "") if number else (candidate.candidate, accuracy)
                 rows.append((ends[0], *cells, ends[1]))
+        times = [] if self.timing is None else ["", *self.timing.lines()]
         if len(rows) == 1:
-            return "\n".join(self.notes)
+            return "\n".join([*self.notes, *times])
         used = [any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
         kept = [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows]
-        return "\n".join([*table_lines(kept, names=(0, 1)), *self.notes])
+        return "\n".join([*table_lines(kept, names=(0, 1)), *self.notes, *times])
 
 
 Range = tuple[float, float]

@@ -184,6 +184,7 @@ def build_candidate(
     equalization: Equalization | None = None,
     clock: Clock | None = None,
     runs: ReferenceRuns | None = None,
+    gathered: GatheredStatistics | None = None,
 ) -> Candidate:
     """Plan, observe, calibrate, and round the weights for which the recipe names a method.
 
@@ -195,6 +196,7 @@ def build_candidate(
         equalization: what was done to the channels of the model.
         clock: of the stages.
         runs: of the float model, which begin in the background once samples are kept.
+        gathered: statistics of the activations of its plan from a pass for several recipes.
 
     Raises PlanError for activations without a source, DataError for a cluster that has nothing to share, and
     the errors of the stages.
@@ -210,7 +212,9 @@ def build_candidate(
             f"Ray cluster {options.ray!r} has nothing to share: no activation is observed, and recipe "
             f"{recipe.name} rounds no weight by gptq; leave it out"
         )
-    statistics = gather_statistics(session, planned.unknown, sources.statistics, options, options.ray)
+    statistics = gathered or gather_statistics(
+        session, planned.unknown, sources.statistics, options, options.ray
+    )
     clock.lap("observe")
     if runs is not None:
         runs.start(session.kept)

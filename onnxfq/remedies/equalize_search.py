@@ -38,6 +38,12 @@ USELESS = "the outputs on some samples gain too little"
 HARMFUL = "the outputs on some samples are better without it"
 
 
+def list_named(recipe: Recipe) -> list[Method]:
+    """Return the methods by which `recipe` wants the channels of the model changed before it is observed."""
+    methods = recipe.channel_methods
+    return [name for name in METHODS if getattr(methods, name) and name not in methods.confirmed]
+
+
 def equalize_named(
     session: QuantizeSession, recipe: Recipe, sources: Sources, options: QuantizeOptions
 ) -> tuple[QuantizeSession, Equalization | None]:
@@ -46,8 +52,7 @@ def equalize_named(
     Cross-layer equalization without data goes by the ranges of weights. Raises DataError for a method that
     lacks what it needs.
     """
-    methods = recipe.channel_methods
-    names = [name for name in METHODS if getattr(methods, name) and name not in methods.confirmed]
+    names = list_named(recipe)
     if not names:
         return session, None
     lacks = _explain_lack(sources)
@@ -59,7 +64,7 @@ def equalize_named(
     feeds = [] if session.feeds is None else session.feeds.select(SAMPLES)
     if not feeds and "smooth" in names:
         raise DataError(f"recipe {recipe.name} smooths activations and needs data for it; give data")
-    named = methods.only(names)
+    named = recipe.channel_methods.only(names)
     with weights_stored_in(session.scratch):
         equalized = _Search(session, recipe, options, feeds).equalize(named, feeds)
         return _with_model(session, equalized, feeds), Equalization(groups=equalized.groups)

@@ -34,6 +34,9 @@ NEARLY_DB = 0.5
 _ROUNDS = 16
 """Attempts, each with more groups, before the target counts as broken."""
 
+NO_PROMISE = "no accuracy is promised"
+"""Reason of a trial without a target."""
+
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     """Return why no layer is left in float; empty if an output is low and no target is given.
@@ -150,7 +153,7 @@ def _offer_format(candidate: Candidate, judge: Judge, ranking: Sensitivity) -> l
 
 def explain_no_target(candidate: Candidate, judge: Judge) -> str:
     """Return why nothing has to be kept; empty if a target is given."""
-    return "no accuracy is promised" if judge.accuracy is None else ""
+    return NO_PROMISE if judge.accuracy is None else ""
 
 
 def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:

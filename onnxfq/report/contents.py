@@ -8,26 +8,22 @@ from typing import TypedDict
 
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation, LayerRow, TensorRow
 from onnxfq.documents.sensitivity import Sensitivity
+from onnxfq.documents.timing import QUANTIZED
 from onnxfq.documents.trial import Trial
 from onnxfq.errors import DataError
 from onnxfq.report.layer_table import lost_values
+from onnxfq.report.recipe_table import RecipeTable
 from onnxfq.report.record import ResultRecord
+from onnxfq.report.tiles import Tile, describe_times, make_tile, score_tiles
 from onnxfq.support.records import parse, read_content
 
-RECORDS: dict[str, type[ResultRecord] | type[Evaluation] | type[Sensitivity]] = {
-    str(record.model_fields["format"].default): record for record in (ResultRecord, Evaluation, Sensitivity)
+RECORDS: dict[str, type[ResultRecord] | type[Evaluation] | type[Sensitivity] | type[RecipeTable]] = {
+    str(record.model_fields["format"].default): record
+    for record in (ResultRecord, Evaluation, Sensitivity, RecipeTable)
 }
 """Records that a page shows, by their format."""
 
-AnyResult = ResultRecord | Evaluation | Sensitivity
-
-
-class Tile(TypedDict):
-    """One figure of the verdict; a low one is marked."""
-
-    value: str
-    label: str
-    low: bool
+AnyResult = ResultRecord | Evaluation | Sensitivity | RecipeTable
 
 
 class Content(TypedDict):
@@ -82,6 +78,9 @@ def _contents(label: str, result: AnyResult) -> Iterator[Content]:
         several = len(result.candidates) > 1
         for candidate in result.candidates:
             yield _evaluated(f"{label}: {candidate.candidate}" if several else label, result, candidate)
+    elif isinstance(result, RecipeTable):
+        for own in result.with_times():
+            yield _quantized(own.recipe.name, own)
     else:
         yield _ranked(label, result)
 
@@ -91,12 +90,13 @@ def _quantized(label: str, result: ResultRecord) -> Content:
     quantized = sum(row.quantized for row in result.coverage)
     total = sum(row.total for row in result.coverage)
     before, after = result.bytes.before, result.bytes.after
-    tiles = _score_tiles(evaluation.candidates[-1:], evaluation)
-    tiles += [_tile(f"{_size(before)} → {_size(after)}", "size before and after")]
+    times = describe_times(evaluation.timing, QUANTIZED)
+    tiles = [*score_tiles(evaluation.candidates[-1:], evaluation), *times[0]]
+    tiles += [make_tile(f"{_size(before)} → {_size(after)}", "size before and after")]
     if table.multiplies is not None:
-        tiles += [_tile(f"{table.multiplies:.1%}", "of the multiply-adds in low precision")]
-    tiles += [_tile(f"{table.weight_bytes:.1%}", "of the bytes of constants in low precision")]
-    tiles += [_tile(f"{quantized}/{total}", "operators in low precision")]
+        tiles += [make_tile(f"{table.multiplies:.1%}", "of the multiply-adds in low precision")]
+    tiles += [make_tile(f"{table.weight_bytes:.1%}", "of the bytes of constants in low precision")]
+    tiles += [make_tile(f"{quantized}/{total}", "operators in low precision")]
     skipped = [*result.plan.skipped, *(result.floats.tensors + result.floats.nodes if result.floats else ())]
     return Content(
         label=label,
@@ -104,6 +104,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         f"{result.recipe.target}, {origin.feeds} feeds observed",
         tiles=tiles,
         done=[
+            *times[1],
             *_tried(result.trials),
             *_lost(table.tensors),
             *_notes([*result.notes, *evaluation.notes]),
@@ -127,6 +128,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
 
 
 def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) -> Content:
+    times = describe_times(evaluation.timing, candidate.candidate)
     rows = [
         LayerRow(node=score.output, op_type="tensor", position=place, quantized=True, output_db=score.sqnr_db)
         for place, score in enumerate(candidate.tensors)
@@ -134,8 +136,8 @@ def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) ->
     return Content(
         label=label,
         subtitle=f"{candidate.candidate} against {evaluation.reference}, {evaluation.feeds} feeds",
-        tiles=_score_tiles([candidate], evaluation),
-        done=_notes(evaluation.notes),
+        tiles=[*score_tiles([candidate], evaluation), *times[0]],
+        done=[*times[1], *_notes(evaluation.notes)],
         scores=_scores([candidate]),
         layers=sorted(rows, key=lambda row: row.output_db or 0.0),
         tensors=(),
@@ -152,9 +154,11 @@ def _ranked(label: str, found: Sensitivity) -> Content:
         label=label,
         subtitle=f"recipe {found.recipe}, {found.samples} samples, measured at {', '.join(found.outputs)}",
         tiles=[
-            _tile(f"{shown:.1f} dB", "SQNR of the outputs with everything quantized", shown < LOW_SQNR_DB),
-            _tile(str(len(found.groups)), "groups of layers"),
-            _tile(str(len(kept)), "groups that the remedy leaves in float"),
+            make_tile(
+                f"{shown:.1f} dB", "SQNR of the outputs with everything quantized", shown < LOW_SQNR_DB
+            ),
+            make_tile(str(len(found.groups)), "groups of layers"),
+            make_tile(str(len(kept)), "groups that the remedy leaves in float"),
         ],
         done=[("remedy", [found.remedy_text()])],
         scores=[],
@@ -176,29 +180,6 @@ def _ranked(label: str, found: Sensitivity) -> Content:
         floats=[],
         facts=[("SHA-256 of the model", found.model_sha256), ("recipe", found.recipe)],
     )
-
-
-def _tile(value: str, label: str, low: bool = False) -> Tile:
-    return Tile(value=value, label=label, low=low)
-
-
-def _score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) -> list[Tile]:
-    """Return SQNR, agreement and accuracy of the last candidate: the written model if it was run."""
-    tiles: list[Tile] = []
-    for candidate in candidates:
-        worst = candidate.worst
-        if worst is not None:
-            kind = "part" if worst.part else "output"
-            which = f"the {kind}" if len(candidate.judging) == 1 else f"the worst {kind}"
-            low = worst.sqnr_db < LOW_SQNR_DB
-            tiles.append(_tile(worst.figure, f"SQNR of {which} {worst.name}", low))
-        tiles += [_tile(str(share), f"output {share.output}", share.equal < 1) for share in candidate.shares]
-        same = [one.top1_agreement for one in candidate.outputs if one.top1_agreement is not None]
-        if same:
-            tiles.append(_tile(f"{min(same):.1%}", "top-1 agreement with the float model"))
-        if candidate.accuracy is not None and evaluation.accuracy is not None:
-            tiles.append(_tile(f"{evaluation.accuracy:.2%} → {candidate.accuracy:.2%}", "accuracy"))
-    return tiles
 
 
 def _scores(candidates: Sequence[CandidateScore]) -> list[list[str]]:

@@ -97,7 +97,7 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
         among = "" if len(outputs) == 1 else f", the worst of {len(outputs)} {kind}"
         verdict = "SQNR       of no output: none comes from floats that are quantized"
         if worst is not None:
-            about, where = ("about ", ", on unseen samples") if _is_unseen(result) else ("", "")
+            about, where = ("about ", ", on unseen samples") if is_unseen(result) else ("", "")
             verdict = f"SQNR       {about}{worst}{among}{where}"
     shares = [f"same       {share.output!r}: {share}" for candidate in last for share in candidate.shares]
     lines = [verdict, *shares, *_plan_lines(result.plan)]
@@ -118,7 +118,7 @@ def list_lines(*parts: Any) -> list[str]:
     return [line for part in parts if part is not None for line in part.lines()]
 
 
-def _is_unseen(result: QuantizeResult) -> bool:
+def is_unseen(result: QuantizeResult) -> bool:
     """Tell whether the compared samples gave neither ranges nor moments."""
     feeds = None if result.candidate is None else result.candidate.session.feeds
     return feeds is not None and bool(feeds.unseen) and result.matched is None
@@ -137,9 +137,9 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
     if evaluation.candidates:
         known = result.statistics.data.samples
         total = f" of {known}" if known else ""
-        kind = "unseen" if _is_unseen(result) else "seen"
+        kind = "unseen" if is_unseen(result) else "seen"
         lines += ["", f"against the float model, {evaluation.feeds}{total} samples, {kind}:"]
-        lines += ["  " + line for line in evaluation.table().splitlines()]
+        lines += [f"  {line}".rstrip() for line in evaluation.table().splitlines()]
     lines.append("")
     trials = trial_lines(result.trials)
     lines += [*trials, ""] if trials else []

@@ -78,7 +78,7 @@ class PlacedFeed:
         try:
             values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(a, device, 0) for n, a in arrays.items()}
         except Exception as error:  # onnxruntime raises its own classes, one per status code
-            raise _fault(device, feed, error) from None
+            raise run_fault(device, feed, error) from None
         return PlacedFeed(feed, values)
 
 
@@ -240,7 +240,7 @@ class Session:
             return list(self._session.run(names, self._seeded(arrays)))
         except Exception as error:  # onnxruntime raises its own classes, one per status code
             arrays = feed.arrays if isinstance(feed, PlacedFeed) else feed
-            raise _fault(self.device, arrays, error) from None
+            raise run_fault(self.device, arrays, error) from None
 
     def _seeded(self, feed: Feed) -> Feed:
         """Return `feed` with the seed that the model reads, and without one that it does not read."""
@@ -260,10 +260,11 @@ class Session:
             self._session.run_with_iobinding(bindings)
             bindings.synchronize_outputs()
         except Exception as error:  # onnxruntime raises its own classes, one per status code
-            raise _fault(self.device, feed, error) from None
+            raise run_fault(self.device, feed, error) from None
 
 
-def _fault(device: Device, feed: Feed, error: Exception) -> OnnxfqError:
+def run_fault(device: Device, feed: Feed, error: Exception) -> OnnxfqError:
+    """Return the error of a run on `feed` that failed with `error`, in one line."""
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feed.items())
     reason = join_lines(error)[:300]
     if device == "cuda" and is_memory_fault(reason):

@@ -11,8 +11,10 @@ from onnx import TensorProto
 from onnxfq.data import Feed
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.documents.plan import Placement, Plan
+from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError
 from onnxfq.graph.external.scratch_file import weights_stored_in
+from onnxfq.graph.external.sizes import weight_bytes
 from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.numerics.spec import QuantSpec
@@ -24,6 +26,7 @@ from onnxfq.stages.insert import TARGET_KEY, with_float_type
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions
+from onnxfq.stages.score import score_models
 from onnxfq.targets.target import target_by_name
 
 
@@ -64,6 +67,29 @@ def cast_rest(
         kept = decide_floats(inputs.model, qdq, samples, floats, options.observing)
         comparable = cast_floats(qdq, kept.model_copy(update={"io": False}))
         return CastModel(with_float_type(cast_floats(qdq, kept), floats.name), comparable, kept)
+
+
+def compare_half(inputs: QuantizeSession, options: RunOptions) -> tuple[int, Evaluation]:
+    """Return the bytes of the float model with its float part in float16, and its scores on the kept samples.
+
+    Nodes whose values do not fit in float16 stay in float32, by the rules of the target.
+    Raises DataError without feeds.
+    """
+    proto = onnx.ModelProto()
+    proto.CopyFrom(inputs.model.proto)
+    proto.metadata_props.add(key=TARGET_KEY, value=inputs.model.target)
+    cast = cast_rest(inputs, proto, FloatOptions("fp16"), options)
+    with weights_stored_in(inputs.scratch):
+        evaluation = score_models(
+            inputs.compared,
+            {"float16": cast.comparable},
+            inputs.kept,
+            threads=options.threads,
+            device=options.device,
+            exact=options.exact,
+            judged=inputs.judged,
+        )
+    return max(cast.qdq.ByteSize(), weight_bytes(cast.qdq)), evaluation
 
 
 def decide_floats(

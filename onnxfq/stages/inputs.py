@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class QuantizeSession:
         feeds: the data; None without any.
         runs: number of feeds of a pass, if known.
         scratch: storage of large weights while models are built.
+        loaded: the normalised model before its target prepared it.
     """
 
     reference: onnx.ModelProto
@@ -52,6 +53,29 @@ class QuantizeSession:
     feeds: KeptFeeds | None
     runs: int | None
     scratch: Scratch | None
+    loaded: Model
+
+    def for_target(self, target: str) -> QuantizeSession:
+        """Return the session of the same model and data for another target, which prepares the model.
+
+        Call it before a pass over data that can be read once only.
+        """
+        model = prepare_model(self.loaded, target)
+        return replace(self, model=model, ranked=model).with_ranks(self.ranked is not self.model)
+
+    def with_ranks(self, is_needed: bool) -> QuantizeSession:
+        """Return the session with ranks that a run on the first feed infers, if they are needed."""
+        if self.feeds is None or not is_needed:
+            return self
+        return replace(self, ranked=with_run_ranks(self.model, self.feeds.read_first()))
+
+    def alone(self) -> QuantizeSession:
+        """Return the session before any pass over the data: nothing of another pass is kept."""
+        if self.feeds is None:
+            return self
+        feeds = KeptFeeds(self.feeds.source)
+        feeds.is_stream = self.feeds.is_stream
+        return replace(self, feeds=feeds)
 
     @cached_property
     def judged(self) -> JudgedTensors:
@@ -119,14 +143,16 @@ def open_inputs(
     with weights_stored_in(scratch):
         proto, sha256, source = read_model(model, in_memory=STAGED)
     reference = with_unique_names(proto)
-    loaded = ranked = prepare_model(normalize_model(proto, sha256, source, recipe.existing), recipe.target)
-    opened = None if data is None else open_feeds(loaded.proto, data, options.batch, options.data)
+    loaded = normalize_model(proto, sha256, source, recipe.existing)
+    session = QuantizeSession(reference, loaded, loaded, None, None, scratch, loaded)
+    session = session.for_target(recipe.target)
+    prepared = session.model
+    opened = None if data is None else open_feeds(prepared.proto, data, options.batch, options.data)
     feeds = None if opened is None else KeptFeeds(opened)
-    if feeds is not None and not observed and lacks_ranks(loaded):
-        ranked = with_run_ranks(loaded, feeds.read_first())
     runs = None if opened is None else opened.runs
-    scratch = scratch or scratch_for(loaded.proto, folder, STAGED)
-    session = QuantizeSession(reference, loaded, ranked, feeds, runs, scratch)
+    scratch = scratch or scratch_for(prepared.proto, folder, STAGED)
+    session = replace(session, feeds=feeds, runs=runs, scratch=scratch)
+    session = session.with_ranks(not observed and bool(lacks_ranks(prepared)))
     if feeds is not None and session.judged.states:
         feeds.is_stream = _is_stream(session, feeds.read_samples(STREAM_FEEDS), options)
     return session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from onnxfq.errors import OutputError
@@ -116,6 +116,36 @@ def check_folder(path: Path) -> None:
             f"{path} is the current folder, which cannot be replaced as a whole; give a new one"
         )
     check_writable(path / "any" if path.exists() else path)
+
+
+@contextmanager
+def make_folder(path: str | Path | None) -> Iterator[Path | None]:
+    """Yield the folder `path` for files of one command, created if it is new; None is yielded as it is.
+
+    A new folder is removed again if the block raises. Raises OutputError for
+    a file, for a name with the suffix of a model, and without permission.
+    """
+    if path is None:
+        yield None
+        return
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"cannot write into {folder}: it is a file; give a folder")
+    if not folder.exists() and folder.suffix == ".onnx":
+        raise OutputError(
+            f"several models are written into a folder, and {folder} names a file; give a folder"
+        )
+    check_writable(folder / "any" if folder.exists() else folder)
+    is_new = not folder.exists()
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    try:
+        yield folder
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # something else has put files there
+                folder.rmdir()
+        raise
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -48,8 +48,12 @@ Opener = Callable[[AnyModel, int], Callable[[Feed], Values]]
 """Takes a model or its path, and a number of threads, 0 for the runtime's own choice.
 
 It opens the model and returns a function from a feed to the outputs by name, which several threads may call
-at the same time. It raises RuntimeLibraryError if the runtime is not on this machine or refuses the model.
+at the same time. It raises RuntimeLibraryError if the runtime is not on this machine, and RuntimeLibraryError
+or ModelError if the runtime refuses the model.
 """
+
+Profiler = Callable[[AnyModel, int, Feed], Mapping[tuple[str, str], float]]
+"""Takes what an Opener takes and a feed; returns the seconds of a run by operator and node, as executed."""
 
 Check = Callable[[onnx.ModelProto, str, BuildOptions | None], CheckResult]
 """Takes a Q/DQ model, its name for messages, and options for a build; None for no build."""
@@ -99,7 +103,7 @@ class Target:
         policy: rules of placement and refusal.
         recipes: recipes, known by name once the target is registered.
         prepare: returns the float model with the rewrites that the target needs before placement, equal in
-            its results; the model itself if it needs none.
+            its results; the model itself if it needs none. A tensor keeps its name only with its values.
         form: parts written in other operators than ONNX's.
         has_pairs: False if models are written with FakeQuantize nodes in place of Q/DQ pairs.
         domains: operator sets that only this target has, with their descriptions.
@@ -109,6 +113,8 @@ class Target:
         check: rules over a Q/DQ model.
         run: an engine of the target on this machine.
         values: opens a model in its runtime on this machine, with the float part in float32.
+        open: its runtime on this machine as users open it, for times.
+        profile: the same runtime's own account of its time.
         kit: files that `handoff` writes.
         capabilities: by number format, the least compute capability of a GPU that multiplies in it, 89 for
             8.9; empty for a target whose hardware is not told by it.
@@ -127,6 +133,8 @@ class Target:
     check: Check | None = None
     run: Runner | None = None
     values: Opener | None = None
+    open: Opener | None = None
+    profile: Profiler | None = None
     kit: Kit | None = None
     capabilities: Mapping[str, int] = field(default_factory=dict)
 

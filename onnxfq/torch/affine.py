@@ -6,7 +6,7 @@ of torch's own two functions become calls of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -84,12 +84,6 @@ _OURS: dict[Callable[..., Any], Callable[..., Tensor]] = {
 class Redirect(TorchFunctionMode):
     """Calls of torch's two functions become calls of the functions here."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call ours in place of torch's."""
         return _OURS.get(func, func)(*args, **(kwargs or {}))

@@ -19,6 +19,7 @@ from onnxfq.support.files import check_writable, replace_file
 from onnxfq.targets.lower_fake_quantize import lift, lower
 from onnxfq.torch.arguments import checked
 from onnxfq.torch.exporters import EXPORTERS, disable_observers, freeze_grids, quiet, reason, run
+from onnxfq.torch.onnx_node import lowered_later
 from onnxfq.torch.request import Request, bind, name_inputs, read_dynamic_shapes
 
 
@@ -92,7 +93,7 @@ def export_torch(
 
 def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -> onnx.ModelProto:
     """Return the checked export, with FakeQuantize nodes for fake quantization."""
-    with evaluation_mode(model), freeze_grids(model), disable_observers(model), quiet():
+    with evaluation_mode(model), freeze_grids(model), disable_observers(model), lowered_later(), quiet():
         try_forward(model, request)
         exported = run(exporter, model, request)
     forget_origin(exported)

@@ -23,7 +23,6 @@ from onnxfq.errors import ModelError, StatisticsError
 from onnxfq.support.temporary import scratch_folder
 from onnxfq.torch.affine import Redirect, fake_quantize_per_channel_affine, fake_quantize_per_tensor_affine
 from onnxfq.torch.layers import fold_weight, refresh
-from onnxfq.torch.onnx_node import lowered_later
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.request import BATCH, Request
 
@@ -72,7 +71,7 @@ EXPORTERS = {"dynamo": export_with_dynamo, "torchscript": export_with_torchscrip
 def run(exporter: str, model: nn.Module, request: Request) -> onnx.ModelProto:
     """Return the exported module, unchecked."""
     try:
-        with Redirect(), lowered_later():
+        with Redirect():
             return EXPORTERS[exporter](model, request)
     except Exception as error:  # an exporter traces the user's code, which may raise anything
         other = next(name for name in EXPORTERS if name != exporter)

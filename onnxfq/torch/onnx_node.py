@@ -38,6 +38,11 @@ def lowered_later() -> Iterator[None]:
         _expected.reset(token)
 
 
+def is_lowered_later() -> bool:
+    """Tell whether the nodes of this export become Q/DQ pairs, as in `export_torch`."""
+    return _expected.get()
+
+
 def onnx_node(
     x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, granularity: Granularity
 ) -> Tensor:
@@ -49,7 +54,7 @@ def onnx_node(
         raise SpecError(
             "x must be float32, float16 or bfloat16 to be exported, got float64; convert the module"
         )
-    if not _expected.get():
+    if not is_lowered_later():
         warnings.warn(
             f"this export has {OPERATOR} nodes, which only onnxfq's custom-op library runs; export with "
             "onnxfq.torch.export_torch, or turn the file into Q/DQ with `onnxfq convert`",

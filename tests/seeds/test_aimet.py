@@ -243,7 +243,7 @@ WRONG = {
     "float64 bits": (ValueError, "1 to 8 exponent", lambda: Q.float.FloatQuantizeDequantize(11, 52)),
     "another encoding": (
         RuntimeError,
-        "takes an AffineEncoding, found str",
+        "takes AffineEncoding, found str",
         lambda: Q.affine.QuantizeDequantize.from_encodings("int8"),
     ),
     "entries": (RuntimeError, "takes 1 entries, found 0", lambda: ranged().set_legacy_encodings([])),

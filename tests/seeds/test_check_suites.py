@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
+ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parents[1] / "slow" / "check_suites.py"
 
 
@@ -55,3 +57,30 @@ def test_wrong():
         line.split() == ["tests.test_some", "2", "passed", "1", "failed"] for line in text.splitlines()
     )
     assert json.loads(results.read_text())["tests.test_some.test_wrong"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("suite", "sentence"),
+    [
+        ("AIMET", "{tests} on a machine without a GPU: aimet-torch 2.42 passes 475, and onnxfq {passed} "),
+        ("pytorch-quantization", "{passed} of {tests} pass and {skipped} are skipped."),
+    ],
+)
+def test_the_pages_tell_what_passes(suite, sentence):
+    """docs/migrating.md has the totals of the last run in docs/checks.md."""
+    text = (ROOT / "docs" / "checks.md").read_text(encoding="utf-8")
+    last = text.split(f"## suite of {suite}\n")[1].split("```")[1]
+    totals = re.search(r"(\d+) skipped\n(\d+) passed, (\d+) failed", last)
+    skipped, passed, failed = map(int, totals.groups())
+    wanted = sentence.format(tests=skipped + passed + failed, passed=passed, skipped=skipped)
+    assert wanted in " ".join((ROOT / "docs" / "migrating.md").read_text(encoding="utf-8").split())
+
+
+def test_each_failure_of_aimets_suite_has_a_reason():
+    """The rows of the table in docs/migrating.md sum to the failures of the last run."""
+    checks, page = (
+        (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("checks", "migrating")
+    )
+    failed = re.search(r"\d+ passed, (\d+) failed", checks.split("## suite of AIMET\n")[1])[1]
+    table = page.split("| tests | failed | reason |")[1].split("\n\n")[0]
+    assert sum(map(int, re.findall(r"^\| [^|]+ \| (\d+) \|", table, re.MULTILINE))) == int(failed)

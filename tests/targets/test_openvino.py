@@ -19,7 +19,7 @@ from onnxfq.cli.main import main
 from onnxfq.errors import DataError, RecipeError, RuntimeLibraryError
 from onnxfq.runtime.session import Session
 from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.openvino.runtime import open_model
+from onnxfq.targets.openvino.runtime import open_model, profile_model
 from onnxfq.targets.target import BuildOptions
 
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
@@ -185,6 +185,14 @@ def test_values_are_those_of_onnx_runtime() -> None:
     got = open_model(qdq, 1)(feed)["y"]
     error = np.sum((got - wanted) ** 2) / np.sum(wanted**2)
     assert 10 * np.log10(error) < -30
+
+
+def test_profile_counts_what_is_executed() -> None:
+    """The profile has the layers of the compiled graph, and their times add up to less than a second."""
+    model = PLANTED["conv"][0]
+    seconds = profile_model(model, 1, feed_for(model))
+    assert "Convolution" in {kind for kind, _ in seconds}
+    assert 0 < sum(seconds.values()) < 1
 
 
 def test_threads_share_an_opened_model(digits_model: Path, digit_images: np.ndarray) -> None:

@@ -7,23 +7,22 @@ BatchNormalization]: y = (x - mean) * scale / sqrt(var + epsilon) + bias.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
-from onnx import numpy_helper
 
-from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import Model
-from onnxfq.graph.normalize.shapes import add_shapes
+from onnxfq.graph.constants import constant_array, make_constant
+from onnxfq.graph.edit import Editor
+from onnxfq.graph.model import Model, list_graphs
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS
-from onnxfq.graph.prune import leave_out
-from onnxfq.numerics.float_types import FLOAT_CODES
+from onnxfq.graph.queries import float_type
 
 _EPSILON = 1e-5
+
+_Float64s = NDArray[np.float64]
 
 
 def fold_batch_norm(model: Model) -> Model:
@@ -35,92 +34,63 @@ def fold_batch_norm(model: Model) -> Model:
     """
     if not any(node.op_type == "BatchNormalization" for node in model.proto.graph.node):
         return model
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    index = GraphIndex(proto.graph)
-    folded = 0
-    for place in reversed(range(len(proto.graph.node))):
-        norm = proto.graph.node[place]
-        conv = _find_convolution(norm, index)
-        if conv is not None:
-            _fold(conv, norm, index, proto.graph)
-            conv.output[0] = norm.output[0]
-            del proto.graph.node[place]
-            folded += 1
-    if not folded:
+    graph, count = model.graph(), 0
+    editor = Editor(graph)
+    for scope in list_graphs(graph):
+        for norm in [node for node in scope.nodes if node.op == "BatchNormalization"]:
+            conv = _find_convolution(norm, scope)
+            if conv is not None:
+                _fold(editor, conv, norm)
+                conv.outputs, norm.outputs = [norm.outputs[0]], []
+                scope.nodes.remove(norm)
+                count += 1
+    if not count:
         return model
-    leave_out(proto.graph, {})  # parameters that nothing reads any more
-    add_shapes(proto)
-    note = f"{folded} BatchNormalization folded into the convolution in front"
-    return replace(model, proto=proto, notes=(*model.notes, note))
+    note = f"{count} BatchNormalization folded into the convolution in front"
+    return replace(model.with_graph(graph), notes=(*model.notes, note))
 
 
-@dataclass(frozen=True)
-class _Affine:
-    """The function of each channel: x * factor + offset, float64 [C]."""
-
-    factor: NDArray[np.float64]
-    offset: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, norm: onnx.NodeProto, index: GraphIndex) -> _Affine:
-        scale, bias, mean, variance = (_array(name, index) for name in norm.input[1:5])
-        epsilon = next((a.f for a in norm.attribute if a.name == "epsilon"), _EPSILON)
-        factor = scale / np.sqrt(variance + np.float64(np.float32(epsilon)))
-        return cls(factor, bias - mean * factor)
-
-
-def _array(name: str, index: GraphIndex) -> NDArray[np.float64]:
-    return tensor_array(index.constants[name]).astype(np.float64)
-
-
-def _find_convolution(norm: onnx.NodeProto, index: GraphIndex) -> onnx.NodeProto | None:
+def _find_convolution(norm: gs.Node, scope: gs.Graph) -> gs.Node | None:
     """Return the convolution that `norm` can be folded into; None if there is none."""
-    if norm.op_type != "BatchNormalization" or norm.domain not in STANDARD_DOMAINS:
+    conv = norm.inputs[0].inputs[0] if norm.inputs[0].inputs else None
+    if conv is None or conv.op not in CONVOLUTIONS or not {conv.domain, norm.domain} <= {*STANDARD_DOMAINS}:
         return None
-    trains = any(a.name == "training_mode" and a.i for a in norm.attribute) or len(norm.output) > 1
-    conv = index.makers.get(norm.input[0])
-    if trains or conv is None or conv.op_type not in CONVOLUTIONS or conv.domain not in STANDARD_DOMAINS:
+    between = conv.outputs[0]
+    is_read = len(between.outputs) > 1 or any(between is output for output in scope.outputs)
+    if is_read or norm.attrs.get("training_mode", 0) or len(norm.outputs) > 1:
         return None
-    between = conv.output[0]
-    if len(index.readers[between]) > 1 or between in index.outputs | index.captured:
-        return None
-    constants = [conv.input[1], *conv.input[2:3], *norm.input[1:5]]
-    known = all(name in index.constants for name in constants if name)
-    floats = known and {index.constants[name].data_type for name in constants if name} <= FLOAT_CODES
-    return conv if floats else None
+    constants = [tensor for tensor in (*conv.inputs[1:3], *norm.inputs[1:5]) if tensor.name]
+    known = all(isinstance(tensor, gs.Constant) and float_type(tensor) is not None for tensor in constants)
+    return conv if known else None
 
 
-def _fold(conv: onnx.NodeProto, norm: onnx.NodeProto, index: GraphIndex, graph: onnx.GraphProto) -> None:
-    affine, weight = _Affine.of(norm, index), _array(conv.input[1], index)
-    bias = _array(conv.input[2], index) if len(conv.input) > 2 and conv.input[2] else 0.0
-    kind = index.constants[conv.input[1]].data_type
-    scaled = _scale_channels(weight, affine.factor, conv)
-    weight_name = _store(conv.input[1], scaled, kind, index, graph)
-    offsets = bias * affine.factor + affine.offset
-    known_bias = conv.input[2] if len(conv.input) > 2 and conv.input[2] else f"{conv.input[1]}/bias"
-    conv.input[:] = [conv.input[0], weight_name, _store(known_bias, offsets, kind, index, graph)]
+def _fold(editor: Editor, conv: gs.Node, norm: gs.Node) -> None:
+    scale, offset, mean, variance = (constant_array(tensor).astype(np.float64) for tensor in norm.inputs[1:5])
+    factor = scale / np.sqrt(variance + np.float64(np.float32(norm.attrs.get("epsilon", _EPSILON))))
+    weight, *biases = [tensor for tensor in conv.inputs[1:3] if tensor.name]
+    bias = constant_array(biases[0]).astype(np.float64) if biases else np.zeros(1)
+    scaled = _scale_channels(constant_array(weight).astype(np.float64), factor, conv)
+    bias_name = biases[0].name if biases else f"{weight.name}/bias"
+    conv.inputs = [
+        conv.inputs[0],
+        _store(editor, conv, weight.name, scaled.astype(weight.dtype)),
+        _store(editor, conv, bias_name, ((bias - mean) * factor + offset).astype(weight.dtype)),
+    ]
 
 
-def _scale_channels(
-    weight: NDArray[np.float64], factor: NDArray[np.float64], conv: onnx.NodeProto
-) -> NDArray[np.float64]:
+def _scale_channels(weight: _Float64s, factor: _Float64s, conv: gs.Node) -> _Float64s:
     """Return `weight` with each output channel scaled; of ConvTranspose [C in, C out / groups, ...]."""
-    if conv.op_type != "ConvTranspose":
+    if conv.op != "ConvTranspose":
         return weight * factor.reshape(-1, *[1] * (weight.ndim - 1))
-    groups = next((a.i for a in conv.attribute if a.name == "group"), 1)
+    groups = conv.attrs.get("group", 1)
     split = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
     factors = factor.reshape(groups, 1, weight.shape[1], *[1] * (weight.ndim - 2))
-    return (split * factors).reshape(weight.shape)
+    return np.asarray((split * factors).reshape(weight.shape))
 
 
-def _store(
-    name: str, values: NDArray[np.float64], kind: int, index: GraphIndex, graph: onnx.GraphProto
-) -> str:
-    """Store `values` under `name` if only one node reads it, else under a new one; return the name."""
-    known = index.constants.get(name)
-    if known is None or len(index.readers[name]) > 1 or name in index.outputs | index.captured:
-        known, name = graph.initializer.add(), index.names.claim(name)
-    dtype: Any = onnx.helper.tensor_dtype_to_np_dtype(kind)
-    known.CopyFrom(numpy_helper.from_array(values.astype(dtype), name))
-    return name
+def _store(editor: Editor, conv: gs.Node, name: str, values: NDArray[Any]) -> gs.Constant:
+    """Return a constant for `conv`; under `name` if only `conv` reads that."""
+    known = editor.find(name)
+    if known is not None and all(reader is conv for reader in known.outputs):
+        return make_constant(name, values)
+    return editor.constant(editor.pick_name(name), lambda free: make_constant(free, values))

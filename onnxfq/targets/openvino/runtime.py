@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from onnxfq.support.temporary import scratch_folder
 from onnxfq.targets.target import AnyModel, Values
 
 DEVICE = "CPU"
+_PROFILED_RUNS = 10
 _PLACE = re.compile(r"^(Exception from|Check '|FrontEnd API failed|Model wasn't|Summary:|To facilitate)|^$")
 
 
@@ -41,18 +43,23 @@ def version_of(library: Any) -> str:
     return str(library.__version__).partition("-")[0]
 
 
-def compile_model(model: AnyModel, threads: int = 0, precision: str = "f32") -> Any:
+def compile_model(model: AnyModel, threads: int = 0, precision: str = "f32", profiled: bool = False) -> Any:
     """Return `model` compiled for the CPU.
 
     Args:
         model: the model, or its path.
         threads: of OpenVINO, 0 for one per core.
         precision: of the float part; empty for OpenVINO's choice, bf16 where the processor has it.
+        profiled: whether requests count the time of each node.
 
     Raises RuntimeLibraryError if OpenVINO is missing, or cannot read or compile the model.
     """
     library = load_library()
-    options = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": threads}
+    options = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_NUM_THREADS": threads,
+        "PERF_COUNT": profiled,
+    }
     given = {name: value for name, value in options.items() if value}
     core, does = library.Core(), "read"
     with scratch_folder() as folder:
@@ -111,6 +118,26 @@ def open_model(model: AnyModel, threads: int = 0, precision: str = "f32") -> Cal
         return {name: np.array(results[at]) for at, name in enumerate(names)}
 
     return run
+
+
+def open_as_users(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
+    """Return what `open_model` returns, with OpenVINO's own choice of the precision of the float part."""
+    return open_model(model, threads, precision="")
+
+
+def profile_model(model: AnyModel, threads: int, feed: Feed) -> dict[tuple[str, str], float]:
+    """Return the seconds of a run by operator and node as OpenVINO counts them, for the model of users.
+
+    Nodes are those that it executes: fused ones, and those that it adds. Raises as `compile_model`.
+    """
+    compiled = compile_model(model, threads, precision="", profiled=True)
+    request = compiled.create_infer_request()
+    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for run in range(_PROFILED_RUNS + 1):
+        request.infer({name: feed[name] for port in compiled.inputs for name in port.names if name in feed})
+        for node in request.profiling_info if run else ():  # the first run prepares the others
+            seconds[node.node_type, node.node_name] += node.real_time.total_seconds() / _PROFILED_RUNS
+    return dict(seconds)
 
 
 def run_model(

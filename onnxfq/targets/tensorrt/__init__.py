@@ -27,7 +27,7 @@ from onnxfq.targets.tensorrt.rewrites.refused_forms import (
 from onnxfq.targets.tensorrt.rewrites.split_projections import divide_products
 from onnxfq.targets.tensorrt.tools.check import check_model
 from onnxfq.targets.tensorrt.tools.kit import KIT
-from onnxfq.targets.tensorrt.tools.runner import run_engine
+from onnxfq.targets.tensorrt.tools.runner import refuse_times, run_engine
 
 _REWRITTEN = frozenset({"AveragePool", "IsNaN"})
 
@@ -80,6 +80,7 @@ TENSORRT = Target(
     conversion="tensorrt-int8",
     check=check_model,
     run=run_engine,
+    open=refuse_times,
     kit=KIT,
     capabilities=LEAST_CAPABILITY,
 )

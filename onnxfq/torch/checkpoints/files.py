@@ -41,11 +41,10 @@ def _read(path: Path) -> Any:
     if not path.is_file():
         raise ModelError(f"no such file: {path}; check the path")
     if path.suffix == ".safetensors":
+        library = _safetensors()
         try:
-            return _safetensors().load_file(path)
-        except Exception as error:  # safetensors' own class, without a Python base of its own
-            if isinstance(error, RuntimeLibraryError):
-                raise
+            return library.torch.load_file(path)
+        except (OSError, library.SafetensorError) as error:
             raise ModelError(f"{path} is not a .safetensors file: {error}; save it again") from None
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -64,7 +63,8 @@ def write_state(state: Mapping[str, Tensor], path: str | os.PathLike[str] | None
     with replace_file(Path(path)) as temporary:
         if Path(path).suffix == ".safetensors":
             held = {name: x.detach().contiguous().clone() for name, x in state.items()}
-            _safetensors().save_file(held, temporary)
+            # Its save_file would write beside the temporary, which has no folder here.
+            Path(temporary).write_bytes(_safetensors().torch.save(held))
         else:
             torch.save(dict(state), temporary)
 
@@ -74,4 +74,5 @@ def _safetensors() -> Any:
         raise RuntimeLibraryError(
             "files of .safetensors need safetensors; run pip install safetensors, or use a file of torch.save"
         )
-    return import_module("safetensors.torch")
+    import_module("safetensors.torch")
+    return import_module("safetensors")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import onnx
 
@@ -16,7 +16,7 @@ from onnxfq.interchange.polygraphy_json import inputs_json, read_results
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
 from onnxfq.targets.profiles import ShapeCount, cover_shapes
-from onnxfq.targets.target import Values
+from onnxfq.targets.target import AnyModel, Values
 from onnxfq.targets.tensorrt.tools.kit import TENSORS_FILE, polygraphy_tensors
 
 
@@ -53,6 +53,14 @@ def run_engine(
                 "`onnxfq handoff` on a machine with a GPU and give its results as a file"
             )
         yield from read_results(folder / TENSORS_FILE)
+
+
+def refuse_times(model: AnyModel, threads: int) -> Callable[[Feed], Values]:
+    """Raise RuntimeLibraryError: TensorRT's own tool measures its time on the machine with the GPU."""
+    raise RuntimeLibraryError(
+        "TensorRT is timed on the machine with the GPU, and no other runtime tells its time; `onnxfq "
+        "handoff` writes the trtexec command for it"
+    )
 
 
 def _is_only_rtx() -> bool:

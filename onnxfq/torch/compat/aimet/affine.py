@@ -63,6 +63,7 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
 
     min: nn.Parameter
     max: nn.Parameter
+    _encodes: type[AffineEncoding] = AffineEncoding
 
     def __init__(self, shape: int | Sequence[int], *args: Any, **keywords: Any) -> None:
         """Make a quantizer without a range.
@@ -187,18 +188,17 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
     @classmethod
     def from_encodings(cls: type[Made], encodings: AffineEncoding) -> Made:
         """Return a quantizer with the range of an encoding. Raises SpecError for one of another kind."""
-        if not isinstance(encodings, AffineEncoding):
-            raise SpecError(f"{cls.__name__} takes an AffineEncoding, found {type(encodings).__name__}")
-        made = cls(
-            encodings.scale.shape,
-            encodings.qmin,
-            encodings.qmax,
-            encodings.symmetry,
-            block_size=encodings.block_size,
-            zero_point_shift=encodings.zero_point_shift,
-        )
+        if not isinstance(encodings, cls._encodes):
+            kind = cls._encodes.__name__
+            raise SpecError(f"{cls.__name__} takes {kind}, found {type(encodings).__name__}; give one")
+        made = cls(encodings.scale.shape, **cls._settings_of(encodings), block_size=encodings.block_size)
         made.set_range(encodings.min, encodings.max)
         return made
+
+    @staticmethod
+    def _settings_of(encodings: Any) -> dict[str, Any]:
+        names = ("qmin", "qmax", "zero_point_shift")
+        return {name: getattr(encodings, name) for name in names} | {"symmetric": encodings.symmetry}
 
     def get_legacy_encodings(self) -> list[dict[str, Any]] | None:
         """Return the entries of AIMET's files, version 0.6.1; None before a range is known."""
@@ -305,15 +305,12 @@ class _IntegerQuantizer(AffineQuantizerBase):
                 f"{type(self).__name__} has no zero_point_shift, found 0.5; use QuantizeDequantize"
             )
 
-    def _constant(self) -> FakeQuantize:
+    def _refuse_export(self, x: Tensor | None = None) -> Any:
         raise SpecError(
             f"{type(self).__name__} alone cannot be exported; use QuantizeDequantize in its place"
         )
 
-    def _as_node(self, x: Tensor) -> Tensor:
-        raise SpecError(
-            f"{type(self).__name__} alone cannot be exported; use QuantizeDequantize in its place"
-        )
+    _constant = _as_node = _refuse_export
 
 
 class Quantize(_IntegerQuantizer):
@@ -343,6 +340,8 @@ class GroupedBlockQuantizeDequantize(QuantizeDequantize):
         decompressed_bw: width of the integers times their block's integer.
         block_grouping: blocks of a group along each axis, -1 for all.
     """
+
+    _encodes = GroupedBlockEncoding
 
     def __init__(
         self,
@@ -412,18 +411,7 @@ class GroupedBlockQuantizeDequantize(QuantizeDequantize):
             per_channel_scale=unit,
         )
 
-    @classmethod
-    def from_encodings(cls: type[Made], encodings: AffineEncoding) -> Made:
-        """Return a quantizer with the range of an encoding. Raises SpecError for one of another kind."""
-        if not isinstance(encodings, GroupedBlockEncoding):
-            raise SpecError(f"{cls.__name__} takes a GroupedBlockEncoding, found {type(encodings).__name__}")
-        made = cls(
-            encodings.scale.shape,
-            encodings.bitwidth,
-            encodings.symmetry,
-            encodings.decompressed_bw,
-            block_size=encodings.block_size,
-            block_grouping=encodings.block_grouping,
-        )
-        made.set_range(encodings.min, encodings.max)
-        return made
+    @staticmethod
+    def _settings_of(encodings: Any) -> dict[str, Any]:
+        names = ("bitwidth", "decompressed_bw", "block_grouping")
+        return {name: getattr(encodings, name) for name in names} | {"symmetric": encodings.symmetry}

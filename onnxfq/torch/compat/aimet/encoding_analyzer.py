@@ -208,10 +208,8 @@ class SqnrEncodingAnalyzer(_BinsAnalyzer):
     ) -> None:
         """Make an analyzer. Raises SpecError for less than one bin, or a growth limit below 1."""
         super().__init__(BinsObserver(shape, num_bins, histogram_growth_limit, block_size))
-        self.asym_delta_candidates, self.sym_delta_candidates = (
-            asymmetric_delta_candidates,
-            symmetric_delta_candidates,
-        )
+        self.asym_delta_candidates = asymmetric_delta_candidates
+        self.sym_delta_candidates = symmetric_delta_candidates
         self.num_offset_candidates, self.max_parallelism = offset_candidates, max_parallelism
         self.gamma = gamma
 

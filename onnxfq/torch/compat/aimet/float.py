@@ -22,6 +22,15 @@ from onnxfq.torch.quantizer import FakeQuantize
 __all__ = ["FloatEncoding", "FloatQuantizeDequantize", "QuantizeDequantize"]
 
 
+def _bits(name: str, text: str) -> Any:
+    """Return the property of a width of the format."""
+
+    def change(self: FloatQuantizeDequantize, bits: int) -> None:
+        self._format = _checked(**self._format._asdict() | {name: bits})
+
+    return property(lambda self: getattr(self._format, name), change, doc=text)
+
+
 @checked_methods("__init__", "set_legacy_encodings")
 class FloatQuantizeDequantize(QuantizerBase):
     """Rounding to small floats; the result is a DequantizedTensor.
@@ -91,23 +100,8 @@ class FloatQuantizeDequantize(QuantizerBase):
         """Shape of maxval."""
         return tuple(self.maxval.shape)
 
-    @property
-    def exponent_bits(self) -> int:
-        """Bits of the exponent; setting it keeps maxval."""
-        return self._format.exponent_bits
-
-    @exponent_bits.setter
-    def exponent_bits(self, bits: int) -> None:
-        self._format = _checked(bits, *self._format[1:])
-
-    @property
-    def mantissa_bits(self) -> int:
-        """Bits behind the point; setting it keeps maxval."""
-        return self._format.mantissa_bits
-
-    @mantissa_bits.setter
-    def mantissa_bits(self, bits: int) -> None:
-        self._format = _checked(self.exponent_bits, bits, *self._format[2:])
+    exponent_bits: int = _bits("exponent_bits", "Bits of the exponent; setting it keeps maxval.")
+    mantissa_bits: int = _bits("mantissa_bits", "Bits behind the point; setting it keeps maxval.")
 
     @property
     def bitwidth(self) -> int:

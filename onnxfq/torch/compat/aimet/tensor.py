@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -105,13 +105,7 @@ class QuantizedTensorBase(Tensor):
         return type(self).of(plain(self).new_empty(*args, **keywords), None)
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch by the table of this module."""
         kwargs, source = kwargs or {}, args[0] if args else None
         known = func in _KNOWN and isinstance(source, QuantizedTensorBase)

@@ -14,6 +14,13 @@ from onnxfq.torch.compat.nvidia.tensor_quant import E4M3_MOST, LEAST, integer_bo
 from onnxfq.torch.qat_gradients import fake_quantize
 
 
+def check_pairs(num_bits: Any, unsigned: bool, narrow_range: bool) -> None:
+    """Raise SpecError for a grid that QuantizeLinear of plain torch.onnx.export does not have."""
+    if not isinstance(num_bits, (tuple, list)) and (num_bits != 8 or narrow_range):
+        bits = f"{num_bits}{' narrow' * narrow_range}"
+        raise SpecError(f"torch.onnx.export writes 8 bits of the full range, got {bits}; use export_torch")
+
+
 def quantize_for_export(
     x: Tensor, amax: Tensor, num_bits: Any, unsigned: bool, narrow_range: bool, *, pairs: bool
 ) -> Tensor:

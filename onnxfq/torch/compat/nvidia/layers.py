@@ -23,8 +23,8 @@ from onnxfq.torch.compat.nvidia.tensor_quant import (
 from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
 
 
-class QuantInputMixin:
-    """Layer whose input is quantized."""
+class _InputQuantizer:
+    """Layer with a quantizer for its input, as both mixins have it."""
 
     default_quant_desc_input: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_PER_TENSOR
     _input_quantizer: TensorQuantizer
@@ -33,10 +33,6 @@ class QuantInputMixin:
     def set_default_quant_desc_input(cls, value: QuantDescriptor) -> None:
         """Set the descriptor of inputs for layers of this class that are made from here on."""
         cls.default_quant_desc_input = _descriptor(value)
-
-    def init_quantizer(self, quant_desc_input: QuantDescriptor) -> None:
-        """Make `_input_quantizer`. Raises SpecError for a descriptor of integers."""
-        self._input_quantizer = TensorQuantizer(_for_layer(quant_desc_input))
 
     @property
     def input_quantizer(self) -> TensorQuantizer:
@@ -49,8 +45,16 @@ class QuantInputMixin:
         super().__setattr__(f"_{name}" if name in public else name, value)
 
 
-class QuantMixin(QuantInputMixin):
-    """Layer whose input and weight are quantized."""
+class QuantInputMixin(_InputQuantizer):
+    """Layer whose input is quantized."""
+
+    def init_quantizer(self, quant_desc_input: QuantDescriptor) -> None:
+        """Make `_input_quantizer`. Raises SpecError for a descriptor of integers."""
+        self._input_quantizer = TensorQuantizer(_for_layer(quant_desc_input))
+
+
+class QuantMixin(_InputQuantizer):
+    """Layer whose input and weight are quantized; no `QuantInputMixin`, by which users tell the two apart."""
 
     default_quant_desc_weight: ClassVar[QuantDescriptor] = QUANT_DESC_8BIT_PER_TENSOR
     _weight_quantizer: TensorQuantizer
@@ -60,7 +64,7 @@ class QuantMixin(QuantInputMixin):
         """Set the descriptor of weights for layers of this class that are made from here on."""
         cls.default_quant_desc_weight = _descriptor(value)
 
-    def init_quantizer(  # type: ignore[override]
+    def init_quantizer(
         self,
         quant_desc_input: QuantDescriptor,
         quant_desc_weight: QuantDescriptor,

@@ -35,12 +35,16 @@ def _quantized(name: str) -> type:
     return made
 
 
+_DEFAULT_QUANT_MAP = [QuantEntry(nn, name, _quantized(name)) for name in _REPLACED]
+"""The layers with a quantized class; users read it, and add to it."""
+
+
 class QuantModuleReplacementHelper:
     """The classes to replace, and the ones that were there before."""
 
     def __init__(self) -> None:
         """Begin with the layers that have a quantized class, and nothing replaced."""
-        self.default_quant_map = [QuantEntry(nn, name, _quantized(name)) for name in _REPLACED]
+        self.default_quant_map = _DEFAULT_QUANT_MAP
         self.quant_map: list[QuantEntry] = []
         self.orginal_func_map: list[QuantEntry] = []
 

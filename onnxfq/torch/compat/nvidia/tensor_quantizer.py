@@ -16,9 +16,9 @@ from onnxfq.torch.compat.nvidia import tensor_quant as functions
 from onnxfq.torch.compat.nvidia.calib import CALIBRATORS
 from onnxfq.torch.compat.nvidia.clip import Clip
 from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor, check_bits
-from onnxfq.torch.compat.nvidia.export import quantize_for_export
+from onnxfq.torch.compat.nvidia.export import check_pairs, quantize_for_export
 from onnxfq.torch.compat.nvidia.utils import amax_by_index
-from onnxfq.torch.onnx_node import is_exporting
+from onnxfq.torch.onnx_node import is_exporting, is_lowered_later
 
 _BUFFERS = ("_amax", "_pre_quant_scale")
 
@@ -70,8 +70,11 @@ class TensorQuantizer(torch.nn.Module):
 
     Attributes:
         clip: the learned ends, parameters `clip_value_min` and `clip_value_max`; with `learn_amax` only.
+        use_fb_fake_quant: set on the class, plain torch.onnx.export writes QuantizeLinear, DequantizeLinear;
+            the switch of early releases, for which `enable_onnx_export` came.
     """
 
+    use_fb_fake_quant = False
     _enable_onnx_export = False
     _calibrator: Any
 
@@ -137,19 +140,27 @@ class TensorQuantizer(torch.nn.Module):
             x = self.clip(x)
         if not self._if_quant:
             return x
-        if self._enable_onnx_export:
+        qtype = self._num_bits, self._unsigned, self._narrow_range
+        pairs = self._writes_pairs()
+        if pairs:
             self.check_export()
+            check_pairs(*qtype)
         amax = self._get_amax(x)
         if is_exporting() and self._fake_quant:
-            qtype = self._num_bits, self._unsigned, self._narrow_range
-            return quantize_for_export(x, amax, *qtype, pairs=self._enable_onnx_export)
+            return quantize_for_export(x, amax, *qtype, pairs=pairs)
         if isinstance(self._num_bits, (tuple, list)):
             return functions.scaled_e4m3(x, amax, *self._num_bits)
         if self._fake_quant:
-            qtype = self._num_bits, self._unsigned, self._narrow_range
             return functions.fake_tensor_quant(x, amax, *qtype).to(x.dtype)  # channels widen bfloat16
         integers, self._scale = functions.tensor_quant(x, amax, self._num_bits, self._unsigned)
         return integers
+
+    def _writes_pairs(self) -> bool:
+        """Tell whether a plain export is to have pairs, not nodes that `export_torch` lowers."""
+        # After an error torch's exporter tries again, and then is_exporting() is false.
+        exporting = is_exporting() or torch.compiler.is_exporting()
+        wanted = self._enable_onnx_export or (self.use_fb_fake_quant and exporting)
+        return wanted and not is_lowered_later()
 
     def _get_amax(self, inputs: Tensor) -> Tensor:
         """Return the amax in use, at least float32: learned, known, or of these inputs."""
@@ -168,12 +179,6 @@ class TensorQuantizer(torch.nn.Module):
         """Raise StatisticsError, with the name, if a quantizer that is on has no amax to export."""
         if self.amax is None and not self._learn_amax and self._if_quant and not self._disabled:
             raise StatisticsError(f"quantizer {name!r} has no amax; calibrate it and call load_calib_amax()")
-        plain = isinstance(self._num_bits, (tuple, list)) or (self._num_bits == 8 and not self._narrow_range)
-        if self._enable_onnx_export and not plain:
-            bits = f"{self._num_bits}{' narrow' * self._narrow_range}"
-            raise SpecError(
-                f"torch.onnx.export writes 8 bits of the full range, got {bits}; use export_torch"
-            )
 
     def __prepare_scriptable__(self) -> TensorQuantizer:
         """Raise ModelError: torch.jit.script calls this first."""

@@ -1,0 +1,56 @@
+"""Tiles: the figures of a verdict, each with its label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation
+from onnxfq.documents.timing import Timing
+
+
+class Tile(TypedDict):
+    """One figure of the verdict; a low one is marked."""
+
+    value: str
+    label: str
+    low: bool
+
+
+def make_tile(value: str, label: str, low: bool = False) -> Tile:
+    """Return a tile."""
+    return Tile(value=value, label=label, low=low)
+
+
+def score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) -> list[Tile]:
+    """Return SQNR, agreement and accuracy of the last candidate: the written model if it was run."""
+    tiles: list[Tile] = []
+    for candidate in candidates:
+        worst = candidate.worst
+        if worst is not None:
+            kind = "part" if worst.part else "output"
+            which = f"the {kind}" if len(candidate.judging) == 1 else f"the worst {kind}"
+            low = worst.sqnr_db < LOW_SQNR_DB
+            tiles.append(make_tile(worst.figure, f"SQNR of {which} {worst.name}", low))
+        tiles += [
+            make_tile(str(share), f"output {share.output}", share.equal < 1) for share in candidate.shares
+        ]
+        same = [one.top1_agreement for one in candidate.outputs if one.top1_agreement is not None]
+        if same:
+            tiles.append(make_tile(f"{min(same):.1%}", "top-1 agreement with the float model"))
+        if candidate.accuracy is not None and evaluation.accuracy is not None:
+            tiles.append(make_tile(f"{evaluation.accuracy:.2%} → {candidate.accuracy:.2%}", "accuracy"))
+    return tiles
+
+
+def describe_times(timing: Timing | None, candidate: str) -> tuple[list[Tile], list[tuple[str, list[str]]]]:
+    """Return a tile with the ratio of a candidate, and all lines of the times; nothing without times."""
+    if timing is None:
+        return [], []
+    one = timing.of(candidate)
+    tiles = (
+        [make_tile(f"{one.ratio:.2f}", "time of a run, float = 1", one.is_slower)]
+        if one and one.ratio
+        else []
+    )
+    return tiles, [("time", timing.lines())]
