@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
 
+Value = NDArray[Any] | list[Any]
+"""An array, or a sequence of arrays as ONNX Runtime gives it."""
+
 Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass
 class _Column:
     path: Path
-    parts: list[tuple[int, np.dtype[Any], tuple[int, ...]] | NDArray[Any]] = field(default_factory=list)
+    parts: list[tuple[int, np.dtype[Any], tuple[int, ...]] | Value] = field(default_factory=list)
 
 
 class ArrayStore(Generic[Name]):
@@ -43,13 +46,13 @@ class ArrayStore(Generic[Name]):
         self._columns.clear()
         self._files.close()
 
-    def append(self, name: Name, array: NDArray[Any]) -> None:
+    def append(self, name: Name, array: Value) -> None:
         """Store one more array of `name`. Raises OutputError if the file has no room."""
         if name not in self._columns:
             self._made += 1
             self._columns[name] = _Column(self._folder / str(self._made))
         column = self._columns[name]
-        if array.dtype.hasobject:  # strings stay in memory
+        if isinstance(array, list) or array.dtype.hasobject:  # sequences and strings stay in memory
             column.parts.append(array)
             return
         # Opened each time: a system may allow fewer open files than a model has tensors.
@@ -57,11 +60,11 @@ class ArrayStore(Generic[Name]):
             column.parts.append((file.tell(), array.dtype, array.shape))
             file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
-    def get(self, name: Name, number: int) -> NDArray[Any]:
-        """Return array `number` of `name`."""
+    def get(self, name: Name, number: int) -> Any:
+        """Return array `number` of `name`, or the sequence."""
         column = self._columns[name]
         part = column.parts[number]
-        if isinstance(part, np.ndarray):
+        if not isinstance(part, tuple):
             return part
         offset, dtype, shape = part
         content = np.empty(dtype.itemsize * int(np.prod(shape)), np.uint8)

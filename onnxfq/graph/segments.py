@@ -121,7 +121,7 @@ class SegmentedGraph:
 def segment_model(
     segment: Segment,
     like: onnx.ModelProto,
-    types: Mapping[str, int],
+    types: Mapping[str, int | onnx.TypeProto],
     constants: Iterable[onnx.TensorProto],
 ) -> onnx.ModelProto:
     """Return a model of `segment`.
@@ -129,11 +129,11 @@ def segment_model(
     Args:
         segment: its inputs and outputs are those of the model.
         like: opsets and functions are taken from it.
-        types: element type by input.
+        types: element type by input, of values that are not tensors their type.
         constants: those that the nodes read are initializers.
     """
     read = {name for node in segment.nodes for name in list_reads(node)}
-    inputs = [helper.make_tensor_value_info(name, types[name], None) for name in segment.inputs]
+    inputs = [_declare(name, types[name]) for name in segment.inputs]
     outputs = [helper.make_empty_tensor_value_info(name) for name in segment.outputs]
     model = onnx.ModelProto()
     model.ir_version = like.ir_version
@@ -142,6 +142,12 @@ def segment_model(
     model.graph.CopyFrom(helper.make_graph(segment.nodes, "segment", inputs, outputs))
     model.graph.initializer.extend(tensor for tensor in constants if tensor.name in read)
     return model
+
+
+def _declare(name: str, kind: int | onnx.TypeProto) -> onnx.ValueInfoProto:
+    if isinstance(kind, int):
+        return helper.make_tensor_value_info(name, kind, None)
+    return helper.make_value_info(name, kind)
 
 
 def list_reads(node: onnx.NodeProto) -> set[str]:

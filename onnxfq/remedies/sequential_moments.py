@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -163,8 +164,7 @@ class _Course:
 
     def _run(self, name: str) -> None:
         segment = self._graph.cut([name])
-        dtypes = {one: self._tensors.get(one, 0).dtype for one in segment.inputs}
-        types = {one: helper.np_dtype_to_tensor_dtype(dtype) for one, dtype in dtypes.items()}
+        types = {one: _type_of(self._tensors.get(one, 0)) for one in segment.inputs}
         model = segment_model(segment, self._proto, types, self.constants.values())
         session = Session(model, self._threads)
         for number in range(self._feeds):
@@ -173,6 +173,14 @@ class _Course:
                 self._tensors.append(one, array)
         for one in segment.dead:
             self._tensors.discard(one)
+
+
+def _type_of(value: NDArray[Any] | list[NDArray[Any]]) -> int | onnx.TypeProto:
+    """Return the type of a value that ONNX Runtime gave: a tensor, or a sequence of tensors."""
+    if not isinstance(value, list):
+        return helper.np_dtype_to_tensor_dtype(value.dtype)
+    kind = helper.np_dtype_to_tensor_dtype(value[0].dtype) if value else onnx.TensorProto.FLOAT
+    return helper.make_sequence_type_proto(helper.make_tensor_type_proto(kind, None))
 
 
 def _select_feeds(model: Model, feeds: Iterable[Feed]) -> list[Feed]:

@@ -26,7 +26,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
-from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic
+from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic, fit_weights_to_biases
 from onnxfq.stages.limits import describe_unreached, find_unreached
 from onnxfq.stages.stored_weights import compare_stored, encode_on_grid
 from onnxfq.stages.zeroed_values import warn_zeroed_values
@@ -110,6 +110,7 @@ def calibrate_plan(
     _tell_dead_groups(plan, statistics)
     encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += encode_weights(model, plan) if weights is None else _select_weights(plan, weights)
+    encodings = fit_weights_to_biases(model, plan, encodings)
     encodings += encode_biases(model, plan, encodings)
     chosen_encodings = Encodings(
         model_sha256=model.sha256,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,21 +51,58 @@ def encode_biases(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> li
 
     Raises PlanError for a bias whose input or weight has no encoding.
     """
-    found = {encoding.tensor: encoding for encoding in encodings}
-    placed = {use: placement.tensor for placement in plan.placements for use in placement.uses}
     made = []
+    for bias, data, weight in _products_of_biases(plan, encodings):
+        scale = np.maximum(data.scale_array * weight.scale_array, np.finfo(np.float32).tiny)
+        made.append(Encoding.of(bias.tensor, bias.spec, scale, np.zeros(scale.shape, np.int32)))
+        _warn_saturated(made[-1], np.asarray(weight_array(model, bias.tensor), np.float32))
+    return made
+
+
+def fit_weights_to_biases(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> list[Encoding]:
+    """Return `encodings` with scales of weights at which the bias of their channel fits its integers.
+
+    The bias has the scale of the products. Beside tiny weights it would saturate: their scale becomes larger,
+    and they lose steps that are less than 2^-31 of the bias. Weights of 0 have any scale: they take the one
+    that leaves the bias most digits. Source: onnxruntime's quantizer, `_adjust_weight_scale_for_int32_bias`.
+
+    Raises PlanError as `encode_biases`.
+    """
+    known = {encoding.tensor: encoding for encoding in encodings}
+    for bias, data, weight in _products_of_biases(plan, known.values()):
+        values = np.abs(np.asarray(weight_array(model, bias.tensor), np.float64))
+        if weight.scale_array.ndim == 0:
+            values = values.max(initial=0.0)
+        least = values / (bias.spec.qtype.qmax * np.asarray(data.scale_array, np.float64))
+        least = np.nextafter(least.astype(np.float32), np.float32(np.inf)).reshape(weight.scale_array.shape)
+        is_zero = _channels_of_zeros(model, weight) & (least > np.finfo(np.float32).tiny)
+        fitting = np.where(is_zero, least, np.maximum(weight.scale_array, least))
+        if (fitting != weight.scale_array).any():
+            known[weight.tensor] = weight.model_copy(update={"scale": fitting})
+    return list(known.values())
+
+
+def _channels_of_zeros(model: Model, weight: Encoding) -> NDArray[np.bool_]:
+    """Return for each scale of `weight` whether all its values are 0."""
+    values, axis = weight_array(model, weight.tensor), weight.spec.granularity.axis
+    others = tuple(d for d in range(values.ndim) if axis is None or d != axis % values.ndim)
+    return np.asarray(~np.asarray(values, bool).any(axis=others)).reshape(weight.scale_array.shape)
+
+
+def _products_of_biases(
+    plan: Plan, encodings: Iterable[Encoding]
+) -> Iterator[tuple[Placement, Encoding, Encoding]]:
+    """Yield each bias with the encodings of the input and the weight of its node."""
+    known = {encoding.tensor: encoding for encoding in encodings}
+    placed = {use: placement.tensor for placement in plan.placements for use in placement.uses}
     for bias in plan.biases:
-        operands = [found.get(placed.get(bias.uses[0]._replace(input=slot), "")) for slot in (0, 1)]
-        data, weight = operands
+        data, weight = (known.get(placed.get(bias.uses[0]._replace(input=slot), "")) for slot in (0, 1))
         if data is None or weight is None:
             raise PlanError(
                 f"bias {bias.tensor!r} needs the scales of its products, and an operand of "
                 f"{bias.uses[0].node!r} has none; remove the bias from the plan"
             )
-        scale = np.maximum(data.scale_array * weight.scale_array, np.finfo(np.float32).tiny)
-        made.append(Encoding.of(bias.tensor, bias.spec, scale, np.zeros(scale.shape, np.int32)))
-        _warn_saturated(made[-1], np.asarray(weight_array(model, bias.tensor), np.float32))
-    return made
+        yield bias, data, weight
 
 
 def _warn_saturated(encoding: Encoding, values: NDArray[np.float32]) -> None:

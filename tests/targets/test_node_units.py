@@ -150,6 +150,29 @@ def _last_step(node: onnx.NodeProto, values: dict[str, np.ndarray], written: onn
     return float(np.max(scales[0]) * np.max(scales[1]) * 127)
 
 
+def test_biases_fit_their_integers(tmp_path: Path) -> None:
+    """A bias beside tiny weights neither saturates nor loses its digits; nor does one beside zeros."""
+    weight = weights(16, 4, 3, 3) * np.float32(1e-9)
+    weight[3], weight[5] = 0, weight[5] * np.float32(1e-31)
+    proto = build(f"{IMAGE} {{ [c0] y = Conv (x, w, b) }}", {"w": weight, "b": weights(16) * 5})
+    feed = {"x": weights(8, 4, 9, 9) * np.float32(1e8)}
+    path = tmp_path / "q.onnx"
+    off = onnxfq.AccuracyTarget(repair=None)
+    onnxfq.quantize(proto, [feed], path, recipe="onnxruntime-int8", accuracy=off)
+    onnx.save(proto, tmp_path / "float.onnx")
+    wanted, *found = (
+        session(file, optimized).run(None, feed)[0]
+        for file, optimized in (
+            (tmp_path / "float.onnx", None),
+            (path, None),
+            (path, tmp_path / "optimized.onnx"),
+        )
+    )
+    for made in found:
+        noise = ((made - wanted) ** 2).mean((0, 2, 3))
+        assert (10 * np.log10((wanted**2).mean((0, 2, 3)) / noise) > 20).all()
+
+
 def test_pairs_only_between_units() -> None:
     """A sum of a network's input, and of products of matrices, stays in float: pairs would cost more."""
     constants = {"w": CONSTANTS["w"], "p": weights(8, 8), "q": weights(8, 8, seed=1)}
