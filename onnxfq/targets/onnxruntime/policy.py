@@ -14,6 +14,7 @@ from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
 from onnxfq.support.attempts import attempt
+from onnxfq.targets.onnxruntime.check import check_model
 from onnxfq.targets.onnxruntime.product_biases import widen_biases
 from onnxfq.targets.onnxruntime.recipes import RECIPES
 from onnxfq.targets.target import Target
@@ -105,6 +106,7 @@ ONNXRUNTIME = Target(
         bias_qtype="int32",
     ),
     recipes=RECIPES,
+    check=check_model,
     form=QdqForm(edit=widen_biases),
     prepare=lambda model: attempt(
         "folding BatchNormalization", lambda: fold_batch_norm(model), lambda: model
