@@ -107,7 +107,7 @@ def _place_constant(node: gs.Node, slot: int, tensor: gs.Constant, recipe: Recip
         scheme is not None
         and scheme.granularity == "per_tensor"
         and not scheme.dynamic
-        and tensor.values.size
+        and 0 not in tensor.shape
     ):
         yield Placement(
             tensor=tensor.name,

@@ -275,3 +275,15 @@ def test_products_of_two_axes_are_one_kernel_with_their_bias(shape: tuple[int, .
     assert counts["QGemm"] == 1 and not {"Gemm", "MatMul", "Add"} & set(counts)
     wanted = feed["x"] @ CONSTANTS["m"] + weights(*shape, seed=7)
     assert np.abs(made - wanted).max() < 0.05 * np.abs(wanted).max()
+
+
+def test_constants_in_files(tmp_path: Path) -> None:
+    """Operands and parameters that a model keeps in a file are placed and folded without being in memory."""
+    text = f"""[c0] h = Conv {PADS} (x, w) n = BatchNormalization (h, gain, b, b, var)
+        t = Add (n, offset) {TAIL}"""
+    path, made = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    onnx.save(network(text), path, save_as_external_data=True, size_threshold=0)
+    off = onnxfq.AccuracyTarget(repair=None)
+    onnxfq.quantize(path, [{"x": weights(2, 4, 9, 9)}], made, recipe="onnxruntime-int8", accuracy=off)
+    session(made, tmp_path / "optimized.onnx")
+    assert FLOAT.isdisjoint(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
