@@ -4,9 +4,10 @@
         [--out PAGE.md]
 
 One thread, sessions with default options, candidates in turn in one process; the least time counts. Random
-Random networks have 64 samples for calibration and 8 others for the dB; those of FOLDER, of `real_models.py`, half
-of their calibration data for each. The peers are `quantize_static` (uint8 activations, int8 weights by channel),
-`quantize_dynamic`, and NNCF by the python of its own environment. dB are those of the worst output.
+networks have 64 samples for calibration and 8 others for the dB. Those of FOLDER, of `real_models.py`, have
+half of their calibration data for each. The peers are `quantize_static` with uint8 activations and int8
+weights by channel, `quantize_dynamic`, and NNCF by the python of its own environment. dB are those of the
+worst output.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Network:
 
 
 def networks(names: list[str], folder: Path | None, work: Path) -> Iterator[Network]:
-    """Yield the networks; those of `folder` only if it is given."""
+    """Yield the networks; without `folder` the random ones alone."""
     for name in names:
         path = work / f"{name}.onnx"
         if name in RANDOM:
@@ -163,7 +164,7 @@ def measure(
             way(network, out)
             runs[label] = opener(out)
             runs[label](network.unseen[0])
-        except Exception as fault:  # of another tool: its row says so
+        except Exception as fault:  # the row of the tool states it
             failures[label] = str(fault).splitlines()[0][:80]
             runs.pop(label, None)
     times = paired_times(

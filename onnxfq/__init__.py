@@ -5,7 +5,7 @@
     onnxfq.write_report(result, "report.html")
 
 `quantize` runs `load`, `make_plan`, `collect_statistics`, `calibrate` and `insert_qdq` in a row; `evaluate`
-measures errors, `check` predicts TensorRT's treatment of each node, `handoff` packs files for the machine
+measures errors, `check` predicts the target's treatment of each node, `handoff` packs files for the machine
 with the GPU. Every error is an `OnnxfqError` of one line.
 
 The names here are the public API; everything else may change.

@@ -21,11 +21,11 @@ from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.insert import with_target_qdq
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.profiles import profiles
+from onnxfq.targets.reading.context import CheckContext, read
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import prepare_model, target_by_name
 from onnxfq.targets.tensorrt.builder.build import Job, Report, capabilities, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
-from onnxfq.targets.tensorrt.rules.context import CheckContext, read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
 SECONDS = 120

@@ -119,6 +119,8 @@ def run_page(page: Path, folder: Path, server: CommandServer) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES if page != TUTORIAL], ids=lambda page: page.name)
 def test_commands_and_code_run(page: Path, workdir: Path, tmp_path: Path, server: CommandServer) -> None:
     """Every command and every Python block of a page works as written, without another page."""
+    if page.stem == "openvino":
+        pytest.importorskip("openvino", reason="OpenVINO is not installed")
     run_page(page, shutil.copytree(workdir, tmp_path / "page"), server)
 
 

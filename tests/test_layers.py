@@ -51,6 +51,7 @@ HOMES = {
     "torch": {"torch"},
     "ray": {"execution"},
     "tensorrt_rtx": {"targets"},
+    "openvino": {"targets"},
     "onnx_graphsurgeon": {"graph", "passes", "placement", "targets", "stages", "remedies", "tools"},
 }
 

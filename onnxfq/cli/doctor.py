@@ -20,7 +20,7 @@ from onnxfq.support.tables import table_lines
 from onnxfq.version import VERSION
 
 OK = "ok"
-_PACKAGES = ("onnx", "numpy", "ml-dtypes", "onnx-graphsurgeon", "torch", "ray", "tensorrt-rtx")
+_PACKAGES = ("onnx", "numpy", "ml-dtypes", "onnx-graphsurgeon", "torch", "ray", "tensorrt-rtx", "openvino")
 
 
 def doctor(*, printer: PrintingAll) -> None:

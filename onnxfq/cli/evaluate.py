@@ -35,6 +35,10 @@ def evaluate(
             metavar="float|integer", help="Sum int8 products in float, or in integers as TensorRT does."
         ),
     ] = "float",
+    runtime: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Run the candidates in this runtime: {value_runtimes}."),
+    ] = "onnxruntime",
     custom_ops: CustomOpsOption = None,
     time: TimeOption = False,
     *,
@@ -57,6 +61,7 @@ def evaluate(
             labels=labels,
             per_tensor=per_tensor,
             kernels=kernels,
+            runtime=runtime,
             options=options,
         )
     if time:  # without the thread that shows progress

@@ -30,6 +30,7 @@ def fill_text(text: str) -> str:
         "roundings": RECIPE_ROUNDINGS,
         "formats": WRITERS,
         "runtimes": runners(),
+        "value_runtimes": ["onnxruntime", *collect_parts(lambda one: one.values)],
         "checked_targets": collect_parts(lambda one: one.check),
         "conversion_targets": collect_parts(lambda one: one.conversion),
     }

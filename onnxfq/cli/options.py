@@ -258,7 +258,9 @@ class Build:
     build: Annotated[
         bool,
         typer.Option(
-            "--build", help="Also build the model with TensorRT for RTX (extra tensorrt; no GPU needed)."
+            "--build",
+            help="Also open the model in the target's runtime and count what runs in low precision: TensorRT "
+            "for RTX (extra tensorrt; no GPU needed), OpenVINO (extra openvino) or ONNX Runtime.",
         ),
     ] = False
     shape: Annotated[

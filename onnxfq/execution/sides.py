@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from onnxfq.runtime.devices import Device
 from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.segmented_session import SegmentedSession, open_in_segments
 from onnxfq.runtime.session import PlacedFeed, Session
+from onnxfq.targets.target import Opener
 
 LEAST_FEEDS = 8
 """Feeds from which a standard error means something."""
@@ -30,6 +31,22 @@ LEAST_FEEDS = 8
 
 WEIGHT_FEEDS = 2
 """Feeds on which the noise of weights alone is measured: enough to tell whether it is half of the whole."""
+
+
+Outputs = list[Any]
+"""Outputs of a model on one feed: arrays, maps, sequences."""
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model in the runtime of a target, with the method of a session."""
+
+    compute: Callable[[Feed], Mapping[str, Any]]
+
+    def run(self, feed: Feed | PlacedFeed, names: Sequence[str]) -> Outputs:
+        """Return the tensors called `names`."""
+        values = self.compute(feed.arrays if isinstance(feed, PlacedFeed) else feed)
+        return [values[name] for name in names]
 
 
 @dataclass(frozen=True)
@@ -40,6 +57,7 @@ class Side:
         proto: the model.
         fetches: names of the tensors.
         exact: whether it runs in an exact session.
+        opener: opens it in the runtime of a target; None for ONNX Runtime.
         again: inputs to change for one more run on each of the first WEIGHT_FEEDS feeds, if any; the tensors
             of that run follow those of the first.
     """
@@ -48,14 +66,17 @@ class Side:
     fetches: Sequence[str]
     exact: bool
     again: Feed | None = None
+    opener: Opener | None = None
 
     @property
     def bytes(self) -> int:
         """Bytes of its weights."""
         return weight_bytes(self.proto)
 
-    def session(self, threads: int, device: Device) -> Session | SegmentedSession:
+    def session(self, threads: int, device: Device) -> Session | SegmentedSession | OpenedModel:
         """Return a session that can give the tensors."""
+        if self.opener is not None:
+            return OpenedModel(self.opener(with_outputs(self.proto, self.fetches), threads))
         # Packed, the weights would be in memory twice.
         packed = self.bytes <= limit_in_memory(None)
         proto = with_outputs(self.proto, self.fetches)
@@ -63,10 +84,6 @@ class Side:
         if device != "cpu":
             return open_session(proto)
         return open_in_segments(proto, open_session, self.fetches, given=self.again or ())
-
-
-Outputs = list[Any]
-"""Outputs of a model on one feed: arrays, maps, sequences."""
 
 
 Results = list[Outputs]

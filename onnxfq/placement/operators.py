@@ -38,8 +38,8 @@ def decide_operators(
         recipe: formats, and overrides by node, operator and tensor.
         policy: slots to place, by operator.
 
-    Returns the decisions on weighted operators in their order, then one for every other listed node. Raises
-    RecipeError for placements that the target cannot take.
+    Returns the decisions on weighted operators in their order, then one for every other listed node, as the
+    policy revises them. Raises RecipeError for placements that the target cannot take.
     """
     if not policy.operators:
         return weighted
@@ -57,7 +57,7 @@ def decide_operators(
         placements = tuple(_placements(node, slots, graph, recipe, policy))
         if placements:
             found[node.name] = _decide(node, known, placements, recipe, policy)
-    return list(found.values())
+    return policy.revise(list(found.values()), nodes_by_graph(graph))
 
 
 def _decide(
@@ -107,7 +107,7 @@ def _place_constant(node: gs.Node, slot: int, tensor: gs.Constant, recipe: Recip
         scheme is not None
         and scheme.granularity == "per_tensor"
         and not scheme.dynamic
-        and tensor.values.size
+        and 0 not in tensor.shape
     ):
         yield Placement(
             tensor=tensor.name,

@@ -12,7 +12,7 @@ from onnxfq.choices import Kernels
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels, read_labels
 from onnxfq.documents.scores import Evaluation
-from onnxfq.errors import ModelError
+from onnxfq.errors import DataError, ModelError, nearest
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
@@ -24,6 +24,7 @@ from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.inputs import QuantizeSession, with_unique_names
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.score import score_models
+from onnxfq.targets.target import Opener, collect_parts
 
 
 def evaluate(
@@ -34,6 +35,7 @@ def evaluate(
     labels: Labels | None = None,
     per_tensor: bool = False,
     kernels: Kernels = "float",
+    runtime: str = "onnxruntime",
     options: RunOptions | None = None,
 ) -> Evaluation:
     """Compare one candidate, or several by name, with the reference in one pass over the feeds.
@@ -46,15 +48,18 @@ def evaluate(
             .npy, .npz or text file of them. With a limit of samples in `options` the first ones count.
         per_tensor: score each quantized inner tensor too, in the order of computation.
         kernels: "integer" sums int8 products of Q/DQ candidates in integers, as fused kernels do.
+        runtime: runs the candidates on the CPU: onnxruntime, or a target that opens models, such as openvino.
+            The reference always runs in ONNX Runtime.
         options: batch, threads, device and progress.
 
     Raises an OnnxfqError in one line.
     """
     options = options or RunOptions()
+    opener = _find_opener(runtime)
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
     base = with_unique_names(read_model(reference)[0])
     candidates = {name: with_unique_names(read_model(model)[0]) for name, model in given.items()}
-    notes: list[str] = []
+    notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]
     if kernels == "integer":
         for name, proto in candidates.items():
             candidates[name] = _with_integers(name, proto, notes)
@@ -76,9 +81,10 @@ def evaluate(
         tensors=tensors if per_tensor else (),
         threads=options.threads,
         progress=options.stage("evaluate", feeds.runs),
-        device=options.device,
+        device=options.device if opener is None else "cpu",
         exact=options.exact,
         judged=_keep_common(judged, candidates.values()),
+        opener=opener,
     )
     return found.model_copy(update={"notes": (*found.notes, *notes)})
 
@@ -131,6 +137,15 @@ def compare_forms(
     )
     notes = ["no data to compare with was given"] if inputs.feeds is None else notes
     return found.model_copy(update={"notes": (*found.notes, *notes)})
+
+
+def _find_opener(runtime: str) -> Opener | None:
+    """Return what opens models in `runtime`; None for ONNX Runtime. Raises DataError for an unknown name."""
+    openers = collect_parts(lambda target: target.values)
+    if runtime == "onnxruntime" or runtime in openers:
+        return openers.get(runtime)
+    known = ["onnxruntime", *openers]
+    raise DataError(f"unknown runtime {runtime!r}{nearest(runtime, known) or f'; known: {known}'}")
 
 
 def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:

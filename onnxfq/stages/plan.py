@@ -107,7 +107,7 @@ _NAMED = 3
 
 # Together they place every activation of the built-in recipes: the first all inputs of weighted operators
 # and the skip branches of residual sums, the second the inputs that the first keeps in float.
-_WIDEST = ("tensorrt-int8", "onnxruntime-int8")
+_WIDEST = ("tensorrt-int8", "onnxruntime-int8", "openvino-int8")
 
 
 def observation_plan(model: Model) -> Plan:

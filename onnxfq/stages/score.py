@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -20,6 +21,7 @@ from onnxfq.execution.sides import LEAST_FEEDS, Outputs, Side, run_sides
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.signature import output_names
 from onnxfq.runtime.session import Progress
+from onnxfq.targets.target import Opener
 
 
 def score_models(
@@ -39,6 +41,7 @@ def score_models(
     expected: Iterator[Outputs] | None = None,
     weights_alone: bool = False,
     judged: JudgedTensors = NOTHING_KNOWN,
+    opener: Opener | None = None,
 ) -> Evaluation:
     """Run the reference and every candidate on each feed, once, and return the scores.
 
@@ -69,6 +72,7 @@ def score_models(
             too.
         judged: of the reference; its inner tensors and parts of outputs are scored, and what decides nothing
             is marked.
+        opener: opens the candidates in the runtime of a target; None for ONNX Runtime.
 
     Raises:
         ModelError: if a candidate's outputs differ from the reference's.
@@ -89,7 +93,7 @@ def score_models(
         CandidateSums(name, proto, names, tensors, sizes, exact, weights_alone, judged)
         for name, proto in candidates.items()
     ]
-    sides = [run.side for run in runs]
+    sides = [replace(run.side, opener=opener) for run in runs]
     fed_back = FedBack(judged.states, names) if judged.states else None
     expected = None if fed_back else expected
     if expected is None:

@@ -12,6 +12,9 @@ from onnxfq.support.tables import table_lines
 Severity = Literal["refused", "float", "wrong", "warning"]
 """refused: no engine. float: it runs, but not in low precision. wrong: it computes other values."""
 
+Verdict = Literal["low", "weight-only", "mixed", "float", "missing"]
+"""Precision in which an engine runs a node, see `EngineNode`."""
+
 _NAMED = 3
 """Most nodes that a line of text names for findings like its first one."""
 
@@ -58,20 +61,22 @@ class CheckCoverage(Record):
 
 
 class EngineNode(Record):
-    """Precision of one node in a built engine.
+    """Precision of one node in a built engine, or in the graph that a runtime makes of the model.
 
     Attributes:
-        capability: GPU architecture, such as SM89.
+        device: GPU architecture, such as SM89, or CPU.
         verdict: "low" if all operands have 8 bits or fewer, "weight-only" if the constant has, "mixed" if an
             operand is converted to float on the way, "float" if none has, "missing" if no layer of the
             engine names the node.
+        why: observed reason for another precision than the expected one; empty if it is unknown.
     """
 
-    capability: str
+    device: str
     node: str
     op_type: str
     expects: Literal["low", "weight-only"]
-    verdict: Literal["low", "weight-only", "mixed", "float", "missing"]
+    verdict: Verdict
+    why: str = ""
 
 
 class CheckResult(Record):

@@ -47,8 +47,9 @@ AnyModel: TypeAlias = onnx.ModelProto | Path
 Opener = Callable[[AnyModel, int], Callable[[Feed], Values]]
 """Takes a model or its path, and a number of threads, 0 for the runtime's own choice.
 
-It opens the model as users of the runtime do, and returns a function from a feed to the outputs by name. It
-raises RuntimeLibraryError if the runtime is not on this machine, ModelError if the runtime refuses the model.
+It opens the model and returns a function from a feed to the outputs by name, which several threads may call
+at the same time. It raises RuntimeLibraryError if the runtime is not on this machine, and RuntimeLibraryError
+or ModelError if the runtime refuses the model.
 """
 
 Profiler = Callable[[AnyModel, int, Feed], Mapping[tuple[str, str], float]]
@@ -111,6 +112,7 @@ class Target:
         conversion: name of the recipe that `convert` starts from; empty for none.
         check: rules over a Q/DQ model.
         run: an engine of the target on this machine.
+        values: opens a model in its runtime on this machine, with the float part in float32.
         open: its runtime on this machine as users open it, for times.
         profile: the same runtime's own account of its time.
         kit: files that `handoff` writes.
@@ -130,6 +132,7 @@ class Target:
     conversion: str = ""
     check: Check | None = None
     run: Runner | None = None
+    values: Opener | None = None
     open: Opener | None = None
     profile: Profiler | None = None
     kit: Kit | None = None

@@ -20,8 +20,8 @@ def check(
     Args:
         model: a path or a ModelProto.
         target: a target with rules. The rules need nothing installed.
-        build: also parse and build the model with the builder of the target (an extra; no GPU), and report
-            the precision of each node.
+        build: also open the model in the runtime or builder of the target, which may be an extra and needs
+            no GPU, and report the precision of each node.
 
     Raises ModelError for a model that cannot be read, RecipeError for a target without rules, and with
     `build` RuntimeLibraryError and DataError.

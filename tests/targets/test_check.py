@@ -217,7 +217,7 @@ def test_result_reads_back_from_json() -> None:
     """The JSON of a result is the result."""
     result = onnxfq.check(conv(), build=BuildOptions())
     assert CheckResult.model_validate_json(result.model_dump_json()) == result
-    assert [(n.capability, n.node, n.verdict) for n in result.engine] == [
+    assert [(n.device, n.node, n.verdict) for n in result.engine] == [
         ("SM86", "conv", "low"),
         ("SM89", "conv", "low"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
@@ -11,13 +12,15 @@ from planted import CASES, Planted
 
 from onnxfq import targets
 from onnxfq.targets.profiles import profiles
+from onnxfq.targets.reading.context import read
 from onnxfq.targets.tensorrt.builder.build import Job, Report, builder_installed, capabilities, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
-from onnxfq.targets.tensorrt.rules.context import read
 from onnxfq.targets.tensorrt.rules.structure import EXTRA, STANDARD, UNSUPPORTED
 from onnxfq.tools.check import check
 
-SOURCES = sorted(Path(targets.__file__).parent.rglob("*.py"))
+FOLDER = Path(targets.__file__).parent
+SOURCES = sorted([*FOLDER.glob("reading/*.py"), *FOLDER.rglob("tensorrt/**/*.py")])
+OTHERS = {"openvino": "test_openvino.py", "onnxruntime": "test_check_onnxruntime.py"}
 GUIDE = Path(__file__).parents[2] / "docs" / "tensorrt.md"
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
@@ -76,10 +79,25 @@ def onnx_nodes(case: Planted) -> list[onnx.NodeProto]:
     return [site.node for site in read(case.make(), EXTRA).sites]
 
 
+def rules_in(paths: Iterable[Path]) -> set[str]:
+    """Return the names of the rules in these sources."""
+    calls = re.compile(r'(?:finding\(\s*|Finding\(rule=)"([a-z0-9-]+)"')
+    return {name for path in paths for name in calls.findall(path.read_text(encoding="utf-8"))}
+
+
+@pytest.mark.parametrize("target", OTHERS)
+def test_rules_of_other_targets_are_tried_and_told(target: str) -> None:
+    """Each rule of a target is in the tests that ask its runtime, and in its guide."""
+    names = rules_in((FOLDER / target).glob("*.py"))
+    tests = Path(__file__).with_name(OTHERS[target]).read_text(encoding="utf-8")
+    guide = GUIDE.with_name(f"{target}.md").read_text(encoding="utf-8")
+    assert len(names) > 3
+    assert not {name for name in names if f'"{name}"' not in tests or f"`{name}`" not in guide}
+
+
 def test_every_rule_is_planted_and_told() -> None:
     """Each rule of the code has a planted mistake and stands in the guide."""
-    calls = re.compile(r'finding\(\s*"([a-z0-9-]+)"')
-    names = {name for path in SOURCES for name in calls.findall(path.read_text(encoding="utf-8"))}
+    names = rules_in(SOURCES) - {"engine"}
     assert names == {case.rule for case in CASES} - {""}
     guide = GUIDE.read_text(encoding="utf-8")
     assert [name for name in sorted(names) if f"`{name}`" not in guide] == []

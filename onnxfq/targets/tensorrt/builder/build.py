@@ -24,9 +24,10 @@ from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
 from onnxfq.targets.findings import EngineNode, Finding
 from onnxfq.targets.profiles import Profile, profiles
+from onnxfq.targets.reading.context import CheckContext
+from onnxfq.targets.reading.proof import Built
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.layers import LAYERS, parse_layers, verdict
-from onnxfq.targets.tensorrt.rules.context import CheckContext
 
 OLDEST = (1, 7)
 """Oldest usable release: int8 convolutions do not build before."""
@@ -65,15 +66,6 @@ class Report:
     errors: tuple[str, ...] = ()
     layers: str = ""
     ended: str = ""
-
-
-@dataclass(frozen=True)
-class Built:
-    """Results of the engines of one model: builder version, refusals, and each promised node."""
-
-    version: str
-    findings: tuple[Finding, ...]
-    nodes: tuple[EngineNode, ...]
 
 
 def builder_installed() -> bool:
@@ -120,7 +112,7 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
         findings += refusals
         if not refusals:
             nodes += _engine_nodes(reading, report, capability)
-    return Built(version, tuple(findings), tuple(nodes))
+    return Built(f"TensorRT for RTX {version}" if version else "", tuple(findings), tuple(nodes))
 
 
 def run_jobs(jobs: Sequence[Job], seconds: float) -> list[Report]:
@@ -262,7 +254,7 @@ def _engine_nodes(reading: CheckContext, report: Report, capability: str) -> lis
         )
     return [
         EngineNode(
-            capability=capability,
+            device=capability,
             node=promised.site.name,
             op_type=promised.site.op,
             expects=promised.expects,

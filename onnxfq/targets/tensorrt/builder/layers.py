@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
 
-Verdict = Literal["low", "weight-only", "mixed", "float", "missing"]
+from onnxfq.targets.findings import Verdict
 
 LAYERS = "Layers:"
 """First word of the message that lists the engine; without it the format has changed."""

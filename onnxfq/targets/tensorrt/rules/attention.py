@@ -20,12 +20,12 @@ from onnxfq.graph.patterns.attention import (
 )
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.targets.findings import Finding
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.node_sites import NodeSite
+from onnxfq.targets.reading.operands import QuantizedOperand, operand
+from onnxfq.targets.reading.quantizer_reader import QUANTIZE_OPS
 from onnxfq.targets.tensorrt.attention import MOVES_BEHIND
 from onnxfq.targets.tensorrt.limits import ONE_QUERY, exceed_limit, is_one_query
-from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.node_sites import NodeSite
-from onnxfq.targets.tensorrt.rules.operands import QuantizedOperand, operand
-from onnxfq.targets.tensorrt.rules.quantizer_reader import QUANTIZE_OPS
 
 _HALVES = tuple(half.onnx_type for half in HALF_TYPES.values())
 # Pairs instead of guards: TensorRT for RTX 1.7.1 does not fuse with a guard between the products.

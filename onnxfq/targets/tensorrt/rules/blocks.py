@@ -9,10 +9,10 @@ from onnx import TensorProto
 
 from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.targets.findings import Finding, Severity
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand
+from onnxfq.targets.reading.quantizer_reader import Quantizer
 from onnxfq.targets.tensorrt.limits import explain_int4
-from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision, QuantizedOperand
-from onnxfq.targets.tensorrt.rules.quantizer_reader import Quantizer
 
 # Operators allowed between an int4 weight and its reader; behind others the weight is expanded.
 _INT4_PATH = frozenset({"Identity", "Transpose", "Unsqueeze"})

@@ -8,11 +8,11 @@ from onnx import TensorProto
 
 from onnxfq.numerics.float_types import BLOCK_FORMATS
 from onnxfq.targets.findings import Finding
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.operands import QuantizedOperand
+from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS
 from onnxfq.targets.tensorrt.limits import TWO_COMPUTED, explain_right_side
 from onnxfq.targets.tensorrt.rewrites.block_formats import DYNAMIC_RANKS
-from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.operands import QuantizedOperand
-from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS
 
 _NVFP4_BLOCK = BLOCK_FORMATS["NVFP4"].block_size
 _BLOCKS = {

@@ -11,9 +11,9 @@ from onnxfq.graph.ops import CONVOLUTIONS, QDQ_OPS, QUANTIZED_OPS, SIZES, STANDA
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.node_sites import NodeSite
-from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, quantizer, type_name
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.node_sites import NodeSite
+from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, quantizer, type_name
 
 _CODES = dict(TensorProto.DataType.items())
 # By name: an installed onnx may be older than a type.

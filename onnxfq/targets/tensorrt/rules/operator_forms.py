@@ -12,8 +12,8 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.node_sites import NodeSite
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.node_sites import NodeSite
 
 MOST_TOP = 3840
 """Largest K of TopK (ITopKLayer)."""

@@ -12,10 +12,10 @@ from onnx import TensorProto
 
 from onnxfq.graph.ops import CONVOLUTIONS, MOVES, RECURRENT_OPS
 from onnxfq.targets.findings import Finding, Severity
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand
+from onnxfq.targets.reading.quantizer_reader import QUANTIZE_OPS, Quantizer
 from onnxfq.targets.tensorrt.limits import explain_one_row, explain_window, loops_several_steps
-from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision, QuantizedOperand
-from onnxfq.targets.tensorrt.rules.quantizer_reader import QUANTIZE_OPS, Quantizer
 
 
 def check_one_side(reading: CheckContext) -> Iterator[Finding]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer
 
 # Another rule refuses the last one as an operator.
 _DYNAMIC = {*DYNAMIC_OPS, "DynamicQuantizeLinear"}

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import onnx
 
 from onnxfq.graph.model import Model
-from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS, WEIGHTED_INPUTS
+from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.tensorrt.rules.context import CheckContext, Rule, make_finding
-from onnxfq.targets.tensorrt.rules.operands import operand as find_operand
-from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.general_rules import check_quantized
+from onnxfq.targets.reading.operands import operand as find_operand
+from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer
 
 UNSUPPORTED = frozenset(
     "AffineGrid Bernoulli BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CenterCropPad Col2Im "
@@ -65,15 +66,6 @@ def unique_names(reading: CheckContext) -> Iterator[Finding]:
             message = "another Q or DQ has this name, and TensorRT needs unique ones; rename one"
             yield make_finding("duplicate-name", "refused", site, message)
         seen.add(name)
-
-
-def check_quantized(reading: CheckContext) -> Iterator[Finding]:
-    """Warn of a model that multiplies in float only: it may be the model before quantization."""
-    weighted = [site for site in reading.sites if site.op in WEIGHTED_INPUTS]
-    simulated = any(site.op in FAKE_QUANTIZE_OPS for site in reading.sites)
-    if weighted and not reading.quantizers and not simulated:
-        message = "it is in float, like the whole model; check the file that `onnxfq quantize` wrote"
-        yield make_finding("not-quantized", "warning", weighted[0], message)
 
 
 def outside_branches(reading: CheckContext) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from onnxfq.graph.index import Shape
 from onnxfq.graph.ops import MOVES
-from onnxfq.targets.tensorrt.rules.node_sites import NodeSite, SiteIndex
+from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
 
 QUANTIZE_OPS = {
     "QuantizeLinear": 0,

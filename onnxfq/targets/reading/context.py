@@ -11,9 +11,9 @@ import onnx
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.names import pick_name
 from onnxfq.targets.findings import Finding, Severity
-from onnxfq.targets.tensorrt.rules.node_sites import NodeSite, SiteIndex, infer_types
-from onnxfq.targets.tensorrt.rules.operands import ExpectedPrecision, QuantizedOperand, concat_pairs, promise
-from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer, quantizer
+from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex, infer_types
+from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand, Units, concat_pairs, promise
+from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer, quantizer
 
 # Characters with a meaning in the log of TensorRT's builder.
 _UNQUOTABLE = re.compile(r"[\]\[|\n]")
@@ -52,12 +52,16 @@ Rule = Callable[[CheckContext], Iterator[Finding]]
 """Yields a finding for each place in the model that breaks one rule."""
 
 
-def read(proto: onnx.ModelProto, known: frozenset[str]) -> CheckContext:
+def read(
+    proto: onnx.ModelProto, known: frozenset[str] = frozenset(), units: Units | None = None
+) -> CheckContext:
     """Return the check context of a model.
 
     Args:
         proto: the model.
         known: names of operators that the target has, whose local functions are not inlined.
+        units: operators beside products that the target runs in low precision between pairs. With them a
+            product counts only if all its operands are quantized, or only its constant is.
     """
     proto = infer_types(proto, known)
     make_names_quotable(proto)
@@ -71,7 +75,7 @@ def read(proto: onnx.ModelProto, known: frozenset[str]) -> CheckContext:
         index,
         sites,
         tuple(found for site in sites if (found := quantizer(site)) is not None),
-        tuple(made for site in sites if (made := promise(site)) is not None),
+        tuple(made for site in sites if (made := promise(site, units)) is not None),
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
-from onnxfq.targets.tensorrt.rules.node_sites import NodeSite, SiteIndex
-from onnxfq.targets.tensorrt.rules.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
+from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
+from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
 
 COMMUTING = DATA_MOVEMENT | {"Dropout", "GlobalMaxPool", "Neg", "Pad", "ReduceMax"}
 """Operators that TensorRT moves a DQ through: measured one by one on TensorRT for RTX 1.7.1."""
@@ -82,8 +83,21 @@ class ExpectedPrecision:
         return tuple(operand for operand in self.operands if not operand.constant)
 
 
-def promise(site: NodeSite) -> ExpectedPrecision | None:
-    """Return the expected precision of `site`; None for no multiplication, or one in float."""
+Units = Mapping[str, tuple[int, ...]]
+"""Operators without a product that a target runs in low precision between pairs, and the slots of their data.
+
+An empty tuple means all inputs."""
+
+
+def promise(site: NodeSite, units: Units | None = None) -> ExpectedPrecision | None:
+    """Return the expected precision of `site`; None for float, or neither a product nor of `units`.
+
+    With `units` a product of a quantized and a float operand counts as float.
+    """
+    if units is not None and site.op in units:
+        operands = tuple(operand(site, s) for s in units[site.op] or range(len(site.node.input)))
+        whole = all(o.pair is not None and not o.constant for o in operands)
+        return ExpectedPrecision(site, operands) if whole else None
     slots = WEIGHTED_INPUTS.get(site.op, (0, 1, 2) if site.op == "Attention" else ())
     if not slots or len(site.node.input) <= max(slots):
         return None
@@ -95,6 +109,8 @@ def promise(site: NodeSite) -> ExpectedPrecision | None:
     # A lost pair above was meant for this node; without one the side is float on purpose.
     only_weight = all(o.constant for o in paired) and floats and all(o.lost is None for o in floats)
     block_format = not floats and any(o.pair is not None and "MXFP8" in o.pair.site.op for o in operands)
+    if units is not None and floats and not only_weight:
+        return None
     return ExpectedPrecision(site, operands, "weight-only" if only_weight or block_format else "low")
 
 

@@ -1,0 +1,133 @@
+"""Precision of each promised node in the graph that ONNX Runtime runs, and why one stays in float."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from onnxfq.errors import ModelError
+from onnxfq.graph.model import list_nodes
+from onnxfq.graph.ops import QDQ_OPS
+from onnxfq.runtime.optimized_graph import VERSION, optimize_graph
+from onnxfq.targets.findings import EngineNode, Finding, Verdict
+from onnxfq.targets.reading.context import CheckContext
+from onnxfq.targets.reading.marks import find_marks, mark_promises
+from onnxfq.targets.reading.node_sites import NodeSite
+from onnxfq.targets.reading.operands import ExpectedPrecision
+from onnxfq.targets.reading.proof import Built
+from onnxfq.targets.reading.quantizer_reader import quantizer
+from onnxfq.targets.target import BuildOptions
+
+DEVICE = "CPU"
+_LOW = frozenset(
+    "ConvInteger DynamicQuantizeMatMul MatMulInteger MatMulIntegerToFloat QGemm QLinearAdd "
+    "QLinearAveragePool QLinearConcat QLinearConv QLinearGlobalAveragePool QLinearLeakyRelu QLinearMatMul "
+    "QLinearMul QLinearReduceMean QLinearSigmoid QLinearSoftmax".split()
+)
+_GEMMS = frozenset({"FusedGemm", "Gemm"})
+_WEIGHT_ONLY = frozenset({"MatMulNBits"})
+# They stand around a node, and move or convert its tensors.
+_GLUE = QDQ_OPS | {"Cast", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+# The pair behind them does their work.
+_CLIPPED = frozenset({"Clip", "Relu"})
+
+
+def build_model(reading: CheckContext, options: BuildOptions) -> Built:
+    """Open the model in a plain session and return the precision of each promised node.
+
+    Raises DataError for shapes that do not fit.
+    """
+    builder = f"ONNX Runtime {VERSION}"
+    try:
+        optimized = optimize_graph(mark_promises(reading, options.shapes))
+    except ModelError as error:
+        message = f"{error}; run it at ORT_ENABLE_BASIC, or quantize with recipe onnxruntime-int8"
+        refusal = Finding(rule="session", severity="refused", node="", op_type="model", message=message)
+        return Built(builder, (refusal,))
+    found: dict[int, set[str]] = {}
+    for node in list_computing(optimized):
+        for number in find_marks([node.name, *node.output]):
+            found.setdefault(number, set()).add(node.op_type)
+    nodes = [_describe(promised, found.get(at, set())) for at, promised in enumerate(reading.promises)]
+    return Built(builder, nodes=tuple(nodes))
+
+
+def _describe(promised: ExpectedPrecision, op_types: set[str]) -> EngineNode:
+    """Return the record of a promised node that became nodes of `op_types`."""
+    verdict = _judge(op_types)
+    return EngineNode(
+        device=DEVICE,
+        node=promised.site.name,
+        op_type=promised.site.op,
+        expects=promised.expects,
+        verdict=verdict,
+        why="" if verdict == promised.expects else explain_float(promised, op_types),
+    )
+
+
+def has_pair_behind(site: NodeSite) -> bool:
+    """Tell whether a pair reads the result of `site`, or of a Relu or Clip behind it."""
+    readers = [reader for result in site.outputs for reader in result.outputs]
+    behind = [last for reader in readers if reader.op in _CLIPPED for last in reader.outputs[0].outputs]
+    return any(reader.op == "QuantizeLinear" for reader in (*readers, *behind))
+
+
+def list_computing(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Return the nodes of `proto`, bodies included, that compute more than moves and conversions."""
+    return [node for node in list_nodes(proto.graph) if node.op_type not in _GLUE]
+
+
+def _judge(op_types: set[str]) -> Verdict:
+    if not op_types:
+        return "missing"
+    if op_types & _LOW:
+        return "low"
+    return "weight-only" if op_types & _WEIGHT_ONLY else "float"
+
+
+def explain_float(promised: ExpectedPrecision, op_types: Collection[str]) -> str:
+    """Return what ONNX Runtime lacks to run a promised node in 8 bits, which became nodes of `op_types`.
+
+    It makes a MatMul of matrices, or of fixed shapes, and the sum behind it a Gemm.
+    """
+    site = promised.site
+    if promised.expects == "weight-only":
+        return "ONNX Runtime dequantizes the weight before it multiplies; quantize the input too"
+    if site.op == "MatMul" and _GEMMS & set(op_types):
+        return (
+            "ONNX Runtime joins it with the sum behind it to a Gemm, and fuses it only with a bias of int32 "
+            "or a pair on the sum; quantize one of them"
+        )
+    lacking = "" if site.op == "MatMul" else _find_lacking_pair(site)
+    if lacking and not (site.op == "Gemm" and not site.input(2)):
+        return f"{lacking}; ONNX Runtime fuses it only if one pair alone reads its result"
+    types = sorted({operand.pair.type_name for operand in promised.operands if operand.pair is not None})
+    return f"ONNX Runtime fuses no {site.op} of {' and '.join(types)} like this one; leave it in float"
+
+
+def _find_lacking_pair(site: NodeSite) -> str:
+    """Return who else than one pair reads the result of `site`; empty if nobody does."""
+    for result in site.outputs:
+        clipping = [reader for reader in result.outputs if reader.op in _CLIPPED]
+        behind = clipping[0].outputs[0] if len(clipping) == len(result.outputs) == 1 else result
+        if any(value.name in (result.name, behind.name) for value in site.index.proto.graph.output):
+            return f"its result {behind.name!r} is an output in float"
+        in_float = [reader for reader in behind.outputs if reader.op != "QuantizeLinear"]
+        if in_float:
+            return f"{in_float[0].op} {in_float[0].name!r} reads its result {behind.name!r} in float"
+        if len(behind.outputs) > 1:
+            return f"{len(behind.outputs)} pairs read its result {behind.name!r}"
+        if behind is not result and not _clips(behind.outputs[0]):
+            return f"the pair behind {clipping[0].op} {clipping[0].name!r} has numbers that this one cuts off"
+    return ""
+
+
+def _clips(site: NodeSite) -> bool:
+    """Tell whether the least number of a QuantizeLinear is 0, so that it does the work of a Relu."""
+    pair = quantizer(site)
+    if pair is None or pair.zero_point is None:
+        return pair is not None and pair.qtype == TensorProto.UINT8
+    return bool(np.all(pair.zero_point == np.iinfo(pair.zero_point.dtype).min))

@@ -1,0 +1,112 @@
+"""Check of one Q/DQ model for ONNX Runtime's CPU provider: by rules, and by the graph that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from onnxfq.targets.findings import CheckResult, Finding
+from onnxfq.targets.onnxruntime.build import build_model, has_pair_behind
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding, read
+from onnxfq.targets.reading.general_rules import check_quantized
+from onnxfq.targets.reading.operands import ExpectedPrecision, Units
+from onnxfq.targets.reading.proof import prove
+from onnxfq.targets.target import BuildOptions
+
+_BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
+UNITS: Units = {
+    **dict.fromkeys(("Add", "Concat", "Mul"), ()),
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"), (0,)),
+}
+"""Operators that ONNX Runtime fuses with pairs on both sides, and the slots of their data."""
+
+
+def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None) -> CheckResult:
+    """Return the deviations of ONNX Runtime, with all its optimizations, from a Q/DQ model.
+
+    Args:
+        proto: the model.
+        source: its name for messages.
+        build: options to also open it in a plain session and count what runs in 8 bits; None for the rules.
+
+    Raises DataError as `build_model` does.
+    """
+    building = None if build is None else partial(build_model, options=build)
+    reading = read(proto, units=UNITS)
+    whole = tuple(p for p in reading.promises if p.site.op not in UNITS or has_pair_behind(p.site))
+    return prove(replace(reading, promises=whole), source, "onnxruntime", RULES, building)
+
+
+def several_scales(reading: CheckContext) -> Iterator[Finding]:
+    """Refuse several scales of a uint8 input: the fused kernels of ONNX Runtime 1.31.1 take one."""
+    for promised, operand, q in reading.activations():
+        if q.qtype == TensorProto.UINT8 and q.scale is not None and q.scale.size > 1:
+            message = (
+                f"its input {operand.tensor!r} is uint8 with several scales, and ONNX Runtime's fused "
+                "kernels take one; use granularity: per_tensor, or run it at ORT_ENABLE_BASIC"
+            )
+            yield make_finding("activation-scales", "refused", promised.site, message, operand.tensor)
+
+
+def stacked_weights(reading: CheckContext) -> Iterator[Finding]:
+    """Refuse several scales of a MatMul's weight with more than two axes: its fused kernels take one."""
+    for promised, operand, q in reading.weights():
+        stacked = promised.site.op == "MatMul" and q.shape is not None and len(q.shape) > 2
+        if stacked and promised.expects == "low" and q.scale is not None and q.scale.size > 1:
+            message = (
+                f"its weight {operand.tensor!r} has {len(q.shape or ())} axes and several scales, and ONNX "
+                "Runtime's fused kernels take one; use granularity: per_tensor, or run it at ORT_ENABLE_BASIC"
+            )
+            yield make_finding("weight-scales", "refused", promised.site, message, operand.tensor)
+
+
+def saturation(reading: CheckContext) -> Iterator[Finding]:
+    """Warn of neighbouring weights whose products with activations of 8 bits may pass 16 bits.
+
+    On processors without VNNI, MLAS adds two products of uint8 and int8 by `vpmaddubsw`, which saturates at
+    16 bits. 255 * (w1 + w2) passes them if the sum of two neighbours is beyond 128. ONNX Runtime makes int8
+    activations uint8. Depthwise convolutions, which sum over no channels, are not counted.
+    """
+    for promised, operand, q in reading.weights():
+        values = reading.index.value(q.data) if q.qtype == TensorProto.INT8 else None
+        if promised.expects != "low" or values is None:
+            continue
+        count, pairs = count_saturating(promised, values)
+        if count:
+            message = (
+                f"{count:,} of {pairs:,} pairs of neighbours in its weight {operand.tensor!r} have a sum "
+                "beyond 128, and without VNNI their products saturate at 16 bits; for such processors set "
+                "weights.qtype: int8[-64,64]"
+            )
+            yield make_finding("saturation", "warning", promised.site, message, operand.tensor)
+
+
+def count_saturating(promised: ExpectedPrecision, weights: NDArray[Any]) -> tuple[int, int]:
+    """Return (pairs whose sum is beyond 128, all pairs) of neighbours along the summed axis.
+
+    Args:
+        promised: the node.
+        weights: integers in the shape in which they are stored. Channels are neighbours in a convolution.
+    """
+    op = promised.site.op
+    if op == "Conv":
+        sums = weights if weights.shape[1] > 1 else weights[:, :0]
+        summed = np.moveaxis(sums, 1, -1).reshape(len(weights), -1)
+    elif op in ("Gemm", "MatMul"):
+        turned = op == "Gemm" and bool(promised.site.attribute("transB", 0))
+        summed = weights if turned or weights.ndim < 2 else np.swapaxes(weights, -1, -2)
+    else:
+        return 0, 0
+    even = summed.shape[-1] // 2 * 2
+    neighbours = summed[..., 0:even:2].astype(np.int16) + summed[..., 1:even:2]
+    return int(np.count_nonzero(np.abs(neighbours) > 128)), int(neighbours.size)
+
+
+RULES: tuple[Rule, ...] = (check_quantized, several_scales, stacked_weights, saturation)

@@ -1,0 +1,26 @@
+"""OpenVINO on a CPU as a target."""
+
+from __future__ import annotations
+
+from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
+from onnxfq.support.attempts import attempt
+from onnxfq.targets.openvino.check import check_model
+from onnxfq.targets.openvino.policy import POLICY
+from onnxfq.targets.openvino.recipes import RECIPES
+from onnxfq.targets.openvino.runtime import open_as_users, open_model, profile_model, run_model
+from onnxfq.targets.target import Target
+
+OPENVINO = Target(
+    "openvino",
+    POLICY,
+    recipes=RECIPES,
+    # Its compiled graph names a layer by what was folded into it last, and a check could not find it.
+    prepare=lambda model: attempt(
+        "folding BatchNormalization", lambda: fold_batch_norm(model), lambda: model
+    ),
+    check=check_model,
+    run=run_model,
+    values=open_model,
+    open=open_as_users,
+    profile=profile_model,
+)

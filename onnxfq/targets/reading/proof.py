@@ -1,0 +1,114 @@
+"""Proof of a check: what rules say of a Q/DQ model, and what a runtime makes of its promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from onnxfq.targets.findings import CheckCoverage, CheckResult, EngineNode, Finding, worst_first
+from onnxfq.targets.reading.context import CheckContext, Rule
+from onnxfq.targets.reading.operands import ExpectedPrecision
+
+
+@dataclass(frozen=True)
+class Built:
+    """Results of the engines of one model: version of the builder, refusals, and each promised node."""
+
+    builder: str = ""
+    findings: tuple[Finding, ...] = ()
+    nodes: tuple[EngineNode, ...] = ()
+
+
+def prove(
+    reading: CheckContext,
+    source: str,
+    target: str,
+    rules: Iterable[Rule],
+    build: Callable[[CheckContext], Built] | None,
+    told_by_rule: Collection[str] = (),
+) -> CheckResult:
+    """Return the findings of all rules, and with `build` also what the target's runtime says.
+
+    Args:
+        reading: the model.
+        source: its name for messages.
+        target: name of the target.
+        rules: of the target; they need nothing installed.
+        build: opens the model in the runtime; None for the rules alone.
+        told_by_rule: operators without a finding of the runtime, since a rule speaks of them.
+    """
+    findings = [found for rule in rules for found in rule(reading)]
+    broken = find_broken(findings, reading.promises)
+    built = Built()
+    if build is not None:
+        built = build(reading)
+        findings += _unsaid(built, findings, broken, told_by_rule)
+        broken = _find_broken(reading, built)
+    return CheckResult(
+        source=source,
+        target=target,
+        findings=worst_first(findings),
+        coverage=coverage_of(reading.promises, broken),
+        builder=built.builder,
+        engine=built.nodes,
+    )
+
+
+def _unsaid(
+    built: Built, findings: list[Finding], broken: set[str], told_by_rule: Collection[str]
+) -> list[Finding]:
+    """Return builder results that no rule reported; rules name the cause and the remedy."""
+    new = [] if any(found.severity == "refused" for found in findings) else list(built.findings)
+    lost: dict[str, list[EngineNode]] = {}
+    for node in built.nodes:
+        if node.verdict != node.expects and node.node not in broken and node.op_type not in told_by_rule:
+            lost.setdefault(node.node, []).append(node)
+    return new + [_lost(nodes) for nodes in lost.values()]
+
+
+def _lost(nodes: list[EngineNode]) -> Finding:
+    first = nodes[0]
+    seen = ", ".join(f"{node.verdict} on {node.device}" for node in nodes)
+    why = first.why or "leave the node in float, or look at what is fused with it"
+    message = f"the graph promises {first.expects}, and the engine has {seen}; {why}"
+    return Finding(rule="engine", severity="float", node=first.node, op_type=first.op_type, message=message)
+
+
+def _find_broken(reading: CheckContext, built: Built) -> set[str]:
+    """Return the promised nodes that some engine does not keep; all if there is no engine."""
+    if built.findings:
+        return {promised.site.name for promised in reading.promises}
+    return {node.node for node in built.nodes if node.verdict != node.expects}
+
+
+def find_broken(findings: Iterable[Finding], promises: Iterable[ExpectedPrecision]) -> set[str]:
+    """Return the names of promised nodes that a finding, on them or on one of their pairs, makes float."""
+    bad = {found.node for found in findings if found.severity in ("refused", "float")}
+    broken = set()
+    for promised in promises:
+        involved = {promised.site.name}
+        for q in (operand.pair for operand in promised.operands):
+            maker = None if q is None else q.site.index.maker(q.data)
+            involved |= {site.name for site in (maker, None if q is None else q.site) if site is not None}
+        if involved & bad:
+            broken.add(promised.site.name)
+    return broken
+
+
+def coverage_of(promises: Iterable[ExpectedPrecision], broken: set[str]) -> tuple[CheckCoverage, ...]:
+    """Return the coverage by operator.
+
+    Args:
+        promises: nodes with their expected precision.
+        broken: names of the nodes that do not keep it.
+    """
+    rows: dict[tuple[str, str], list[bool]] = {}
+    for promised in promises:
+        kept = promised.site.name not in broken
+        rows.setdefault((promised.site.op, promised.expects), []).append(kept)
+    return tuple(
+        CheckCoverage.model_validate(
+            {"op_type": op, "expects": expects, "kept": sum(kept), "promised": len(kept)}
+        )
+        for (op, expects), kept in rows.items()
+    )

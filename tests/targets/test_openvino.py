@@ -1,0 +1,307 @@
+"""OpenVINO: where its recipe puts pairs, what the rules say, and what OpenVINO itself makes of both."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import attention, build, conv_transpose, feed_for, stage, two_branch, weights
+from one_operator import dequantized, integers, one_operator, pair, weight
+
+import onnxfq
+from onnxfq.cli.main import main
+from onnxfq.errors import DataError, RecipeError, RuntimeLibraryError
+from onnxfq.runtime.session import Session
+from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.openvino.runtime import open_model, profile_model
+from onnxfq.targets.target import BuildOptions
+
+pytest.importorskip("openvino", reason="OpenVINO is not installed")
+
+STACK = {"w_q": integers(4, 64, 64), "ws": np.full(64, np.float32(0.03)), "wz": np.zeros(64, np.int8)}
+CHANNELS = {"sc": np.linspace(0.02, 0.04, 8, dtype=np.float32), "zc": np.full(8, 128, np.uint8)}
+BY_CHANNEL = "q = QuantizeLinear <axis = 1> (x, sc, zc) f = DequantizeLinear <axis = 1> (q, sc, zc) "
+CONV = dequantized() + "y = Conv (d, w)"
+TRANSPOSED = dequantized(1) + "y = ConvTranspose (d, w)"
+PRODUCT, SIDES = "y = MatMul (d, e)", ("1,2,8,16", "1,2,16,8")
+SQUARE, MATRIX = (8, 8, 3, 3), (64, 64)
+Planted = tuple[onnx.ModelProto, str, str]
+
+
+def planted() -> Iterator[tuple[str, Planted]]:
+    """Yield (name, (network of one operator, rule that reports it in float, verdict of OpenVINO))."""
+    square, rows = weight(SQUARE), "2,8,64"
+    yield "conv", (one_operator(CONV, square), "", "low")
+    groups = dequantized() + "y = Conv <group = 2> (d, w)"
+    yield "groups", (one_operator(groups, weight((8, 4, 3, 3))), "", "low")
+    yield "signed", (one_operator(CONV, square, dtype=np.int8), "", "low")
+    depthwise = BY_CHANNEL + dequantized() + "y = Conv <group = 8> (f, w)"
+    yield "depthwise scales", (one_operator(depthwise, weight((8, 1, 3, 3)) | CHANNELS), "", "low")
+    several = BY_CHANNEL + dequantized() + "y = Conv (f, w)"
+    yield "channel scales", (one_operator(several, square | CHANNELS), "activation-scales", "float")
+    unsigned = weight(SQUARE, dtype=np.uint8, zero=128)
+    yield "unsigned weight", (one_operator(CONV, unsigned), "weight-type", "float")
+    yield "zero point of a weight", (one_operator(CONV, weight(SQUARE, zero=3)), "weight-type", "float")
+    yield "weight alone", (one_operator(CONV.replace("(d,", "(x,"), square), "weight-only", "float")
+    linear = dequantized(1) + "y = MatMul (x, w)"
+    yield "linear weight alone", (one_operator(linear, weight(MATRIX, 1), rows), "", "weight-only")
+    gemm = dequantized() + "y = Gemm <transB = 1> (d, w, b)"
+    yield "gemm", (one_operator(gemm, weight(MATRIX) | {"b": weights(64)}, "8,64"), "", "low")
+    yield "stack", (one_operator(dequantized(2) + "y = MatMul (d, w)", STACK, "4,8,64"), "", "low")
+    yield "transposed", (one_operator(TRANSPOSED, weight(SQUARE, 1)), "zero-point", "float")
+    yield "transposed signed", (one_operator(TRANSPOSED, weight(SQUARE, 1), dtype=np.int8), "", "low")
+    yield "two activations", (one_operator(PRODUCT, {}, *SIDES), "zero-point", "float")
+    yield "two signed activations", (one_operator(PRODUCT, {}, *SIDES, dtype=np.int8), "", "low")
+
+
+PLANTED = dict(planted())
+
+
+def built(model: onnx.ModelProto) -> CheckResult:
+    """Return the check with OpenVINO's own graph."""
+    return onnxfq.check(model, "openvino", build=BuildOptions())
+
+
+def low(proto: onnx.ModelProto) -> str:
+    """Return the coverage of `proto` by recipe openvino-int8, as OpenVINO has it."""
+    made = onnxfq.quantize(proto, [feed_for(proto, seed) for seed in range(3)], recipe="openvino-int8")
+    result = built(made.qdq)
+    assert result.passed, result.table()
+    return ", ".join(map(str, result.coverage))
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_rules_agree_with_openvino(name: str) -> None:
+    """What a rule reports in float runs in float, and what none reports runs as promised."""
+    model, rule, verdict = PLANTED[name]
+    result = built(model)
+    assert [node.verdict for node in result.engine] == [verdict]
+    # The runtime adds nothing that a rule misses.
+    for findings in (onnxfq.check(model, "openvino").findings, result.findings):
+        assert {found.rule for found in findings} == {rule} - {""}
+    assert result.coverage[0].kept == (not rule)
+
+
+def silu() -> onnx.ModelProto:
+    """Two convolutions with SiLU, joined for a third."""
+    return build(
+        """g (float[1,8,8,8] x) => (float[1,8,8,8] y) {
+            c0 = Conv <pads = [1,1,1,1]> (x, w0) g0 = Sigmoid (c0) m0 = Mul (c0, g0)
+            c1 = Conv <pads = [1,1,1,1]> (m0, w1) g1 = Sigmoid (c1) m1 = Mul (c1, g1)
+            z = Concat <axis = 1> (m0, m1) y = Conv <pads = [1,1,1,1]> (z, w2) }""",
+        {"w0": weights(8, 8, 3, 3), "w1": weights(8, 8, 3, 3, seed=1), "w2": weights(8, 16, 3, 3, seed=2)},
+    )
+
+
+def gated() -> onnx.ModelProto:
+    """A gate over the channels of a convolution, and poolings."""
+    return build(
+        """g (float[1,8,8,8] x) => (float[1,4] y) {
+            c0 = Conv <pads = [1,1,1,1]> (x, w0) a = Relu (c0) p = MaxPool <kernel_shape = [2,2]> (a)
+            c1 = Conv (p, w1) b = Relu (c1)
+            m = GlobalAveragePool (b) c2 = Conv (m, w2) s = Sigmoid (c2) u = Mul (b, s)
+            v = AveragePool <kernel_shape = [2,2]> (u) c3 = Conv (v, w3)
+            r = ReduceMean <axes = [2,3], keepdims = 0> (c3) y = MatMul (r, w4) }""",
+        {
+            "w0": weights(8, 8, 3, 3), "w1": weights(8, 8, 3, 3, seed=1), "w2": weights(8, 8, 1, 1),
+            "w3": weights(8, 8, 3, 3, seed=3), "w4": weights(8, 4),
+        },
+    )  # fmt: skip
+
+
+def biased() -> onnx.ModelProto:
+    """A residual sum of a transformer: products with biases, and constants that scale."""
+    return build(
+        """g (float[2,8,16] x) => (float[2,8,16] y) {
+            m = MatMul (x, w0) a = Add (m, b) h = Mul (a, half) r = Relu (h) p = MatMul (r, w1) c = Add (p, b)
+            s = Add (c, x) y = LayerNormalization (s, gain) }""",
+        {
+            "w0": weights(16, 16), "w1": weights(16, 16, seed=1), "b": weights(16), "half": np.float32(0.5),
+            "gain": np.ones(16, np.float32),
+        },
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("proto", "coverage"),
+    [
+        (two_branch(), "Conv 3/3 low, Add 1/1 low"),
+        (silu(), "Conv 3/3 low"),
+        (
+            gated(),
+            "Conv 4/4 low, MaxPool 1/1 low, GlobalAveragePool 1/1 low, Mul 1/1 low, AveragePool 1/1 low, "
+            "ReduceMean 1/1 low, MatMul 1/1 low",
+        ),
+        (attention(), "MatMul 5/5 low"),
+        (biased(), "MatMul 2/2 low"),
+        (conv_transpose(), "ConvTranspose 1/1 low"),
+    ],
+    ids=["residual", "silu", "gated", "attention", "biased", "transposed"],
+)
+def test_recipe_runs_low(proto: onnx.ModelProto, coverage: str) -> None:
+    """Every pair of the recipe is one that OpenVINO computes with."""
+    assert sorted(low(proto).split(", ")) == sorted(coverage.split(", "))
+
+
+def test_signed_where_zero_points_cost_the_kernel() -> None:
+    """Products of two activations have int8 without a zero point, and uint8 for what is never negative."""
+    plan = onnxfq.make_plan(onnxfq.load(attention()), onnxfq.load_recipe("openvino-int8"))
+    formats = {p.tensor: (p.spec.qtype.name, p.spec.symmetric) for p in plan.activations}
+    kinds = {node.op: node for node in onnxfq.load(attention()).graph().nodes}
+    assert formats[kinds["Softmax"].outputs[0].name] == ("uint8", False)
+    assert ("int8", True) in formats.values()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"activations": {"dynamic": True}}, "use dynamic: false"),
+        ({"activations": {"qtype": "uint16"}}, "activations of 8 bits only, not uint16"),
+        ({"weights": {"qtype": "int4"}}, "symmetric int8 weights only, not int4"),
+        ({"weights": {"symmetric": False}}, "not int8 with zero points"),
+        ({"activations": {"granularity": "per_axis"}}, "one scale of an activation"),
+        ({"weights": {"granularity": "blocked", "block_size": 4}}, "scales of blocks; use per_axis"),
+    ],
+)
+def test_formats_that_are_refused(changes: dict[str, dict[str, object]], says: str) -> None:
+    """A format that OpenVINO multiplies in float is refused with the remedy."""
+    recipe = onnxfq.load_recipe("openvino-int8").override(**changes)
+    with pytest.raises(RecipeError, match=says):
+        onnxfq.make_plan(onnxfq.load(attention()), recipe)
+
+
+def test_values_are_those_of_onnx_runtime() -> None:
+    """A network by the recipe has the values of ONNX Runtime, up to a step at ties."""
+    proto = two_branch()
+    qdq = onnxfq.quantize(proto, [feed_for(proto, seed) for seed in range(3)], recipe="openvino-int8").qdq
+    feed = feed_for(proto)
+    wanted = Session(qdq, 1, exact=True).run(feed)[0]
+    got = open_model(qdq, 1)(feed)["y"]
+    error = np.sum((got - wanted) ** 2) / np.sum(wanted**2)
+    assert 10 * np.log10(error) < -30
+
+
+def test_profile_counts_what_is_executed() -> None:
+    """The profile has the layers of the compiled graph, and their times add up to less than a second."""
+    model = PLANTED["conv"][0]
+    seconds = profile_model(model, 1, feed_for(model))
+    assert "Convolution" in {kind for kind, _ in seconds}
+    assert 0 < sum(seconds.values()) < 1
+
+
+def test_threads_share_an_opened_model(digits_model: Path, digit_images: np.ndarray) -> None:
+    """Feeds of several threads at once have the results of one after another."""
+    run = open_model(digits_model, 1)
+    feeds = [{"image": digit_images[at : at + 1]} for at in range(32)]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(run, feeds))
+    for feed, values in zip(feeds, together, strict=True):
+        np.testing.assert_array_equal(values["logits"], run(feed)["logits"])
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int16])
+def test_wide_pairs_are_taken_out(dtype: type) -> None:
+    """OpenVINO does not clip to the range of a pair of 16 bits; the rule says so, and 8 bits are clipped."""
+    feed = {"x": np.full((1, 8, 8, 8), 100, np.float32)}
+    for kind, rules in ((dtype, {"wide-pair"}), (np.uint8, set())):
+        model = one_operator("y = Relu (d)", {"s": np.float32(1 / 1024)}, dtype=kind, opset=21)
+        assert {found.rule for found in onnxfq.check(model, "openvino").findings} == rules
+        differs = not np.allclose(open_model(model, 1)(feed)["y"], Session(model, 1, exact=True).run(feed)[0])
+        assert differs == bool(rules)
+
+
+def test_shared_zero_points_of_sums() -> None:
+    """OpenVINO changes a zero point that a ReduceSum shares with another pair; the rule says so."""
+    axes = {"axes": np.array([2, 3]), "so": np.float32(0.3)}
+    feed = {"x": np.random.default_rng(0).normal(size=(1, 8, 8, 8)).astype(np.float32)}
+    for zero, rules in (("z", {"shared-zero-point"}), ("zo", set())):
+        model = one_operator("t = ReduceSum (d, axes) " + pair("t", "y", "so", zero), axes)
+        result = onnxfq.check(model, "openvino")
+        assert {found.rule for found in result.findings} == rules and result.passed == (not rules)
+        got, wanted = open_model(model, 1)(feed)["y"], Session(model, 1, exact=True).run(feed)[0]
+        assert (np.abs(got - wanted).max() > 0.31) == bool(rules)
+
+
+def test_refusals_of_the_runtime() -> None:
+    """What OpenVINO cannot read is one line with the operator; in a check it is a finding."""
+    model = build("g (float[2] x) => (float[2] y) { y = mine.Odd (x) }", mine=1)
+    with pytest.raises(
+        RuntimeLibraryError, match=r"OpenVINO 20\S+ cannot read the model: .*mine\.Odd.*; use"
+    ) as fault:
+        open_model(model)
+    assert "\n" not in str(fault.value) and "src/" not in str(fault.value)
+    result = built(model)
+    assert [found.rule for found in result.findings] == ["build"] and not result.passed
+    run = open_model(build("g (float[2] x) => (float[2] y) { y = Relu (x) }"), 1)
+    with pytest.raises(DataError, match="the feed has no input 'x'"):
+        run({})
+    with pytest.raises(RuntimeLibraryError, match="on this feed: .*; give data that fits"):
+        run({"x": np.zeros((3, 3), np.float32)})
+
+
+def test_simulations_are_refused() -> None:
+    """A fake-quant model, which OpenVINO cannot read, is refused by a rule in the same breath."""
+    staged = stage(two_branch(), "openvino-int8")
+    model = onnxfq.insert_fake_quantize(staged.model, staged.plan, staged.encodings)
+    with pytest.raises(RuntimeLibraryError, match="FakeQuantize"):
+        open_model(model)
+    found = onnxfq.check(model, "openvino").findings
+    assert found and {(one.rule, one.severity) for one in found} == {("operator", "refused")}
+
+
+def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without OpenVINO one line says what to install; the rules work."""
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    model = PLANTED["conv"][0]
+    with pytest.raises(RuntimeLibraryError, match=r'pip install "onnxfq\[openvino\]"'):
+        built(model)
+    with pytest.raises(RuntimeLibraryError, match=r'pip install "onnxfq\[openvino\]"'):
+        open_model(model)
+    assert onnxfq.check(model, "openvino").passed
+
+
+def test_shapes_and_weights_in_a_file(tmp_path: Path) -> None:
+    """Open inputs get the given shape, and a model with its weights in another file is compiled too."""
+    model = one_operator(dequantized() + "y = Conv (d, w)", weight((8, 8, 3, 3)))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=64)
+    options = BuildOptions({"x": (3, 8, 8, 8)})
+    result = onnxfq.check(tmp_path / "m.onnx", "openvino", build=options)
+    assert [(n.device, n.node, n.verdict) for n in result.engine] == [("CPU", "y", "low")]
+    with pytest.raises(DataError, match="a shape is given for 'z', which the model does not take"):
+        onnxfq.check(PLANTED["conv"][0], "openvino", build=BuildOptions({"z": (1,)}))
+
+
+def test_commands(
+    digits_model: Path, digit_images: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Quantize, check with the build, and compare with OpenVINO on the command line."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("data.npz", image=digit_images[8000:8032])
+    model, data = str(digits_model), ["--data", "data.npz"]
+    assert main(["quantize", model, *data, "-o", "m.onnx", "--recipe", "openvino-int8", "--quiet"]) == 0
+    assert main(["check", "m.onnx", "--target", "openvino", "--build", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {row["op_type"]: (row["kept"], row["promised"]) for row in result["coverage"]} == {
+        "Conv": (20, 20), "Add": (4, 4), "ReduceMean": (1, 1), "Gemm": (1, 1),
+    }  # fmt: skip
+    assert result["builder"].startswith("OpenVINO 20")
+    assert main(["compare", "m.onnx", *data, "--candidate", "openvino", "--tolerance", "20"]) == 0
+    assert "onnxruntime and openvino agree" in capsys.readouterr().out
+    scores = []
+    for runtime in ("onnxruntime", "openvino"):
+        assert main(["evaluate", model, "m.onnx", *data, "--runtime", runtime, "--per-tensor", "--json"]) == 0
+        scored = json.loads(capsys.readouterr().out)
+        scores.append(scored["candidates"][0]["outputs"][0]["sqnr_db"])
+        assert any("ran in openvino" in note for note in scored["notes"]) == (runtime == "openvino")
+    assert scores[0] != scores[1]  # another runtime rounds differently
+    np.testing.assert_allclose(scores[0], scores[1], atol=3)
+    assert main(["evaluate", model, "m.onnx", *data, "--runtime", "openvin"]) == 1
+    assert "unknown runtime 'openvin'; nearest: openvino" in capsys.readouterr().err
