@@ -17,7 +17,7 @@ from onnxfq.calibration.calibrators.groups import (
     choose_equalized_qparams,
     group_ranges,
 )
-from onnxfq.calibration.statistics import Statistics
+from onnxfq.calibration.statistics import Statistics, TensorStatistics
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, StatisticsError
@@ -99,7 +99,7 @@ def calibrate_plan(
     absent = _find_without_values(model, plan, statistics)
     apart = plan.incomplete_bridges
     whole, plan = plan, _select_part(plan, absent, apart)
-    ranges, refused = _common_ranges(plan, statistics, chosen)
+    ranges, refused = _common_ranges(model, plan, statistics, chosen)
     plan = plan.without_bridges(refused, _OWN_SCALES)
     encodings = [
         encode_dynamic(p, statistics[p.tensor])
@@ -211,22 +211,30 @@ def _find_without_values(model: Model, plan: Plan, statistics: Statistics) -> tu
 
 
 def _common_ranges(
-    plan: Plan, statistics: Statistics, chosen: Calibrator | None
+    model: Model, plan: Plan, statistics: Statistics, chosen: Calibrator | None
 ) -> tuple[dict[str, tuple[float, float]], tuple[str, ...]]:
     """Return the ranges of the tensors of bridges with one scale, and the bridges that are refused one."""
     wanted = {bridge.node: bridge.tensors for bridge in plan.bridges if bridge.one_scale}
+    required = {bridge.node for bridge in plan.bridges if bridge.required}
     tensors = {tensor for group in wanted.values() for tensor in group}
     placements = {p.tensor: replace_calibrator(p, chosen) for p in plan.activations if p.tensor in tensors}
     members = {
-        name: Member(statistics[name], _calibrated_range(p, statistics), p.spec)
+        name: Member(statistics[name], _calibrated_range(p, statistics), p.spec, p.calibrator.is_fixed)
         for name, p in placements.items()
     }
+    members |= {p.tensor: _constant_member(model, p) for p in plan.weights if p.tensor in tensors}
     counted = {name for name, p in placements.items() if any(use.node not in wanted for use in p.uses)}
-    ranges, refused = choose_common_ranges(wanted, members, counted)
+    ranges, refused = choose_common_ranges(wanted, members, counted, required)
     if refused:
         first, count = refused[0], len(refused)
         log.info("%d operators without a common scale, such as %r: %s", count, first, _OWN_SCALES)
     return ranges, refused
+
+
+def _constant_member(model: Model, placement: Placement) -> Member:
+    """Return a table that an operator looks numbers up in: its encoding is that of its own values."""
+    values = TensorStatistics.from_array(_weight(model, placement))
+    return Member(values, placement.calibrator(values, placement.spec), placement.spec, fixed=True)
 
 
 def _calibrated_range(placement: Placement, statistics: Statistics) -> tuple[float, float]:
