@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
+from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.support.attempts import attempt
 from onnxfq.targets.qnn.check import check_model
 from onnxfq.targets.qnn.policy import POLICY
@@ -14,6 +15,7 @@ QNN = Target(
     POLICY,
     recipes=RECIPES,
     check=check_model,
+    form=QdqForm(zero_points=True),  # ONNX Runtime makes no node units of pairs without
     prepare=lambda model: attempt(
         "folding BatchNormalization", lambda: fold_batch_norm(model), lambda: model
     ),

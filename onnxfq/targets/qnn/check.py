@@ -76,6 +76,14 @@ def node_units(reading: CheckContext) -> Iterator[Finding]:
             yield make_finding("node-unit", "float", site, message, name)
 
 
+def zero_points(reading: CheckContext) -> Iterator[Finding]:
+    """Report pairs without a zero point as input: ONNX Runtime makes no node units of them."""
+    for q in reading.quantizers:
+        if not q.site.input(2):
+            message = f"it has no zero point, and ONNX Runtime makes no node unit of it; give {q.data!r} one, also 0"
+            yield make_finding("zero-point", "float", q.site, message, q.data)
+
+
 def formats(reading: CheckContext) -> Iterator[Finding]:
     """Report activations that are not uint8 or uint16 of one scale, and weights with zero points or wide ones."""
     for promised, operand, q in reading.activations():
@@ -157,7 +165,7 @@ def _written_in_float(site: NodeSite) -> Iterator[str]:
 def _vanishes(site: NodeSite) -> bool:
     """Tell whether `site` is behind an operator, and the pair behind it does its work.
 
-    That of a Relu has no number below 0. ONNX Runtime fuses a Clip as it shrinks the range of the pair.
+    Source: `IsClipMadeRedundantByQ` of ONNX Runtime.
     """
     maker = site.index.maker(site.input(0))
     readers = site.outputs[0].outputs
@@ -168,9 +176,26 @@ def _vanishes(site: NodeSite) -> bool:
     behind = quantizer(readers[0])
     if behind is None:
         return _vanishes(readers[0])
-    zero = behind.zero_point
-    lowest = zero is None or bool(np.all(zero == np.iinfo(zero.dtype).min))
-    return site.op != "Relu" or (lowest and behind.qtype in _ACTIVATIONS)
+    limits = _limits(site)
+    if limits is None or behind.scale is None or behind.scale.ndim or behind.zero_point is None:
+        return False
+    ends = np.iinfo(behind.zero_point.dtype)
+    low, high = np.rint(np.asarray(limits) / float(behind.scale)) + int(behind.zero_point)
+    return bool(low <= ends.min and high >= ends.max)
 
 
-RULES: tuple[Rule, ...] = (check_quantized, operators, node_units, formats, moved_scales)
+def _limits(site: NodeSite) -> tuple[float, float] | None:
+    """Return the least and the largest number that a Relu or Clip lets through; None if they are computed."""
+    if site.op == "Relu":
+        return 0.0, np.inf
+    ends = []
+    for slot, name, none in ((1, "min", -np.inf), (2, "max", np.inf)):
+        given = site.input(slot)
+        value = site.index.value(given) if given else site.attribute(name, none)
+        if value is None:
+            return None
+        ends.append(float(value))
+    return ends[0], ends[1]
+
+
+RULES: tuple[Rule, ...] = (check_quantized, operators, node_units, zero_points, formats, moved_scales)
