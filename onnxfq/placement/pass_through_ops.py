@@ -64,7 +64,7 @@ def place_bridges(
 
 
 def list_moves(placements: Sequence[Placement], graph: gs.Graph, policy: TargetPolicy) -> Iterator[Bridge]:
-    """Yield a bridge for each operator whose results need the scale of its first input, whatever that costs."""
+    """Yield a bridge for each operator whose results need the scale of its first input."""
     formats = {placement.tensor: placement.spec for placement in placements}
     for node in nodes_by_graph(graph):
         if node.inputs and policy.one_scale(node):

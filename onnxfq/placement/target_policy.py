@@ -71,7 +71,7 @@ class Slots:
     Attributes:
         inputs: positions, or "all".
         outputs: positions, or "all".
-        weights: inputs whose constants have the format of weights, with one scale; other constants have that of
+        weights: inputs whose constants have the format of weights and one scale; others have that of
             activations.
         between_units: whether a node gets pairs only between node units, see `node_units`.
     """

@@ -29,8 +29,8 @@ def register_library(provider: str, path: str) -> None:
         onnxruntime.register_execution_provider_library(provider, path)
     except Exception as error:  # one class for each status code
         raise RuntimeLibraryError(
-            f"ONNX Runtime {onnxruntime.__version__} cannot load {provider}: {join_lines(error)[:300]}; install "
-            "releases of both that belong together"
+            f"ONNX Runtime {onnxruntime.__version__} cannot load {provider}: {join_lines(error)[:300]}; "
+            "install releases of both that belong together"
         ) from None
 
 
@@ -47,8 +47,8 @@ def assign_nodes(proto: onnx.ModelProto, provider: str, options: Mapping[str, st
     devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == provider]
     if not devices:
         raise RuntimeLibraryError(
-            f"ONNX Runtime {onnxruntime.__version__} has no device of {provider}; register its library, or use "
-            "a machine that it supports"
+            f"ONNX Runtime {onnxruntime.__version__} has no device of {provider}; register its library, or "
+            "use a machine that it supports"
         )
     chosen = onnxruntime.SessionOptions()
     chosen.log_severity_level = _ONLY_FATAL
@@ -58,8 +58,8 @@ def assign_nodes(proto: onnx.ModelProto, provider: str, options: Mapping[str, st
         session = onnxruntime.InferenceSession(proto.SerializeToString(), chosen)
     except Exception as error:  # one class for each status code
         raise ModelError(
-            f"ONNX Runtime cannot load it with {provider}: {join_lines(error)[:300]}; give all operators pairs, "
-            "or leave some out"
+            f"ONNX Runtime cannot load it with {provider}: {join_lines(error)[:300]}; give all operators "
+            "pairs, or leave some out"
         ) from None
     parts = session.get_provider_graph_assignment_info()
     return {node.name: part.ep_name for part in parts for node in part.get_nodes()}

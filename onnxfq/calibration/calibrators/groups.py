@@ -126,7 +126,7 @@ output without common ranges, with this limit, and with no limit: best_error 22.
 
 
 class Member:
-    """Tensor of a group: its statistics, its own range, its format, and whether it can have no other range."""
+    """Tensor of a group: its statistics, range and format, and whether its range is fixed."""
 
     def __init__(
         self, statistics: TensorStatistics, limits: Range, spec: QuantSpec, fixed: bool = False

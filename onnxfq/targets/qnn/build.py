@@ -1,11 +1,10 @@
 """Nodes that Qualcomm's HTP takes of a model, by onnxruntime-qnn; the only importer of onnxruntime_qnn.
 
-Its wheel for Linux on x86-64 emulates the HTP. Its licence asks each user for consent, so it is no dependency.
+Its wheel for Linux on x86-64 emulates the HTP. Its licence asks each user for consent: it is no dependency.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 from onnxfq.errors import ModelError, RuntimeLibraryError
@@ -17,7 +16,6 @@ from onnxfq.targets.reading.proof import Built
 from onnxfq.targets.target import BuildOptions
 
 DEVICE = "HTP"
-_PACKAGE = "onnxruntime-qnn"
 _PROVIDER = "QNNExecutionProvider"
 _ARCHITECTURE = "75"
 
@@ -28,8 +26,8 @@ def load_library() -> Any:
         import onnxruntime_qnn
     except ImportError:
         raise RuntimeLibraryError(
-            "package onnxruntime-qnn is not installed, and it tells the nodes that the HTP takes; read its licence, "
-            "pip install onnxruntime-qnn if you agree, or check by the rules without --build"
+            "package onnxruntime-qnn is not installed, and it tells the nodes that the HTP takes; read its "
+            "licence, pip install onnxruntime-qnn if you agree, or check by the rules without --build"
         ) from None
     return onnxruntime_qnn
 
@@ -37,12 +35,12 @@ def load_library() -> Any:
 def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     """Open the model with the HTP and return which promised nodes it takes.
 
-    Raises RuntimeLibraryError if onnxruntime-qnn is missing or does not load, DataError for shapes that do not
-    fit.
+    Raises RuntimeLibraryError if onnxruntime-qnn is missing or does not load, DataError for shapes that do
+    not fit.
     """
     library = load_library()
     register_library(_PROVIDER, library.get_library_path())
-    builder = f"{_PACKAGE} {importlib.metadata.version(_PACKAGE)}"
+    builder = f"onnxruntime-qnn {library.__version__}"
     settings = {"backend_path": library.get_qnn_htp_path(), "htp_arch": _ARCHITECTURE}
     try:
         taken = assign_nodes(mark_promises(reading, options.shapes), _PROVIDER, settings)

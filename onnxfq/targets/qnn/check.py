@@ -1,6 +1,6 @@
 """Check of one Q/DQ model for Qualcomm's HTP: by rules, and by the nodes that onnxruntime-qnn gives to it.
 
-The rules need no package of Qualcomm. They are those of ONNX Runtime's node units, and of `get_qnn_qdq_config`.
+The rules need no package of Qualcomm. They are those of ONNX Runtime's node units and `get_qnn_qdq_config`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from onnxfq.targets.target import BuildOptions
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _ACTIVATIONS = frozenset({TensorProto.UINT8, TensorProto.UINT16})
 _WEIGHTS = frozenset({TensorProto.INT8, TensorProto.INT4})
+_UNPAIRED = QDQ_OPS | {"Cast"}
 UNITS: Units = {op: (0,) for op in OPERATORS if op not in WEIGHTED_INPUTS}
 """Operators without a product that the HTP runs between pairs, and the slot of their data."""
 
@@ -70,8 +71,8 @@ def node_units(reading: CheckContext) -> Iterator[Finding]:
         if bare:
             name, kind = bare[0]
             message = (
-                f"its {kind} {name!r} has no pair, and QNN takes operators with pairs on all float inputs and "
-                "outputs only; quantize it too, as recipe qnn-int8 does"
+                f"its {kind} {name!r} has no pair, and QNN takes operators with pairs on all float inputs "
+                "and outputs only; quantize it too, as recipe qnn-int8 does"
             )
             yield make_finding("node-unit", "float", site, message, name)
 
@@ -85,14 +86,14 @@ def zero_points(reading: CheckContext) -> Iterator[Finding]:
 
 
 def formats(reading: CheckContext) -> Iterator[Finding]:
-    """Report activations that are not uint8 or uint16 of one scale, and weights with zero points or wide ones."""
+    """Report activations other than uint8 or uint16 of one scale, and weights other than symmetric int8."""
     for promised, operand, q in reading.activations():
         several = q.scale is not None and q.scale.size > 1
         if q.qtype not in _ACTIVATIONS or several:
             found = "has several scales" if several else f"is {q.type_name}"
             message = (
-                f"its input {operand.tensor!r} {found}, and QNN takes activations of uint8 or uint16 with one "
-                "scale; quantize it so"
+                f"its input {operand.tensor!r} {found}, and QNN takes activations of uint8 or uint16 with "
+                "one scale; quantize it so"
             )
             yield make_finding("activation-format", "float", promised.site, message, operand.tensor)
     for promised, operand, q in reading.weights():
@@ -101,7 +102,9 @@ def formats(reading: CheckContext) -> Iterator[Finding]:
         zero = q.zero_point is not None and bool(np.any(q.zero_point))
         if q.qtype not in _WEIGHTS or zero:
             found = f"{q.type_name}{' with a zero point' if zero else ''}"
-            message = f"its weight {operand.tensor!r} is {found}, and QNN takes symmetric int8; quantize it so"
+            message = (
+                f"its weight {operand.tensor!r} is {found}, and QNN takes symmetric int8; quantize it so"
+            )
             yield make_finding("weight-format", "float", promised.site, message, operand.tensor)
 
 
@@ -117,8 +120,8 @@ def moved_scales(reading: CheckContext) -> Iterator[Finding]:
             pairs = [pair for reader in result.outputs if (pair := quantizer(reader)) is not None]
             if source is not None and pairs and not _is_same_grid(source, pairs[0]):
                 message = (
-                    f"its output {result.name!r} has another scale than its input, and the HTP rounds it again; "
-                    "give both one scale"
+                    f"its output {result.name!r} has another scale than its input, and the HTP rounds it "
+                    "again; give both one scale"
                 )
                 yield make_finding("moved-scale", "warning", site, message, result.name)
 
@@ -126,16 +129,16 @@ def moved_scales(reading: CheckContext) -> Iterator[Finding]:
 def _is_same_grid(one: Quantizer, other: Quantizer) -> bool:
     if one.scale is None or other.scale is None or one.qtype != other.qtype:
         return False
-    zeros = [np.zeros(()) if q.zero_point is None else q.zero_point for q in (one, other)]
-    return np.array_equal(one.scale, other.scale) and np.array_equal(*zeros)
+    first, second = (np.asarray(0 if q.zero_point is None else q.zero_point) for q in (one, other))
+    return np.array_equal(one.scale, other.scale) and np.array_equal(first, second)
 
 
 def _computing(reading: CheckContext) -> Iterator[NodeSite]:
-    """Yield the nodes that compute with floats, from more than constants."""
+    """Yield the nodes that compute with floats, from more than constants; QNN takes a Cast without pairs."""
     for site in reading.sites:
         names = [name for name in (*site.node.input, *site.node.output) if name]
         constant = all(reading.index.is_constant(name) for name in site.node.output if name)
-        if site.op not in QDQ_OPS and not constant and any(_is_float(site, name) for name in names):
+        if site.op not in _UNPAIRED and not constant and any(_is_float(site, name) for name in names):
             yield site
 
 

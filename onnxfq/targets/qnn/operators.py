@@ -1,7 +1,7 @@
 """Operators that QNN runs as node units, and those whose results keep the scale of what they move.
 
-Sources: ONNX Runtime, `qnn/builder/op_builder_factory.cc` and the quantizers of `get_qnn_qdq_config`; release 2.7.0
-of onnxruntime-qnn for Swish.
+Sources: ONNX Runtime, `qnn/builder/op_builder_factory.cc` and the quantizers of `get_qnn_qdq_config`. Swish is
+in release 2.7.0 of onnxruntime-qnn; its GeluFusion takes Erf as a part of a Gelu.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from onnxfq.graph.ops import DATA_MOVEMENT, REPEATS, STANDARD_DOMAINS, WEIGHTED_
 from onnxfq.placement.target_policy import Slots
 
 _WHOLE = (
-    "Abs Add ArgMax ArgMin Asin Atan AveragePool Ceil Concat Cos CumSum DepthToSpace Div Elu Equal Exp Expand "
-    "Flatten Floor Gather GatherElements GatherND Gelu GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual "
-    "GridSample HardSigmoid HardSwish Identity LRN LeakyRelu Less LessOrEqual Log LogSoftmax LpNormalization "
-    "Max MaxPool Mean Min Mod Mul Neg PRelu Pad Pow RMSNormalization Reciprocal ReduceL2 ReduceMax ReduceMean ReduceMin "
-    "ReduceProd ReduceSum Relu Reshape Round ScatterElements ScatterND Sigmoid Sign Sin Slice Softmax "
-    "SpaceToDepth Split Sqrt Squeeze Sub Sum Swish Tanh ThresholdedRelu Tile TopK Transpose Unsqueeze Where"
+    "Abs Add ArgMax ArgMin Asin Atan AveragePool Ceil Concat Cos CumSum DepthToSpace Div Elu Equal Erf "
+    "Exp Expand Flatten Floor Gather GatherElements GatherND Gelu GlobalAveragePool GlobalMaxPool Greater "
+    "GreaterOrEqual GridSample HardSigmoid HardSwish Identity LRN LeakyRelu Less LessOrEqual Log "
+    "LogSoftmax LpNormalization Max MaxPool Mean Min Mod Mul Neg PRelu Pad Pow RMSNormalization "
+    "Reciprocal ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu Reshape Round "
+    "ScatterElements ScatterND Sigmoid Sign Sin Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub Sum "
+    "Swish Tanh ThresholdedRelu Tile TopK Transpose Unsqueeze Where"
 ).split()
 _FIRST = Slots(inputs=(0,), outputs="all")
 # The gain is a weight, and the bias has the scale of its products, as in a convolution.
@@ -38,7 +39,7 @@ OPERATORS: Mapping[str, Slots] = {
 ABSORBED = frozenset({"Clip", "Relu"})
 """Operators that vanish in front of a pair whose range does their work."""
 
-# `quantize_output_same_as_input` in the quantizers of ONNX Runtime; there Expand and Tile have their own scale.
+# `quantize_output_same_as_input` of ONNX Runtime's quantizers; there Expand and Tile have their own scales.
 _MOVES = (DATA_MOVEMENT - REPEATS) | {"AveragePool", "GatherElements", "Resize", "TopK"}
 
 
