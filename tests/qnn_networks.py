@@ -29,7 +29,8 @@ def detector() -> onnx.ModelProto:
             [c0] a = Conv <pads = [1,1,1,1]> (x, w0, b0) [s0] s = Sigmoid (a) [m0] m = Mul (a, s)
             [split] p, q = Split <axis = 1> (m, half) [c1] c = Conv (p, w1)
             [pool] k = MaxPool <kernel_shape = [3,3], pads = [1,1,1,1]> (c)
-            [join] z = Concat <axis = 1> (k, q, p) [up] u = Resize <mode = "nearest"> (z, none, scales) [c2] y = Conv (u, w2) }""",
+            [join] z = Concat <axis = 1> (k, q, p) [up] u = Resize <mode = "nearest"> (z, none, scales)
+            [c2] y = Conv (u, w2) }""",
         {
             "w0": weights(8, 8, 3, 3), "b0": weights(8), "w1": weights(4, 4, 1, 1), "half": np.array([4, 4]),
             "none": np.zeros(0, np.float32), "scales": np.array([1, 1, 2, 2], np.float32),
@@ -64,7 +65,8 @@ def depthwise() -> onnx.ModelProto:
             [c0] a = Conv (x, w0, b0) [clip] r = Clip (a, low, high)
             [dw] c = Conv <group = 8, pads = [1,1,1,1]> (r, w1, b1) [hs] h = HardSwish (c)
             [mean] m = ReduceMean <axes = [2,3], keepdims = 1> (h) [c2] g = Conv (m, w2)
-            [gate] s = Sigmoid (g) [mul] u = Mul (h, s) [c3] v = Conv (u, w3) [sum] t = Add (v, x) [end] y = Tanh (t) }""",
+            [gate] s = Sigmoid (g) [mul] u = Mul (h, s) [c3] v = Conv (u, w3) [sum] t = Add (v, x)
+            [end] y = Tanh (t) }""",
         {
             "w0": weights(8, 4, 1, 1), "b0": weights(8), "low": np.float32(0), "high": np.float32(6),
             "w1": weights(8, 1, 3, 3), "b1": weights(8, seed=1), "w2": weights(8, 8, 1, 1),
@@ -78,7 +80,8 @@ def mlp() -> onnx.ModelProto:
     return build(
         """g (float[4,16] x) => (float[4,8] l, float[4,8] y) {
             [f0] a = Gemm (x, w0, b0) [r0] r = Relu (a) [f1] c = Gemm (r, w1, b1)
-            [move] d = Reshape (c, shape) [r1] e = Relu (d) [f2] l = Gemm (e, w2) [soft] y = Softmax <axis = -1> (l) }""",
+            [move] d = Reshape (c, shape) [r1] e = Relu (d) [f2] l = Gemm (e, w2)
+            [soft] y = Softmax <axis = -1> (l) }""",
         {
             "w0": weights(16, 16), "b0": weights(16), "w1": weights(16, 16, seed=1),
             "b1": weights(16, seed=1), "shape": np.array([4, 16]), "w2": weights(16, 8),

@@ -232,7 +232,7 @@ def _common_ranges(
 
 
 def _constant_member(model: Model, placement: Placement) -> Member:
-    """Return a table that an operator looks numbers up in: its encoding is that of its own values."""
+    """Return the member of a table, such as of words: its own values fix its range."""
     values = TensorStatistics.from_array(_weight(model, placement))
     return Member(values, placement.calibrator(values, placement.spec), placement.spec, fixed=True)
 

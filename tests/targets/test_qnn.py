@@ -32,8 +32,8 @@ from onnxfq.targets.target import BuildOptions
 RECIPES = {"qnn-int8": QuantType.QUInt8, "qnn-a16w8": QuantType.QUInt16}
 Pair = tuple[str, float, int]
 
-# The only one: ONNX Runtime's quantizer removes a Relu behind moved data too, and the Reshape before it gets two
-# scales. Here the Reshape keeps one scale, as the HTP wants it, and the Relu has pairs of its own.
+# ONNX Runtime's quantizer also removes a Relu behind moved data, and the Reshape before it gets two scales.
+# Here the Reshape keeps one scale, as the HTP wants it, and the Relu has pairs of its own.
 DIFFERENCES: dict[str, set[tuple[str, int]]] = {"mlp": {("r1", 0)}}
 
 
@@ -289,6 +289,14 @@ def test_build_reports_each_promised_node(library: SimpleNamespace, monkeypatch:
     monkeypatch.setattr(qnn_build, "assign_nodes", lambda *given: {})
     lost = onnxfq.check(qdq, "qnn", build=BuildOptions())
     assert not lost.passed and {node.verdict for node in lost.engine} == {"missing"}
+
+
+def test_a_model_that_onnx_runtime_refuses(library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not load is a finding with ONNX Runtime's words."""
+    monkeypatch.setattr(qnn_build, "_PROVIDER", "CPUExecutionProvider")
+    broken = build("g (float[2] x) => (float[2] y) { y = mine.Odd (x) }", mine=1)
+    found = onnxfq.check(broken, "qnn", build=BuildOptions()).findings
+    assert [one.rule for one in found if one.severity == "refused"] == ["build"]
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Nodes that Qualcomm's HTP takes of a model, by onnxruntime-qnn; the only importer of onnxruntime_qnn.
 
-Its wheel for Linux on x86-64 emulates the HTP. Its licence asks each user for consent: it is no dependency.
+Its wheel for Linux on x86-64 emulates the HTP. Its licence asks each user for consent, so that onnxfq does
+not depend on it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Check of one Q/DQ model for Qualcomm's HTP: by rules, and by the nodes that onnxruntime-qnn gives to it.
 
-The rules need no package of Qualcomm. They are those of ONNX Runtime's node units and `get_qnn_qdq_config`.
+The rules need no package of Qualcomm. Their source is ONNX Runtime: its node units and `get_qnn_qdq_config`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def zero_points(reading: CheckContext) -> Iterator[Finding]:
     """Report pairs without a zero point as input: ONNX Runtime makes no node units of them."""
     for q in reading.quantizers:
         if not q.site.input(2):
-            message = f"it has no zero point, and ONNX Runtime makes no node unit of it; give {q.data!r} one, also 0"
+            message = f"ONNX Runtime makes no node unit without a zero point; give {q.data!r} one, also 0"
             yield make_finding("zero-point", "float", q.site, message, q.data)
 
 

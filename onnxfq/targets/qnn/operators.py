@@ -1,7 +1,7 @@
 """Operators that QNN runs as node units, and those whose results keep the scale of what they move.
 
-Sources: ONNX Runtime, `qnn/builder/op_builder_factory.cc` and the quantizers of `get_qnn_qdq_config`. Swish is
-in release 2.7.0 of onnxruntime-qnn; its GeluFusion takes Erf as a part of a Gelu.
+Sources: ONNX Runtime, `qnn/builder/op_builder_factory.cc` and the quantizers of `get_qnn_qdq_config`. Release
+2.7.0 of onnxruntime-qnn has Swish, and takes Erf as a part of a Gelu.
 """
 
 from __future__ import annotations

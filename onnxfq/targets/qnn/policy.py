@@ -59,7 +59,7 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[N
 
 
 def _vanishes(node: gs.Node, written: Collection[str], placing: Collection[str]) -> bool:
-    """Tell whether `node` has no pairs of its own: it computes constants, or a pair behind does its work.
+    """Tell whether `node` computes constants, or a pair behind it does its work, and so it has no pairs.
 
     Args:
         node: a decided node.
