@@ -55,7 +55,7 @@ class Network:
 
 
 def networks(names: list[str], folder: Path | None, work: Path) -> Iterator[Network]:
-    """Yield the networks; those of `folder` only if it is given."""
+    """Yield the networks; without `folder` the random ones alone."""
     for name in names:
         path = work / f"{name}.onnx"
         if name in RANDOM:
@@ -164,7 +164,7 @@ def measure(
             way(network, out)
             runs[label] = opener(out)
             runs[label](network.unseen[0])
-        except Exception as fault:  # of another tool: its row says so
+        except Exception as fault:  # the row of the tool states it
             failures[label] = str(fault).splitlines()[0][:80]
             runs.pop(label, None)
     times = paired_times(

@@ -1,8 +1,8 @@
 """Node units: operators that a runtime fuses with pairs on all their computed inputs and on their outputs.
 
-A product with a pair behind it is the start of a chain. An operator between products joins the chain if all
-its computed inputs come from units or have pairs anyway, and a unit or a quantized product reads its result:
-elsewhere its pairs would only add work and noise. Source: ONNX Runtime, quantization documentation and
+A product with a pair behind it is the start of a chain. An operator between products joins the chain if one
+of its computed inputs comes from a unit, and a unit or a quantized product reads its
+result: elsewhere its pairs would only add work and noise. Source: quantization documentation of ONNX Runtime,
 `qdq_selector_action_transformer`.
 """
 
@@ -42,13 +42,12 @@ def find_chain_nodes(
         and node.domain in STANDARD_DOMAINS
         and not recipe.explain_float(node.name, node.op, "")
     ]
-    placed = {placement.tensor for decision in weighted for placement in decision.placements}
     units = {node.name for node in nodes}
     count = -1
     while count != len(units):
         count = len(units)
         for node in nodes:
-            if node.name in units and not _is_fed(node, units | starts, placed, policy):
+            if node.name in units and not _is_fed(node, units | starts, policy):
                 units.remove(node.name)
         for node in reversed(nodes):
             if node.name in units and not _is_read(node.outputs[0], units | products, policy):
@@ -71,24 +70,19 @@ def find_written(tensor: gs.Tensor, outputs: Collection[gs.Tensor], absorbed: Co
     return tensor
 
 
-def _is_fed(node: gs.Node, units: Collection[str], placed: Collection[str], policy: TargetPolicy) -> bool:
-    computed = [tensor for tensor in node.inputs if not isinstance(tensor, gs.Constant) and tensor.name]
-    return bool(computed) and all(_has_pair(tensor, units, placed, policy) for tensor in computed)
+def _is_fed(node: gs.Node, units: Collection[str], policy: TargetPolicy) -> bool:
+    return any(_comes_from(tensor, units, policy) for tensor in node.inputs if tensor.inputs)
 
 
-def _has_pair(
-    tensor: gs.Tensor, units: Collection[str], placed: Collection[str], policy: TargetPolicy
-) -> bool:
-    """Tell whether `tensor` is placed or comes from a unit, itself or in front of data movement."""
+def _comes_from(tensor: gs.Tensor, units: Collection[str], policy: TargetPolicy) -> bool:
+    """Tell whether a unit computes `tensor`, or what data movement makes it from."""
     passed = DATA_MOVEMENT | policy.absorbed
-    while tensor.name not in placed:
-        producer = tensor.inputs[0] if tensor.inputs else None
-        if producer is None or (producer.name not in units and producer.op not in passed):
-            return False
-        if producer.name in units:
-            return True
+    while tensor.inputs:
+        producer = tensor.inputs[0]
+        if producer.name in units or producer.op not in passed:
+            return producer.name in units
         tensor = producer.inputs[0]
-    return True
+    return False
 
 
 def _is_read(tensor: gs.Tensor, units: Collection[str], policy: TargetPolicy) -> bool:

@@ -111,8 +111,8 @@ def _place_constant(node: gs.Node, slot: int, tensor: gs.Constant, recipe: Recip
         scheme is not None
         and scheme.granularity == "per_tensor"
         and not scheme.dynamic
+        and 0 not in tensor.shape
         and np.isfinite(constant_array(tensor)).all()
-        and tensor.values.size
     ):
         yield Placement(
             tensor=tensor.name,

@@ -62,9 +62,9 @@ def encode_biases(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> li
 def fit_weights_to_biases(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> list[Encoding]:
     """Return `encodings` with scales of weights at which the bias of their channel fits its integers.
 
-    The bias has the scale of the products. Beside tiny weights it would saturate: their scale becomes larger,
-    and they lose steps that are less than 2^-31 of the bias. Weights of 0 have any scale: they take the one
-    that leaves the bias most digits. Source: onnxruntime's quantizer, `_adjust_weight_scale_for_int32_bias`.
+    A bias has the scale of its products and saturates if the weights are tiny. Such weights get a larger
+    scale: they lose steps under 2^-31 of the bias. Weights of 0 allow any scale and get the one that keeps
+    most digits of the bias. Source: onnxruntime's quantizer, `_adjust_weight_scale_for_int32_bias`.
 
     Raises PlanError as `encode_biases`.
     """

@@ -251,3 +251,39 @@ def test_a_bias_keeps_the_kernel_of_its_product(tmp_path: Path) -> None:
         counts = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
         floats[name] = counts["Gemm"] + counts["MatMul"]
     assert floats["q"] == 0 < floats["plain"]
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 5)])
+def test_products_of_two_axes_are_one_kernel_with_their_bias(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """MatMul and Add become QGemm; the sum is the same, and a computed bias stays as it is."""
+    text = """g (float[N,4] x) => (float[] y, float[] z) {
+        [m0] a = MatMul (x, m) y = Add (a, n) [m1] c = MatMul (x, m) z = Add (c, a) }"""
+    proto = onnx.shape_inference.infer_shapes(
+        build(text, {"m": CONSTANTS["m"], "n": weights(*shape, seed=7)})
+    )
+    folded = prepare_model(load(proto), "onnxruntime").proto
+    assert [node.op_type for node in folded.graph.node] == ["MatMul", "Add", "MatMul", "Add"]
+    text = "g (float[N,4] x) => (float[] y) { [m0] a = MatMul (x, m) y = Add (a, n) }"
+    proto = onnx.shape_inference.infer_shapes(
+        build(text, {"m": CONSTANTS["m"], "n": weights(*shape, seed=7)})
+    )
+    path, feed = tmp_path / "q.onnx", {"x": weights(6, 4)}
+    off = onnxfq.AccuracyTarget(repair=None)
+    onnxfq.quantize(proto, [feed], path, recipe="onnxruntime-int8", accuracy=off)
+    (made,) = session(path, tmp_path / "optimized.onnx").run(None, feed)
+    counts = Counter(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+    assert counts["QGemm"] == 1 and not {"Gemm", "MatMul", "Add"} & set(counts)
+    wanted = feed["x"] @ CONSTANTS["m"] + weights(*shape, seed=7)
+    assert np.abs(made - wanted).max() < 0.05 * np.abs(wanted).max()
+
+
+def test_constants_in_files(tmp_path: Path) -> None:
+    """Operands and parameters that a model keeps in a file are placed and folded without being in memory."""
+    text = f"""[c0] h = Conv {PADS} (x, w) n = BatchNormalization (h, gain, b, b, var)
+        t = Add (n, offset) {TAIL}"""
+    path, made = tmp_path / "m.onnx", tmp_path / "q.onnx"
+    onnx.save(network(text), path, save_as_external_data=True, size_threshold=0)
+    off = onnxfq.AccuracyTarget(repair=None)
+    onnxfq.quantize(path, [{"x": weights(2, 4, 9, 9)}], made, recipe="onnxruntime-int8", accuracy=off)
+    session(made, tmp_path / "optimized.onnx")
+    assert FLOAT.isdisjoint(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxfq.documents.plan import Placement
+from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.numerics.float_types import find_storage_qtype
@@ -15,7 +16,7 @@ from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
 from onnxfq.support.attempts import attempt
 from onnxfq.targets.onnxruntime.check import check_model
-from onnxfq.targets.onnxruntime.product_biases import widen_biases
+from onnxfq.targets.onnxruntime.product_biases import join_biases, widen_biases
 from onnxfq.targets.onnxruntime.recipes import RECIPES
 from onnxfq.targets.target import Target
 
@@ -90,6 +91,14 @@ _UNITS = {
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Resize"), _FIRST),
 }
 
+
+def _prepare(model: Model) -> Model:
+    """Return `model` in the form whose products ONNX Runtime has in integers; itself if nothing changes."""
+    return attempt(
+        "preparing the model for ONNX Runtime", lambda: join_biases(fold_batch_norm(model)), lambda: model
+    )
+
+
 ONNXRUNTIME = Target(
     "onnxruntime",
     TargetPolicy(
@@ -108,7 +117,5 @@ ONNXRUNTIME = Target(
     recipes=RECIPES,
     check=check_model,
     form=QdqForm(edit=widen_biases),
-    prepare=lambda model: attempt(
-        "folding BatchNormalization", lambda: fold_batch_norm(model), lambda: model
-    ),
+    prepare=_prepare,
 )
