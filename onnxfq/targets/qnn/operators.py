@@ -34,7 +34,7 @@ OPERATORS: Mapping[str, Slots] = {
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization", "LayerNormalization"), _NORM),
     **dict.fromkeys(WEIGHTED_INPUTS, Slots(outputs=(0,))),
 }
-"""Operator -> inputs and outputs that get a pair beside multiplied ones: all that hold floats."""
+"""Operator -> inputs and outputs that get a pair in addition to multiplied ones."""
 
 ABSORBED = frozenset({"Clip", "Relu"})
 """Operators that vanish in front of a pair whose range does their work."""
