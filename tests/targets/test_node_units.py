@@ -279,8 +279,8 @@ def test_products_of_two_axes_are_one_kernel_with_their_bias(shape: tuple[int, .
 
 def test_constants_in_files(tmp_path: Path) -> None:
     """Operands and parameters that a model keeps in a file are placed and folded without being in memory."""
-    text = f"""[c0] h = Conv {PADS} (x, w) n = BatchNormalization (h, gain, b, b, var)
-        t = Add (n, offset) {TAIL}"""
+    text = f"""[c0] h = Conv {PADS} (x, w) g = BatchNormalization (h, gain, b, b, var)
+        t = Add (g, offset) {TAIL}"""
     path, made = tmp_path / "m.onnx", tmp_path / "q.onnx"
     onnx.save(network(text), path, save_as_external_data=True, size_threshold=0)
     off = onnxfq.AccuracyTarget(repair=None)

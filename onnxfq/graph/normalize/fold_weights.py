@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 MOST_ELEMENTS = 1 << 26
 """Largest result, in elements, that is computed to fold constants into one."""
 
-_BIAS_SLOT = 2
-"""Position of the bias of weighted operators; MatMul has none."""
+_PARAMETERS = {op: (*slots, 2) for op, slots in WEIGHTED_INPUTS.items()}
+_PARAMETERS["BatchNormalization"] = (1, 2, 3, 4)
+"""Positions of weights, biases and other parameters by operator; MatMul has no bias."""
 
 # Operators that must stay visible, or whose results are random.
 _NEVER = QUANTIZED_OPS | RANDOM_OPS
@@ -84,8 +85,7 @@ def _find_foldable(
         if node.op_type in QUANTIZED_OPS or node.op_type.startswith("QLinear"):
             found |= {name: None for name in node.input if name in fixed and name not in constants}
             continue
-        slots = WEIGHTED_INPUTS.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ()
-        slots = (*slots, _BIAS_SLOT) if slots else ()
+        slots = _PARAMETERS.get(node.op_type, ()) if node.domain in STANDARD_DOMAINS else ()
         read = [node.input[slot] for slot in slots if slot < len(node.input)]
         if read and node.output[0] in fixed:
             found[node.output[0]] = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
+from onnxfq.support.attempts import attempt
 from onnxfq.targets.openvino.check import check_model
 from onnxfq.targets.openvino.policy import POLICY
 from onnxfq.targets.openvino.recipes import RECIPES
@@ -12,6 +14,10 @@ OPENVINO = Target(
     "openvino",
     POLICY,
     recipes=RECIPES,
+    # Its compiled graph names a layer by what was folded into it last, and a check could not find it.
+    prepare=lambda model: attempt(
+        "folding BatchNormalization", lambda: fold_batch_norm(model), lambda: model
+    ),
     check=check_model,
     run=run_model,
     values=open_model,
