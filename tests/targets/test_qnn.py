@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from builders import build, constants, feed_for, stage, weights
+from builders import build, constants, feed_for, stage, transposed_weight, weights
 from one_operator import dequantized, one_operator, weight
 from onnx import TensorProto
 from onnxruntime.quantization import QuantType, quantize
@@ -159,6 +159,29 @@ def test_halves_of_a_split_that_differ_in_size() -> None:
     )
     pairs = read_pairs(written(proto, "qnn-int8"))
     assert pairs["one", 0] == pairs["two", 0] == pairs["split", 0]
+
+
+def test_turned_weights_are_stored() -> None:
+    """A Transpose between a weight and its product is computed beforehand, with the same results."""
+    proto = transposed_weight()
+    qdq = written(proto, "qnn-a16w8")
+    assert "Transpose" not in {node.op_type for node in qdq.graph.node}
+    assert not onnxfq.check(qdq, "qnn").findings
+    feed = feed_for(proto)
+    got, wanted = (Session(one, 1, exact=True).run(feed)[0] for one in (qdq, proto))
+    np.testing.assert_allclose(got, wanted, atol=np.abs(wanted).max() / 50)
+
+
+def test_a_tied_table_has_the_format_of_its_product() -> None:
+    """A table that a Gather and a Gemm read is a weight for the Gemm, and the rules name the Gather."""
+    proto = build(
+        """g (int64[3] words) => (float[3,16] y) {
+            [look] x = Gather (table, words) [head] y = Gemm <transB = 1> (x, table) }""",
+        {"table": weights(16, 8)},
+    )
+    qdq = written(proto, "qnn-int8")
+    assert read_pairs(qdq)["head", 1][0::2] == ("int8", 16)
+    assert [(one.rule, one.node) for one in onnxfq.check(qdq, "qnn").findings] == [("node-unit", "look")]
 
 
 def test_grids_of_sigmoid_and_tanh() -> None:

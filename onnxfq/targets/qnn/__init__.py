@@ -8,6 +8,7 @@ from onnxfq.support.attempts import attempt
 from onnxfq.targets.qnn.check import check_model
 from onnxfq.targets.qnn.policy import POLICY
 from onnxfq.targets.qnn.recipes import RECIPES
+from onnxfq.targets.qnn.turned_weights import store_turned
 from onnxfq.targets.target import Target
 
 QNN = Target(
@@ -17,6 +18,6 @@ QNN = Target(
     check=check_model,
     form=QdqForm(zero_points=True),  # ONNX Runtime makes no node units of pairs without
     prepare=lambda model: attempt(
-        "folding BatchNormalization", lambda: fold_batch_norm(model), lambda: model
+        "preparing the model for QNN", lambda: store_turned(fold_batch_norm(model)), lambda: model
     ),
 )

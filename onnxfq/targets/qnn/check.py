@@ -51,7 +51,7 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
 
 
 def operators(reading: CheckContext) -> Iterator[Finding]:
-    """Report operators on floats that QNN does not have and the CPU runs. It cannot load those of onnxfq."""
+    """Report operators on floats that QNN does not have and the CPU runs. Operators of onnxfq are refused."""
     for site in _computing(reading):
         if site.op in FAKE_QUANTIZE_OPS:
             message = f"QNN has no operator {site.op}; quantize with a recipe that writes Q/DQ pairs"

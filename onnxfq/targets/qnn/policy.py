@@ -46,13 +46,27 @@ def _refuses(placement: Placement, operands: Operands) -> str:
 
 
 def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[NodeDecision]:
-    """Return `decisions` without operators that vanish, with the grids that the HTP computes on."""
+    """Return `decisions` without operators that vanish, with the grids that the HTP computes on.
+
+    A weight that another operator reads too, such as a tied table of words, is in float there.
+    """
     by_name = {node.name: node for node in nodes}
     producers = {tensor.name: producer_op(tensor) for node in nodes for tensor in node.outputs}
     written = {p.tensor for d in decisions if d.op_type not in ABSORBED for p in d.placements}
     placing = {decision.node for decision in decisions if decision.placements}
+    multiplied = {node.name for node in nodes if is_weighted(node)}
+    weights = {
+        p.tensor for d in decisions if d.node in multiplied for p in d.placements if p.role == "weight"
+    }
     return [
-        replace(d, placements=tuple(_on_grid(p, producers.get(p.tensor, "")) for p in d.placements))
+        replace(
+            d,
+            placements=tuple(
+                _on_grid(p, producers.get(p.tensor, ""))
+                for p in d.placements
+                if d.node in multiplied or p.tensor not in weights
+            ),
+        )
         for d in decisions
         if not _vanishes(by_name[d.node], written, placing)
     ]
