@@ -95,6 +95,7 @@ def calibrate_plan(
     """Return the encodings of `calibrate` with their part of the plan, without warnings of what they lose."""
     plan.check_model(model.sha256)
     statistics.check_model(model.sha256)
+    model = prepare_model(model, plan.target)
     chosen = None if calibrator is None else Calibrator.parse(calibrator)
     absent = _find_without_values(model, plan, statistics)
     apart = plan.incomplete_bridges
@@ -138,7 +139,7 @@ def encode_weights(
 
     Raises PlanError for weights that hold NaN or infinities.
     """
-    made = []
+    model, made = prepare_model(model, plan.target), []
     for placement in plan.weights:
         values = _weight(model, placement)
         encoding = _encode_weight(placement, values)

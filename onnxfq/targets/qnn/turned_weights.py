@@ -1,4 +1,4 @@
-"""Results of a Transpose of a constant, stored: such a Transpose would stand between a weight and its product."""
+"""Transposes of constants are computed: they would stand between a weight and its product."""
 
 from __future__ import annotations
 
