@@ -133,13 +133,13 @@ def encode_weights(
     A weight that the source stores as integers stays on its grid if its format has it.
 
     Args:
-        model: the float model.
+        model: the float model, as the target of the plan prepares it.
         plan: with the weights.
         progress: called with the number of weights done.
 
     Raises PlanError for weights that hold NaN or infinities.
     """
-    model, made = prepare_model(model, plan.target), []
+    made = []
     for placement in plan.weights:
         values = _weight(model, placement)
         encoding = _encode_weight(placement, values)
@@ -195,7 +195,7 @@ def _select_part(plan: Plan, without_values: tuple[str, ...], unshared: tuple[st
 def _find_without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[str, ...]:
     """Return the activations without a finite value in any run; warn once per branch."""
     absent = tuple(p.tensor for p in plan.activations if not statistics[p.tensor].finite)
-    places = GraphIndex.of_model(prepare_model(model, plan.target).proto).enclosing if absent else {}
+    places = GraphIndex.of_model(model.proto).enclosing if absent else {}
     told: dict[str, list[str]] = {}
     for tensor in absent:
         told.setdefault(places.get(tensor, ""), []).append(tensor)
