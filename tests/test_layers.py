@@ -52,6 +52,7 @@ HOMES = {
     "ray": {"execution"},
     "tensorrt_rtx": {"targets"},
     "openvino": {"targets"},
+    "onnxruntime_qnn": {"targets"},
     "onnx_graphsurgeon": {"graph", "passes", "placement", "targets", "stages", "remedies", "tools"},
 }
 

@@ -260,7 +260,8 @@ class Build:
         typer.Option(
             "--build",
             help="Also open the model in the target's runtime and count what runs in low precision: TensorRT "
-            "for RTX (extra tensorrt; no GPU needed), OpenVINO (extra openvino) or ONNX Runtime.",
+            "for RTX (extra tensorrt; no GPU needed), OpenVINO (extra openvino), QNN (package "
+            "onnxruntime-qnn) or ONNX Runtime.",
         ),
     ] = False
     shape: Annotated[

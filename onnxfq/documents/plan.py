@@ -75,12 +75,14 @@ class Bridge(Record):
         op_type: its operator.
         tensors: its inputs and its output.
         one_scale: whether they need one scale, unless calibration refuses it.
+        required: whether calibration cannot refuse it.
     """
 
     node: str
     op_type: str
     tensors: tuple[str, ...]
     one_scale: bool
+    required: bool = False
 
 
 class Skipped(Record):

@@ -127,9 +127,9 @@ def _insert_pairs(graph: gs.Graph, opset: int, plan: Plan, encodings: Encodings,
                 _insert_dynamic(editor, part, tensor)
             elif isinstance(tensor, gs.Constant):
                 factor = factors.get(placement.tensor)
-                _insert_on_weight(editor, part, tensor, _Written(encoding, opset, factor))
+                _insert_on_weight(editor, part, tensor, _Written(encoding, opset, form.zero_points, factor))
             else:
-                _insert_on_activation(editor, part, tensor, _Written(encoding, opset))
+                _insert_on_activation(editor, part, tensor, _Written(encoding, opset, form.zero_points))
     if form.edit is not None:
         form.edit(editor)
     return bool(plan.placements)
@@ -165,11 +165,13 @@ class _Written:
     Attributes:
         encoding: of the tensor.
         opset: of the model.
+        zero_points: as `QdqForm` has it.
         factor: multiplies the scales of a weight, [C], to compensate equalized channels; None for no change.
     """
 
     encoding: Encoding
     opset: int
+    zero_points: bool
     factor: NDArray[np.float32] | None = None
 
 
@@ -186,7 +188,7 @@ def _insert_on_activation(editor: Editor, placement: Placement, tensor: gs.Tenso
     if carrier is not encoding.spec.qtype:
         nodes += _clip(editor, placement, real, encoding)
         real = nodes[-1].outputs[0]
-    constants = _parameters(editor, placement, params, carrier, written.opset)
+    constants = _parameters(editor, placement, params, carrier, written)
     quantized = editor.variable(f"{pair}/q")
     quantized.dtype, quantized.shape = carrier.onnx_type, tensor.shape
     dequantized = editor.variable(f"{pair}/dq", tensor)
@@ -229,7 +231,7 @@ def _insert_on_weight(editor: Editor, placement: Placement, tensor: gs.Constant,
 
     # The integers of the weight stay; the factor multiplies only the scale.
     meant = params if written.factor is None else replace(params, scale=params.scale * written.factor)
-    constants = _parameters(editor, placement, meant, carrier, written.opset)
+    constants = _parameters(editor, placement, meant, carrier, written)
     quantized = editor.constant(f"{name}/q", round_values)
     dequantized = editor.variable(f"{name}/dq")
     dequantized.dtype, dequantized.shape = tensor.dtype, list(tensor.shape)
@@ -294,17 +296,18 @@ def _along_axis(ends: np.ndarray[Any, Any], tensor: gs.Tensor, encoding: Encodin
 
 
 def _parameters(
-    editor: Editor, placement: Placement, params: OnnxParams, carrier: QType, opset: int
+    editor: Editor, placement: Placement, params: OnnxParams, carrier: QType, written: _Written
 ) -> list[gs.Constant]:
     """Return [scale] or [scale, zero point] of the placed tensor; the scale has the tensor's type.
 
     Up to opset 20 the zero point sets the type and is always written. From 21 on it is written only if it is
-    not 0; otherwise output_dtype sets the type. One of the two is always written, never both.
+    not 0, or if the form asks for it; otherwise output_dtype sets the type. One of the two is always written,
+    never both.
     """
     name = placement.tensor
     scale = params.scale.astype(FLOATS[placement.float_type].dtype)
     constants = [editor.constant(f"{name}/scale", lambda n: make_constant(n, scale))]
-    if opset < _OUTPUT_DTYPE_OPSET or np.any(params.zero_point):
+    if written.opset < _OUTPUT_DTYPE_OPSET or written.zero_points or np.any(params.zero_point):
         values = params.zero_point.astype(carrier.dtype)
         constants.append(editor.constant(f"{name}/zero_point", lambda n: make_constant(n, values)))
     return constants

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
+from onnxfq.documents.rounding import NEAREST
 from onnxfq.documents.schemes import ActivationScheme
+from onnxfq.graph.constants import constant_array
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import STANDARD_DOMAINS, channel_axis
 from onnxfq.graph.queries import (
@@ -88,15 +91,16 @@ def _placements(
     for slot in range(len(node.inputs)) if slots.inputs == "all" else slots.inputs:
         if slot < len(node.inputs) and _is_open(node.inputs[slot]):
             operand = node.inputs[slot]
-            if isinstance(operand, gs.Constant):
+            if isinstance(operand, gs.Constant) and slot not in slots.weights:
                 yield from _place_constant(node, slot, operand, recipe)
                 continue
             placement = place_input(node, slot, recipe, policy)
             if placement is not None:
-                yield placement
-    for slot in slots.outputs:
+                yield placement.model_copy(update={"rounding": NEAREST})
+    absorbed = () if policy.one_scale(node) else policy.absorbed
+    for slot in range(len(node.outputs)) if slots.outputs == "all" else slots.outputs:
         if slot < len(node.outputs) and _is_open(node.outputs[slot]):
-            written = find_written(node.outputs[slot], graph.outputs, policy.absorbed)
+            written = find_written(node.outputs[slot], graph.outputs, absorbed)
             yield from _place_output(node, written, graph, recipe)
 
 
@@ -108,6 +112,7 @@ def _place_constant(node: gs.Node, slot: int, tensor: gs.Constant, recipe: Recip
         and scheme.granularity == "per_tensor"
         and not scheme.dynamic
         and 0 not in tensor.shape
+        and np.isfinite(constant_array(tensor)).all()
     ):
         yield Placement(
             tensor=tensor.name,
@@ -143,7 +148,8 @@ def _uses_of(tensor: gs.Tensor, outputs: Collection[gs.Tensor]) -> Iterator[Use]
     yield from (Use("", number) for number, output in enumerate(outputs) if output is tensor)
 
 
-_BIASED = ("Conv", "ConvTranspose", "Gemm")
+_NORMS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization")
+_BIASED = ("Conv", "ConvTranspose", "Gemm", *_NORMS)
 _SLOT = 2
 
 

@@ -17,7 +17,7 @@ from onnxfq.documents.plan import Bridge, Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import is_weighted
-from onnxfq.graph.queries import float_type, is_dequantized, weight_source
+from onnxfq.graph.queries import float_type, is_dequantized, nodes_by_graph, weight_source
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.target_policy import TargetPolicy
 from onnxfq.placement.weighted_ops import activation_placement
@@ -61,6 +61,18 @@ def place_bridges(
         )
         for node in found
     ]
+
+
+def list_moves(placements: Sequence[Placement], graph: gs.Graph, policy: TargetPolicy) -> Iterator[Bridge]:
+    """Yield a bridge for each operator whose results need the scale of its first input."""
+    formats = {placement.tensor: placement.spec for placement in placements}
+    for node in nodes_by_graph(graph):
+        if node.inputs and policy.one_scale(node):
+            source = node.inputs[0].name
+            moved = [t.name for t in node.outputs if formats.get(t.name) == formats.get(source)]
+            if source in formats and moved:
+                tensors = tuple(dict.fromkeys((source, *moved)))
+                yield Bridge(node=node.name, op_type=node.op, tensors=tensors, one_scale=True, required=True)
 
 
 def may_bridge(node: gs.Node, recipe: Recipe, policy: TargetPolicy) -> bool:

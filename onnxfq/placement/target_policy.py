@@ -70,12 +70,15 @@ class Slots:
 
     Attributes:
         inputs: positions, or "all".
-        outputs: positions.
+        outputs: positions, or "all".
+        weights: inputs whose constants have the format of weights and one scale; others have that of
+            activations.
         between_units: whether a node gets pairs only between node units, see `node_units`.
     """
 
     inputs: tuple[int, ...] | Literal["all"] = ()
-    outputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] | Literal["all"] = ()
+    weights: tuple[int, ...] = ()
     between_units: bool = False
 
 
@@ -117,6 +120,8 @@ class TargetPolicy:
             without one, neither outputs nor nodes between units get pairs.
         absorbed: operators that vanish in front of a pair whose range does their work, so that the pair of an
             output stands behind them.
+        one_scale: tells whether the results of an operator need the scale of its first input, whatever that
+            costs.
         bias_qtype: number format of constant biases, at the input scale times the weight scale; empty for
             float.
     """
@@ -136,4 +141,5 @@ class TargetPolicy:
     operators: Mapping[str, Slots] = field(default_factory=dict)
     runs_in_integers: Callable[[Sequence[Placement]], bool] = lambda placements: True
     absorbed: frozenset[str] = frozenset()
+    one_scale: Callable[[gs.Node], bool] = lambda node: False
     bias_qtype: str = ""

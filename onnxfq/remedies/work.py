@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from onnxfq.graph.model import list_graphs, list_nodes
+from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.remedies.layer_costs import measure_costs
 
 if TYPE_CHECKING:
@@ -119,7 +120,11 @@ class Budget:
 
 
 def count_weight_multiplies(candidate: Candidate) -> float:
-    """Return the multiply-adds of rounding all weights by moments: products, inverse, decomposition."""
+    """Return the multiply-adds of rounding all weights by moments: products, inverse, decomposition.
+
+    Constants of operators that multiply nothing have no moments.
+    """
+    kinds = {node.node: node.op_type for node in candidate.plan.nodes}
     dims = {
         t.name: tuple(t.dims)
         for graph in list_graphs(candidate.session.model.proto.graph)
@@ -128,7 +133,8 @@ def count_weight_multiplies(candidate: Candidate) -> float:
     total = 0
     for placement in candidate.plan.weights:
         shape = dims.get(placement.tensor)
-        if shape is None:
+        others = {kinds.get(use.node) for use in placement.uses} - {None, *WEIGHTED_INPUTS}
+        if shape is None or others:
             continue
         granularity = placement.spec.granularity
         outputs = shape[granularity.axis or 0] if granularity.block_size is None else 1

@@ -17,7 +17,7 @@ from onnxfq.calibration.calibrators.groups import (
     choose_equalized_qparams,
     group_ranges,
 )
-from onnxfq.calibration.statistics import Statistics
+from onnxfq.calibration.statistics import Statistics, TensorStatistics
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, StatisticsError
@@ -95,11 +95,12 @@ def calibrate_plan(
     """Return the encodings of `calibrate` with their part of the plan, without warnings of what they lose."""
     plan.check_model(model.sha256)
     statistics.check_model(model.sha256)
+    model = prepare_model(model, plan.target)
     chosen = None if calibrator is None else Calibrator.parse(calibrator)
     absent = _find_without_values(model, plan, statistics)
     apart = plan.incomplete_bridges
     whole, plan = plan, _select_part(plan, absent, apart)
-    ranges, refused = _common_ranges(plan, statistics, chosen)
+    ranges, refused = _common_ranges(model, plan, statistics, chosen)
     plan = plan.without_bridges(refused, _OWN_SCALES)
     encodings = [
         encode_dynamic(p, statistics[p.tensor])
@@ -132,7 +133,7 @@ def encode_weights(
     A weight that the source stores as integers stays on its grid if its format has it.
 
     Args:
-        model: the float model.
+        model: the float model, as the target of the plan prepares it.
         plan: with the weights.
         progress: called with the number of weights done.
 
@@ -194,7 +195,7 @@ def _select_part(plan: Plan, without_values: tuple[str, ...], unshared: tuple[st
 def _find_without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[str, ...]:
     """Return the activations without a finite value in any run; warn once per branch."""
     absent = tuple(p.tensor for p in plan.activations if not statistics[p.tensor].finite)
-    places = GraphIndex.of_model(prepare_model(model, plan.target).proto).enclosing if absent else {}
+    places = GraphIndex.of_model(model.proto).enclosing if absent else {}
     told: dict[str, list[str]] = {}
     for tensor in absent:
         told.setdefault(places.get(tensor, ""), []).append(tensor)
@@ -211,22 +212,30 @@ def _find_without_values(model: Model, plan: Plan, statistics: Statistics) -> tu
 
 
 def _common_ranges(
-    plan: Plan, statistics: Statistics, chosen: Calibrator | None
+    model: Model, plan: Plan, statistics: Statistics, chosen: Calibrator | None
 ) -> tuple[dict[str, tuple[float, float]], tuple[str, ...]]:
     """Return the ranges of the tensors of bridges with one scale, and the bridges that are refused one."""
     wanted = {bridge.node: bridge.tensors for bridge in plan.bridges if bridge.one_scale}
+    required = {bridge.node for bridge in plan.bridges if bridge.required}
     tensors = {tensor for group in wanted.values() for tensor in group}
     placements = {p.tensor: replace_calibrator(p, chosen) for p in plan.activations if p.tensor in tensors}
     members = {
-        name: Member(statistics[name], _calibrated_range(p, statistics), p.spec)
+        name: Member(statistics[name], _calibrated_range(p, statistics), p.spec, p.calibrator.is_fixed)
         for name, p in placements.items()
     }
+    members |= {p.tensor: _constant_member(model, p) for p in plan.weights if p.tensor in tensors}
     counted = {name for name, p in placements.items() if any(use.node not in wanted for use in p.uses)}
-    ranges, refused = choose_common_ranges(wanted, members, counted)
+    ranges, refused = choose_common_ranges(wanted, members, counted, required)
     if refused:
         first, count = refused[0], len(refused)
         log.info("%d operators without a common scale, such as %r: %s", count, first, _OWN_SCALES)
     return ranges, refused
+
+
+def _constant_member(model: Model, placement: Placement) -> Member:
+    """Return the member of a table, such as of words: its own values fix its range."""
+    values = TensorStatistics.from_array(_weight(model, placement))
+    return Member(values, placement.calibrator(values, placement.spec), placement.spec, fixed=True)
 
 
 def _calibrated_range(placement: Placement, statistics: Statistics) -> tuple[float, float]:

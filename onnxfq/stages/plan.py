@@ -26,7 +26,7 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.left_out import OPERATORS, leave_out_depthwise, leave_out_log_spectra, leave_out_small
 from onnxfq.placement.operators import decide_operators, place_biases
-from onnxfq.placement.pass_through_ops import place_bridges
+from onnxfq.placement.pass_through_ops import list_moves, place_bridges
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
@@ -65,6 +65,7 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     if not policy.absorbed:  # its Mul would stand between an operator and the pair that it is fused with
         placements = equalize_depthwise(placements, graph, recipe)
     placements, bridges = place_bridges(placements, graph, recipe, policy)
+    bridges += list_moves(placements, graph, policy)
     considered = {d.node for d in decisions} | {bridge.node for bridge in bridges}
     if strict:
         _refuse_idle_overrides(graph, recipe, considered, {p.tensor for p in placements})

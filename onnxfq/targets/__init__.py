@@ -6,13 +6,14 @@ from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.runtime.plain_session import open_plain_session, profile_plain_session
 from onnxfq.targets.onnxruntime.policy import ONNXRUNTIME
 from onnxfq.targets.openvino import OPENVINO
+from onnxfq.targets.qnn import QNN
 from onnxfq.targets.simulation import SIMULATION
 from onnxfq.targets.target import Target, register_target, target_by_name
 from onnxfq.targets.tensorrt import TENSORRT
 
 _ONNXRUNTIME = replace(ONNXRUNTIME, open=open_plain_session, profile=profile_plain_session)
 
-for _target in (TENSORRT, _ONNXRUNTIME, OPENVINO, SIMULATION):
+for _target in (TENSORRT, _ONNXRUNTIME, OPENVINO, QNN, SIMULATION):
     register_target(_target)
 
 __all__ = ["Operands", "Slots", "Target", "TargetPolicy", "register_target", "target_by_name"]

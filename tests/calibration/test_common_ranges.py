@@ -52,6 +52,19 @@ def test_float8_does_not_mind() -> None:
     assert choose_common_ranges({"join": ("a", "b")}, members, {"a", "b"})[1] == ()
 
 
+def test_required_groups_are_never_refused() -> None:
+    """A required group has one range whatever the noise; the range of a fixed tensor is that of its group."""
+    arrays = {"a": values(1.0), "b": values(30.0, seed=1)}
+    members = {name: member(array) for name, array in arrays.items()}
+    assert choose_common_ranges({"move": ("a", "b")}, members, {"a", "b"})[1] == ("move",)
+    ranges, refused = choose_common_ranges({"move": ("a", "b")}, members, {"a", "b"}, {"move"})
+    assert not refused and ranges["a"] == ranges["b"]
+    statistics = TensorStatistics.from_array(arrays["a"])
+    members["a"] = Member(statistics, (0.0, 1.0), INT8, fixed=True)
+    ranges, refused = choose_common_ranges({"move": ("a", "b")}, members, {"a", "b"}, {"move"})
+    assert not refused and ranges == {"a": (0.0, 1.0), "b": (0.0, 1.0)}
+
+
 def test_groups_with_a_common_tensor_are_one() -> None:
     """Tensors are joined through each other; a refused group leaves the accepted ones as they are."""
     sizes = {"a": 1.0, "b": 1.1, "c": 1.2, "d": 50.0}

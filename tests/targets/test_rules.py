@@ -20,7 +20,11 @@ from onnxfq.tools.check import check
 
 FOLDER = Path(targets.__file__).parent
 SOURCES = sorted([*FOLDER.glob("reading/*.py"), *FOLDER.rglob("tensorrt/**/*.py")])
-OTHERS = {"openvino": "test_openvino.py", "onnxruntime": "test_check_onnxruntime.py"}
+OTHERS = {
+    "openvino": "test_openvino.py",
+    "onnxruntime": "test_check_onnxruntime.py",
+    "qnn": "test_qnn.py",
+}
 GUIDE = Path(__file__).parents[2] / "docs" / "tensorrt.md"
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 

@@ -126,10 +126,12 @@ output without common ranges, with this limit, and with no limit: best_error 22.
 
 
 class Member:
-    """Tensor of a group: its statistics, its own range, and its format."""
+    """Tensor of a group: its statistics, range and format, and whether its range is fixed."""
 
-    def __init__(self, statistics: TensorStatistics, limits: Range, spec: QuantSpec) -> None:
-        self.statistics, self.limits, self.spec = statistics, limits, spec
+    def __init__(
+        self, statistics: TensorStatistics, limits: Range, spec: QuantSpec, fixed: bool = False
+    ) -> None:
+        self.statistics, self.limits, self.spec, self.fixed = statistics, limits, spec, fixed
 
     @cached_property
     def _density(self) -> Density:
@@ -145,7 +147,10 @@ class Member:
 
 
 def choose_common_ranges(
-    wanted: Mapping[str, Sequence[str]], members: Mapping[str, Member], counted: Collection[str]
+    wanted: Mapping[str, Sequence[str]],
+    members: Mapping[str, Member],
+    counted: Collection[str],
+    required: Collection[str] = (),
 ) -> tuple[dict[str, Range], tuple[str, ...]]:
     """Join the tensors of each wanted group, one group after the other, if that adds little noise.
 
@@ -158,6 +163,7 @@ def choose_common_ranges(
         wanted: name of a group -> its tensors.
         members: all tensors of the groups.
         counted: tensors with readers beyond the groups. The noise of others is that of their group.
+        required: names of groups that are never refused; a fixed range of a tensor is theirs.
 
     Returns the ranges of all tensors, and the names of refused groups.
     """
@@ -166,7 +172,7 @@ def choose_common_ranges(
     refused = []
     for name, tensors in wanted.items():
         union = tuple(dict.fromkeys(one for tensor in tensors for one in joined[tensor]))
-        best = _choose(union, members, counted)
+        best = _choose(union, members, counted, MOST_NOISE if name not in required else np.inf)
         if best is None:
             refused.append(name)
             continue
@@ -175,11 +181,14 @@ def choose_common_ranges(
     return chosen, tuple(refused)
 
 
-def _choose(tensors: Sequence[str], members: Mapping[str, Member], counted: Collection[str]) -> Range | None:
-    """Return the best common range; None if it adds too much noise."""
+def _choose(
+    tensors: Sequence[str], members: Mapping[str, Member], counted: Collection[str], most_noise: float
+) -> Range | None:
+    """Return the best common range; None if it multiplies the noise by more than `most_noise`."""
     weighed = [members[name] for name in tensors if name in counted] or [members[name] for name in tensors]
-    ranges = list(dict.fromkeys(member.limits for member in weighed))
+    fixed = [members[name] for name in tensors if members[name].fixed]
+    ranges = list(dict.fromkeys(member.limits for member in fixed or weighed))
     noise = np.sum([member.noises(ranges) for member in weighed], axis=0)
     own = sum(float(member.noises([member.limits])[0]) for member in weighed)
     best = int(np.argmin(noise))
-    return ranges[best] if noise[best] <= MOST_NOISE * own else None
+    return ranges[best] if np.isinf(most_noise) or noise[best] <= most_noise * own else None

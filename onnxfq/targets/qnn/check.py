@@ -1,0 +1,204 @@
+"""Check of one Q/DQ model for Qualcomm's HTP: by rules, and by the nodes that onnxruntime-qnn gives to it.
+
+The rules need no package of Qualcomm. Their source is ONNX Runtime: its node units and `get_qnn_qdq_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QDQ_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.targets.findings import CheckResult, Finding
+from onnxfq.targets.qnn.build import build_model
+from onnxfq.targets.qnn.operators import ABSORBED, OPERATORS, keeps_scale
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding, read
+from onnxfq.targets.reading.general_rules import check_quantized
+from onnxfq.targets.reading.node_sites import NodeSite
+from onnxfq.targets.reading.operands import Units
+from onnxfq.targets.reading.proof import prove
+from onnxfq.targets.reading.quantizer_reader import Quantizer, quantizer
+from onnxfq.targets.target import BuildOptions
+
+_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+_ACTIVATIONS = frozenset({TensorProto.UINT8, TensorProto.UINT16})
+_WEIGHTS = frozenset({TensorProto.INT8, TensorProto.INT4})
+_UNPAIRED = QDQ_OPS | {"Cast"}
+UNITS: Units = {op: (0,) for op in OPERATORS if op not in WEIGHTED_INPUTS}
+"""Operators without a product that the HTP runs between pairs, and the slot of their data."""
+
+# Inputs that are parameters: their floats have no pairs in the models of ONNX Runtime's quantizer.
+_PLAIN = {"BatchNormalization": (3, 4), "Clip": (1, 2), "Resize": (1, 2), "Upsample": (1,)}
+
+
+def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None) -> CheckResult:
+    """Return the deviations of the HTP from a Q/DQ model; the rules need nothing installed.
+
+    Args:
+        proto: the model.
+        source: its name for messages.
+        build: options to also open it with the package `onnxruntime_qnn`, which tells the nodes that the HTP
+            takes; None for the rules alone.
+
+    Raises RuntimeLibraryError and DataError as `build_model` does.
+    """
+    building = None if build is None else partial(build_model, options=build)
+    return prove(read(proto, units=UNITS), source, "qnn", RULES, building)
+
+
+def operators(reading: CheckContext) -> Iterator[Finding]:
+    """Report operators on floats that QNN does not have and the CPU runs. Operators of onnxfq are refused."""
+    for site in _computing(reading):
+        if site.op in FAKE_QUANTIZE_OPS:
+            message = f"QNN has no operator {site.op}; quantize with a recipe that writes Q/DQ pairs"
+            yield make_finding("operator", "refused", site, message)
+        elif site.op not in OPERATORS or (site.node.domain or "") not in STANDARD_DOMAINS:
+            message = f"QNN has no operator {site.op}, and the CPU runs it; export the model without it"
+            yield make_finding("operator", "float", site, message)
+
+
+def node_units(reading: CheckContext) -> Iterator[Finding]:
+    """Report operators with a float input or output without a pair: the HTP runs whole node units only."""
+    for site in _computing(reading):
+        if site.op not in OPERATORS or _vanishes(site):
+            continue
+        bare = [(name, "input") for name in _read_in_float(site)]
+        bare += [(name, "output") for name in _written_in_float(site)]
+        if bare:
+            name, kind = bare[0]
+            message = (
+                f"its {kind} {name!r} has no pair, and QNN takes operators with pairs on all float inputs "
+                "and outputs only; quantize it too, as recipe qnn-int8 does"
+            )
+            yield make_finding("node-unit", "float", site, message, name)
+
+
+def zero_points(reading: CheckContext) -> Iterator[Finding]:
+    """Report pairs without a zero point as input: ONNX Runtime makes no node units of them."""
+    for q in reading.quantizers:
+        if not q.site.input(2):
+            message = f"ONNX Runtime makes no node unit without a zero point; give {q.data!r} one, also 0"
+            yield make_finding("zero-point", "float", q.site, message, q.data)
+
+
+def formats(reading: CheckContext) -> Iterator[Finding]:
+    """Report activations other than uint8 or uint16 of one scale, and weights other than symmetric int8."""
+    for promised, operand, q in reading.activations():
+        several = q.scale is not None and q.scale.size > 1
+        if q.qtype not in _ACTIVATIONS or several:
+            found = "has several scales" if several else f"is {q.type_name}"
+            message = (
+                f"its input {operand.tensor!r} {found}, and QNN takes activations of uint8 or uint16 with "
+                "one scale; quantize it so"
+            )
+            yield make_finding("activation-format", "float", promised.site, message, operand.tensor)
+    for promised, operand, q in reading.weights():
+        if promised.site.op in UNITS:
+            continue
+        zero = q.zero_point is not None and bool(np.any(q.zero_point))
+        if q.qtype not in _WEIGHTS or zero:
+            found = f"{q.type_name}{' with a zero point' if zero else ''}"
+            message = (
+                f"its weight {operand.tensor!r} is {found}, and QNN takes symmetric int8; quantize it so"
+            )
+            yield make_finding("weight-format", "float", promised.site, message, operand.tensor)
+
+
+def moved_scales(reading: CheckContext) -> Iterator[Finding]:
+    """Warn of moved data in another scale: the HTP then computes numbers again that it need only move."""
+    for site in _computing(reading):
+        padding = reading.index.value(site.input(2)) if site.input(2) else site.attribute("value", 0.0)
+        if not keeps_scale(site.op, site.node.domain, site.attribute, padding):
+            continue
+        given = site.index.maker(site.input(0))
+        source = None if given is None else quantizer(given)
+        for result in site.outputs:
+            pairs = [pair for reader in result.outputs if (pair := quantizer(reader)) is not None]
+            if source is not None and pairs and not _is_same_grid(source, pairs[0]):
+                message = (
+                    f"its output {result.name!r} has another scale than its input, and the HTP rounds it "
+                    "again; give both one scale"
+                )
+                yield make_finding("moved-scale", "warning", site, message, result.name)
+
+
+def _is_same_grid(one: Quantizer, other: Quantizer) -> bool:
+    if one.scale is None or other.scale is None or one.qtype != other.qtype:
+        return False
+    first, second = (np.asarray(0 if q.zero_point is None else q.zero_point) for q in (one, other))
+    return np.array_equal(one.scale, other.scale) and np.array_equal(first, second)
+
+
+def _computing(reading: CheckContext) -> Iterator[NodeSite]:
+    """Yield the nodes that compute with floats, from more than constants; QNN takes a Cast without pairs."""
+    for site in reading.sites:
+        names = [name for name in (*site.node.input, *site.node.output) if name]
+        constant = all(reading.index.is_constant(name) for name in site.node.output if name)
+        if site.op not in _UNPAIRED and not constant and any(_is_float(site, name) for name in names):
+            yield site
+
+
+def _is_float(site: NodeSite, name: str) -> bool:
+    return site.index.dtype(name) in _FLOATS
+
+
+def _read_in_float(site: NodeSite) -> Iterator[str]:
+    for slot, name in enumerate(site.node.input):
+        maker = site.index.maker(name)
+        paired = maker is not None and maker.op == "DequantizeLinear"
+        if name and slot not in _PLAIN.get(site.op, ()) and _is_float(site, name) and not paired:
+            yield name
+
+
+def _written_in_float(site: NodeSite) -> Iterator[str]:
+    outputs = {value.name for value in site.index.proto.graph.output}
+    for result in site.outputs:
+        readers = result.outputs
+        if not result.name or not _is_float(site, result.name) or not (readers or result.name in outputs):
+            continue
+        vanishing = len(readers) == 1 and _vanishes(readers[0])
+        if result.name in outputs or not (vanishing or all(r.op == "QuantizeLinear" for r in readers)):
+            yield result.name
+
+
+def _vanishes(site: NodeSite) -> bool:
+    """Tell whether `site` is behind an operator, and the pair behind it does its work.
+
+    Source: `IsClipMadeRedundantByQ` of ONNX Runtime.
+    """
+    maker = site.index.maker(site.input(0))
+    readers = site.outputs[0].outputs
+    if site.op not in ABSORBED or maker is None or maker.op in QDQ_OPS:
+        return False
+    if len(readers) != 1 or len(site.index.reading(site.input(0))) != 1:
+        return False
+    behind = quantizer(readers[0])
+    if behind is None:
+        return _vanishes(readers[0])
+    limits = _limits(site)
+    if limits is None or behind.scale is None or behind.scale.ndim or behind.zero_point is None:
+        return False
+    ends = np.iinfo(behind.zero_point.dtype)
+    low, high = np.rint(np.asarray(limits) / float(behind.scale)) + int(behind.zero_point)
+    return bool(low <= ends.min and high >= ends.max)
+
+
+def _limits(site: NodeSite) -> tuple[float, float] | None:
+    """Return the least and the largest number that a Relu or Clip lets through; None if they are computed."""
+    if site.op == "Relu":
+        return 0.0, np.inf
+    ends = []
+    for slot, name, none in ((1, "min", -np.inf), (2, "max", np.inf)):
+        given = site.input(slot)
+        value = site.index.value(given) if given else site.attribute(name, none)
+        if value is None:
+            return None
+        ends.append(float(value))
+    return ends[0], ends[1]
+
+
+RULES: tuple[Rule, ...] = (check_quantized, operators, node_units, zero_points, formats, moved_scales)

@@ -1,0 +1,41 @@
+"""Transposes of constants are computed: they would stand between a weight and its product."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from onnxfq.graph.constants import constant_array, make_constant
+from onnxfq.graph.edit import Editor
+from onnxfq.graph.model import Model, list_graphs
+from onnxfq.graph.ops import STANDARD_DOMAINS
+
+
+def store_turned(model: Model) -> Model:
+    """Return `model` with the result of each Transpose of a constant stored; itself without any."""
+    if not any(node.op_type == "Transpose" for node in model.proto.graph.node):
+        return model
+    graph, count = model.graph(), 0
+    editor = Editor(graph)
+    for scope in list_graphs(graph):
+        for turn in [node for node in scope.nodes if _turns_constant(node)]:
+            result = turn.outputs[0]
+            if any(result is output for output in scope.outputs):
+                continue
+            values = np.ascontiguousarray(
+                np.transpose(constant_array(turn.inputs[0]), turn.attrs.get("perm"))
+            )
+            stored = editor.constant(f"{result.name}/stored", partial(make_constant, values=values))
+            for reader in list(result.outputs):
+                reader.inputs = [stored if tensor is result else tensor for tensor in reader.inputs]
+            scope.nodes.remove(turn)
+            count += 1
+    return model.with_graph(graph) if count else model
+
+
+def _turns_constant(node: gs.Node) -> bool:
+    return (
+        node.op == "Transpose" and node.domain in STANDARD_DOMAINS and isinstance(node.inputs[0], gs.Constant)
+    )

@@ -1,0 +1,369 @@
+"""QNN: its placement beside ONNX Runtime's own, its scales, its rules, and the nodes that an HTP takes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, constants, feed_for, stage, transposed_weight, weights
+from one_operator import dequantized, one_operator, weight
+from onnx import TensorProto
+from onnxruntime.quantization import QuantType, quantize
+from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
+from ort_quantizer import Reader
+from qnn_networks import NETWORKS, detector, mlp, residual, transformer
+
+import onnxfq
+from onnxfq.cli.main import main
+from onnxfq.errors import RecipeError, RuntimeLibraryError, StatisticsError
+from onnxfq.runtime.node_assignment import assign_nodes
+from onnxfq.runtime.session import Session
+from onnxfq.stages.plan import observation_plan
+from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.qnn import build as qnn_build
+from onnxfq.targets.target import BuildOptions
+
+RECIPES = {"qnn-int8": QuantType.QUInt8, "qnn-a16w8": QuantType.QUInt16}
+Pair = tuple[str, float, int]
+
+# ONNX Runtime's quantizer also removes a Relu behind moved data, and the Reshape before it gets two scales.
+# Here the Reshape keeps one scale, as the HTP wants it, and the Relu has pairs of its own.
+DIFFERENCES: dict[str, set[tuple[str, int]]] = {"mlp": {("r1", 0)}}
+
+
+def written(proto: onnx.ModelProto, recipe: str) -> onnx.ModelProto:
+    """Return the Q/DQ model of `proto` by the stages, with ranges from the least to the largest value."""
+    base = onnxfq.load_recipe(recipe)
+    staged = stage(proto, base.override(activations={"calibrator": "minmax"}))
+    return onnxfq.insert_qdq(staged.model, staged.plan, staged.encodings)
+
+
+def by_onnxruntime(proto: onnx.ModelProto, recipe: str, folder: Path) -> onnx.ModelProto:
+    """Return what ONNX Runtime's quantizer makes of `proto` for QNN."""
+    onnx.save(proto, folder / "float.onnx")
+    config = get_qnn_qdq_config(
+        folder / "float.onnx",
+        Reader([feed_for(proto, seed) for seed in range(3)]),
+        activation_type=RECIPES[recipe],
+        weight_type=QuantType.QInt8,
+        per_channel=True,
+    )
+    quantize(folder / "float.onnx", folder / "theirs.onnx", config)
+    return onnx.load(folder / "theirs.onnx")
+
+
+def read_pairs(proto: onnx.ModelProto) -> dict[tuple[str, int], Pair]:
+    """Return (type, first scale, number of scales) of the pair that each input and each output comes from.
+
+    The key is the name of the node and the input, or "" and the position of the output.
+    """
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    slots = [(n.name, at, name) for n in proto.graph.node for at, name in enumerate(n.input)]
+    slots += [("", at, value.name) for at, value in enumerate(proto.graph.output)]
+    values, pairs = constants(proto), {}
+    for node, at, tensor in slots:
+        maker = makers.get(tensor)
+        if maker is not None and maker.op_type == "DequantizeLinear":
+            scale = values[maker.input[1]]
+            pairs[node, at] = (str(values[maker.input[2]].dtype), float(scale.flat[0]), scale.size)
+    return pairs
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_pairs_of_onnxruntimes_quantizer(name: str, recipe: str, tmp_path: Path) -> None:
+    """The same inputs and outputs have pairs as in ONNX Runtime's model, of the same types and grids."""
+    proto = NETWORKS[name]()
+    ours, theirs = read_pairs(written(proto, recipe)), read_pairs(by_onnxruntime(proto, recipe, tmp_path))
+    assert ours.keys() - theirs.keys() == DIFFERENCES.get(name, set()) and not theirs.keys() - ours.keys()
+    assert len(ours) >= 12
+    for slot, (kind, _, count) in theirs.items():
+        assert ours[slot][0::2] == (kind, count), slot
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_operator_is_a_node_unit(name: str, recipe: str) -> None:
+    """The rules find nothing in the written file, and in one without a pair they name its operator."""
+    proto = NETWORKS[name]()
+    qdq = written(proto, recipe)
+    onnx.checker.check_model(qdq, full_check=True)
+    result = onnxfq.check(qdq, "qnn")
+    assert not result.findings, result.table()
+    assert all(row.kept == row.promised for row in result.coverage)
+    assert len(result.findings) < len(onnxfq.check(without_pair(qdq), "qnn").findings)
+
+
+def without_pair(qdq: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy whose first pair of an activation is taken out."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(qdq)
+    q = next(node for node in bare.graph.node if node.op_type == "QuantizeLinear")
+    dq = next(node for node in bare.graph.node if q.output[0] in node.input)
+    for node in bare.graph.node:
+        node.input[:] = [q.input[0] if name == dq.output[0] else name for name in node.input]
+    for node in (q, dq):
+        bare.graph.node.remove(node)
+    return bare
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_file_has_the_values_of_the_simulation(name: str, recipe: str) -> None:
+    """ONNX Runtime computes from the file what the fake-quant model gives, close to the float model."""
+    proto = NETWORKS[name]()
+    staged = stage(proto, recipe)
+    qdq = onnxfq.insert_qdq(staged.model, staged.plan, staged.encodings)
+    simulated = onnxfq.insert_fake_quantize(staged.model, staged.plan, staged.encodings)
+    feed = feed_for(proto)
+    results = [Session(one, 1, exact=True).run(feed) for one in (qdq, simulated, proto)]
+    for got, wanted, reference in zip(*results, strict=True):
+        # A sum in another order may cross half a step of 16 bits.
+        np.testing.assert_allclose(got, wanted, atol=np.abs(reference).max() / 500)
+        noise = np.sum((got - reference) ** 2) / np.sum(reference**2)
+        assert 10 * np.log10(noise) < (-15 if recipe == "qnn-int8" else -25)
+
+
+@pytest.mark.parametrize("recipe", ["qnn-int8", "qnn-a16w8"])
+@pytest.mark.parametrize(
+    ("name", "moves"),
+    [
+        ("residual", {"pool": "mean", "flat": "fc"}),
+        ("detector", {"split": "c1", "pool": "join", "up": "c2"}),
+        ("transformer", {"turn": "s", "look": "norm"}),
+        ("mlp", {"move": "r1"}),
+    ],
+)
+def test_moved_data_keeps_its_scale(name: str, moves: dict[str, str], recipe: str) -> None:
+    """Data behind a move has the scale in front of it; a table of words gives its own scale."""
+    pairs = read_pairs(written(NETWORKS[name](), recipe))
+    for move, reader in moves.items():
+        scales = {pair[:2] for (node, at), pair in pairs.items() if node == reader and at < 2}
+        assert pairs[move, 0][:2] in scales, move
+
+
+def test_halves_of_a_split_that_differ_in_size() -> None:
+    """Calibration cannot refuse the common scale, even where one half is tiny beside the other."""
+    proto = build(
+        """g (float[1,2,8] x) => (float[1,1,8] y, float[1,1,8] z) {
+            [scale] s = Mul (x, factors) [split] p, q = Split <axis = 1, num_outputs = 2> (s)
+            [one] y = Abs (p) [two] z = Abs (q) }""",
+        {"factors": np.asarray([[[1000.0], [0.001]]], np.float32)},
+        opset=18,
+    )
+    pairs = read_pairs(written(proto, "qnn-int8"))
+    assert pairs["one", 0] == pairs["two", 0] == pairs["split", 0]
+
+
+def test_turned_weights_are_stored() -> None:
+    """A Transpose between a weight and its product is computed beforehand, with the same results."""
+    proto = transposed_weight()
+    qdq = written(proto, "qnn-a16w8")
+    assert "Transpose" not in {node.op_type for node in qdq.graph.node}
+    assert not onnxfq.check(qdq, "qnn").findings
+    feed = feed_for(proto)
+    got, wanted = (Session(one, 1, exact=True).run(feed)[0] for one in (qdq, proto))
+    np.testing.assert_allclose(got, wanted, atol=np.abs(wanted).max() / 50)
+
+
+def test_a_tied_table_has_the_format_of_its_product() -> None:
+    """A table that a Gather and a Gemm read is a weight for the Gemm, and the rules name the Gather."""
+    proto = build(
+        """g (int64[3] words) => (float[3,16] y) {
+            [look] x = Gather (table, words) [head] y = Gemm <transB = 1> (x, table) }""",
+        {"table": weights(16, 8)},
+    )
+    qdq = written(proto, "qnn-int8")
+    assert read_pairs(qdq)["head", 1][0::2] == ("int8", 16)
+    assert [(one.rule, one.node) for one in onnxfq.check(qdq, "qnn").findings] == [("node-unit", "look")]
+
+
+def test_grids_of_sigmoid_and_tanh() -> None:
+    """In 16 bits they have the grids of ONNX Runtime's quantizer for QNN, in 8 bits their own."""
+    proto = build("g (float[2,8] x) => (float[2,8] y, float[2,8] z) { y = Sigmoid (x) z = Tanh (x) }")
+    values = constants(written(proto, "qnn-a16w8"))
+    assert (values["y/scale"], values["y/zero_point"]) == (np.float32(1 / 65536), 0)
+    assert (values["z/scale"], values["z/zero_point"]) == (np.float32(1 / 32768), 32768)
+    assert constants(written(proto, "qnn-int8"))["y/scale"] < np.float32(1 / 255)
+
+
+def test_formats_of_weights() -> None:
+    """Convolutions and Gemm have a scale for each channel, MatMul and norms one; biases are int32."""
+    pairs = read_pairs(written(residual(), "qnn-int8")) | read_pairs(written(transformer(), "qnn-int8"))
+    assert [pairs[slot][0::2] for slot in (("c0", 1), ("fc", 1), ("q", 1), ("norm", 1))] == [
+        ("int8", 8), ("int8", 5), ("int8", 1), ("int8", 1),
+    ]  # fmt: skip
+    assert [pairs[slot][0::2] for slot in (("c0", 2), ("norm", 2))] == [("int32", 8), ("int32", 1)]
+    data, gain, bias = (pairs["norm", slot][1] for slot in range(3))
+    assert bias == pytest.approx(data * gain, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"activations": {"dynamic": True, "qtype": "uint8"}}, "use dynamic: false"),
+        ({"activations": {"qtype": "int8"}}, "uint8 or uint16, not int8"),
+        ({"weights": {"qtype": "int16"}}, "symmetric int8 or int4 weights, not int16"),
+        ({"weights": {"symmetric": False}}, "not int8 with zero points"),
+        ({"activations": {"granularity": "per_axis"}}, "one scale of an activation"),
+        ({"weights": {"granularity": "blocked", "block_size": 4}}, "no scales of blocks; use per_axis"),
+    ],
+)
+def test_formats_that_are_refused(changes: dict[str, dict[str, object]], says: str) -> None:
+    """A format that QNN lacks is refused with the remedy."""
+    recipe = onnxfq.load_recipe("qnn-int8").override(**changes)
+    with pytest.raises(RecipeError, match=says):
+        onnxfq.make_plan(onnxfq.load(mlp()), recipe)
+
+
+def test_statistics_of_other_recipes_lack_tensors() -> None:
+    """Statistics observed without a plan do not serve QNN: the error names a tensor and the remedy."""
+    model = onnxfq.load(residual())
+    feeds = [feed_for(model.proto, seed) for seed in range(2)]
+    statistics = onnxfq.collect_statistics(model, observation_plan(model), feeds)
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe("qnn-int8"))
+    with pytest.raises(StatisticsError, match="no statistics for tensor '.*': observe again with this plan"):
+        onnxfq.calibrate(model, plan, statistics)
+
+
+CONV = dequantized() + "t = Conv (d, w) "
+RELU = CONV + "u = Relu (t) v = QuantizeLinear (u, so, {zero}) y = DequantizeLinear (v, so, {zero})"
+WEIGHT, ZERO = weight((8, 8, 3, 3)), {"z0": np.uint8(0)}
+BIASED = (CONV.replace("(d, w)", "(d, w, b)") + "{behind}", WEIGHT | {"b": weights(8)})
+PLANTED = {
+    "clean": (one_operator(CONV + "{behind}", WEIGHT), ""),
+    "relu": (one_operator(RELU.replace("{zero}", "z0"), WEIGHT | ZERO), ""),
+    "relu in the range": (one_operator(RELU.replace("{zero}", "zo"), WEIGHT), "node-unit"),
+    "no output": (one_operator(CONV.replace("t =", "y ="), WEIGHT), "node-unit"),
+    "no input": (one_operator(CONV.replace("(d,", "(x,") + "{behind}", WEIGHT), "node-unit"),
+    "float bias": (one_operator(*BIASED), "node-unit"),
+    "signed": (one_operator(CONV + "{behind}", WEIGHT, dtype=np.int8), "activation-format"),
+    "unsigned weight": (
+        one_operator(CONV + "{behind}", weight((8, 8, 3, 3), dtype=np.uint8, zero=128)),
+        "weight-format",
+    ),
+    "moved": (one_operator("t = Transpose (d) {behind}"), "moved-scale"),
+    "unknown": (one_operator("t = Det (d) {behind}"), "operator"),
+    "no zero point": (
+        one_operator("t = Relu (d) a = QuantizeLinear (t, so) y = DequantizeLinear (a, so)"),
+        "zero-point",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_rules(name: str) -> None:
+    """Each planted mistake is named by its rule and no other one."""
+    proto, rule = PLANTED[name]
+    result = onnxfq.check(proto, "qnn")
+    assert {found.rule for found in result.findings} == {rule} - {""}, result.table()
+    assert result.passed == (rule in ("", "moved-scale"))
+    for finding in result.findings:
+        assert "\n" not in finding.message and len(finding.message) < 300
+
+
+def test_simulations_are_refused() -> None:
+    """A fake-quant model is refused by a rule."""
+    staged = stage(mlp(), "qnn-int8")
+    found = onnxfq.check(
+        onnxfq.insert_fake_quantize(staged.model, staged.plan, staged.encodings), "qnn"
+    ).findings
+    assert ("operator", "refused") in {(one.rule, one.severity) for one in found}
+
+
+def test_assignment_is_what_onnx_runtime_says() -> None:
+    """Every node of a model in a session of the CPU alone is the CPU provider's."""
+    nodes = assign_nodes(residual(), "CPUExecutionProvider", {})
+    assert nodes.keys() >= {"c0", "c1", "sum", "fc"} and set(nodes.values()) == {"CPUExecutionProvider"}
+    with pytest.raises(RuntimeLibraryError, match="no device of NoSuchProvider; register"):
+        assign_nodes(residual(), "NoSuchProvider", {})
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Put a module in the place of onnxruntime_qnn, whose library is not there."""
+    module = SimpleNamespace(
+        get_library_path=lambda: "/no/such.so", get_qnn_htp_path=lambda: "/no/htp.so", __version__="2.7.0"
+    )
+    monkeypatch.setitem(sys.modules, "onnxruntime_qnn", module)
+    return module
+
+
+def test_a_library_that_does_not_load(library: SimpleNamespace) -> None:
+    """A library that ONNX Runtime cannot load is one line with the remedy."""
+    with pytest.raises(RuntimeLibraryError, match="cannot load QNNExecutionProvider: .*; install") as fault:
+        onnxfq.check(written(mlp(), "qnn-int8"), "qnn", build=BuildOptions())
+    assert "\n" not in str(fault.value)
+
+
+def test_build_reports_each_promised_node(library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the CPU provider in the place of QNN's, every promised node is taken; of another one none is."""
+    monkeypatch.setattr(qnn_build, "_PROVIDER", "CPUExecutionProvider")
+    qdq = written(detector(), "qnn-int8")
+    result = onnxfq.check(qdq, "qnn", build=BuildOptions())
+    assert result.builder == "onnxruntime-qnn 2.7.0" and {node.device for node in result.engine} == {"HTP"}
+    assert {node.verdict for node in result.engine if node.op_type == "MaxPool"} == {"low"}
+    monkeypatch.setattr(qnn_build, "assign_nodes", lambda *given: {})
+    lost = onnxfq.check(qdq, "qnn", build=BuildOptions())
+    assert not lost.passed and {node.verdict for node in lost.engine} == {"missing"}
+
+
+def test_a_model_that_onnx_runtime_refuses(library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not load is a finding with ONNX Runtime's words."""
+    monkeypatch.setattr(qnn_build, "_PROVIDER", "CPUExecutionProvider")
+    broken = build("g (float[2] x) => (float[2] y) { y = mine.Odd (x) }", mine=1)
+    found = onnxfq.check(broken, "qnn", build=BuildOptions()).findings
+    assert [one.rule for one in found if one.severity == "refused"] == ["build"]
+
+
+def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without onnxruntime-qnn one line says what to do; the rules work."""
+    monkeypatch.setitem(sys.modules, "onnxruntime_qnn", None)
+    qdq = written(mlp(), "qnn-int8")
+    with pytest.raises(
+        RuntimeLibraryError, match="read its licence, pip install onnxruntime-qnn if you agree"
+    ):
+        onnxfq.check(qdq, "qnn", build=BuildOptions())
+    assert onnxfq.check(qdq, "qnn").passed
+
+
+@pytest.fixture(params=[(name, recipe) for name in NETWORKS for recipe in RECIPES], ids="-".join)
+def on_htp(request: pytest.FixtureRequest) -> Iterator[CheckResult]:
+    """The check of a written network with the emulated HTP, where its package is installed."""
+    pytest.importorskip("onnxruntime_qnn", reason="onnxruntime-qnn is not installed")
+    name, recipe = request.param
+    yield onnxfq.check(written(NETWORKS[name](), recipe), "qnn", build=BuildOptions())
+
+
+def test_the_htp_takes_all(on_htp: CheckResult) -> None:
+    """The HTP takes every node of the written networks."""
+    assert on_htp.passed, on_htp.table()
+
+
+def test_commands(
+    digits_model: Path, digit_images: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Quantize and check on the command line; every operator of the network is a whole node unit."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "onnxruntime_qnn", None)
+    np.savez("data.npz", image=digit_images[8000:8032])
+    words = ["quantize", str(digits_model), "--data", "data.npz", "-o", "m.onnx", "--recipe", "qnn-int8"]
+    assert main([*words, "--quiet"]) == 0
+    assert main(["check", "m.onnx", "--target", "qnn", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert not result["findings"] and {row["op_type"] for row in result["coverage"]} >= {
+        "Add",
+        "Conv",
+        "Gemm",
+    }
+    stored = {tensor.data_type for tensor in onnx.load("m.onnx").graph.initializer}
+    assert {TensorProto.INT8, TensorProto.UINT8, TensorProto.INT32} <= stored
+    assert main(["check", "m.onnx", "--target", "qnn", "--build"]) == 1
+    assert "package onnxruntime-qnn is not installed" in capsys.readouterr().err
