@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 from builders import Staged, constants
@@ -25,7 +27,13 @@ def with_outputs(proto: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
 def twins(
     staged: Staged, switchable: bool = False
 ) -> tuple[list[str], list[NDArray[np.float32]], list[NDArray[np.float32]]]:
-    """Return names and values of all quantized tensors and the outputs, in the simulation and in Q/DQ."""
+    """Return names and values of all quantized tensors and the outputs, in the simulation and in Q/DQ.
+
+    Biases are left out of both with switches, for nodes have no grid of 32 bits.
+    """
+    if switchable:
+        kept = tuple(one for one in staged.plan.placements if one.role != "bias")
+        staged = replace(staged, plan=staged.plan.model_copy(update={"placements": kept}))
     simulation = with_fake_quantize(
         staged.model, staged.plan, staged.encodings, "one" if switchable else "none"
     ).proto

@@ -302,8 +302,15 @@ def test_one_tensor_summed_along_two_axes():
     )
 
 
-@pytest.mark.parametrize("name", ["conv_relu", "gemm", "transposed_weight", "left_constant", "inner_output"])
-@pytest.mark.parametrize("recipe", ["nvfp4", "mxint8", "onnxruntime-uint8-dynamic"])
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        (name, recipe)
+        for name in ("conv_relu", "gemm", "transposed_weight", "left_constant", "inner_output")
+        for recipe in ("nvfp4", "mxint8", "onnxruntime-uint8-dynamic")
+        if (name, recipe) != ("conv_relu", "onnxruntime-uint8-dynamic")  # it has no dynamic Conv
+    ],
+)
 def test_switch(name, recipe):
     """Not fed, or true, the model is the fixed one; false, it is the float model: all to the bit."""
     staged = stage(BUILDERS[name](), recipe)
@@ -320,7 +327,7 @@ def test_switch(name, recipe):
 # Models written for ONNX Runtime
 
 
-@pytest.mark.parametrize("name", ["conv_relu", "gemm", "attention", "transposed_weight", "tied_embedding"])
+@pytest.mark.parametrize("name", ["gemm", "attention", "transposed_weight", "tied_embedding"])
 def test_dynamic_uint8_twins(name):
     """DynamicQuantizeLinear and the simulation give the same bits, in every tensor and output."""
     staged = stage(BUILDERS[name](), "onnxruntime-uint8-dynamic")
@@ -356,12 +363,10 @@ def test_mx_weights_for_onnxruntime(name):
 
 def test_a_plan_with_nothing_to_observe(tmp_path: Path):
     """`quantize` works where no activation needs statistics; the data serve the comparison."""
-    feeds = [feed_for(conv_relu(), seed) for seed in range(3)]
+    feeds = [feed_for(gemm(), seed) for seed in range(3)]
     options = RunOptions(exact=True)
-    result = quantize(
-        conv_relu(), feeds, tmp_path / "m.onnx", recipe="onnxruntime-uint8-dynamic", options=options
-    )
-    assert result.statistics.tensors == {} and result.evaluation.feeds == 6  # of 12, the unseen ones
+    result = quantize(gemm(), feeds, tmp_path / "m.onnx", recipe="onnxruntime-uint8-dynamic", options=options)
+    assert result.statistics.tensors == {} and result.evaluation.feeds == 3
     assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant", "Q/DQ"]
     assert result.evaluation.candidates[0].outputs == result.evaluation.candidates[1].outputs
     assert [
