@@ -63,8 +63,8 @@ def observe(
 ) -> None:
     """Write the statistics for all calibrators (.stats.npz) in one pass.
 
-    Without --plan, observe every tensor that a built-in recipe may need. With --moments, gather the moments
-    by which a recipe rounds weights.
+    Without --plan, observe every tensor that a built-in recipe may need, except for QNN. With
+    --moments, gather the moments by which a recipe rounds weights.
 
     Parts of the data on several machines merge with --merge A B -o C, in any order. Moments need common
     grids: merge --ranges of each part first, and gather moments with --ranges-from.

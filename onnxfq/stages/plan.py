@@ -107,12 +107,13 @@ _NAMED = 3
 """Reasons that an error about a model names."""
 
 # Together they place every activation of the built-in recipes: the first all inputs of weighted operators
-# and the skip branches of residual sums, the second the inputs that the first keeps in float.
+# and the skip branches of residual sums, the second the inputs that the first keeps in float. Recipes of QNN
+# quantize every result, which would make each observation dearer.
 _WIDEST = ("tensorrt-int8", "onnxruntime-int8", "openvino-int8")
 
 
 def observation_plan(model: Model) -> Plan:
-    """Return a plan of all activations that any built-in recipe may need, to observe them once.
+    """Return a plan of all activations that built-in recipes other than QNN's may need, to observe them once.
 
     Its statistics serve every plan whose overrides add no activations. All names refer to the model as the
     target of the first recipe prepares it; if another target prepares it differently, observe that plan

@@ -199,7 +199,7 @@ def test_ranges_of_feeds_are_kept_in_order_when_asked_for() -> None:
 
 
 def test_one_statistics_file_serves_every_recipe(digits_model) -> None:
-    """Observed once without a plan, calibrated for all built-in recipes that have a target."""
+    """Observed once without a plan, calibrated for all built-in recipes but those of QNN."""
     model = load(digits_model)
     rng = np.random.default_rng(0)
     feeds = [{"image": rng.random((4, 1, 28, 28), np.float32)}]
@@ -209,6 +209,14 @@ def test_one_statistics_file_serves_every_recipe(digits_model) -> None:
         if recipe.activations is None:
             continue
         plan = make_plan(model, recipe)
+        if (
+            recipe.target == "qnn"
+        ):  # it has pairs on every result, whose statistics would cost every other recipe
+            with pytest.raises(
+                StatisticsError, match="no statistics for tensor .*: observe again with this plan"
+            ):
+                calibrate(model, plan, statistics)
+            continue
         assert calibrate(model, plan, statistics).encodings
         served += 1
     assert served >= 3
