@@ -1,7 +1,7 @@
-"""The list of networks whose promised operators are looked at in each runtime.
+"""Networks for counts of promised operators in each runtime.
 
-Seven of `models/networks` with random weights, the nine of the `onnx` package, and those of a folder of
-trained networks, see `real_models.py`.
+Seven come from `models/networks` and have random weights. Nine come from the `onnx` package, and the rest from
+a folder of trained networks, see `real_models.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ListedNetwork(NamedTuple):
 
 
 def list_networks(folder: Path | None) -> Iterator[ListedNetwork]:
-    """Yield all networks; those of `folder` if it is given."""
+    """Yield all networks; without `folder` none that is trained."""
     for name, build in NETWORKS.items():
         proto = build(1)
         yield ListedNetwork(name, proto, [_draw_feed(proto)])

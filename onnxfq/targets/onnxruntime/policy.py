@@ -76,8 +76,8 @@ def _runs_in_integers(placements: Sequence[Placement]) -> bool:
     specs = [placement.spec for placement in placements]
     simple = all(spec.granularity.block_size is None and not spec.dynamic for spec in specs)
     eight = {spec.qtype.base for spec in specs} <= {"int8", "uint8"}
-    activations = [placement.spec for placement in placements if placement.role == "activation"]
-    return simple and eight and bool(activations)
+    scales = [one.spec.granularity for one in placements if one.role == "activation"]
+    return simple and eight and bool(scales) and all(scale == PER_TENSOR for scale in scales)
 
 
 # Measured on ONNX Runtime 1.31.1, each with its pairs and without: these have integer kernels that are faster
