@@ -57,6 +57,7 @@ def hashes(folder: Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("opset", [11, 17])
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-int4", "onnxruntime-int8"])
 def test_large_and_small_give_the_same(
