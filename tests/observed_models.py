@@ -93,9 +93,8 @@ def known_channels(model: Model, plan: Plan) -> list[str]:
 def by_groups(target: str = "onnxruntime", **activations: Any) -> Recipe:
     """A recipe whose activations are asymmetric int8 of the granularity given."""
     scheme = {"qtype": "int8", "symmetric": False, "calibrator": "minmax"} | activations
-    return Recipe.model_validate(
-        {"name": "groups", "target": target, "activations": scheme, "weights": {"qtype": "int8"}}
-    )
+    fields = {"name": "groups", "target": target, "activations": scheme, "weights": {"qtype": "int8"}}
+    return Recipe.model_validate(fields | {"conv_transpose": "quantize"})
 
 
 X = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)

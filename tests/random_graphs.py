@@ -267,7 +267,7 @@ def random_feed(model: onnx.ModelProto, seed: int, cond: bool) -> dict[str, Arra
     return feed
 
 
-_LIMITS = {"int8": (-128, 127), "uint8": (0, 255), "int4": (-8, 7)}
+_LIMITS = {"int8": (-128, 127), "uint8": (0, 255), "int4": (-8, 7), "int32": (-(2**31), 2**31 - 1)}
 
 
 def slow_fake_quantize(x: Array, placement: Placement, encodings: Encodings) -> Array:
@@ -305,7 +305,8 @@ class NodeByNode:
     def run(self, feed: dict[str, Array]) -> list[Array]:
         """Return the outputs."""
         values = {t.name: numpy_helper.to_array(t) for t in self.graph.initializer} | feed
-        return self._run(self.graph, values)
+        outputs = self._run(self.graph, values)
+        return [self._rounded("", number, output) for number, output in enumerate(outputs)]
 
     def _run(self, graph: onnx.GraphProto, values: dict[str, Array]) -> list[Array]:
         for node in graph.node:

@@ -22,6 +22,7 @@ from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.target import prepare_model
 
 RECIPES = ("tensorrt-int8", "onnxruntime-int8", "tensorrt-fp8", "tensorrt-int8-weights")
 
@@ -60,7 +61,7 @@ def check(model: onnx.ModelProto, recipe: str, cond: bool) -> bool:
     statistics = collect_statistics(loaded, plan, [feed], ObserveOptions(threads=1))
     encodings = calibrate(loaded, plan, statistics)
     plan = Calibrated.of(plan, encodings).plan
-    expected = NodeByNode(loaded.proto, plan, encodings).run(feed)
+    expected = NodeByNode(prepare_model(loaded, plan.target).proto, plan, encodings).run(feed)
     for made in (insert_fake_quantize(loaded, plan, encodings), insert_qdq(loaded, plan, encodings)):
         onnx.checker.check_model(made, full_check=not any(o.domain == "onnxfq" for o in made.opset_import))
         for one, other in zip(expected, Session(made, 1, exact=True).run(feed), strict=True):

@@ -32,7 +32,8 @@ from onnxfq.stages.plan import make_plan, observation_plan
 from onnxfq.targets.recipes import load_recipe
 
 SIZES = 2.0 ** np.asarray([0, -9, 3, -4, -6, 1, -2, -11])
-RECIPES = ["tensorrt-int8", "onnxruntime-int8"]
+RECIPES = ["tensorrt-int8"]
+"""Recipes whose depthwise convolutions have a scale per channel; ONNX Runtime's node units take no Mul."""
 
 
 def network(opset: int = 17, outputs: int = 8) -> onnx.ModelProto:
@@ -178,11 +179,11 @@ def test_statistics_without_channels() -> None:
 
 
 def test_observed_for_every_recipe() -> None:
-    """Statistics gathered without a plan serve both recipes."""
+    """Statistics gathered without a plan serve recipes with these scales and without."""
     model = load(network())
     statistics = collect_statistics(model, observation_plan(model), feeds(), ObserveOptions(threads=1))
-    for recipe in RECIPES:
-        assert calibrate(model, make_plan(model, load_recipe(recipe)), statistics)["h"].param_shape == (8,)
+    for recipe, shape in (("tensorrt-int8", (8,)), ("onnxruntime-int8", ())):
+        assert calibrate(model, make_plan(model, load_recipe(recipe)), statistics)["h"].param_shape == shape
 
 
 def test_whatever_the_calibrator() -> None:
@@ -281,7 +282,7 @@ def test_shapes_that_nothing_infers(more: str, tmp_path: Path) -> None:
             **{"com.microsoft": 1},
         )
         made.graph.initializer.extend(proto.graph.initializer)
-        result = onnxfq.quantize(made, feeds(), tmp_path / f"{op}.onnx", recipe="onnxruntime-int8")
+        result = onnxfq.quantize(made, feeds(), tmp_path / f"{op}.onnx", recipe="tensorrt-int8")
         assert [p.tensor for p in result.plan.activations if p.spec.equalized] == ["h"]
         # The first Conv is quantized in one of the two models only, so the factors are compared.
         constants = onnx.load(tmp_path / f"{op}.onnx").graph.initializer
