@@ -99,11 +99,7 @@ def _make_signed(placement: Placement, tensors: Collection[str]) -> Placement:
 
 def _is_bridge(node: gs.Node, qtype: QType) -> bool:
     """Tell whether `node` reads and writes 8 bits between pairs."""
-    return (
-        node.domain in STANDARD_DOMAINS
-        and qtype.bits == 8
-        and (node.op in ONE_SCALE or node.op == "AveragePool")
-    )
+    return node.domain in STANDARD_DOMAINS and qtype.bits == 8 and node.op in _BRIDGES
 
 
 POLICY = TargetPolicy(
