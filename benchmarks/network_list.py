@@ -1,7 +1,7 @@
 """Networks for counts of promised operators in each runtime.
 
-Seven come from `models/networks` and have random weights. Nine come from the `onnx` package, and the rest from
-a folder of trained networks, see `real_models.py`.
+Seven come from `models/networks` and have random weights. Nine come from the `onnx` package, and the rest
+from a folder of trained networks, see `real_models.py`.
 """
 
 from __future__ import annotations

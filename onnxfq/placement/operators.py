@@ -169,6 +169,8 @@ def place_biases(
         data, weight = known
         if data is None or weight is None or not _has_one_scale(data) or not _is_plain(node, bias):
             continue
+        if not policy.runs_in_integers([data, weight]):
+            continue
         axis = _axis_of(node, weight)
         if axis is None or recipe.explain_float(node.name, node.op, bias.name):
             continue

@@ -49,7 +49,7 @@ def test_weights_round_as_in_aimets_qdq_model(name: str, version: str, tmp_path:
     """Fake-quantized weights equal those behind the pairs of AIMET's own Q/DQ model, to the bit."""
     _, found = fitted(small(), written_by_aimet(name, version, tmp_path), "onnxruntime-int8")
     encodings = by_tensor(found)
-    assert set(encodings) == {*ACTIVATIONS, *WEIGHTS}
+    assert set(encodings) >= {*ACTIVATIONS, *WEIGHTS}
     expected = vectors()["variants"][name].get("weights", {})
     for weight, values in expected.items():
         rounded = encodings[weight].fake_quantize(constants()[weight])

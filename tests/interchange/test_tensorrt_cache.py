@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, conv_relu, feed_for, two_branch, weights, whole_recipe
+from builders import build, conv_relu, feed_for, gemm, two_branch, weights, whole_recipe
 from given_files import by_tensor, file, fitted
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -270,16 +270,16 @@ def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory,
 
 
 @pytest.mark.parametrize(
-    ("recipe", "why"),
+    ("proto", "recipe", "why"),
     [
-        ("onnxruntime-int8", "uint8, and a cache holds int8 only"),
-        ("tensorrt-fp8", "float8e4m3fn, and a cache holds int8 only"),
-        ("onnxruntime-uint8-dynamic", "its scales are dynamic"),
+        (conv_relu(), "onnxruntime-int8", "uint8, and a cache holds int8 only"),
+        (conv_relu(), "tensorrt-fp8", "float8e4m3fn, and a cache holds int8 only"),
+        (gemm(), "onnxruntime-uint8-dynamic", "its scales are dynamic"),
     ],
 )
-def test_what_a_cache_cannot_hold_is_told(recipe: str, why: str) -> None:
+def test_what_a_cache_cannot_hold_is_told(proto: onnx.ModelProto, recipe: str, why: str) -> None:
     """Formats and scales that a cache lacks are named with the reason; a cache of nothing is refused."""
-    result = onnxfq.quantize(conv_relu(), feed_for(conv_relu(), count=8), recipe=whole_recipe(recipe))
+    result = onnxfq.quantize(proto, feed_for(proto, count=8), recipe=whole_recipe(recipe))
     written = WRITERS["tensorrt-cache"](result.encodings, result.plan)
     assert written.lost["x"] == why
     with pytest.raises(PlanError, match="holds none of these encodings"):

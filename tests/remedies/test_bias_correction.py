@@ -231,7 +231,10 @@ def test_no_float_bias_beside_integer_ones() -> None:
     "text, why",
     [
         ("[fc] y = Gemm <beta = 0.0> (x, w, b)", "it has alpha 1 and beta 0, and both must differ from 0"),
-        ("t = ReduceMax <keepdims = 0> (x) [fc] y = Gemm (x, w, t)", "its bias 't' is computed while the model runs"),
+        (
+            "t = ReduceMax <keepdims = 0> (x) [fc] y = Gemm (x, w, t)",
+            "its bias 't' is computed while the model runs",
+        ),
         ("[fc] h = MatMul (x, w) t = Neg (h) y = Add (h, t)", "no Add of a constant alone reads its output"),
         (
             "[fc] h = MatMul (x, w) t = Neg (x) s = ReduceSum (t) y = Add (h, s)",

@@ -18,6 +18,7 @@ import onnxfq
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.targets.lower_fake_quantize import lift
+from onnxfq.targets.target import prepare_model
 from onnxfq.torch import (
     export_torch,
     fake_quantize,
@@ -39,9 +40,9 @@ def digits(count: int = 3) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["residual_cnn", "depthwise_cnn", "transformer"])
 @pytest.mark.parametrize("asked", ["tensorrt-int8", "onnxruntime-int8"])
 def test_placement_is_that_of_the_onnx_side(name, asked):
-    """The same recipe puts quantizers on the slots of operators that make_plan does on the export.
+    """The same recipe puts quantizers on the multiplied inputs that make_plan does on the export.
 
-    Except for equalized inputs, which modules do not have.
+    Except for equalized inputs, which modules do not have. Node units of ONNX Runtime have pairs elsewhere too.
     """
     model, x = network(name), digits()
     plain = onnxfq.load(export_torch(model, (x,)))
@@ -50,7 +51,11 @@ def test_placement_is_that_of_the_onnx_side(name, asked):
     arguments = bind(model, (x,))
     request = Request(arguments, name_inputs(arguments, None, None), None, True, None)
     lifted = lift(export_nodes(model, request))
-    assert roles(lifted.plan, lifted.model) == roles(expected, plain)
+    wanted = roles(expected, prepare_model(plain, expected.target))
+    if asked == "onnxruntime-int8":
+        weighted = ("Conv", "Gemm", "MatMul")
+        wanted = {at: spec for at, spec in wanted.items() if at[0].split()[0] in weighted and at[1] < 2}
+    assert roles(lifted.plan, lifted.model) == wanted
 
 
 @pytest.mark.parametrize("name", ["residual_cnn", "depthwise_cnn", "transformer"])

@@ -73,11 +73,14 @@ def _keeps_float(operands: Operands) -> str:
 
 
 def _runs_in_integers(placements: Sequence[Placement]) -> bool:
+    """Tell whether all operands have 8 bits, weights a scale by channel and activations one scale."""
     specs = [placement.spec for placement in placements]
     simple = all(spec.granularity.block_size is None and not spec.dynamic for spec in specs)
     eight = {spec.qtype.base for spec in specs} <= {"int8", "uint8"}
-    scales = [one.spec.granularity for one in placements if one.role == "activation"]
-    return simple and eight and bool(scales) and all(scale == PER_TENSOR for scale in scales)
+    activations = [placement.spec for placement in placements if placement.role == "activation"]
+    # Other limits have a Clip in front of the pair.
+    plain = all(spec.granularity == PER_TENSOR and spec.qtype.full_range for spec in activations)
+    return simple and eight and plain and bool(activations)
 
 
 # Measured on ONNX Runtime 1.31.1, each with its pairs and without: these have integer kernels that are faster
