@@ -158,9 +158,7 @@ def _open_folder(folder: Path, reading: SourceContext) -> Source:
     paths_of: dict[str, list[Path]] = {}
     # Class folders of an image set are searched; their files are not mixed with files next to them.
     for files in (folder.glob("*"), folder.rglob("*")):
-        visible = sorted(
-            file for file in files if not any(p.startswith(".") for p in file.relative_to(folder).parts)
-        )
+        visible = _list_visible(files, folder)
         paths_of = {kind: [f for f in visible if f.suffix.lower() in ends] for kind, ends in kinds.items()}
         paths_of = {kind: paths for kind, paths in paths_of.items() if paths}
         if paths_of:
@@ -178,6 +176,18 @@ def _open_folder(folder: Path, reading: SourceContext) -> Source:
         return _open_images(paths, str(folder), reading)
     pieces = (Piece(read_arrays(path, reading.inputs)) for path in paths)
     return Source(str(folder), pieces, None if samples_open(reading.inputs) else len(paths))
+
+
+def _list_visible(files: Iterable[Path], folder: Path) -> list[Path]:
+    """Return the files that no part of a name hides. Raises DataError if the folder changes meanwhile."""
+    try:
+        return sorted(
+            file for file in files if not any(p.startswith(".") for p in file.relative_to(folder).parts)
+        )
+    except FileNotFoundError as error:
+        raise DataError(
+            f"folder {folder} changes while it is read: {error.filename} is gone; give a folder of data alone"
+        ) from None
 
 
 def _open_images(paths: Sequence[Path], name: str, reading: SourceContext) -> Source:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -377,3 +377,15 @@ def test_dlpack_alone_serves() -> None:
 
     for data in (Foreign(X), [Foreign(X)]):
         assert sha256(Feeds(data, (INPUT,), 16)) == sha256(Feeds(X, (INPUT,), 16))
+
+
+def test_a_folder_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subfolder that vanishes is an error of one line."""
+
+    def list_and_vanish(folder: Path, pattern: str) -> Iterator[Path]:
+        yield folder / "a.txt"
+        raise FileNotFoundError(2, "No such file or directory", str(folder / "gone"))
+
+    monkeypatch.setattr(Path, "rglob", list_and_vanish)
+    with pytest.raises(DataError, match="gone is gone|changes while it is read"):
+        list(Feeds(tmp_path, (INPUT,), 4))

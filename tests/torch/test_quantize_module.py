@@ -42,7 +42,7 @@ def digits(count: int = 3) -> torch.Tensor:
 def test_placement_is_that_of_the_onnx_side(name, asked):
     """The same recipe puts quantizers on the multiplied inputs that make_plan does on the export.
 
-    Except for equalized inputs, which modules do not have. Node units of ONNX Runtime have pairs elsewhere too.
+    Except for equalized inputs, which modules do not have. ONNX Runtime's node units have other pairs too.
     """
     model, x = network(name), digits()
     plain = onnxfq.load(export_torch(model, (x,)))
