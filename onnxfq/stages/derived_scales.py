@@ -69,16 +69,20 @@ def fit_weights_to_biases(model: Model, plan: Plan, encodings: Iterable[Encoding
     Raises PlanError as `encode_biases`.
     """
     known = {encoding.tensor: encoding for encoding in encodings}
+    needed: dict[str, NDArray[np.float32]] = {}
     for bias, data, weight in _products_of_biases(plan, known.values()):
         values = np.abs(np.asarray(weight_array(model, bias.tensor), np.float64))
         if weight.scale_array.ndim == 0:
             values = values.max(initial=0.0)
-        least = values / (bias.spec.qtype.qmax * np.asarray(data.scale_array, np.float64))
-        least = np.nextafter(least.astype(np.float32), np.float32(np.inf)).reshape(weight.scale_array.shape)
+        exact = values / (bias.spec.qtype.qmax * np.asarray(data.scale_array, np.float64))
+        least = np.nextafter(exact.astype(np.float32), np.float32(np.inf)).reshape(weight.scale_array.shape)
+        needed[weight.tensor] = np.maximum(needed.get(weight.tensor, least), least)  # of all its biases
+    for tensor, least in needed.items():
+        weight = known[tensor]
         is_zero = _channels_of_zeros(model, weight) & (least > np.finfo(np.float32).tiny)
         fitting = np.where(is_zero, least, np.maximum(weight.scale_array, least))
         if (fitting != weight.scale_array).any():
-            known[weight.tensor] = weight.model_copy(update={"scale": fitting})
+            known[tensor] = weight.model_copy(update={"scale": fitting})
     return list(known.values())
 
 

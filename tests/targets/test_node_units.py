@@ -288,3 +288,18 @@ def test_constants_in_files(tmp_path: Path) -> None:
     onnxfq.quantize(path, [{"x": weights(2, 4, 9, 9)}], made, recipe="onnxruntime-int8", accuracy=off)
     session(made, tmp_path / "optimized.onnx")
     assert FLOAT.isdisjoint(node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node)
+
+
+def test_a_tiny_weight_of_two_convolutions_fits_both_biases(tmp_path: Path) -> None:
+    """Its scale is the larger of those that the two biases need, whichever convolution comes first."""
+    weight = weights(4, 4, 3, 3) * np.float32(1e-9)
+    for first, second in ((5.0, 500.0), (500.0, 5.0)):
+        proto = build(
+            f"{IMAGE} {{ [c0] g = Conv (x, w, b0) [c1] h = Conv (x, w, b1) y = Concat <axis = 1> (g, h) }}",
+            {"w": weight, "b0": np.full(4, first, np.float32), "b1": np.full(4, second, np.float32)},
+        )
+        path, feed = tmp_path / "q.onnx", {"x": weights(2, 4, 9, 9)}
+        off = onnxfq.AccuracyTarget(repair=None)
+        onnxfq.quantize(proto, [feed], path, recipe="onnxruntime-int8", accuracy=off)
+        found = session(path).run(None, feed)[0].mean((0, 2, 3))
+        np.testing.assert_allclose(found, [first] * 4 + [second] * 4, rtol=0.01)  # of 8 bits
