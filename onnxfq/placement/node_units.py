@@ -1,9 +1,8 @@
 """Node units: operators that a runtime fuses with pairs on all their computed inputs and on their outputs.
 
 A product with a pair behind it is the start of a chain. An operator between products joins the chain if one
-of its computed inputs comes from a unit, and a unit or a quantized product reads its
-result: elsewhere its pairs would only add work and noise. Source: quantization documentation of ONNX Runtime,
-`qdq_selector_action_transformer`.
+of its computed inputs comes from a unit, and a unit or a quantized product reads its result. Elsewhere its
+pairs would only add work and noise. Source: ONNX Runtime, `qdq_selector_action_transformer`.
 """
 
 from __future__ import annotations

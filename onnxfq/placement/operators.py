@@ -107,13 +107,9 @@ def _placements(
 def _place_constant(node: gs.Node, slot: int, tensor: gs.Constant, recipe: Recipe) -> Iterator[Placement]:
     """Place a constant operand in the format of activations, for kernels take one type for all operands."""
     scheme = recipe.activation_for(node.name, node.op, tensor.name)
-    if (
-        scheme is not None
-        and scheme.granularity == "per_tensor"
-        and not scheme.dynamic
-        and 0 not in tensor.shape
-        and np.isfinite(constant_array(tensor)).all()
-    ):
+    if scheme is None or not _has_one_static_scale(scheme) or 0 in tensor.shape:
+        return
+    if np.isfinite(constant_array(tensor)).all():
         yield Placement(
             tensor=tensor.name,
             role="weight",

@@ -17,7 +17,7 @@ from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
 from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.operands import ExpectedPrecision
-from onnxfq.targets.reading.proof import Built
+from onnxfq.targets.reading.proof import Built, describe_node
 from onnxfq.targets.reading.quantizer_reader import quantizer
 from onnxfq.targets.target import BuildOptions
 
@@ -58,14 +58,8 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
 def _describe(promised: ExpectedPrecision, op_types: set[str]) -> EngineNode:
     """Return the record of a promised node that became nodes of `op_types`."""
     verdict = _judge(op_types)
-    return EngineNode(
-        device=DEVICE,
-        node=promised.site.name,
-        op_type=promised.site.op,
-        expects=promised.expects,
-        verdict=verdict,
-        why="" if verdict == promised.expects else explain_float(promised, op_types),
-    )
+    why = "" if verdict == promised.expects else explain_float(promised, op_types)
+    return describe_node(promised, DEVICE, verdict, why)
 
 
 def has_pair_behind(site: NodeSite) -> bool:

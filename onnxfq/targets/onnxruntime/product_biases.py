@@ -22,6 +22,8 @@ from onnxfq.graph.queries import float_type, nodes_by_graph, producer_op
 
 def join_biases(model: Model) -> Model:
     """Return `model` with each MatMul of two axes and the vector added to it as Gemm; itself without any."""
+    if not any(node.op_type == "MatMul" for node in model.proto.graph.node):
+        return model
     graph, count = model.graph(), 0
     editor = Editor(graph)
     for product in list(graph.nodes):

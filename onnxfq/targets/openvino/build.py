@@ -8,12 +8,12 @@ from typing import Any
 
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.targets.findings import EngineNode, Finding, Verdict
+from onnxfq.targets.findings import Finding, Verdict
 from onnxfq.targets.openvino.runtime import DEVICE, compile_model, load_library, version_of
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
 from onnxfq.targets.reading.operands import ExpectedPrecision
-from onnxfq.targets.reading.proof import Built
+from onnxfq.targets.reading.proof import Built, describe_node
 from onnxfq.targets.target import BuildOptions
 
 _LOW = frozenset({"i8", "u8"})
@@ -59,13 +59,7 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     return Built(
         builder,
         nodes=tuple(
-            EngineNode(
-                device=DEVICE,
-                node=promised.site.name,
-                op_type=promised.site.op,
-                expects=promised.expects,
-                verdict=_judge(promised, _find_layer(layers, number, promised)),
-            )
+            describe_node(promised, DEVICE, _judge(promised, _find_layer(layers, number, promised)))
             for number, promised in enumerate(reading.promises)
         ),
     )

@@ -10,10 +10,10 @@ from typing import Any
 
 from onnxfq.errors import ModelError, RuntimeLibraryError
 from onnxfq.runtime.node_assignment import assign_nodes, register_library
-from onnxfq.targets.findings import EngineNode, Finding, Verdict
+from onnxfq.targets.findings import Finding, Verdict
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
-from onnxfq.targets.reading.proof import Built
+from onnxfq.targets.reading.proof import Built, describe_node
 from onnxfq.targets.target import BuildOptions
 
 DEVICE = "HTP"
@@ -52,13 +52,7 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     return Built(
         builder,
         nodes=tuple(
-            EngineNode(
-                device=DEVICE,
-                node=promised.site.name,
-                op_type=promised.site.op,
-                expects=promised.expects,
-                verdict=_judge(providers.get(number)),
-            )
+            describe_node(promised, DEVICE, _judge(providers.get(number)))
             for number, promised in enumerate(reading.promises)
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from onnxfq.targets.findings import CheckCoverage, CheckResult, EngineNode, Finding, worst_first
+from onnxfq.targets.findings import CheckCoverage, CheckResult, EngineNode, Finding, Verdict, worst_first
 from onnxfq.targets.reading.context import CheckContext, Rule
 from onnxfq.targets.reading.operands import ExpectedPrecision
 
@@ -17,6 +17,18 @@ class Built:
     builder: str = ""
     findings: tuple[Finding, ...] = ()
     nodes: tuple[EngineNode, ...] = ()
+
+
+def describe_node(promised: ExpectedPrecision, device: str, verdict: Verdict, why: str = "") -> EngineNode:
+    """Return the record of a promised node in an engine for `device`."""
+    return EngineNode(
+        device=device,
+        node=promised.site.name,
+        op_type=promised.site.op,
+        expects=promised.expects,
+        verdict=verdict,
+        why=why,
+    )
 
 
 def prove(

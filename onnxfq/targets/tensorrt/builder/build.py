@@ -25,7 +25,7 @@ from onnxfq.support.temporary import scratch_folder
 from onnxfq.targets.findings import EngineNode, Finding
 from onnxfq.targets.profiles import Profile, profiles
 from onnxfq.targets.reading.context import CheckContext
-from onnxfq.targets.reading.proof import Built
+from onnxfq.targets.reading.proof import Built, describe_node
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.layers import LAYERS, parse_layers, verdict
 
@@ -253,12 +253,6 @@ def _engine_nodes(reading: CheckContext, report: Report, capability: str) -> lis
             "release that onnxfq[tensorrt] names"
         )
     return [
-        EngineNode(
-            device=capability,
-            node=promised.site.name,
-            op_type=promised.site.op,
-            expects=promised.expects,
-            verdict=verdict(layers, promised.site.name),
-        )
+        describe_node(promised, capability, verdict(layers, promised.site.name))
         for promised in reading.promises
     ]
