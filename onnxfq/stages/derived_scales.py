@@ -76,7 +76,7 @@ def fit_weights_to_biases(model: Model, plan: Plan, encodings: Iterable[Encoding
             values = values.max(initial=0.0)
         exact = values / (bias.spec.qtype.qmax * np.asarray(data.scale_array, np.float64))
         least = np.nextafter(exact.astype(np.float32), np.float32(np.inf)).reshape(weight.scale_array.shape)
-        needed[weight.tensor] = np.maximum(needed.get(weight.tensor, least), least)  # of all its biases
+        needed[weight.tensor] = np.maximum(needed.get(weight.tensor, least), least)  # the most of its biases
     for tensor, least in needed.items():
         weight = known[tensor]
         is_zero = _channels_of_zeros(model, weight) & (least > np.finfo(np.float32).tiny)
