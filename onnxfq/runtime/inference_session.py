@@ -24,7 +24,7 @@ def open_inference_session(
     """Return a session of a model, given as bytes or as a path, with the settings of `InferenceSession`.
 
     It runs on one thread, after a note, where a limit of the process leaves no room for those of `options`.
-    onnxruntime 1.31 waits for ever if the system gives some threads of its pool and refuses another.
+    onnxruntime 1.31 never returns if the system gives some threads of its pool and refuses another.
     """
     # The caller is one thread of the pool.
     started = (options.intra_op_num_threads or count_cores()) - 1

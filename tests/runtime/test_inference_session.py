@@ -33,7 +33,7 @@ except (OnnxfqError, MemoryError) as error:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of Linux")
 @pytest.mark.parametrize("limit", [1, 20, 50, 100, 300])
 def test_few_threads(tmp_path: Path, limit: int) -> None:
-    """Room for some of 16 threads of 8 MB: the session has one, where onnxruntime alone waits for ever."""
+    """Room for some of 16 threads of 8 MB: the session has one, where onnxruntime alone never returns."""
     onnx.save(conv_relu(), tmp_path / "m.onnx")
     shell = ["bash", "-c", 'ulimit -s 8192; exec "$@"', "bash"]
     words = [sys.executable, "-c", _OPEN, str(tmp_path / "m.onnx"), str(limit)]
