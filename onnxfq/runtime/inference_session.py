@@ -23,7 +23,7 @@ def open_inference_session(
 ) -> onnxruntime.InferenceSession:
     """Return a session of a model, given as bytes or as a path, with the settings of `InferenceSession`.
 
-    It runs on one thread, after a note, where a limit of the process leaves no room for those of `options`.
+    It runs on one thread, after a note, where a limit of the process leaves too little room for the others.
     onnxruntime 1.31 never returns if the system gives some threads of its pool and refuses another.
     """
     # The caller is one thread of the pool.
