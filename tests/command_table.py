@@ -94,6 +94,7 @@ SOUND: dict[str, str] = {
     "inspect": "inspect q.onnx",
     "compare": "compare q.onnx --data d.npz",
     "convert": "convert o.onnx -o out.onnx",
+    "cast": "cast m.onnx -o out.onnx",
     "report": "report result.json -o out.html",
     "demo": "demo -o out",
     "doctor": "doctor",
