@@ -3,8 +3,8 @@
     python benchmarks/peers/cast.py FOLDER --modelopt PYTHON --converter PYTHON --out PAGE
 
 FOLDER is that of `real_models.py`. All tools keep inputs and outputs in float32. A model loads if ONNX
-Runtime opens it, and builds if TensorRT for RTX makes an engine of it for SM86. The SQNR is that of the worst output
-over the first feeds, with each operator computed in float32 and its result rounded to its type.
+Runtime opens it, and builds if TensorRT for RTX makes an engine of it for SM86. The SQNR is that of the worst
+output over the first feeds, with each operator computed in float32 and its result rounded to its type.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def judge(source: Path, made: Path, feeds: list[Any]) -> list[str]:
     try:
         onnxruntime.InferenceSession(str(made), providers=["CPUExecutionProvider"])
         loads = "yes"
-    except Exception as error:  # of onnxruntime's own classes
+    except Exception as error:  # onnxruntime has classes that share no other base
         loads = f"no: {str(error).strip().splitlines()[0][:90]}"
     try:
         found = onnxfq.check(made, build=onnxfq.BuildOptions())

@@ -58,6 +58,9 @@ Profiler = Callable[[AnyModel, int, Feed], Mapping[tuple[str, str], float]]
 Check = Callable[[onnx.ModelProto, str, BuildOptions | None], CheckResult]
 """Takes a Q/DQ model, its name for messages, and options for a build; None for no build."""
 
+EngineCheck = Callable[[onnx.ModelProto, str, Path, Path | None], CheckResult]
+"""Takes a Q/DQ model, its name for messages, and files with the layers and the times of an engine."""
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -111,6 +114,7 @@ class Target:
         cast_free: rule for float32 nodes that would have a Cast in front of them.
         conversion: name of the recipe that `convert` starts from; empty for none.
         check: rules over a Q/DQ model.
+        check_engine: the same with what an engine of the model does, built elsewhere.
         run: an engine of the target on this machine.
         values: opens a model in its runtime on this machine, with the float part in float32.
         open: its runtime on this machine as users open it, for times.
@@ -131,6 +135,7 @@ class Target:
     cast_free: CastFreeRule = take_casts
     conversion: str = ""
     check: Check | None = None
+    check_engine: EngineCheck | None = None
     run: Runner | None = None
     values: Opener | None = None
     open: Opener | None = None
