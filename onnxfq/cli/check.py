@@ -9,7 +9,7 @@ import typer
 
 from onnxfq.choices import DEFAULT_TARGET
 from onnxfq.cli.console import PrintingAll
-from onnxfq.cli.options import BuildChoice, ModelArgument
+from onnxfq.cli.options import BuildChoice, GpuOption, ModelArgument, describe_gpus
 
 
 def check(
@@ -28,6 +28,7 @@ def check(
         Path | None,
         typer.Option(metavar="FILE", help="Add the times of its layers: profile.json of the same run."),
     ] = None,
+    gpu: GpuOption = None,
     *,
     building: BuildChoice,
     printer: PrintingAll,
@@ -41,7 +42,11 @@ def check(
         raise typer.BadParameter("--profile needs --layers of the same engine; add it")
     if building.build and layers is not None:
         raise typer.BadParameter("--build and --layers exclude each other; give one")
-    result = check_model(model, target, build=building.options, layers=layers, profile=profile)
+    for line in describe_gpus(gpu):
+        printer.note(line)
+    result = check_model(
+        model, target, build=building.options, layers=layers, profile=profile, gpus=gpu or ()
+    )
     printer.show(result)
     if not result.passed:
         raise typer.Exit(1)

@@ -98,8 +98,11 @@ class QuantizeSession:
 
 
 def load_written_recipe(recipe: str | Path | Recipe, options: QuantizeOptions) -> Recipe:
-    """Return the loaded recipe. Raises RecipeError if the written model lacks its rounding or float type."""
+    """Return the loaded recipe. Raises RecipeError for a rounding, float type or GPU that it is not for."""
     loaded = load_recipe(recipe)
+    hardware = target_by_name(loaded.target).hardware
+    if options.gpus and hardware is not None:
+        hardware.refuse(loaded, options.gpus)
     if not target_by_name(loaded.target).has_pairs:
         if options.floats.name in HALF_TYPES:
             raise RecipeError(

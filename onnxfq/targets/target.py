@@ -19,7 +19,7 @@ from onnxfq.passes.qdq_form import PLAIN, QdqForm
 from onnxfq.placement.float_casts import CastFreeRule, CastRule, no_rule, take_casts
 from onnxfq.placement.target_policy import TargetPolicy
 from onnxfq.runtime.unsupported_ops import FOREIGN_DOMAINS
-from onnxfq.targets.findings import CheckResult
+from onnxfq.targets.findings import CheckResult, Finding
 from onnxfq.targets.profiles import Profile
 from onnxfq.targets.recipes import RECIPES
 
@@ -83,6 +83,23 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class Hardware:
+    """GPUs of a target by name, and what runs on all of those that are given.
+
+    Attributes:
+        describe: returns lines with the formats of each GPU.
+        judge: tells whether a recipe runs; None if that is unknown.
+        refuse: raises RecipeError for a recipe that does not run, with the nearest that does.
+        check: returns what a model has that the GPUs lack.
+    """
+
+    describe: Callable[[Sequence[str]], list[str]]
+    judge: Callable[[Recipe, Sequence[str]], bool | None]
+    refuse: Callable[[Recipe, Sequence[str]], None]
+    check: Callable[[onnx.ModelProto, Sequence[str]], list[Finding]]
+
+
+@dataclass(frozen=True)
 class Kit:
     """Contents of a hand-over folder for the tools of a target.
 
@@ -122,6 +139,7 @@ class Target:
         kit: files that `handoff` writes.
         capabilities: by number format, the least compute capability of a GPU that multiplies in it, 89 for
             8.9; empty for a target whose hardware is not told by it.
+        hardware: its GPUs by name; None for a target without them.
     """
 
     name: str
@@ -142,6 +160,7 @@ class Target:
     profile: Profiler | None = None
     kit: Kit | None = None
     capabilities: Mapping[str, int] = field(default_factory=dict)
+    hardware: Hardware | None = None
 
 
 Part = TypeVar("Part")
