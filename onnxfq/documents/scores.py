@@ -247,6 +247,8 @@ class LayerRow(Record):
         alone_db: SQNR of the outputs of the model with only its group of layers quantized.
         rest_db: the same with all groups but this one quantized.
         multiplies: share of the multiply-adds of the model, 0 to 1.
+        ran: precision in an engine that was built, as `EngineNode` has it; empty if none is known.
+        engine_ms: its time there in milliseconds.
         before: nearest layers that it reads from.
         after: nearest layers that read from it.
     """
@@ -265,6 +267,8 @@ class LayerRow(Record):
     alone_db: float | None = None
     rest_db: float | None = None
     multiplies: Amount | None = None
+    ran: str = ""
+    engine_ms: Amount | None = None
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
 
