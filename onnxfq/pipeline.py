@@ -16,6 +16,7 @@ from onnxfq.documents.trial import Trial
 from onnxfq.errors import OnnxfqError
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.graph.io.data_paths import check_model_output, model_bytes
+from onnxfq.interchange.genai_folder import open_folder
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.combinations import improve
@@ -80,11 +81,11 @@ def quantize(
     ONNX Runtime is checked by ONNX's rules alone, with a note in the evaluation.
 
     Args:
-        model: a path or a ModelProto, which is not changed.
+        model: a path or a ModelProto, which is not changed; or a folder of ONNX Runtime GenAI.
         data: a file or a folder of arrays or images, arrays, an iterable of feeds such as a torch DataLoader,
-            or a function that creates one; read once. None is allowed with statistics, or if no activation
+            or a function that creates one; read once. For a folder also a .txt or .jsonl file of texts. None is allowed with statistics, or if no activation
             needs statistics; the result is then not compared.
-        output: where to write the model; a folder for several recipes. None writes nothing.
+        output: where to write the model; a folder for several recipes and for a folder. None writes nothing.
         recipe: a name, a YAML file or a Recipe; target simulation writes the fake-quant model. A list is
             observed in one pass, and gives a list: what each recipe gives alone, or its error.
         sources: statistics, moments or encodings that are known already.
@@ -96,14 +97,17 @@ def quantize(
     """
     options, sources = QuantizeOptions.of(options), sources or Sources()
     accuracy = accuracy or AccuracyTarget()
-    if isinstance(recipe, list):
-        return _quantize_each(model, data, output, recipe, sources, accuracy, options)
-    check_model_output(output, model, data, sources.statistics, sources.moments, sources.encodings, recipe)
-    chosen, clock = load_written_recipe(recipe, options), Clock()
-    session = open_inputs(
-        model, data, chosen, options, output=output, observed=sources.statistics is not None
-    )
-    return _run_stages(SharedSession(chosen, session), output, sources, accuracy, options, clock)
+    with open_folder(model, data, output) as (model, data, output):
+        if isinstance(recipe, list):
+            return _quantize_each(model, data, output, recipe, sources, accuracy, options)
+        check_model_output(
+            output, model, data, sources.statistics, sources.moments, sources.encodings, recipe
+        )
+        chosen, clock = load_written_recipe(recipe, options), Clock()
+        session = open_inputs(
+            model, data, chosen, options, output=output, observed=sources.statistics is not None
+        )
+        return _run_stages(SharedSession(chosen, session), output, sources, accuracy, options, clock)
 
 
 def _run_stages(
