@@ -83,8 +83,9 @@ def quantize(
     Args:
         model: a path or a ModelProto, which is not changed; or a folder of ONNX Runtime GenAI.
         data: a file or a folder of arrays or images, arrays, an iterable of feeds such as a torch DataLoader,
-            or a function that creates one; read once. For a folder also a .txt or .jsonl file of texts. None is allowed with statistics, or if no activation
-            needs statistics; the result is then not compared.
+            or a function that creates one; read once. For a folder also a .txt or .jsonl file of texts. None
+            is allowed with statistics, or if no activation needs statistics; the result is then not
+            compared.
         output: where to write the model; a folder for several recipes and for a folder. None writes nothing.
         recipe: a name, a YAML file or a Recipe; target simulation writes the fake-quant model. A list is
             observed in one pass, and gives a list: what each recipe gives alone, or its error.

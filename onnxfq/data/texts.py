@@ -64,7 +64,7 @@ class TextTokens:
             import tokenizers
         except ImportError:
             raise RuntimeLibraryError(
-                'texts need the package tokenizers; `pip install "onnxfq[text]"`, or give token numbers as .npz'
+                'texts need tokenizers; `pip install "onnxfq[text]"`, or give token numbers as .npz'
             ) from None
         try:
             content = read_bytes(path).decode("utf-8")

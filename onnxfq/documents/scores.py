@@ -175,9 +175,8 @@ class Evaluation(Record):
         Columns: SQNR dB, of integers, texts and booleans the share of equal elements; max error is
         `largest_error`, same top-1 is `top1_agreement`. A candidate is named in its first line.
         """
-        rows = [
-            ("candidate", "output", "SQNR dB", "cosine", "max error", "same top-1", "accuracy", self.metric)
-        ]
+        heads = ("candidate", "output", "SQNR dB", "cosine", "max error", "same top-1")
+        rows: list[tuple[str, ...]] = [(*heads, "accuracy", self.metric)]
         if self.accuracy is not None or self.metric:
             rows.append((self.reference, *[""] * 5, *_figures(self.accuracy, self.metric_value)))
         for candidate in self.candidates:

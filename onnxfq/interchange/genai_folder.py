@@ -1,7 +1,7 @@
 """Folders of ONNX Runtime GenAI: a decoder, its configuration and its tokenizer.
 
-Source: genai_config.json as onnxruntime-genai 0.18 writes it, with `model.decoder.filename`, `inputs`, `outputs`
-and `model.context_length`.
+Source: genai_config.json as onnxruntime-genai 0.18 writes it, with `model.context_length`, and in
+`model.decoder` the names of the file, the inputs and the outputs.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class GenaiFolder:
             name = config["model"]["decoder"]["filename"]
         except OSError as fault:
             raise ModelError(
-                f"cannot read {place}: {fault.strerror or fault}; give a folder of ONNX Runtime GenAI, or the "
-                "path of a model"
+                f"cannot read {place}: {fault.strerror or fault}; give a folder of ONNX Runtime GenAI, or "
+                "the path of a model"
             ) from None
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ModelError(f"{place} names no model.decoder.filename; export the folder again") from None
@@ -108,8 +108,8 @@ class GenaiFolder:
         head = self.config["model"]["decoder"].get("head_size")
         if spec.shape is None or len(spec.shape) != len(_CACHE) or not isinstance(head, int):
             raise DataError(
-                f"texts give tokens, a mask, positions and empty caches, and no input {spec.name!r}; give the "
-                "inputs as .npz"
+                f"texts give tokens, a mask, positions and empty caches, and no input {spec.name!r}; give "
+                "the inputs as .npz"
             )
         return np.zeros((1, spec.shape[1] or 1, 0, spec.shape[3] or head), spec.dtype)
 
@@ -150,6 +150,7 @@ def open_folder(
         yield folder.model, feeds, place / folder.model.name
 
 
-def find_decoder(model: str | Path) -> Path:
-    """Return the decoder of a folder of GenAI, or the path as it is. Raises ModelError for another folder."""
-    return GenaiFolder.read(Path(model)).model if Path(model).is_dir() else Path(model)
+def find_decoder(model: str | Path | onnx.ModelProto) -> str | Path | onnx.ModelProto:
+    """Return the decoder of a folder of GenAI, others as given. Raises ModelError for another folder."""
+    is_folder = isinstance(model, (str, Path)) and Path(model).is_dir()
+    return GenaiFolder.read(Path(model)).model if is_folder else model

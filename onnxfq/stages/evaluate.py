@@ -22,7 +22,8 @@ from onnxfq.execution.sides import Side, run_sides
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
-from onnxfq.graph.signature import computed_tensors
+from onnxfq.graph.signature import computed_tensors, output_names
+from onnxfq.interchange.genai_folder import find_decoder, open_folder
 from onnxfq.metrics import Metric, find_metric, name_metric, read_value
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
@@ -58,8 +59,8 @@ def evaluate(
         kernels: "integer" sums int8 products of Q/DQ candidates in integers, as fused kernels do.
         runtime: runs the candidates on the CPU: onnxruntime, or a target that opens models, such as openvino.
             The reference always runs in ONNX Runtime.
-        metric: of the task, a name in `onnxfq.metrics.METRICS`, package.module:function, or a function; called
-            once for each model with the outputs of each sample, and the labels or, without them, the samples.
+        metric: of the task, a name in `onnxfq.metrics.METRICS`, package.module:function, or a function. It is
+            called once for each model with the outputs of each sample, and the labels or else the samples.
         options: batch, threads, device and progress.
 
     Raises an OnnxfqError in one line.
@@ -68,8 +69,10 @@ def evaluate(
     measure = None if metric is None else find_metric(metric)
     opener = _find_opener(runtime)
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
-    base = with_unique_names(read_model(reference)[0])
-    candidates = {name: with_unique_names(read_model(model)[0]) for name, model in given.items()}
+    with open_folder(reference, data, None) as (decoder, feeds_given, _):
+        base = with_unique_names(read_model(decoder)[0])
+    data = data if feeds_given is None else feeds_given
+    candidates = {name: with_unique_names(read_model(find_decoder(one))[0]) for name, one in given.items()}
     notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]
     if kernels == "integer":
         for name, proto in candidates.items():

@@ -1,8 +1,8 @@
-"""MatMulNBits of ONNX Runtime: a product with a constant matrix of 4 or 8 bits in blocks along the summed axis.
+"""MatMulNBits of ONNX Runtime: products with constant matrices of 4 or 8 bits in blocks.
 
 Source: the schema `com.microsoft.MatMulNBits` of ONNX Runtime 1.32. With A [.., K] and W [K, N]:
 
-    B            uint8 [N, ceil(K / block), block * bits / 8], numbers from 0 to 2^bits - 1, the lowest bits first
+    B            uint8 [N, ceil(K / block), block * bits / 8], numbers from 0 on, the lowest bits first
     scales       [N, ceil(K / block)], the type of A
     zero_points  uint8 [N, ceil(ceil(K / block) * bits / 8)], packed alike; 2^(bits - 1) if left out
 """

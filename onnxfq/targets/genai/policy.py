@@ -11,7 +11,7 @@ BITS = (4, 8)
 _LEAST_BLOCK = 16
 
 ROUNDED_INPUT = "int8[-127,127]"
-"""Numbers of the input at accuracy level 4: its kernels divide by the largest magnitude of a block over 127."""
+"""Numbers of the input at accuracy level 4; its scale is the largest magnitude of a block over 127."""
 
 
 def _refuses(placement: Placement, operands: Operands) -> str:
@@ -21,8 +21,8 @@ def _refuses(placement: Placement, operands: Operands) -> str:
     shape = operands.shape(placement)
     if node.op != "MatMul" or node.inputs[1].name != placement.tensor or shape is None or len(shape) != 2:
         return (
-            "MatMulNBits multiplies by a constant matrix on the right of a MatMul only; choose another target "
-            "for it"
+            "MatMulNBits multiplies by a constant matrix on the right of a MatMul only; choose another "
+            "target for it"
         )
     if not (not spec.qtype.is_float and spec.qtype.bits in BITS and spec.qtype.full_range):
         return f"MatMulNBits stores int4, uint4, int8 and uint8, not {spec.qtype}; use qtype: int4"
