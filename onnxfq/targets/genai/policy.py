@@ -10,6 +10,9 @@ BITS = (4, 8)
 
 _LEAST_BLOCK = 16
 
+_MATRIX = 2
+"""Axes of the weight."""
+
 ROUNDED_INPUT = "int8[-127,127]"
 """Numbers of the input at accuracy level 4; its scale is the largest magnitude of a block over 127."""
 
@@ -17,13 +20,7 @@ ROUNDED_INPUT = "int8[-127,127]"
 def _refuses(placement: Placement, operands: Operands) -> str:
     if placement.role == "activation":
         return _refuses_activation(placement)
-    spec, node = placement.spec, operands.node
-    shape = operands.shape(placement)
-    if node.op != "MatMul" or node.inputs[1].name != placement.tensor or shape is None or len(shape) != 2:
-        return (
-            "MatMulNBits multiplies by a constant matrix on the right of a MatMul only; choose another "
-            "target for it"
-        )
+    spec = placement.spec
     if not (not spec.qtype.is_float and spec.qtype.bits in BITS and spec.qtype.full_range):
         return f"MatMulNBits stores int4, uint4, int8 and uint8, not {spec.qtype}; use qtype: int4"
     if spec.scale_type != "float32" or spec.zero_point == "fractional":
@@ -52,4 +49,13 @@ def _refuses_activation(placement: Placement) -> str:
     )
 
 
-POLICY = TargetPolicy(refuses=_refuses)
+def _keeps_float(operands: Operands) -> str:
+    node = operands.node
+    weights = [placement for placement in operands.placements if placement.role == "weight"]
+    on_the_right = node.op == "MatMul" and [one.tensor for one in weights] == [node.inputs[1].name]
+    if on_the_right and len(operands.weight_shapes[weights[0].tensor]) == _MATRIX:
+        return ""
+    return "MatMulNBits multiplies by a constant matrix on the right of a MatMul only"
+
+
+POLICY = TargetPolicy(refuses=_refuses, keeps_float=_keeps_float)
