@@ -76,7 +76,9 @@ class TextTokens:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content)
         except Exception as fault:  # its Rust code raises the base class alone
-            raise DataError(f"{path} is no tokenizer: {fault!s:.200}; export the folder again") from None
+            raise DataError(
+                f"cannot read the tokenizer {path}: {fault!s:.200}; export the folder again"
+            ) from None
 
     def windows(self, texts: Sequence[str], length: int) -> Iterator[list[int]]:
         """Yield runs of at most `length` tokens of the texts, one after the other; the last may be shorter.

@@ -6,13 +6,14 @@ Source: genai_config.json as onnxruntime-genai 0.18 writes it, with `model.conte
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import onnx
@@ -27,6 +28,8 @@ from onnxfq.graph.io.data_paths import data_files
 from onnxfq.support.files import replace_folder
 from onnxfq.support.outputs import writing
 from onnxfq.support.reading import read_bytes
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 CONFIG = "genai_config.json"
 
@@ -148,6 +151,17 @@ def open_folder(
     with replace_folder(output) as place:
         folder.copy_rest(place)
         yield folder.model, feeds, place / folder.model.name
+
+
+def open_folders(function: Function) -> Function:
+    """Return a function of a model, data and an output that takes a folder too, see `open_folder`."""
+
+    @functools.wraps(function)
+    def call(model: Any, data: Any, output: Any = None, **options: Any) -> Any:
+        with open_folder(model, data, output) as given:
+            return function(*given, **options)
+
+    return cast(Function, call)
 
 
 def find_decoder(model: str | Path | onnx.ModelProto) -> str | Path | onnx.ModelProto:

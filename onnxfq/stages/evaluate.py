@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import onnx
-from numpy.typing import NDArray
 
 from onnxfq.choices import Kernels
-from onnxfq.data import Data, Feed, Feeds
-from onnxfq.data.inputs import read_only, samples
+from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels, read_labels
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, nearest
+from onnxfq.execution.metric_runs import run_metric
 from onnxfq.execution.reference_runs import ReferenceRuns
-from onnxfq.execution.sides import Side, run_sides
+from onnxfq.execution.sides import Side
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
 from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.interchange.genai_folder import find_decoder, open_folder
-from onnxfq.metrics import Metric, find_metric, name_metric, read_value
+from onnxfq.metrics import Metric, find_metric, name_metric
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.inputs import QuantizeSession, with_unique_names
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.score import score_models
-from onnxfq.support.user_code import faults_of
 from onnxfq.targets.target import Opener, collect_parts
 
 
@@ -104,36 +101,15 @@ def evaluate(
     if metric is None or measure is None:
         return found
     truth = None if labels is None else read_labels(labels)
+    run = partial(run_metric, measure, feeds=feeds, labels=truth, threads=options.threads)
+    device = options.device if opener is None else "cpu"
     values = {
-        name: _measure(name_metric(metric), measure, proto, feeds, truth, options, opener if name else None)
+        name: run(Side(proto, output_names(proto), options.exact, opener=opener if name else None), device)
         for name, proto in {"": base, **candidates}.items()
     }
     scores = tuple(one.model_copy(update={"metric": values[one.candidate]}) for one in found.candidates)
     update = {"metric": name_metric(metric), "metric_value": values[""], "candidates": scores}
     return found.model_copy(update=update)
-
-
-def _measure(
-    name: str,
-    metric: Metric,
-    proto: onnx.ModelProto,
-    feeds: Feeds,
-    labels: NDArray[Any] | None,
-    options: RunOptions,
-    opener: Opener | None,
-) -> float:
-    """Return the metric of a model, run on each sample by itself. Raises DataError if it fails."""
-
-    def every() -> Iterator[Feed]:
-        return (sample for feed in feeds for sample in samples(feed, feeds.inputs))
-
-    names = output_names(proto)
-    device = options.device if opener is None else "cpu"
-    sides = [Side(proto, names, options.exact, opener=opener)]
-    with closing(run_sides(sides, every(), options.threads, device)) as runs:
-        outputs = (read_only(dict(zip(names, arrays, strict=True))) for (arrays,) in runs)
-        with faults_of(f"metric {name}"):
-            return read_value(metric(outputs, map(read_only, every()) if labels is None else labels), name)
 
 
 def compare_forms(
