@@ -84,11 +84,9 @@ def quantize(
     Args:
         model: a path or a ModelProto, which is not changed; or a folder of ONNX Runtime GenAI.
         data: a file or a folder of arrays or images, arrays, an iterable of feeds such as a torch DataLoader,
-            or a function that creates one, read once; texts for a folder. None needs statistics, or a recipe
-            that observes nothing, and the result is not compared.
+            or a function that creates one; texts for a folder. None with statistics or without need of any.
         output: of the model; a folder for several recipes, and for a folder. None writes nothing.
-        recipe: a name, a YAML file or a Recipe; target simulation writes the fake-quant model. A list is
-            observed in one pass, and gives a list: what each recipe gives alone, or its error.
+        recipe: a name, a YAML file or a Recipe. A list is observed in one pass, and gives a list.
         sources: statistics, moments or encodings that are known already.
         accuracy: what to keep, at the price of the cheapest groups of layers, and which remedies are tried.
         options: batch, threads, device and how data is read; `QuantizeOptions` also has the float type, the

@@ -266,7 +266,7 @@ def test_slips(tmp_path, text, words):
         ),
         (
             "zzz",
-            "known: genai-int4, genai-int8, mxfp4, mxfp6, mxfp8, mxint8, nvfp4, onnxruntime-int8, onnxruntime-uint8-dynamic, ",
+            "known: genai-int4, genai-int8, mxfp4, mxfp6, mxfp8, mxint8, nvfp4, onnxruntime-int8, ",
         ),
         ("none.yaml", "no such file: none.yaml; check the path"),
     ],

@@ -3,7 +3,7 @@
     python tests/slow/check_genai.py
 
 Not a pytest. An environment of its own has torch, transformers and onnxruntime-genai, which brings the CPU's
-onnxruntime. It builds a Llama, a Qwen and a Phi with random weights, and generates. Along the 32 greedy tokens
+onnxruntime. It builds a Llama, a Qwen and a Phi of random weights, and generates. Along the 32 greedy tokens
 of the float model int8 weights must keep 30 dB of the logits. They must keep the first token wherever the two
 best of the float model differ by more than four times the noise. int4 must be better than the builder's own.
 """
