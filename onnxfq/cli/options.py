@@ -192,7 +192,7 @@ class Accuracy:
     metric: Annotated[
         str | None,
         _promise(
-            metavar="MODULE:FUNCTION",
+            metavar="perplexity|MODULE:FUNCTION",
             help="Call this with the outputs of each sample, and labels or samples; higher is better.",
         ),
     ] = None

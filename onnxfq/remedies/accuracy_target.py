@@ -19,11 +19,12 @@ from onnxfq.data.labels import Labels
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
+from onnxfq.metrics import Metric, check_metric_name
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles
 from onnxfq.remedies.samples import split_samples
-from onnxfq.remedies.task_metric import Metric, TaskMetric, check_metric_name
+from onnxfq.remedies.task_metric import TaskMetric
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.tensorrt.gpus import read_gpu
 
