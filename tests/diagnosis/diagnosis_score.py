@@ -137,7 +137,8 @@ def main(word: str, folder: Path) -> None:
         accused = [row for row in rows if row.name not in CASES and row.causes]
         print(
             f"{'with' if with_float else 'without'} the float model, of {len(planted)}: "
-            f"first {sum(r.is_first for r in planted)}, in the first three {sum(r.is_named for r in planted)}, "
+            f"first {sum(r.is_first for r in planted)}, "
+            f"in the first three {sum(r.is_named for r in planted)}, "
             f"restored {sum(r.is_restored for r in planted)}; "
             f"sound files accused: {len(accused)} of {len(rows) - len(planted)}"
         )
