@@ -261,8 +261,10 @@ def switch_form(proto: onnx.ModelProto, source: str) -> SwitchedForm:
 
     Raises ModelError for an operator without a float form, and for a model without quantizers.
     """
-    _give_biases(proto)
-    form = _SwitchedUnfolding(proto, source).build()
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    _give_biases(copy)
+    form = _SwitchedUnfolding(copy, source).build()
     if not form.activations and not form.constants:
         raise ModelError(f"{source} has no quantizers; give a quantized model, or quantize it first")
     return form

@@ -1,0 +1,1 @@
+"""What can be wrong with a quantized file, a family of causes a file."""

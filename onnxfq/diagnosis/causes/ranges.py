@@ -1,0 +1,130 @@
+"""Ranges that do not fit the values of their tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from onnxfq.diagnosis.board import Change
+from onnxfq.diagnosis.cause import Suspicion
+from onnxfq.diagnosis.file_editor import FileEditor
+from onnxfq.diagnosis.patient import Patient
+from onnxfq.diagnosis.range_reading import RangeReading, typical
+from onnxfq.diagnosis.switched_form import ActivationQuantizer
+from onnxfq.diagnosis.values import GridFit
+
+WIDE = 1.5
+"""Width of a range over that of its values from which it is too wide: samples of one kind differ by less."""
+
+COARSE_DB = 3.0
+"""Error over that of a better range from which saturation is harmful: twice the noise."""
+
+LOST_DB = 6.0
+"""Error over that of a better range from which typical values are lost: a bit of precision."""
+
+ONE_SIDED = 0.01
+"""Share of values below 0, and of their energy, from which a tensor is signed."""
+
+
+def find_ranges(patient: Patient) -> Iterator[Suspicion]:
+    """Yield scales whose range is too wide or too narrow for the data, or cannot hold its sign."""
+    if patient.board is None:
+        return
+    readings = [RangeReading.of(group, patient.group_values(group)) for group in patient.groups]
+    ratios, overruns = [r.ratio for r in readings], [r.overrun for r in readings]
+    for reading in readings:
+        if reading.values.power == 0.0:
+            continue
+        kind, evidence, is_certain = _explain(reading, typical(ratios), typical(overruns))
+        if kind:
+            other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
+            if other is not None:
+                kind = "foreign_parameters"
+                evidence += f"; its scale and zero point are those of {other.quantizer.tensor!r}"
+            yield _suspect(patient, reading, kind, evidence, is_certain)
+
+
+def _explain(reading: RangeReading, ratio: float, overrun: float) -> tuple[str, str, bool]:
+    """Return the kind of fault, its evidence, and whether it is a fault at any harm; empty without one."""
+    quantizer, values = reading.quantizer, reading.values
+    low, high = quantizer.grid.limits
+    covers = f"the range is {low:.4g}..{high:.4g} and the data is {values.low:.4g}..{values.high:.4g}"
+    below, above = values.saturated(quantizer)
+    sample = values.sample
+    if quantizer.starts_at_zero and below >= ONE_SIDED:
+        energy = float((sample[sample < 0] ** 2).sum() / (sample**2).sum())
+        if energy >= ONE_SIDED:
+            return (
+                "unsigned_on_signed",
+                f"{covers}: {100 * below:.3g} % of the values, {100 * energy:.3g} % of the energy, are below 0 "
+                "and become 0",
+                True,
+            )
+    if reading.ratio > WIDE and reading.ratio > WIDE * min(ratio, 1.0):
+        used = f"{covers}: {100 * reading.steps_used:.2g} % of its grid is used"
+        return "wide_range", used, reading.ratio > WIDE * ratio
+    if reading.excess_db >= COARSE_DB and below + above > 0:
+        side = "both ends" if min(below, above) > 0 else ("the lower end" if below else "the upper end")
+        share = f"{covers}: {100 * (below + above):.3g} % of the values saturate at {side}"
+        far = reading.overrun > 1 - 1 / WIDE and overrun < 0.1
+        return "clipping", f"{share}, {reading.excess_db:.1f} dB over the best range", far
+    if reading.excess_db >= LOST_DB:
+        half = quantizer.grid.scale / 2
+        zeros = float((abs(sample) < half).mean())
+        lost = f"{covers}: {100 * zeros:.3g} % of the values become 0"
+        return "lost_values", f"{lost}, {reading.excess_db:.1f} dB over the best range", False
+    return "", "", False
+
+
+def _owner(reading: RangeReading, readings: Sequence[RangeReading]) -> RangeReading | None:
+    """Return another tensor that has the same scale and zero point, and whose values they fit."""
+    grid = reading.quantizer.grid
+    for other in readings:
+        same = (other.quantizer.grid.scale, other.quantizer.grid.zero) == (grid.scale, grid.zero)
+        if other is not reading and same and 1 / WIDE < other.ratio < WIDE:
+            return other
+    return None
+
+
+def _suspect(
+    patient: Patient, reading: RangeReading, kind: str, evidence: str, is_certain: bool
+) -> Suspicion:
+    quantizer = reading.quantizer
+    is_input = any(value.name == quantizer.tensor for value in patient.proto.graph.input)
+    if is_input and kind in ("wide_range", "clipping"):
+        kind, evidence = "preprocessing", f"the input was calibrated on other values: {evidence}"
+    fit, harm = choose_fit(patient, reading, kind == "unsigned_on_signed")
+    return Suspicion(
+        kind=kind,
+        evidence=evidence,
+        tensor=quantizer.tensor,
+        node=quantizer.node,
+        repair=f"the range of the data: scale {fit.scale:.4g}, zero point {fit.zero:g}",
+        harm=harm,
+        is_certain=is_certain,
+        numbers=reading.numbers,
+        change=patient.fit_change(reading.group, fit),
+        edits=(partial(set_fit, quantizer=quantizer, fit=fit),),
+    )
+
+
+def choose_fit(patient: Patient, reading: RangeReading, signed: bool) -> tuple[GridFit, float]:
+    """Return the better of the grid that holds all values and that of least error, and the harm without it."""
+    fits = dict.fromkeys(reading.fits(signed=signed))
+    harms = [(patient.harm(reading.numbers, patient.fit_change(reading.group, fit)), fit) for fit in fits]
+    harm, fit = max(harms, key=lambda row: row[0])
+    return fit, harm
+
+
+def set_fit(editor: FileEditor, quantizer: ActivationQuantizer, fit: GridFit) -> None:
+    """Write a grid to the file."""
+    editor.set_grid(quantizer, fit)
+
+
+def all_fits(patient: Patient) -> Change:
+    """Return the change that gives every scale the range of the data."""
+    change = Change()
+    for group in patient.groups:
+        values = patient.group_values(group)
+        change |= patient.fit_change(group, values.full_fit(group[0]))
+    return change

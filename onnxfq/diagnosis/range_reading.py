@@ -1,0 +1,92 @@
+"""`RangeReading`: the range of a scale beside the values of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxfq.diagnosis.switched_form import ActivationQuantizer
+from onnxfq.diagnosis.values import GridFit, TensorValues
+from onnxfq.numerics.metrics import ratio_db
+
+
+@dataclass(frozen=True)
+class RangeReading:
+    """The range of one scale, and its values.
+
+    Attributes:
+        group: quantizers with this scale.
+        values: of their tensors.
+        noise: mean square error of the grid on the values.
+    """
+
+    group: Sequence[ActivationQuantizer]
+    values: TensorValues
+    noise: float
+
+    @staticmethod
+    def of(group: Sequence[ActivationQuantizer], values: TensorValues) -> RangeReading:
+        """Return the reading of one scale."""
+        grid = group[0].grid
+        return RangeReading(group, values, values.noise(grid.scale, grid.zero, group[0]))
+
+    @property
+    def quantizer(self) -> ActivationQuantizer:
+        """The first of the group."""
+        return self.group[0]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the group."""
+        return tuple(quantizer.number for quantizer in self.group)
+
+    @property
+    def ends(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """The ends of the range and of the values, 0 included; of a symmetric grid both sides are one."""
+        low, high = self.quantizer.grid.limits
+        least, most = min(self.values.low, 0.0), max(self.values.high, 0.0)
+        if self.quantizer.is_symmetric:
+            reach = max(-least, most)
+            return (-high, high), (-reach, reach)
+        return (low, high), (least, most)
+
+    @property
+    def ratio(self) -> float:
+        """Width of the range over that of the values; 1 where all values are 0."""
+        (low, high), (least, most) = self.ends
+        return (high - low) / (most - least) if most > least else 1.0
+
+    @property
+    def overrun(self) -> float:
+        """How far values leave the range at one end, over their width."""
+        (low, high), (least, most) = self.ends
+        return max(low - least, most - high, 0.0) / (most - least) if most > least else 0.0
+
+    @property
+    def misfit(self) -> float:
+        """How far the ends of range and values are apart, over the wider of both: 0 to 1."""
+        (low, high), (least, most) = self.ends
+        return max(abs(low - least), abs(high - most)) / max(high - low, most - least)
+
+    def fits(self, *, signed: bool = False) -> tuple[GridFit, GridFit]:
+        """Return the grid that holds all values, and that of least error."""
+        full = self.values.full_fit(self.quantizer, signed=signed)
+        return full, self.values.best_fit(self.quantizer, signed=signed)
+
+    @property
+    def excess_db(self) -> float:
+        """Error of the grid over that of the best one of its type, in dB."""
+        best = min(fit.noise for fit in self.fits())
+        return ratio_db(self.noise, best) if self.noise > 0 and best > 0 else 0.0
+
+    @property
+    def steps_used(self) -> float:
+        """Share of the numbers of the grid that lie within the values."""
+        return min(1.0, 1.0 / self.ratio) if self.ratio else 1.0
+
+
+def typical(figures: Sequence[float]) -> float:
+    """Return the median; 1 without figures."""
+    return float(np.median(figures)) if len(figures) else 1.0
