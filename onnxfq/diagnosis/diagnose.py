@@ -65,7 +65,7 @@ def diagnose(
             raise DataError("a repair is measured; give data")
     patient = _open(model, reference, data, target or "", options)
     suspicions = [one for find in DETECTORS.values() for one in find(patient)]
-    causes = rank(suspicions)
+    causes = rank(patient, suspicions)
     repairs = Repairs(patient, options.threads)
     diagnosis = repairs.report(causes, tuple(DETECTORS))
     if output is not None and repairs.is_changed:

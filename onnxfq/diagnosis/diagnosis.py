@@ -73,6 +73,10 @@ def verdict_of(causes: tuple[Cause, ...], before: float | None, after: float | N
     elif first.repair:
         lines.append(f"repair: {first.repair}")
     if len(causes) > 1:
-        together = "" if after is None or before is None else f"; all repairs: {before:.1f} dB becomes {after:.1f} dB"
+        together = (
+            ""
+            if after is None or before is None
+            else f"; all repairs: {before:.1f} dB becomes {after:.1f} dB"
+        )
         lines.append(f"{len(causes) - 1} more cause(s) below{together}")
     return "\n".join(lines)

@@ -144,7 +144,9 @@ class FileEditor:
     def bypass(self, quantizing: str) -> None:
         """Remove the pair whose Q has this name: its readers read what it quantized."""
         first = next(node for node in self.graph.node if node.name == quantizing)
-        pairs = [n for n in self.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == first.output[0]]
+        pairs = [
+            n for n in self.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == first.output[0]
+        ]
         for pair in pairs:
             self.redirect(pair.output[0], first.input[0])
             self.graph.node.remove(pair)
@@ -156,14 +158,21 @@ class FileEditor:
             if not only or node.name in only:
                 node.input[:] = [new if name == old else name for name in node.input]
         if not only and any(value.name == old for value in self.graph.output):
-            self.graph.node.append(helper.make_node("Identity", [new], [old], self.names.claim(f"{old}/same")))
+            self.graph.node.append(
+                helper.make_node("Identity", [new], [old], self.names.claim(f"{old}/same"))
+            )
 
     def constant(self, name: str) -> onnx.TensorProto:
         """Return an initializer."""
         return self._tensors[name]
 
     def insert_pair(
-        self, tensor: str, scale: NDArray[np.float32], zero: NDArray[np.generic], readers: Sequence[str], axis: int
+        self,
+        tensor: str,
+        scale: NDArray[np.float32],
+        zero: NDArray[np.generic],
+        readers: Sequence[str],
+        axis: int,
     ) -> None:
         """Put a pair behind a tensor, in front of these nodes."""
         names = [self.add(f"{tensor}/scale", scale), self.add(f"{tensor}/zero", zero)]
@@ -200,7 +209,10 @@ class FileEditor:
     def _bias_values(self, node: onnx.NodeProto) -> NDArray[np.float64] | None:
         """Return the real values of a stored bias; None if it is not stored in integers."""
         if node.op_type in _INTEGER_BIASES:
-            stored, scale = self.array(input_name(node, _INTEGER_BIASES[node.op_type])), self._bias_scale(node)
+            stored, scale = (
+                self.array(input_name(node, _INTEGER_BIASES[node.op_type])),
+                self._bias_scale(node),
+            )
         else:
             pair = self.maker(node.input[2])
             if pair is None or pair.op_type != "DequantizeLinear":

@@ -96,8 +96,11 @@ class FloatModel:
             )
         return [mine[all_of_file.index(name)] for name in outputs]
 
-    def match(self, board: Board, feeds: Sequence[Feed]) -> None:
-        """Match tensors by values on some feeds, and the weights of layers by values too."""
+    def match(self, board: Board, feeds: Sequence[Feed], *, keeps_relus: bool) -> None:
+        """Match tensors by values on some feeds, and the weights of layers by values too.
+
+        keeps_relus: whether the file has its Relu and Clip operators; else ranges do their work.
+        """
         candidates = [*feeds[0], *self.session.output_names]
         floats = _stack(self.run(feed, candidates) for feed in feeds)
         inner = _stack(board.run(feed, Change(), board.inner) for feed in feeds)
@@ -106,11 +109,14 @@ class FloatModel:
             by_shape.setdefault(array.shape, []).append(at)
         for quantizer, array in zip(board.form.activations, inner, strict=True):
             low, high = quantizer.grid.limits
-            seen = np.clip(array, low, high) if quantizer.plain != quantizer.real else array
+            limits = quantizer.plain != quantizer.real and not keeps_relus
+            seen = np.clip(array, low, high) if limits else array
             places = by_shape.get(array.shape, [])
             alike = {candidates[at]: correlate(seen, floats[at]) for at in places}
             best = max(alike.values(), default=0.0)
-            own = quantizer.tensor if quantizer.tensor in alike else quantizer.tensor.removesuffix("_quantized")
+            own = (
+                quantizer.tensor if quantizer.tensor in alike else quantizer.tensor.removesuffix("_quantized")
+            )
             if own in alike and alike[own] >= best - _NEAR:
                 self.tensors[quantizer.number] = own
             elif best >= ALIKE:
@@ -119,7 +125,16 @@ class FloatModel:
                 self.tensors[quantizer.number] = quantizer.tensor
             else:
                 self.unmatched.append(quantizer.tensor)
+            if limits and quantizer.starts_at_zero and quantizer.number in self.tensors:
+                self._advance(quantizer.number)
         self._match_layers(board.form)
+
+    def _advance(self, number: int) -> None:
+        """Go from a tensor to the Relu or Clip that is its only reader: the range does the work of that."""
+        name = self.tensors[number]
+        readers = self.index.readers.get(name, [])
+        if len(readers) == 1 and readers[0].op_type in ("Relu", "Clip") and name not in self.index.outputs:
+            self.tensors[number] = readers[0].output[0]
 
     def limits(self, form: SwitchedForm) -> dict[int, Limit]:
         """Return the ends that a Relu or Clip gives the matched tensors, where the file has neither."""
@@ -132,7 +147,10 @@ class FloatModel:
                 found[quantizer.number] = (0.0, math.inf)
             elif maker.op_type == "Clip":
                 low, high = (self._number(maker, slot) for slot in (1, 2))
-                found[quantizer.number] = (-math.inf if low is None else low, math.inf if high is None else high)
+                found[quantizer.number] = (
+                    -math.inf if low is None else low,
+                    math.inf if high is None else high,
+                )
         return found
 
     def _number(self, node: onnx.NodeProto, slot: int) -> float | None:
@@ -160,7 +178,7 @@ class FloatModel:
                 for turned in (values, values.T) if values.ndim == 2 else (values,):
                     if turned.shape == stored.shape:
                         alike.append((abs(correlate(stored, turned)), other.name == node.name, other, turned))
-            best = max(alike, key=lambda row: (row[0] + _NEAR * row[1]), default=None)
+            best = max(alike, key=lambda row: row[0] + _NEAR * row[1], default=None)
             if best is not None and best[0] >= ALIKE:
                 self.layers[node.name] = MatchedLayer(best[2].name, best[3], self._bias(best[2]))
 
@@ -184,4 +202,3 @@ def correlate(one: NDArray[Any], other: NDArray[Any]) -> float:
     a, b = np.asarray(one, np.float64).ravel(), np.asarray(other, np.float64).ravel()
     product = float(np.sqrt((a @ a) * (b @ b)))
     return float(a @ b) / product if product and np.isfinite(product) else 0.0
-

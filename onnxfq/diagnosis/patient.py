@@ -53,7 +53,7 @@ class Patient:
         if self.board is None:
             return
         if self.floats is not None:
-            self.floats.match(self.board, self.feeds[:2])
+            self.floats.match(self.board, self.feeds[:2], keeps_relus=self.keeps_relus)
             self.board.limits = self.floats.limits(self.form)
         else:
             self.board.limits = self._guess_limits()
@@ -123,13 +123,15 @@ class Patient:
         """Values of the data in front of each quantizer, in float."""
         return self.collect(self.feeds)
 
-    def collect(self, feeds: Sequence[Feed]) -> list[TensorValues]:
+    def collect(self, feeds: Sequence[Feed], change: Change | None = None) -> list[TensorValues]:
         """Return the values in front of each quantizer for these feeds, in float.
 
         They are the float model's where the form of the file computes something else.
+        change: of constants.
         """
         board = self._measured
-        rows = [board.run(feed, board.nothing, board.inner) for feed in feeds]
+        change = board.nothing if change is None else board.nothing | change
+        rows = [board.run(feed, change, board.inner) for feed in feeds]
         if self.floats is not None and not self.is_faithful:
             names = [self.floats.tensors.get(q.number) for q in self.form.activations]
             known = [name for name in names if name is not None]
@@ -169,6 +171,11 @@ class Patient:
         """
         alone = self._measured.only(numbers)
         return self.noise(alone).share_over(self.noise(alone | repair), self.whole)
+
+    def left_by(self, change: Change) -> float:
+        """Return the noise with a change over that of the file, of the output where it is most."""
+        pairs = zip(self.noise(change).ratios, self.whole.ratios, strict=True)
+        return max((new / old for new, old in pairs if old > 0 and math.isfinite(old)), default=0.0)
 
     def gain(self, repair: Change) -> float:
         """Return the share of the noise of the file that a repair takes away."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -70,15 +71,15 @@ class RangeReading:
         (low, high), (least, most) = self.ends
         return max(abs(low - least), abs(high - most)) / max(high - low, most - least)
 
-    def fits(self, *, signed: bool = False) -> tuple[GridFit, GridFit]:
-        """Return the grid that holds all values, and that of least error."""
-        full = self.values.full_fit(self.quantizer, signed=signed)
-        return full, self.values.best_fit(self.quantizer, signed=signed)
+    @cached_property
+    def fits(self) -> tuple[GridFit, GridFit]:
+        """The grid that holds all values, and that of least error."""
+        return self.values.full_fit(self.quantizer), self.values.best_fit(self.quantizer)
 
     @property
     def excess_db(self) -> float:
         """Error of the grid over that of the best one of its type, in dB."""
-        best = min(fit.noise for fit in self.fits())
+        best = min(fit.noise for fit in self.fits)
         return ratio_db(self.noise, best) if self.noise > 0 and best > 0 else 0.0
 
     @property

@@ -53,14 +53,14 @@ def channel_axis(node: onnx.NodeProto, rank: int) -> int | None:
     return rank - 1
 
 
-def requantize(
-    values: NDArray[np.float32], constant: StoredConstant, axis: int | None
-) -> RequantizedWeight:
+def requantize(values: NDArray[np.float32], constant: StoredConstant, axis: int | None) -> RequantizedWeight:
     """Return a weight rounded to the type of a stored one, with the range of each channel along `axis`.
 
     The grid is symmetric where the stored one has zero point 0, and for signed types.
     """
-    info = ml_dtypes.iinfo(np.dtype(constant.kind) if "4" not in constant.kind else getattr(ml_dtypes, constant.kind))
+    info = ml_dtypes.iinfo(
+        np.dtype(constant.kind) if "4" not in constant.kind else getattr(ml_dtypes, constant.kind)
+    )
     others = tuple(at for at in range(values.ndim) if at != axis) if axis is not None else None
     shape = [-1 if at == axis else 1 for at in range(values.ndim)] if axis is not None else []
     low = np.minimum(values.min(others), 0).astype(np.float64)

@@ -14,6 +14,9 @@ from onnxfq.diagnosis.switched_form import ActivationQuantizer
 SAMPLED = 4096
 """Values that are kept of a tensor from each feed, evenly spaced."""
 
+SIGNED = 0.01
+"""Share of values below 0, and of their energy, from which a tensor is signed."""
+
 _SHRINKS = np.linspace(1.0, 0.2, 17)
 """Parts of the full range that are tried for the least error; a finer search gains less than 0.1 dB."""
 
@@ -105,26 +108,40 @@ class TensorValues:
         below, above = (float(np.mean(side)) if side.size else 0.0 for side in sides)
         return below, above
 
-    def full_fit(self, quantizer: ActivationQuantizer, *, signed: bool = False) -> GridFit:
+    @property
+    def below_zero(self) -> tuple[float, float]:
+        """Shares of the values below 0, and of their energy."""
+        negative = self.sample[self.sample < 0]
+        energy = float((self.sample**2).sum())
+        if not energy:
+            return 0.0, 0.0
+        return negative.size / self.sample.size, float((negative**2).sum()) / energy
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether values below 0 are more than a few."""
+        return min(self.below_zero) >= SIGNED
+
+    def full_fit(self, quantizer: ActivationQuantizer) -> GridFit:
         """Return the grid that holds all values, of the quantizer's type and symmetry.
 
-        signed: a grid that has no negative numbers is given some if the values need them.
+        A grid without negative numbers is given some if the values need them.
         """
-        return self._fit(quantizer, 1.0, signed)
+        return self._fit(quantizer, 1.0)
 
-    def best_fit(self, quantizer: ActivationQuantizer, *, signed: bool = False) -> GridFit:
+    def best_fit(self, quantizer: ActivationQuantizer) -> GridFit:
         """Return the grid of least error, of those that hold all values or a part of their range."""
         shrinks = (1.0,) if "float" in quantizer.grid.kind.name else _SHRINKS
-        return min((self._fit(quantizer, float(part), signed) for part in shrinks), key=lambda fit: fit.noise)
+        return min((self._fit(quantizer, float(part)) for part in shrinks), key=lambda fit: fit.noise)
 
-    def _fit(self, quantizer: ActivationQuantizer, part: float, signed: bool) -> GridFit:
+    def _fit(self, quantizer: ActivationQuantizer, part: float) -> GridFit:
         low, high = min(self.low, 0.0) * part, max(self.high, 0.0) * part
         first, last = quantizer.codes
         scale, zero = (high - low) / (last - first), 0.0
         if quantizer.is_symmetric:
             middle = quantizer.grid.zero
             scale, zero = max(high / (last - middle), -low / max(last - middle, 1.0)), middle
-        elif quantizer.starts_at_zero and not signed:
+        elif quantizer.starts_at_zero and not self.is_signed:
             scale, zero = high / (last - first), first
         elif scale:
             zero = float(np.clip(np.rint(first - low / scale), first, last))

@@ -367,7 +367,11 @@ def stale_weights(norm: str, slot: int = 1) -> Fault:
         else:
             planted.store("new_gain", planted.array(name) / factors)
         node.input[slot] = "new_gain"
-        readers = [n.name for n in planted.proto.graph.node if node.output[0] in n.input]
+        readers, behind = [], {*node.output}
+        for other in planted.proto.graph.node:
+            if behind & {*other.input}:
+                readers.append(other.name)
+                behind |= {*other.output} if other.op_type.endswith("Linear") else set()
         planted.answer({"stale_weights"}, node.name, *node.output, *readers, "new_gain")
 
     return plant

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxfq.diagnosis.board import Change
 from onnxfq.diagnosis.cause import Suspicion
-from onnxfq.diagnosis.file_editor import FileEditor
+from onnxfq.diagnosis.causes.ranges import restore_bias
 from onnxfq.diagnosis.patient import Patient
 from onnxfq.graph.external.tensor import tensor_array
 
@@ -66,7 +66,9 @@ def _others_have_one(
     node: onnx.NodeProto, layers: list[onnx.NodeProto], values: dict[str, NDArray[np.float32]]
 ) -> bool:
     """Tell whether there are several layers of the same kind, and all have a bias."""
-    others = [values[o.name] for o in layers if o.op_type == node.op_type and o is not node and o.name in values]
+    others = [
+        values[o.name] for o in layers if o.op_type == node.op_type and o is not node and o.name in values
+    ]
     return len(others) > 1 and all(np.any(bias) for bias in others)
 
 
@@ -75,7 +77,7 @@ def _suspect(
 ) -> Suspicion:
     change = Change() if wanted is None else Change(constants={node.input[2]: wanted})
     harm = 0.0 if wanted is None or patient.board is None else patient.harm((), change)
-    edits = () if wanted is None else (partial(_restore, layer=node.name, values=wanted),)
+    edits = () if wanted is None else (partial(restore_bias, layer=node.name, values=wanted),)
     return Suspicion(
         kind=kind,
         evidence=text,
@@ -87,7 +89,3 @@ def _suspect(
         change=change,
         edits=edits,
     )
-
-
-def _restore(editor: FileEditor, layer: str, values: NDArray[np.float32]) -> None:
-    editor.set_bias(layer, values)

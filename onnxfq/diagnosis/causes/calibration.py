@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.causes.ranges import all_fits, set_fit
+from onnxfq.diagnosis.board import Change
 from onnxfq.diagnosis.cause import Suspicion
+from onnxfq.diagnosis.causes.ranges import all_fits, bias_edits, set_fit
 from onnxfq.diagnosis.patient import Patient
 from onnxfq.diagnosis.range_reading import RangeReading
+from onnxfq.remedies.judge import GAINED_SHARE
 
 APART = 0.1
 """Mean misfit of all ranges from which other preprocessing is tried; that of another draw of samples is less."""
@@ -21,8 +23,11 @@ APART = 0.1
 BETTER = 0.5
 """Part of the misfit that the right preprocessing leaves at most."""
 
-LEAVING = 0.05
+LEAVING = 0.1
 """How far values leave a range, over their width, to count as left by unseen samples."""
+
+A_BIT = 0.75
+"""Share of the noise that goes where a bit of precision was lost, 6 dB."""
 
 TRIED = 4
 """Samples on which a preprocessing is tried."""
@@ -66,6 +71,10 @@ def find_few_samples(patient: Patient) -> Iterator[Suspicion]:
     if len(left) < 3 or 2 * len(left) < len(readings):
         return
     most = max(left, key=lambda reading: reading.overrun)
+    change = all_fits(patient)
+    alone = patient.gain(Change(grids={number: change.grids[number] for number in most.numbers}))
+    if patient.gain(change) < max(A_BIT, alone + GAINED_SHARE):
+        return
     yield _recalibrate(
         patient,
         "few_samples",
@@ -77,9 +86,10 @@ def find_few_samples(patient: Patient) -> Iterator[Suspicion]:
 def _recalibrate(patient: Patient, kind: str, evidence: str, tensor: str = "") -> Suspicion:
     """Return the suspicion that every range has to come from the data."""
     change = all_fits(patient)
-    edits = tuple(
+    edits = [
         partial(set_fit, quantizer=group[0], fit=change.grids[group[0].number]) for group in patient.groups
-    )
+    ]
+    edits += [edit for group in patient.groups for edit in bias_edits(patient, group)]
     return Suspicion(
         kind=kind,
         evidence=evidence,
@@ -89,7 +99,7 @@ def _recalibrate(patient: Patient, kind: str, evidence: str, tensor: str = "") -
         is_whole=True,
         numbers=tuple(quantizer.number for quantizer in patient.form.activations),
         change=change,
-        edits=edits,
+        edits=tuple(edits),
     )
 
 

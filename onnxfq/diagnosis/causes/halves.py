@@ -93,5 +93,3 @@ def _widen(editor: FileEditor, region: tuple[str, ...]) -> None:
     kept = [value for value in editor.graph.value_info if value.name not in region]
     del editor.graph.value_info[:]
     editor.graph.value_info.extend(kept)
-
-

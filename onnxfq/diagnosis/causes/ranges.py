@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnxfq.diagnosis.board import Change
 from onnxfq.diagnosis.cause import Suspicion
 from onnxfq.diagnosis.file_editor import FileEditor
@@ -21,9 +24,6 @@ COARSE_DB = 3.0
 
 LOST_DB = 6.0
 """Error over that of a better range from which typical values are lost: a bit of precision."""
-
-ONE_SIDED = 0.01
-"""Share of values below 0, and of their energy, from which a tensor is signed."""
 
 
 def find_ranges(patient: Patient) -> Iterator[Suspicion]:
@@ -51,15 +51,14 @@ def _explain(reading: RangeReading, ratio: float, overrun: float) -> tuple[str, 
     covers = f"the range is {low:.4g}..{high:.4g} and the data is {values.low:.4g}..{values.high:.4g}"
     below, above = values.saturated(quantizer)
     sample = values.sample
-    if quantizer.starts_at_zero and below >= ONE_SIDED:
-        energy = float((sample[sample < 0] ** 2).sum() / (sample**2).sum())
-        if energy >= ONE_SIDED:
-            return (
-                "unsigned_on_signed",
-                f"{covers}: {100 * below:.3g} % of the values, {100 * energy:.3g} % of the energy, are below 0 "
-                "and become 0",
-                True,
-            )
+    if quantizer.starts_at_zero and values.is_signed:
+        share, energy = values.below_zero
+        return (
+            "unsigned_on_signed",
+            f"{covers}: {100 * share:.3g} % of the values, {100 * energy:.3g} % of the energy, are below 0 and "
+            "become 0",
+            True,
+        )
     if reading.ratio > WIDE and reading.ratio > WIDE * min(ratio, 1.0):
         used = f"{covers}: {100 * reading.steps_used:.2g} % of its grid is used"
         return "wide_range", used, reading.ratio > WIDE * ratio
@@ -93,7 +92,7 @@ def _suspect(
     is_input = any(value.name == quantizer.tensor for value in patient.proto.graph.input)
     if is_input and kind in ("wide_range", "clipping"):
         kind, evidence = "preprocessing", f"the input was calibrated on other values: {evidence}"
-    fit, harm = choose_fit(patient, reading, kind == "unsigned_on_signed")
+    fit, harm = choose_fit(patient, reading)
     return Suspicion(
         kind=kind,
         evidence=evidence,
@@ -104,13 +103,13 @@ def _suspect(
         is_certain=is_certain,
         numbers=reading.numbers,
         change=patient.fit_change(reading.group, fit),
-        edits=(partial(set_fit, quantizer=quantizer, fit=fit),),
+        edits=(partial(set_fit, quantizer=quantizer, fit=fit), *bias_edits(patient, reading.group)),
     )
 
 
-def choose_fit(patient: Patient, reading: RangeReading, signed: bool) -> tuple[GridFit, float]:
+def choose_fit(patient: Patient, reading: RangeReading) -> tuple[GridFit, float]:
     """Return the better of the grid that holds all values and that of least error, and the harm without it."""
-    fits = dict.fromkeys(reading.fits(signed=signed))
+    fits = dict.fromkeys(reading.fits)
     harms = [(patient.harm(reading.numbers, patient.fit_change(reading.group, fit)), fit) for fit in fits]
     harm, fit = max(harms, key=lambda row: row[0])
     return fit, harm
@@ -119,6 +118,30 @@ def choose_fit(patient: Patient, reading: RangeReading, signed: bool) -> tuple[G
 def set_fit(editor: FileEditor, quantizer: ActivationQuantizer, fit: GridFit) -> None:
     """Write a grid to the file."""
     editor.set_grid(quantizer, fit)
+
+
+def bias_edits(patient: Patient, group: Sequence[ActivationQuantizer]) -> list[partial[None]]:
+    """Return the edits that give layers behind these quantizers the biases of the float model.
+
+    A bias in integers was rounded in steps of the range of its layer's input, and is as wrong as that.
+    """
+    if patient.floats is None:
+        return []
+    outputs = {f"diagnosed/{quantizer.number}/out" for quantizer in group}
+    stored = {one.constant for one in patient.form.constants if one.is_bias}
+    integer = {node.name for node in patient.index.nodes if node.op_type in ("QGemm", "QLinearConv")}
+    edits = []
+    for node in patient.form_index.nodes:
+        layer = patient.floats.layers.get(node.name)
+        has_stored = len(node.input) > 2 and (node.input[2] in stored or node.name in integer)
+        if layer is not None and layer.bias is not None and node.input[0] in outputs and has_stored:
+            edits.append(partial(restore_bias, layer=node.name, values=layer.bias))
+    return edits
+
+
+def restore_bias(editor: FileEditor, layer: str, values: NDArray[np.float32]) -> None:
+    """Write a bias to the file."""
+    editor.set_bias(layer, values)
 
 
 def all_fits(patient: Patient) -> Change:

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from onnxfq.diagnosis.board import Change
 from onnxfq.diagnosis.cause import Suspicion
+from onnxfq.diagnosis.causes.ranges import WIDE
 from onnxfq.diagnosis.file_editor import FileEditor
 from onnxfq.diagnosis.patient import Patient
+from onnxfq.diagnosis.range_reading import RangeReading
 from onnxfq.diagnosis.stored_weight import RequantizedWeight, channel_axis, requantize
 from onnxfq.diagnosis.switched_form import StoredConstant
 from onnxfq.graph.ops import WEIGHTED_INPUTS
@@ -26,8 +28,11 @@ COARSE = 4.0
 OFF = 0.05
 """Difference of a factor from 1 that is more than rounding."""
 
-FILLED = 0.9
+FILLED = 0.98
 """Part of the largest number that each channel reaches along the axis by which it was rounded."""
+
+USED = 0.6
+"""Part of the grid that all channels of a weight leave unused above, where its scale is too wide."""
 
 LEAST_GRID = 0.1
 """Part of the grid that a channel uses, below which its scale is one for others."""
@@ -85,16 +90,14 @@ def find_weights(patient: Patient) -> Iterator[Suspicion]:
     """Yield weights that are not what their layer needs, the first fault of each."""
     readings = read_weights(patient)
     for reading in readings:
-        for find in (_find_axis, _find_factor, _find_factors, _find_spread):
+        for find in (_find_axis, _find_factor, _find_factors, _find_spread, _find_unused):
             suspicion = find(patient, reading, readings)
             if suspicion is not None:
                 yield suspicion
                 break
 
 
-def _find_axis(
-    patient: Patient, reading: WeightReading, others: Sequence[WeightReading]
-) -> Suspicion | None:
+def _find_axis(patient: Patient, reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:
     """Return that the scales belong to another axis: along that one each channel fills the grid."""
     grid = reading.constant.grid
     axis = grid.granularity.axis
@@ -111,7 +114,13 @@ def _find_axis(
     )
     change = Change(constants={reading.constant.constant: turned.values})
     return _suspect(
-        patient, reading, "wrong_axis", text, f"the scales along axis {right}", change, True,
+        patient,
+        reading,
+        "wrong_axis",
+        text,
+        f"the scales along axis {right}",
+        change,
+        True,
         partial(_set_axes, scale=reading.constant.scale, axis=right),
     )
 
@@ -125,7 +134,8 @@ def _find_factor(
         return None
     scale = np.asarray(reading.constant.grid.scale).reshape(-1)
     owner = next(
-        (o for o in others if o is not reading and np.array_equal(o.constant.grid.scale.reshape(-1), scale)), None
+        (o for o in others if o is not reading and np.array_equal(o.constant.grid.scale.reshape(-1), scale)),
+        None,
     )
     text = f"its values are {factor:.3g} times those of the float layer"
     if reading.floats is None:
@@ -135,8 +145,13 @@ def _find_factor(
     right = (reading.values / np.float32(factor)).astype(np.float32)
     kind = "foreign_parameters" if owner is not None else "weight_scale"
     return _suspect(
-        patient, reading, kind, text, f"the scale divided by {factor:.3g}",
-        Change(constants={reading.constant.constant: right}), True,
+        patient,
+        reading,
+        kind,
+        text,
+        f"the scale divided by {factor:.3g}",
+        Change(constants={reading.constant.constant: right}),
+        True,
         partial(_scale, constant=reading.constant, factor=factor),
     )
 
@@ -150,7 +165,27 @@ def _factor_of(patient: Patient, reading: WeightReading) -> float | None:
         factor = float(a @ b / (b @ b))
         explains = _squared(a, factor * b) < reading.error / COARSE
         return factor if explains and factor > 0 else None
-    return None
+    return _factor_by_bias(patient, reading)
+
+
+def _factor_by_bias(patient: Patient, reading: WeightReading) -> float | None:
+    """Return the scale of a weight over the one that the scale of its bias was made of.
+
+    Quantizers give an int32 bias the product of the scales of data and weight. If the range of the data fits,
+    a difference is the weight's.
+    """
+    layer = reading.layer
+    bias = next((o for o in patient.form.constants if o.is_bias and o.constant in layer.input[2:3]), None)
+    group = next(
+        (g for g in patient.groups if any(f"diagnosed/{q.number}/out" == layer.input[0] for q in g)), None
+    )
+    if bias is None or group is None or patient.board is None:
+        return None
+    if not 1 / WIDE < RangeReading.of(group, patient.group_values(group)).ratio < WIDE:
+        return None
+    product = np.float64(group[0].grid.scale) * reading.constant.grid.scale.reshape(-1).astype(np.float64)
+    factors = product / bias.grid.scale.reshape(-1)
+    return float(factors.mean()) if np.ptp(factors) < OFF * factors.mean() else None
 
 
 def _find_factors(
@@ -182,8 +217,13 @@ def _find_factors(
         f"{factors.max():.3g} times those of the float model, and the weight has not the inverse factors"
     )
     return _suspect(
-        patient, reading, "stale_weights", text, "the weight of the float layer with the inverse factors",
-        Change(constants={reading.constant.constant: weight.rounded}), True,
+        patient,
+        reading,
+        "stale_weights",
+        text,
+        "the weight of the float layer with the inverse factors",
+        Change(constants={reading.constant.constant: weight.rounded}),
+        False,
         partial(_set_weight, constant=reading.constant, weight=weight),
     )
 
@@ -224,12 +264,44 @@ def _find_spread(
         "of the grid"
     )
     if reading.floats is None:
-        return _suspect(patient, reading, "channel_spread", text, "a scale for each channel; give the float model",
-                        Change(), True)
+        return _suspect(
+            patient,
+            reading,
+            "channel_spread",
+            text,
+            "a scale for each channel; give the float model",
+            Change(),
+            True,
+        )
     weight = requantize(reading.floats, reading.constant, axis)
     return _suspect(
-        patient, reading, "channel_spread", text, f"a scale for each of {used.size} channels",
-        Change(constants={reading.constant.constant: weight.rounded}), True,
+        patient,
+        reading,
+        "channel_spread",
+        text,
+        f"a scale for each of {used.size} channels",
+        Change(constants={reading.constant.constant: weight.rounded}),
+        True,
+        partial(_set_weight, constant=reading.constant, weight=weight),
+    )
+
+
+def _find_unused(
+    patient: Patient, reading: WeightReading, others: Sequence[WeightReading]
+) -> Suspicion | None:
+    """Return that the scale is too wide for every channel; tools leave a bit unused to avoid saturated sums."""
+    used = float(np.abs(reading.constant.grid.steps).max()) / 127
+    if reading.floats is None or reading.constant.kind != "int8" or used > USED:
+        return None
+    weight = requantize(reading.floats, reading.constant, reading.axis if _is_per_axis(reading) else None)
+    return _suspect(
+        patient,
+        reading,
+        "weight_scale",
+        f"its numbers reach {100 * used:.2g} % of the grid",
+        "the range of its values",
+        Change(constants={reading.constant.constant: weight.rounded}),
+        False,
         partial(_set_weight, constant=reading.constant, weight=weight),
     )
 
@@ -246,8 +318,15 @@ def _suspect(
 ) -> Suspicion:
     harm = 0.0 if patient.board is None or not change.constants else patient.harm((), change)
     return Suspicion(
-        kind=kind, evidence=evidence, tensor=reading.constant.data, node=reading.layer.name, repair=repair,
-        harm=harm, is_certain=is_certain, change=change, edits=edits,
+        kind=kind,
+        evidence=evidence,
+        tensor=reading.constant.data,
+        node=reading.layer.name,
+        repair=repair,
+        harm=harm,
+        is_certain=is_certain,
+        change=change,
+        edits=edits,
     )
 
 
