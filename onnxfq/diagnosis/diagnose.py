@@ -14,8 +14,8 @@ from onnxfq.diagnosis.board import Board
 from onnxfq.diagnosis.diagnosis import Diagnosis
 from onnxfq.diagnosis.float_model import FloatModel
 from onnxfq.diagnosis.patient import Patient
-from onnxfq.diagnosis.ranking import rank
-from onnxfq.diagnosis.registry import DETECTORS
+from onnxfq.diagnosis.ranking import find_suspicions, rank
+from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.diagnosis.repairs import Repairs
 from onnxfq.diagnosis.switched_form import SwitchedForm, switch_form
 from onnxfq.errors import DataError, ModelError
@@ -64,10 +64,9 @@ def diagnose(
         if data is None:
             raise DataError("a repair is measured; give data")
     patient = _open(model, reference, data, target or "", options)
-    suspicions = [one for find in DETECTORS.values() for one in find(patient)]
-    causes = rank(patient, suspicions)
+    causes = rank(patient, find_suspicions(patient))
     repairs = Repairs(patient, options.threads)
-    diagnosis = repairs.report(causes, tuple(DETECTORS))
+    diagnosis = repairs.report(causes, (*LAYER_DETECTORS, *RANGE_DETECTORS))
     if output is not None and repairs.is_changed:
         write_model(repairs.together, output, patient.feeds[:1], options.threads)
         diagnosis = diagnosis.model_copy(update={"written": str(output)})

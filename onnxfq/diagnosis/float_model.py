@@ -121,8 +121,8 @@ class FloatModel:
                 self.tensors[quantizer.number] = own
             elif best >= ALIKE:
                 self.tensors[quantizer.number] = max(alike, key=lambda name: alike[name])
-            elif quantizer.tensor in alike:
-                self.tensors[quantizer.number] = quantizer.tensor
+            elif own in alike:
+                self.tensors[quantizer.number] = own
             else:
                 self.unmatched.append(quantizer.tensor)
             if limits and quantizer.starts_at_zero and quantizer.number in self.tensors:

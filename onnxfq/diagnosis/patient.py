@@ -37,6 +37,7 @@ class Patient:
         floats: the float model; None if none was given.
         feeds: of the data.
         target: whose rules count; empty for none.
+        cured: repairs of constants, which hold for what is measured in float.
     """
 
     source: str
@@ -46,7 +47,7 @@ class Patient:
     floats: FloatModel | None
     feeds: Sequence[Feed]
     target: str = ""
-    _noises: dict[int, tuple[Change, Noise]] = field(default_factory=dict, repr=False)
+    cured: Change = field(default_factory=Change)
 
     def __post_init__(self) -> None:
         """Match the float model and compute the reference outputs."""
@@ -54,7 +55,8 @@ class Patient:
             return
         if self.floats is not None:
             self.floats.match(self.board, self.feeds[:2], keeps_relus=self.keeps_relus)
-            self.board.limits = self.floats.limits(self.form)
+            unknown = {n: ends for n, ends in self._guess_limits().items() if n not in self.floats.tensors}
+            self.board.limits = unknown | self.floats.limits(self.form)
         else:
             self.board.limits = self._guess_limits()
 
@@ -83,7 +85,7 @@ class Patient:
         """The outputs in float of every feed, by its identity."""
         board = self._measured
         if self.floats is None:
-            return {id(feed): board.run(feed, board.nothing) for feed in self.feeds}
+            return {id(feed): board.run(feed, board.nothing | self.cured) for feed in self.feeds}
         names = self.floats.match_outputs(self.form, board.outputs)
         return {id(feed): self.floats.run(feed, names) for feed in self.feeds}
 
@@ -106,7 +108,7 @@ class Patient:
     @cached_property
     def floor(self) -> Noise:
         """The noise with all activations in float: that of weights and of the graph."""
-        return self.noise(self._measured.nothing)
+        return self.noise(self._measured.nothing | self.cured)
 
     @cached_property
     def is_faithful(self) -> bool:
@@ -130,7 +132,7 @@ class Patient:
         change: of constants.
         """
         board = self._measured
-        change = board.nothing if change is None else board.nothing | change
+        change = board.nothing | self.cured if change is None else board.nothing | self.cured | change
         rows = [board.run(feed, change, board.inner) for feed in feeds]
         if self.floats is not None and not self.is_faithful:
             names = [self.floats.tensors.get(q.number) for q in self.form.activations]
@@ -170,7 +172,15 @@ class Patient:
         It is a share of the noise of the file, of the output where it is most.
         """
         alone = self._measured.only(numbers)
+        if numbers:
+            alone |= self.cured
         return self.noise(alone).share_over(self.noise(alone | repair), self.whole)
+
+    def cure(self, change: Change) -> None:
+        """Take repairs of constants as done for what is measured in float, and forget what was measured."""
+        self.cured |= change
+        for name in ("references", "whole", "floor", "is_faithful", "values"):
+            self.__dict__.pop(name, None)
 
     def left_by(self, change: Change) -> float:
         """Return the noise with a change over that of the file, of the output where it is most."""

@@ -66,6 +66,15 @@ class RangeReading:
         return max(low - least, most - high, 0.0) / (most - least) if most > least else 0.0
 
     @property
+    def shift(self) -> float:
+        """How far both ends lie to one side of those of the values, over their width; 0 if they do not."""
+        (low, high), (least, most) = self.ends
+        below, above = low - least, high - most
+        if below * above <= 0 or most <= least:
+            return 0.0
+        return float(np.sign(below)) * min(abs(below), abs(above)) / (most - least)
+
+    @property
     def misfit(self) -> float:
         """How far the ends of range and values are apart, over the wider of both: 0 to 1."""
         (low, high), (least, most) = self.ends

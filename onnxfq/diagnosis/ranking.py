@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from onnxfq.diagnosis.board import Change
 from onnxfq.diagnosis.cause import Suspicion
 from onnxfq.diagnosis.patient import Patient
+from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.remedies.judge import GAINED_SHARE
 
 EXPLAINED = (
@@ -20,12 +22,54 @@ EXPLAINED = (
 )
 """Kinds about the range of one tensor, which a cause of the whole file explains."""
 
+BROKEN = ("foreign_parameters", "lost_bias", "saturated_bias", "stale_weights", "weight_scale", "wrong_axis")
+"""Kinds about the constants of a layer."""
+
 PLACED = ("double_quantization", "pair_inside_fusion")
 """Kinds about a pair that should not be there at all."""
 
 
 HALF = 0.5
 """Share of the noise from which the range of one tensor is a cause: another calibration gains less, or loses."""
+
+
+SOUND_DB = 30.0
+"""SQNR from which only what is certain is a cause: the noise is a thousandth of the signal."""
+
+
+def find_suspicions(patient: Patient) -> list[Suspicion]:
+    """Return what all detectors suspect, those of layers first and taken as repaired for the others.
+
+    A layer that is certainly wrong and cannot be repaired here explains the ranges behind it.
+    """
+    layers = [one for find in LAYER_DETECTORS.values() for one in find(patient)]
+    for one in layers:
+        if one.is_certain and one.change.constants:
+            patient.cure(one.change)
+    if patient.board is not None:
+        layers = [
+            replace(one, harm=patient.harm(one.numbers, one.change)) if one.change != Change() else one
+            for one in layers
+        ]
+    broken = {one.node for one in layers if one.kind in BROKEN and not one.edits}
+    behind = nodes_behind(patient, broken)
+    ranges = [one for find in RANGE_DETECTORS.values() for one in find(patient)]
+    return layers + [
+        one
+        for one in ranges
+        if not broken or (not one.is_whole and (one.is_certain and one.node not in behind))
+    ]
+
+
+def nodes_behind(patient: Patient, nodes: set[str]) -> set[str]:
+    """Return the names of the nodes of the file that read, over any others, what these nodes compute."""
+    found: set[str] = set()
+    reached = {name for node in patient.index.nodes if node.name in nodes for name in node.output}
+    for node in patient.index.nodes:
+        if reached & {*node.input} or node.name in nodes:
+            found.add(node.name)
+            reached |= {*node.output}
+    return found
 
 
 def rank(patient: Patient, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
@@ -39,7 +83,8 @@ def rank(patient: Patient, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
     suspicions = [
         one for one in suspicions if one.kind not in EXPLAINED or not placed & {*one.numbers} or one.is_whole
     ]
-    wholes = [one for one in suspicions if one.is_whole and one.harm >= GAINED_SHARE]
+    is_sound = patient.board is not None and patient.whole.db >= SOUND_DB
+    wholes = [one for one in suspicions if one.is_whole and one.harm >= GAINED_SHARE and not is_sound]
     whole = max(wholes, key=lambda one: one.harm, default=None)
     causes = [] if whole is None else [whole]
     repaired = Change() if whole is None else whole.change
@@ -47,7 +92,8 @@ def rank(patient: Patient, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
         if one.is_whole or (whole is not None and one.kind in EXPLAINED):
             continue
         least = HALF if one.kind in EXPLAINED else GAINED_SHARE
-        if one.is_certain or one.harm >= least * _left(patient, repaired):
+        is_clear = not is_sound and one.harm >= least * _left(patient, repaired)
+        if one.is_certain or is_clear:
             causes.append(one)
             repaired |= one.change
     return causes

@@ -18,11 +18,7 @@ from onnxfq.diagnosis.causes.structure import (
 from onnxfq.diagnosis.causes.target_rules import find_rules
 from onnxfq.diagnosis.causes.weights import find_weights
 
-DETECTORS: dict[str, Detector] = {
-    "preprocessing of the calibration": find_other_preprocessing,
-    "number of calibration samples": find_few_samples,
-    "ranges of activations": find_ranges,
-    "channels of activations": find_activation_channels,
+LAYER_DETECTORS: dict[str, Detector] = {
     "axes, scales and channels of weights": find_weights,
     "biases": find_biases,
     "double quantization": find_double,
@@ -32,4 +28,12 @@ DETECTORS: dict[str, Detector] = {
     "scales of pairs": find_shifted,
     "overflow of float16": find_overflow,
     "rules of the target": find_rules,
+}
+"""Causes that are no ranges. Their repairs of constants come first: ranges behind a wrong weight look wrong."""
+
+RANGE_DETECTORS: dict[str, Detector] = {
+    "preprocessing of the calibration": find_other_preprocessing,
+    "number of calibration samples": find_few_samples,
+    "ranges of activations": find_ranges,
+    "channels of activations": find_activation_channels,
 }

@@ -7,7 +7,7 @@ without some of its quantizers, or with a repair.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import ml_dtypes
 import numpy as np
@@ -48,6 +48,7 @@ class ActivationQuantizer:
         grid: scale, zero point and type.
         real: the tensor in front of it in the float form, limited where the range does the work of a Relu.
         plain: the same without that limit.
+        is_symmetric: whether its range is the same on both sides of 0, as most of its type are.
     """
 
     number: int
@@ -59,6 +60,7 @@ class ActivationQuantizer:
     grid: NumberGrid
     real: str
     plain: str
+    is_symmetric: bool = False
 
     @property
     def switch(self) -> str:
@@ -87,7 +89,7 @@ class ActivationQuantizer:
         return float(info(self.grid.kind).min), float(info(self.grid.kind).max)
 
     @property
-    def is_symmetric(self) -> bool:
+    def is_centered(self) -> bool:
         """Whether 0 is in the middle of its numbers."""
         low, high = self.codes
         return abs(self.grid.zero - (low + high) / 2) <= 0.5
@@ -189,7 +191,7 @@ class _SwitchedUnfolding(Unfolding):
         self._inputs += ends
         raised = self.compute("Max", [quantizer.plain, ends[0]], f"{quantizer.limit_input}/raised")
         real = self.compute("Min", [raised, ends[1]], f"{quantizer.limit_input}/limited")
-        return ActivationQuantizer(**{**quantizer.__dict__, "real": real})
+        return replace(quantizer, real=real)
 
     def _insert(self, node: onnx.NodeProto, quantizer: ActivationQuantizer) -> None:
         grid, stem = quantizer.grid, f"{_PREFIX}/{quantizer.number}"
@@ -253,7 +255,22 @@ class _SwitchedUnfolding(Unfolding):
                 tensor = tensors[name]
                 graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
         self.switched.proto.ir_version = max(self.switched.proto.ir_version, 4)
+        self.switched.activations = _mark_symmetric(self.switched.activations)
         return self.switched
+
+
+def _mark_symmetric(quantizers: list[ActivationQuantizer]) -> list[ActivationQuantizer]:
+    """Return the quantizers; those with 0 in the middle are symmetric if half of their type are.
+
+    One among asymmetric ones was calibrated on values that are as far below 0 as above.
+    """
+    centered: dict[str, list[bool]] = {}
+    for quantizer in quantizers:
+        centered.setdefault(quantizer.grid.kind.name, []).append(quantizer.is_centered)
+    return [
+        replace(q, is_symmetric=q.is_centered and 2 * sum(found := centered[q.grid.kind.name]) >= len(found))
+        for q in quantizers
+    ]
 
 
 def switch_form(proto: onnx.ModelProto, source: str) -> SwitchedForm:

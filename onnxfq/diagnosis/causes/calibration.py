@@ -12,25 +12,16 @@ from numpy.typing import NDArray
 from onnxfq.data import Feed
 from onnxfq.diagnosis.board import Change
 from onnxfq.diagnosis.cause import Suspicion
-from onnxfq.diagnosis.causes.ranges import all_fits, bias_edits, set_fit
+from onnxfq.diagnosis.causes.ranges import APART, BETTER, TRIED, all_fits, bias_edits, set_fit
 from onnxfq.diagnosis.patient import Patient
 from onnxfq.diagnosis.range_reading import RangeReading
 from onnxfq.remedies.judge import GAINED_SHARE
-
-APART = 0.1
-"""Mean misfit of all ranges from which other preprocessing is tried; that of another draw of samples is less."""
-
-BETTER = 0.5
-"""Part of the misfit that the right preprocessing leaves at most."""
 
 LEAVING = 0.1
 """How far values leave a range, over their width, to count as left by unseen samples."""
 
 A_BIT = 0.75
 """Share of the noise that goes where a bit of precision was lost, 6 dB."""
-
-TRIED = 4
-"""Samples on which a preprocessing is tried."""
 
 # Mean and deviation of ImageNet's pixels in 0..1, the usual ones (torchvision's documentation).
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -19,6 +19,18 @@ from onnxfq.diagnosis.values import GridFit
 WIDE = 1.5
 """Width of a range over that of its values from which it is too wide: samples of one kind differ by less."""
 
+APART = 0.1
+"""Mean misfit of all ranges from which other preprocessing is tried; that of another draw of samples is less."""
+
+BETTER = 0.5
+"""Part of the misfit that the right preprocessing leaves at most."""
+
+TRIED = 4
+"""Samples on which a preprocessing is tried."""
+
+SHIFTED = 0.1
+"""Move of both ends to one side, over the width of the values, that no other draw of samples makes."""
+
 COARSE_DB = 3.0
 """Error over that of a better range from which saturation is harmful: twice the noise."""
 
@@ -66,6 +78,11 @@ def _explain(reading: RangeReading, ratio: float, overrun: float) -> tuple[str, 
         side = "both ends" if min(below, above) > 0 else ("the lower end" if below else "the upper end")
         share = f"{covers}: {100 * (below + above):.3g} % of the values saturate at {side}"
         far = reading.overrun > 1 - 1 / WIDE and overrun < 0.1
+        if abs(reading.shift) > SHIFTED and overrun < SHIFTED / 2:
+            share, far = (
+                f"{share}, the other is {100 * abs(reading.shift):.2g} % of the width too far out",
+                True,
+            )
         return "clipping", f"{share}, {reading.excess_db:.1f} dB over the best range", far
     if reading.excess_db >= LOST_DB:
         half = quantizer.grid.scale / 2

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from onnxfq.diagnosis.board import Change
 from onnxfq.diagnosis.cause import Suspicion
-from onnxfq.diagnosis.causes.ranges import WIDE
+from onnxfq.diagnosis.causes.ranges import APART, BETTER, TRIED, WIDE
 from onnxfq.diagnosis.file_editor import FileEditor
 from onnxfq.diagnosis.patient import Patient
 from onnxfq.diagnosis.range_reading import RangeReading
 from onnxfq.diagnosis.stored_weight import RequantizedWeight, channel_axis, requantize
-from onnxfq.diagnosis.switched_form import StoredConstant
+from onnxfq.diagnosis.switched_form import ActivationQuantizer, StoredConstant
+from onnxfq.diagnosis.values import TensorValues
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.graph.stored_grid import StoredGrid
 from onnxfq.numerics.granularity import Granularity
@@ -139,7 +140,7 @@ def _find_factor(
     )
     text = f"its values are {factor:.3g} times those of the float layer"
     if reading.floats is None:
-        text = f"the scale of the bias shows that the weight's was {1 / factor:.3g} times as large"
+        text = f"the scale of the bias, or the ranges behind, show that its scale was {1 / factor:.3g} times as large"
     if owner is not None:
         text += f"; the scale is that of {owner.constant.data!r}"
     right = (reading.values / np.float32(factor)).astype(np.float32)
@@ -165,7 +166,8 @@ def _factor_of(patient: Patient, reading: WeightReading) -> float | None:
         factor = float(a @ b / (b @ b))
         explains = _squared(a, factor * b) < reading.error / COARSE
         return factor if explains and factor > 0 else None
-    return _factor_by_bias(patient, reading)
+    factor = _factor_by_bias(patient, reading)
+    return _factor_by_ranges(patient, reading) if factor is None else factor
 
 
 def _factor_by_bias(patient: Patient, reading: WeightReading) -> float | None:
@@ -186,6 +188,41 @@ def _factor_by_bias(patient: Patient, reading: WeightReading) -> float | None:
     product = np.float64(group[0].grid.scale) * reading.constant.grid.scale.reshape(-1).astype(np.float64)
     factors = product / bias.grid.scale.reshape(-1)
     return float(factors.mean()) if np.ptp(factors) < OFF * factors.mean() else None
+
+
+def _factor_by_ranges(patient: Patient, reading: WeightReading) -> float | None:
+    """Return the factor of a weight without which the ranges of all tensors behind it fit the data."""
+    if patient.board is None:
+        return None
+    numbers = _next_quantizers(patient, reading.layer)
+    groups = [group for group in patient.groups if any(q.number >= min(numbers, default=0) for q in group)]
+    if not numbers or len(groups) < 3:
+        return None
+    first = RangeReading.of([patient.form.activations[numbers[0]]], patient.values[numbers[0]])
+    if 1 / WIDE < first.ratio < WIDE or not first.ratio:
+        return None
+    change = Change(constants={reading.constant.constant: reading.values * np.float32(first.ratio)})
+    feeds = patient.feeds[:TRIED]
+    before, after = (_misfit(patient.collect(feeds, c), groups[1:]) for c in (Change(), change))
+    return 1 / first.ratio if before > APART and after < BETTER * before else None
+
+
+def _misfit(values: Sequence[TensorValues], groups: Sequence[Sequence[ActivationQuantizer]]) -> float:
+    return float(np.mean([RangeReading.of(group, values[group[0].number]).misfit for group in groups]))
+
+
+def _next_quantizers(patient: Patient, layer: onnx.NodeProto) -> list[int]:
+    """Return the numbers of the quantizers behind a layer with no other one between."""
+    numbers, waiting, seen = [], list(layer.output), set()
+    by_tensor = {q.plain: q.number for q in patient.form.activations}
+    while waiting:
+        name = waiting.pop()
+        if name in by_tensor:
+            numbers.append(by_tensor[name])
+        elif name not in seen:
+            seen.add(name)
+            waiting += [out for node in patient.form_index.readers.get(name, ()) for out in node.output]
+    return sorted(numbers)
 
 
 def _find_factors(
