@@ -42,10 +42,12 @@ def find_suspicions(patient: Patient) -> list[Suspicion]:
 
     A layer that is certainly wrong and cannot be repaired here explains the ranges behind it.
     """
-    layers = [one for find in LAYER_DETECTORS.values() for one in find(patient)]
-    for one in layers:
-        if one.is_certain and one.change.constants:
-            patient.cure(one.change)
+    layers = []
+    for find in LAYER_DETECTORS.values():
+        for one in find(patient):
+            layers.append(one)
+            if one.is_certain and one.change.constants:
+                patient.cure(one.change)  # what is looked at next is behind it
     if patient.board is not None:
         layers = [
             replace(one, harm=patient.harm(one.numbers, one.change)) if one.change != Change() else one
@@ -84,7 +86,11 @@ def rank(patient: Patient, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
         one for one in suspicions if one.kind not in EXPLAINED or not placed & {*one.numbers} or one.is_whole
     ]
     is_sound = patient.board is not None and patient.whole.db >= SOUND_DB
-    wholes = [one for one in suspicions if one.is_whole and one.harm >= GAINED_SHARE and not is_sound]
+    wholes = [
+        one
+        for one in suspicions
+        if one.is_whole and one.harm >= GAINED_SHARE and (one.is_certain or not is_sound)
+    ]
     whole = max(wholes, key=lambda one: one.harm, default=None)
     causes = [] if whole is None else [whole]
     repaired = Change() if whole is None else whole.change

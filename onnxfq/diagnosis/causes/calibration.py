@@ -52,6 +52,7 @@ def find_other_preprocessing(patient: Patient) -> Iterator[Suspicion]:
         f"the file was calibrated on other values than these: its {len(readings)} ranges are {100 * before:.0f} % "
         f"off those of the data, and {100 * misfits[name]:.0f} % if the data is {name}",
         tensor=inputs[0],
+        is_certain=True,
     )
 
 
@@ -74,7 +75,9 @@ def find_few_samples(patient: Patient) -> Iterator[Suspicion]:
     )
 
 
-def _recalibrate(patient: Patient, kind: str, evidence: str, tensor: str = "") -> Suspicion:
+def _recalibrate(
+    patient: Patient, kind: str, evidence: str, tensor: str = "", *, is_certain: bool = False
+) -> Suspicion:
     """Return the suspicion that every range has to come from the data."""
     change = all_fits(patient)
     edits = [
@@ -88,6 +91,7 @@ def _recalibrate(patient: Patient, kind: str, evidence: str, tensor: str = "") -
         repair=f"the ranges of the data for all {len(patient.groups)} scales",
         harm=patient.gain(change),
         is_whole=True,
+        is_certain=is_certain,
         numbers=tuple(quantizer.number for quantizer in patient.form.activations),
         change=change,
         edits=tuple(edits),

@@ -28,6 +28,9 @@ BETTER = 0.5
 TRIED = 4
 """Samples on which a preprocessing is tried."""
 
+OUTLYING = 3.0
+"""Misfit over that of the typical range of a file from which it is no matter of the samples."""
+
 SHIFTED = 0.1
 """Move of both ends to one side, over the width of the values, that no other draw of samples makes."""
 
@@ -43,11 +46,11 @@ def find_ranges(patient: Patient) -> Iterator[Suspicion]:
     if patient.board is None:
         return
     readings = [RangeReading.of(group, patient.group_values(group)) for group in patient.groups]
-    ratios, overruns = [r.ratio for r in readings], [r.overrun for r in readings]
+    ratios, misfits = [r.ratio for r in readings], [r.misfit for r in readings]
     for reading in readings:
         if reading.values.power == 0.0:
             continue
-        kind, evidence, is_certain = _explain(reading, typical(ratios), typical(overruns))
+        kind, evidence, is_certain = _explain(reading, typical(ratios), typical(misfits))
         if kind:
             other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
             if other is not None:
@@ -56,7 +59,7 @@ def find_ranges(patient: Patient) -> Iterator[Suspicion]:
             yield _suspect(patient, reading, kind, evidence, is_certain)
 
 
-def _explain(reading: RangeReading, ratio: float, overrun: float) -> tuple[str, str, bool]:
+def _explain(reading: RangeReading, ratio: float, misfit: float) -> tuple[str, str, bool]:
     """Return the kind of fault, its evidence, and whether it is a fault at any harm; empty without one."""
     quantizer, values = reading.quantizer, reading.values
     low, high = quantizer.grid.limits
@@ -77,8 +80,9 @@ def _explain(reading: RangeReading, ratio: float, overrun: float) -> tuple[str, 
     if reading.excess_db >= COARSE_DB and below + above > 0:
         side = "both ends" if min(below, above) > 0 else ("the lower end" if below else "the upper end")
         share = f"{covers}: {100 * (below + above):.3g} % of the values saturate at {side}"
-        far = reading.overrun > 1 - 1 / WIDE and overrun < 0.1
-        if abs(reading.shift) > SHIFTED and overrun < SHIFTED / 2:
+        is_outlier = reading.misfit > OUTLYING * misfit
+        far = reading.overrun > 1 - 1 / WIDE and is_outlier
+        if abs(reading.shift) > SHIFTED and is_outlier:
             share, far = (
                 f"{share}, the other is {100 * abs(reading.shift):.2g} % of the width too far out",
                 True,

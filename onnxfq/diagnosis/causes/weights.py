@@ -178,9 +178,7 @@ def _factor_by_bias(patient: Patient, reading: WeightReading) -> float | None:
     """
     layer = reading.layer
     bias = next((o for o in patient.form.constants if o.is_bias and o.constant in layer.input[2:3]), None)
-    group = next(
-        (g for g in patient.groups if any(f"diagnosed/{q.number}/out" == layer.input[0] for q in g)), None
-    )
+    group = _group_in_front(patient, layer)
     if bias is None or group is None or patient.board is None:
         return None
     if not 1 / WIDE < RangeReading.of(group, patient.group_values(group)).ratio < WIDE:
@@ -190,9 +188,20 @@ def _factor_by_bias(patient: Patient, reading: WeightReading) -> float | None:
     return float(factors.mean()) if np.ptp(factors) < OFF * factors.mean() else None
 
 
+def _group_in_front(patient: Patient, layer: onnx.NodeProto) -> list[ActivationQuantizer] | None:
+    """Return the quantizers that share the scale of the data of a layer; None if it is in float."""
+    for group in patient.groups:
+        if any(f"diagnosed/{quantizer.number}/out" == layer.input[0] for quantizer in group):
+            return group
+    return None
+
+
 def _factor_by_ranges(patient: Patient, reading: WeightReading) -> float | None:
     """Return the factor of a weight without which the ranges of all tensors behind it fit the data."""
     if patient.board is None:
+        return None
+    data = _group_in_front(patient, reading.layer)
+    if data is None or not 1 / WIDE < RangeReading.of(data, patient.group_values(data)).ratio < WIDE:
         return None
     numbers = _next_quantizers(patient, reading.layer)
     groups = [group for group in patient.groups if any(q.number >= min(numbers, default=0) for q in group)]
