@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from onnxfq.diagnosis.cause import Cause
+from onnxfq.documents.scores import TensorRow
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 
@@ -23,7 +24,9 @@ class Diagnosis(Record):
         unmatched: quantized tensors that the float model has not.
         quantizers: how many the file has, of activations and of constants.
         samples: of the data.
-        before: SQNR of the file in dB, on samples that chose nothing; None without data.
+        unit: of the figures: dB of SQNR on samples that chose nothing, or of the metric on all.
+        tensors: values and grids of the activations that causes name.
+        before: figure of the file; None without data.
         after: the same with all repairs together; None without a repair.
         written: path of the repaired model; empty if none was written.
     """
@@ -36,6 +39,8 @@ class Diagnosis(Record):
     unmatched: tuple[str, ...] = ()
     quantizers: int
     samples: int
+    unit: str = "dB"
+    tensors: tuple[TensorRow, ...] = ()
     before: float | None = None
     after: float | None = None
     written: str = ""
@@ -44,7 +49,7 @@ class Diagnosis(Record):
         """Return the verdict, and a row for each cause."""
         lines = [self.verdict]
         if self.causes:
-            rows = [("cause", "tensor", "dB before", "dB after", "evidence", "repair")]
+            rows = [("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")]
             for cause in self.causes:
                 figures = ("" if db is None else f"{db:.1f}" for db in (cause.before, cause.after))
                 rows.append((cause.kind, cause.tensor or cause.node, *figures, cause.evidence, cause.repair))
@@ -55,11 +60,11 @@ class Diagnosis(Record):
         return "\n".join(lines)
 
 
-def verdict_of(causes: tuple[Cause, ...], before: float | None, after: float | None) -> str:
+def verdict_of(causes: tuple[Cause, ...], before: float | None, after: float | None, unit: str = "dB") -> str:
     """Return at most three lines: the first cause, what all repairs restore, and how many causes there are."""
-    measured = "" if before is None else f" ({before:.1f} dB)"
+    measured = "" if before is None else f" ({before:.1f} {unit})"
     if not causes:
-        if before is not None and before < LOW_DB:
+        if before is not None and unit == "dB" and before < LOW_DB:
             return (
                 f"no single cause found{measured}: the loss is spread evenly over the quantizers\n"
                 "quantize the float model with `onnxfq quantize`, which tries remedies for it"
@@ -69,14 +74,14 @@ def verdict_of(causes: tuple[Cause, ...], before: float | None, after: float | N
     where = f" of {first.tensor or first.node}" if first.tensor or first.node else ""
     lines = [f"{first.kind.replace('_', ' ')}{where}: {first.evidence}"]
     if first.before is not None and first.after is not None:
-        lines.append(f"{first.repair}: {first.before:.1f} dB becomes {first.after:.1f} dB")
+        lines.append(f"{first.repair}: {first.before:.1f} {unit} becomes {first.after:.1f}")
     elif first.repair:
         lines.append(f"repair: {first.repair}")
     if len(causes) > 1:
         together = (
             ""
             if after is None or before is None
-            else f"; all repairs: {before:.1f} dB becomes {after:.1f} dB"
+            else f"; all repairs: {before:.1f} {unit} becomes {after:.1f}"
         )
         lines.append(f"{len(causes) - 1} more cause(s) below{together}")
     return "\n".join(lines)

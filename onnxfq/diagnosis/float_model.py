@@ -108,11 +108,8 @@ class FloatModel:
         for at, array in enumerate(floats):
             by_shape.setdefault(array.shape, []).append(at)
         for quantizer, array in zip(board.form.activations, inner, strict=True):
-            low, high = quantizer.grid.limits
-            limits = quantizer.plain != quantizer.real and not keeps_relus
-            seen = np.clip(array, low, high) if limits else array
             places = by_shape.get(array.shape, [])
-            alike = {candidates[at]: correlate(seen, floats[at]) for at in places}
+            alike = {candidates[at]: correlate(array, floats[at]) for at in places}
             best = max(alike.values(), default=0.0)
             own = (
                 quantizer.tensor if quantizer.tensor in alike else quantizer.tensor.removesuffix("_quantized")
@@ -125,7 +122,7 @@ class FloatModel:
                 self.tensors[quantizer.number] = own
             else:
                 self.unmatched.append(quantizer.tensor)
-            if limits and quantizer.starts_at_zero and quantizer.number in self.tensors:
+            if not keeps_relus and quantizer.starts_at_zero and quantizer.number in self.tensors:
                 self._advance(quantizer.number)
         self._match_layers(board.form)
 

@@ -6,39 +6,37 @@ from collections.abc import Sequence
 
 import onnx
 
-from onnxfq.data import Feed
 from onnxfq.diagnosis.cause import Cause, Suspicion
 from onnxfq.diagnosis.diagnosis import Diagnosis, verdict_of
 from onnxfq.diagnosis.file_editor import FileEditor
-from onnxfq.diagnosis.patient import Patient
-from onnxfq.numerics.metrics import ErrorSums, ratio_db
+from onnxfq.diagnosis.guilty_tensors import guilty_rows
+from onnxfq.diagnosis.measure import Measure
 from onnxfq.remedies.judge import LEAST_PROVEN_DB
-from onnxfq.runtime.session import Session
 
 
 class Repairs:
     """Edited copies of a file, and their SQNR."""
 
-    def __init__(self, patient: Patient, threads: int) -> None:
+    def __init__(self, measure: Measure) -> None:
         """Begin with the file as it is."""
-        self._patient, self._threads = patient, threads
-        self.together: onnx.ModelProto = patient.proto
+        self._patient, self._measure = measure.patient, measure
+        self.together: onnx.ModelProto = measure.patient.proto
         self.is_changed = False
 
     def report(self, suspicions: Sequence[Suspicion], looked_at: tuple[str, ...]) -> Diagnosis:
         """Return the diagnosis with what each repair restores; `together` gets those that do no harm."""
-        patient = self._patient
+        patient, measure = self._patient, self._measure
         causes: list[Cause] = []
         before = after = None
         if patient.board is not None:
-            before = self.measure(patient.proto, patient.proving)
-            chosen = self.measure(patient.proto, patient.choosing)
+            before = measure.reported(patient.proto)
+            chosen = measure.sqnr_db(patient.proto, patient.choosing)
         for suspicion in suspicions:
             alone = None
             if suspicion.edits and patient.board is not None:
-                alone = self.measure(self._edit(patient.proto, suspicion), patient.proving)
+                alone = measure.reported(self._edit(patient.proto, suspicion))
                 candidate = self._edit(self.together, suspicion)
-                score = self.measure(candidate, patient.choosing)
+                score = measure.sqnr_db(candidate, patient.choosing)
                 if score >= chosen - LEAST_PROVEN_DB:
                     self.together, self.is_changed, chosen = candidate, True, max(chosen, score)
             causes.append(
@@ -53,31 +51,20 @@ class Repairs:
                 )
             )
         if self.is_changed:
-            after = self.measure(self.together, patient.proving)
+            after = measure.reported(self.together)
         return Diagnosis(
             source=patient.source,
-            verdict=verdict_of(tuple(causes), before, after),
+            verdict=verdict_of(tuple(causes), before, after, measure.unit),
             causes=tuple(causes),
             looked_at=looked_at,
             unmatched=() if patient.floats is None else tuple(patient.floats.unmatched),
             quantizers=len(patient.form.activations) + len(patient.form.constants),
             samples=len(patient.feeds),
+            unit=measure.unit,
+            tensors=guilty_rows(patient, suspicions),
             before=before,
             after=after,
         )
-
-    def measure(self, proto: onnx.ModelProto, feeds: Sequence[Feed]) -> float:
-        """Return the SQNR in dB of the worst output of a file."""
-        board = self._patient.board
-        assert board is not None
-        session = Session(proto, self._threads)
-        sums = [ErrorSums() for _ in board.outputs]
-        for feed in feeds:
-            results = session.run(feed, board.outputs)
-            for at, (want, have) in enumerate(zip(self._patient.references[id(feed)], results, strict=True)):
-                if want.shape == have.shape:
-                    sums[at] += ErrorSums.from_arrays(want, have)
-        return min(ratio_db(total.signal, total.noise) for total in sums)
 
     def _edit(self, proto: onnx.ModelProto, suspicion: Suspicion) -> onnx.ModelProto:
         editor = FileEditor(proto)

@@ -65,7 +65,7 @@ class TaskMetric:
         given = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
         self.is_top1 = metric is None
         self.name = "points of top-1" if self.is_top1 else f"metric {given}"
-        self._metric: Metric = _top1
+        self._metric: Metric = top1
         if metric is not None:
             self._metric = import_function(metric, "--metric") if isinstance(metric, str) else metric
         self._labels = None if labels is None else read_labels(labels, whole=self.is_top1)
@@ -180,7 +180,7 @@ def _describe(value: Any) -> str:
         return f"a {type(value).__name__}"
 
 
-def _top1(outputs: Iterator[Outputs], labels: NDArray[Any]) -> float:
+def top1(outputs: Iterator[Outputs], labels: NDArray[Any]) -> float:
     """Return the percentage of rows of the first output with the largest element at the label."""
     row = right = 0
     for made in outputs:

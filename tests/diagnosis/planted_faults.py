@@ -336,8 +336,8 @@ def left_in_float(at: int) -> Fault:
 
 
 def half_overflow(planted: Planted) -> None:
-    """Compute one Relu in float16, in a unit that leaves its numbers."""
-    node = next(n for n in planted.proto.graph.node if n.op_type in ("Relu", "Sigmoid", "Softmax"))
+    """Compute one Relu or Transpose in float16, in a unit that leaves its numbers."""
+    node = next(n for n in planted.proto.graph.node if n.op_type in ("Relu", "Transpose"))
     before, after = node.input[0], node.output[0]
     nodes = planted.proto.graph.node
     at = list(nodes).index(node)
