@@ -57,7 +57,7 @@ class Noise:
         return min((ratio_db(1.0, ratio) for ratio in self.ratios), default=np.inf)
 
     def share_over(self, other: Noise, whole: Noise) -> float:
-        """Return by how much this is more than `other`, as a share of `whole`; of the output where it is most."""
+        """Return by how much this is more than `other`, as a share of `whole`, for the worst output."""
         shares = []
         for mine, theirs, total in zip(self.ratios, other.ratios, whole.ratios, strict=True):
             if np.isinf(mine):

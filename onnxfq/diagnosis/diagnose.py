@@ -61,7 +61,7 @@ def diagnose(
         reference: the float model that it was made of. Tensors are matched by name and by values, weights by
             values; without it the float form is derived from the file.
         data: as `quantize` takes it; at most FEEDS samples are read. Without data only the file is read.
-        labels: of the data, as in `AccuracyTarget`: figures are top-1 accuracy, of at most TASK_FEEDS samples.
+        labels: of the data, as in `AccuracyTarget`; figures are top-1 of at most TASK_FEEDS samples.
         metric: of the task, as in `AccuracyTarget`; figures are its values.
         target: a target whose rules count too.
         output: where to write the model with all repairs; every scale that no repair names is kept exactly.
@@ -125,7 +125,7 @@ def _read_feeds(proto: onnx.ModelProto, data: Data | None, options: RunOptions, 
 
 def _compared(form: SwitchedForm, source: str) -> list[str]:
     """Return the float outputs. Raises ModelError without one."""
-    types = GraphIndex(form.proto.graph).types
+    types = GraphIndex.of_model(form.proto).types
     names = [name for name in output_names(form.proto) if types.get(name, 0) in FLOAT_CODES]
     if not names:
         raise ModelError(f"{source} has no output of floats; cut it in front of its last choice of a class")

@@ -49,7 +49,9 @@ class Diagnosis(Record):
         """Return the verdict, and a row for each cause."""
         lines = [self.verdict]
         if self.causes:
-            rows = [("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")]
+            rows: list[tuple[str, ...]] = [
+                ("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")
+            ]
             for cause in self.causes:
                 figures = ("" if db is None else f"{db:.1f}" for db in (cause.before, cause.after))
                 rows.append((cause.kind, cause.tensor or cause.node, *figures, cause.evidence, cause.repair))
@@ -61,7 +63,7 @@ class Diagnosis(Record):
 
 
 def verdict_of(causes: tuple[Cause, ...], before: float | None, after: float | None, unit: str = "dB") -> str:
-    """Return at most three lines: the first cause, what all repairs restore, and how many causes there are."""
+    """Return at most three lines: the first cause, its repair, and how many causes there are."""
     measured = "" if before is None else f" ({before:.1f} {unit})"
     if not causes:
         if before is not None and unit == "dB" and before < LOW_DB:
@@ -69,7 +71,7 @@ def verdict_of(causes: tuple[Cause, ...], before: float | None, after: float | N
                 f"no single cause found{measured}: the loss is spread evenly over the quantizers\n"
                 "quantize the float model with `onnxfq quantize`, which tries remedies for it"
             )
-        return f"no fault found{measured}"
+        return f"no fault found{measured}" if before is not None else "no fault found without data; give data"
     first = causes[0]
     where = f" of {first.tensor or first.node}" if first.tensor or first.node else ""
     lines = [f"{first.kind.replace('_', ' ')}{where}: {first.evidence}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -29,13 +30,17 @@ class FileEditor:
         self.proto = onnx.ModelProto()
         self.proto.CopyFrom(proto)
         self.graph = self.proto.graph
-        self.names: Names = GraphIndex(self.graph).names
+        self.names: Names = GraphIndex.of_model(self.proto).names
         self._tensors = {tensor.name: tensor for tensor in self.graph.initializer}
 
     def array(self, name: str) -> NDArray[np.generic] | None:
         """Return the values of an initializer; None for another tensor."""
         tensor = self._tensors.get(name)
         return None if tensor is None else np.asarray(tensor_array(tensor))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of an initializer."""
+        return tuple(self._tensors[name].dims)
 
     def store(self, name: str, values: NDArray[np.generic]) -> None:
         """Give an initializer other values of its type, or add one."""
@@ -60,10 +65,10 @@ class FileEditor:
         """Give the quantizers with the scale of `quantizer` another grid; biases keep their real values."""
         scale = quantizer.scale
         biases = [(node, self._bias_values(node)) for node in self.graph.node if self._reads(node, scale)]
-        self.store(scale, np.asarray(fit.scale, np.float32).reshape(np.shape(self.array(scale))))
+        self.store(scale, np.asarray(fit.scale, np.float32).reshape(self.shape(scale)))
         if fit.zero != quantizer.grid.zero:
             zero = np.asarray(fit.zero).astype(quantizer.grid.kind)
-            shape = np.shape(self.array(quantizer.zero_point)) if quantizer.zero_point else ()
+            shape = self.shape(quantizer.zero_point) if quantizer.zero_point else ()
             name = self.add(f"{scale}/zero_point", zero.reshape(shape))
             for node in self.graph.node:
                 for slot, read in enumerate(node.input):
@@ -94,7 +99,7 @@ class FileEditor:
             self._store_bias(node, values)
 
     def scale_weight(self, constant: StoredConstant, factor: float) -> None:
-        """Divide the scale of a stored weight by a factor; the biases of its readers keep their real values."""
+        """Divide the scale of a stored weight by a factor; biases keep their real values."""
         biases = [(n, self._bias_values(n)) for n in self.graph.node if self._reads(n, constant.scale)]
         old = np.asarray(self.array(constant.scale))
         self.store(constant.scale, old / factor)
@@ -153,7 +158,7 @@ class FileEditor:
         self.graph.node.remove(first)
 
     def redirect(self, old: str, new: str, only: Sequence[str] = ()) -> None:
-        """Make the readers of a tensor, or those of these names, read another one; outputs keep their name."""
+        """Make the readers of a tensor, or those of these names, read another one."""
         for node in self.graph.node:
             if not only or node.name in only:
                 node.input[:] = [new if name == old else name for name in node.input]
@@ -208,11 +213,10 @@ class FileEditor:
 
     def _bias_values(self, node: onnx.NodeProto) -> NDArray[np.float64] | None:
         """Return the real values of a stored bias; None if it is not stored in integers."""
+        scale: NDArray[Any] | None
         if node.op_type in _INTEGER_BIASES:
-            stored, scale = (
-                self.array(input_name(node, _INTEGER_BIASES[node.op_type])),
-                self._bias_scale(node),
-            )
+            scale = self._bias_scale(node)
+            stored = self.array(input_name(node, _INTEGER_BIASES[node.op_type]))
         else:
             pair = self.maker(node.input[2])
             if pair is None or pair.op_type != "DequantizeLinear":
@@ -239,8 +243,8 @@ class FileEditor:
             if scale is None:
                 scale = np.asarray(self.array(pair.input[1]), np.float64)
             name = pair.input[1]
-            if np.size(self.array(name)) == scale.size:
-                self.store(name, scale.reshape(np.shape(self.array(name))))
+            if np.prod(self.shape(name)) == scale.size:
+                self.store(name, scale.reshape(self.shape(name)))
             elif is_per_axis(scale):
                 pair.input[1] = self.add(f"{name}/channels", scale.astype(np.float32))
                 self._match_zero_point(pair, scale.size)

@@ -25,8 +25,10 @@ from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.runtime.session import Session
 
 ALIKE = 0.8
-"""Correlation from which tensors or weights of equal shape may be the same one: unrelated ones stay far below,
-and a coarse or saturated grid keeps it."""
+"""Correlation from which tensors or weights of equal shape may be the same one.
+
+Unrelated ones stay far below, and a coarse or saturated grid keeps it.
+"""
 
 _NEAR = 0.02
 """Loss of correlation for which a tensor of the same name is preferred."""
@@ -69,7 +71,7 @@ class FloatModel:
     def open(model: str | Path | onnx.ModelProto, threads: int) -> FloatModel:
         """Return the float model. Raises ModelError for one that cannot be read or is quantized."""
         proto = fold_batch_norm(load(model)).proto
-        index = GraphIndex(proto.graph)
+        index = GraphIndex.of_model(proto)
         inner = [name for node in proto.graph.node for name in node.output if name]
         floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.UNDEFINED}
         wanted = [name for name in inner if index.types.get(name, 0) in floats]

@@ -22,7 +22,7 @@ from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.remedies.samples import split_samples
 
 FAITHFUL_DB = 20.0
-"""SQNR from which the float form of the file computes what the float model does: weights of 8 bits keep it."""
+"""SQNR from which the float form of the file computes what the float model does; int8 weights keep it."""
 
 
 @dataclass
@@ -63,12 +63,12 @@ class Patient:
     @cached_property
     def index(self) -> GraphIndex:
         """The graph of the file."""
-        return GraphIndex(self.proto.graph)
+        return GraphIndex.of_model(self.proto)
 
     @cached_property
     def form_index(self) -> GraphIndex:
         """The graph of its float form."""
-        return GraphIndex(self.form.proto.graph)
+        return GraphIndex.of_model(self.form.proto)
 
     @cached_property
     def choosing(self) -> Sequence[Feed]:

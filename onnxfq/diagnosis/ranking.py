@@ -30,7 +30,7 @@ PLACED = ("double_quantization", "pair_inside_fusion")
 
 
 HALF = 0.5
-"""Share of the noise from which the range of one tensor is a cause: another calibration gains less, or loses."""
+"""Share of the noise from which the range of one tensor is a cause; another calibration gains less."""
 
 
 SOUND_DB = 30.0
@@ -77,8 +77,8 @@ def nodes_behind(patient: Patient, nodes: set[str]) -> set[str]:
 def rank(patient: Patient, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
     """Return the suspicions that are causes, the most harmful first.
 
-    One that is not certain must be due to as much of the noise that the worse ones leave as a remedy must
-    gain, and if it is the range of one tensor to half of it. A cause of the whole file stands for those of the
+    One that is not certain must be due to a part of the noise that the worse ones leave: as much as a remedy
+    must gain, and half if it is the range of one tensor. A cause of the whole file stands for those of the
     tensors that it explains, and a pair in the wrong place for its range.
     """
     placed = {number for one in suspicions if one.kind in PLACED for number in one.numbers}

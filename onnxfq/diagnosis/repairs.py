@@ -1,4 +1,4 @@
-"""`Repairs`: the repair of each cause on the file, alone and together, measured on samples that chose nothing."""
+"""`Repairs`: the repair of each cause, alone and together, measured on samples that chose nothing."""
 
 from __future__ import annotations
 

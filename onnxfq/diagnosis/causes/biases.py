@@ -41,7 +41,8 @@ def find_biases(patient: Patient) -> Iterator[Suspicion]:
         full = 0
         if constant is not None and constant.is_bias:
             full = int((np.abs(constant.grid.steps.astype(np.int64)) >= FULL).sum())
-        wanted = patient.floats.layers[node.name].bias if _has_layer(patient, node) else None
+        layer = None if patient.floats is None else patient.floats.layers.get(node.name)
+        wanted = None if layer is None else layer.bias
         if full:
             text = f"{full} of {bias.size} numbers of the bias are at the end of int32"
             yield _suspect(patient, node, "saturated_bias", text, wanted, is_certain=True)
@@ -56,10 +57,6 @@ def find_biases(patient: Patient) -> Iterator[Suspicion]:
         elif patient.floats is None and not np.any(bias) and _others_have_one(node, layers, values):
             text = f"the other {node.op_type} layers have a bias, this one has none"
             yield _suspect(patient, node, "lost_bias", text, None, is_certain=True)
-
-
-def _has_layer(patient: Patient, node: onnx.NodeProto) -> bool:
-    return patient.floats is not None and node.name in patient.floats.layers
 
 
 def _others_have_one(

@@ -49,8 +49,8 @@ def find_other_preprocessing(patient: Patient) -> Iterator[Suspicion]:
     yield _recalibrate(
         patient,
         "preprocessing",
-        f"the file was calibrated on other values than these: its {len(readings)} ranges are {100 * before:.0f} % "
-        f"off those of the data, and {100 * misfits[name]:.0f} % if the data is {name}",
+        f"the file was calibrated on other values: its {len(readings)} ranges are {100 * before:.0f} % off "
+        f"those of the data, and {100 * misfits[name]:.0f} % if the data is {name}",
         tensor=inputs[0],
         is_certain=True,
     )

@@ -18,7 +18,7 @@ HALF = 0.5
 
 
 def find_activation_channels(patient: Patient) -> Iterator[Suspicion]:
-    """Yield tensors whose largest channel is far larger than the typical one, and which cost most of the SQNR."""
+    """Yield tensors whose largest channel is far larger than the typical one, at most of the noise."""
     if patient.board is None:
         return
     for quantizer in patient.form.activations:

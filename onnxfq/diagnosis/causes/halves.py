@@ -29,7 +29,7 @@ def find_overflow(patient: Patient) -> Iterator[Suspicion]:
     proto = onnx.ModelProto()
     proto.CopyFrom(patient.proto)
     add_shapes(proto)
-    index = GraphIndex(proto.graph)
+    index = GraphIndex.of_model(proto)
     halves = [n for node in index.nodes for n in node.output if index.types.get(n) == TensorProto.FLOAT16]
     if not halves:
         return

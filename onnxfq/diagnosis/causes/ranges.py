@@ -20,7 +20,7 @@ WIDE = 1.5
 """Width of a range over that of its values from which it is too wide: samples of one kind differ by less."""
 
 APART = 0.1
-"""Mean misfit of all ranges from which other preprocessing is tried; that of another draw of samples is less."""
+"""Mean misfit of all ranges from which other preprocessing is tried; another draw of samples makes less."""
 
 BETTER = 0.5
 """Part of the misfit that the right preprocessing leaves at most."""
@@ -67,11 +67,10 @@ def _explain(reading: RangeReading, ratio: float, misfit: float) -> tuple[str, s
     below, above = values.saturated(quantizer)
     sample = values.sample
     if quantizer.starts_at_zero and values.is_signed:
-        share, energy = values.below_zero
+        part, energy = values.below_zero
         return (
             "unsigned_on_signed",
-            f"{covers}: {100 * share:.3g} % of the values, {100 * energy:.3g} % of the energy, are below 0 and "
-            "become 0",
+            f"{covers}: {100 * part:.3g} % of the values, with {100 * energy:.3g} % of the energy, become 0",
             True,
         )
     if reading.ratio > WIDE and reading.ratio > WIDE * min(ratio, 1.0):
@@ -129,7 +128,7 @@ def _suspect(
 
 
 def choose_fit(patient: Patient, reading: RangeReading) -> tuple[GridFit, float]:
-    """Return the better of the grid that holds all values and that of least error, and the harm without it."""
+    """Return the grid that holds all values or that of least error, whichever is better, and the harm."""
     fits = dict.fromkeys(reading.fits)
     harms = [(patient.harm(reading.numbers, patient.fit_change(reading.group, fit)), fit) for fit in fits]
     harm, fit = max(harms, key=lambda row: row[0])

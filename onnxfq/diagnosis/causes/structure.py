@@ -42,7 +42,7 @@ def find_double(patient: Patient) -> Iterator[Suspicion]:
         repair = Change(off=frozenset({quantizer.number}))
         yield Suspicion(
             kind="double_quantization",
-            evidence=f"quantized by a scale of {first.grid.scale:.4g} and at once again by one of {grid.scale:.4g}",
+            evidence=f"quantized by a scale of {first.grid.scale:.4g}, and again by one of {grid.scale:.4g}",
             tensor=quantizer.tensor,
             node=quantizer.node,
             repair="the second pair removed",
@@ -55,7 +55,7 @@ def find_double(patient: Patient) -> Iterator[Suspicion]:
 
 
 def find_inside_fusion(patient: Patient) -> Iterator[Suspicion]:
-    """Yield pairs between a layer and the Relu or BatchNormalization behind it, where the file has few of them.
+    """Yield pairs between a layer and the Relu or BatchNormalization behind it, if they are few.
 
     Quantizers of some tools put one there always: that is their way, and no fault of the file.
     """
@@ -117,7 +117,7 @@ def find_missing(patient: Patient) -> Iterator[Suspicion]:
         name = beside[-1]
         yield Suspicion(
             kind="missing_pair",
-            evidence=f"{node.op_type} {node.name!r} reads {name!r} in float, which has a pair for other readers",
+            evidence=f"{node.op_type} {node.name!r} reads {name!r} in float; other readers have its pair",
             tensor=name,
             node=node.name,
             repair="the pair that stands beside it",
@@ -144,8 +144,8 @@ def find_left_in_float(patient: Patient) -> Iterator[Suspicion]:
             continue
         yield Suspicion(
             kind="left_in_float",
-            evidence=f"{node.op_type} {node.name!r} is in float between quantized layers; {len(layers) - len(floats)} "
-            f"of {len(layers)} layers are quantized, and its input has a pair",
+            evidence=f"{node.op_type} {node.name!r} is in float between quantized layers; "
+            f"{len(layers) - len(floats)} of {len(layers)} are quantized, and its input has a pair",
             tensor=name,
             node=node.name,
             repair="the pair of its input, and a pair for its weight",
