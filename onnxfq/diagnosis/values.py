@@ -56,6 +56,7 @@ class TensorValues:
         parts, lows, highs, magnitudes = [], [], [], []
         for array in arrays:
             flat = np.asarray(array, np.float64).ravel()
+            flat = flat[np.isfinite(flat)]
             if not flat.size:
                 continue
             lows.append(float(flat.min()))
