@@ -11,16 +11,16 @@ import onnx
 
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels
-from onnxfq.diagnosis.board import Board
 from onnxfq.diagnosis.diagnosis import Diagnosis
-from onnxfq.diagnosis.float_model import FloatModel
 from onnxfq.diagnosis.measure import Measure
-from onnxfq.diagnosis.patient import Patient
 from onnxfq.diagnosis.ranking import find_suspicions, rank
+from onnxfq.diagnosis.reading.board import Board
+from onnxfq.diagnosis.reading.float_model import FloatModel
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.switched_form import SwitchedForm, switch_form
 from onnxfq.diagnosis.recipe import recipe_text
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.diagnosis.repairs import Repairs
-from onnxfq.diagnosis.switched_form import SwitchedForm, switch_form
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import check_model_output

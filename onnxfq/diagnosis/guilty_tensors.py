@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxfq.diagnosis.cause import Suspicion
-from onnxfq.diagnosis.patient import Patient
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.documents.scores import TensorRow
 from onnxfq.numerics.metrics import ratio_db
 

@@ -12,7 +12,7 @@ import onnx
 
 from onnxfq.data import Feed
 from onnxfq.data.labels import Labels, read_labels
-from onnxfq.diagnosis.patient import Patient
+from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.errors import DataError
 from onnxfq.graph.signature import output_names
 from onnxfq.numerics.metrics import ErrorSums, ratio_db

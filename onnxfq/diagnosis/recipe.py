@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from onnxfq.diagnosis.patient import Patient
+from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.errors import ModelError
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 

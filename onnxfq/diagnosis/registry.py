@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from onnxfq.diagnosis.cause import Detector
 from onnxfq.diagnosis.causes.biases import find_biases
 from onnxfq.diagnosis.causes.calibration import find_few_samples, find_other_preprocessing
 from onnxfq.diagnosis.causes.channels import find_activation_channels
@@ -17,6 +16,7 @@ from onnxfq.diagnosis.causes.structure import (
 )
 from onnxfq.diagnosis.causes.target_rules import find_rules
 from onnxfq.diagnosis.causes.weights import find_weights
+from onnxfq.diagnosis.reading.cause import Detector
 
 LAYER_DETECTORS: dict[str, Detector] = {
     "axes, scales and channels of weights": find_weights,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import onnx
 
-from onnxfq.diagnosis.cause import Cause, Suspicion
 from onnxfq.diagnosis.diagnosis import Diagnosis, verdict_of
-from onnxfq.diagnosis.file_editor import FileEditor
 from onnxfq.diagnosis.guilty_tensors import guilty_rows
 from onnxfq.diagnosis.measure import Measure
+from onnxfq.diagnosis.reading.cause import Cause, Suspicion
+from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.remedies.judge import LEAST_PROVEN_DB
 
 

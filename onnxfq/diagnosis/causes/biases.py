@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.board import Change
-from onnxfq.diagnosis.cause import Suspicion
 from onnxfq.diagnosis.causes.ranges import restore_bias
-from onnxfq.diagnosis.patient import Patient
+from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.graph.external.tensor import tensor_array
 
 _BIASED = ("Conv", "ConvTranspose", "Gemm")

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.board import Change
-from onnxfq.diagnosis.cause import Suspicion
 from onnxfq.diagnosis.causes.ranges import APART, BETTER, TRIED, all_fits, bias_edits, set_fit
-from onnxfq.diagnosis.patient import Patient
-from onnxfq.diagnosis.range_reading import RangeReading
+from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.range_reading import RangeReading
 from onnxfq.remedies.judge import GAINED_SHARE
 
 LEAVING = 0.1

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from onnxfq.diagnosis.board import Change
-from onnxfq.diagnosis.cause import Suspicion
-from onnxfq.diagnosis.patient import Patient
+from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.patient import Patient
 
 SPREAD = 16.0
 """Size of the largest channel over that of the typical one from which that loses half of its 8 bits."""

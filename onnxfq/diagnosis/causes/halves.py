@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from onnxfq.diagnosis.cause import Suspicion
-from onnxfq.diagnosis.file_editor import FileEditor
-from onnxfq.diagnosis.patient import Patient
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.graph.signature import with_outputs

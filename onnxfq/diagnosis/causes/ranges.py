@@ -8,13 +8,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.board import Change
-from onnxfq.diagnosis.cause import Suspicion
-from onnxfq.diagnosis.file_editor import FileEditor
-from onnxfq.diagnosis.patient import Patient
-from onnxfq.diagnosis.range_reading import RangeReading, typical
-from onnxfq.diagnosis.switched_form import ActivationQuantizer
-from onnxfq.diagnosis.values import GridFit
+from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.range_reading import RangeReading, typical
+from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer
+from onnxfq.diagnosis.reading.values import GridFit
 
 WIDE = 1.5
 """Width of a range over that of its values from which it is too wide: samples of one kind differ by less."""

@@ -8,8 +8,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.board import Change
-from onnxfq.diagnosis.cause import Suspicion
 from onnxfq.diagnosis.causes.weight_reading import (
     OFF,
     WeightReading,
@@ -17,8 +15,10 @@ from onnxfq.diagnosis.causes.weight_reading import (
     set_weight,
     suspect_weight,
 )
-from onnxfq.diagnosis.patient import Patient
-from onnxfq.diagnosis.stored_weight import requantize
+from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.stored_weight import requantize
 
 
 def find_stale(patient: Patient, reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:

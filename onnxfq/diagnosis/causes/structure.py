@@ -8,11 +8,11 @@ from functools import partial
 import numpy as np
 import onnx
 
-from onnxfq.diagnosis.board import Change
-from onnxfq.diagnosis.cause import Suspicion
-from onnxfq.diagnosis.file_editor import FileEditor
-from onnxfq.diagnosis.patient import Patient
-from onnxfq.diagnosis.stored_weight import channel_axis
+from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.stored_weight import channel_axis
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import MOVES, WEIGHTED_INPUTS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnxfq.diagnosis.cause import Suspicion
-from onnxfq.diagnosis.patient import Patient
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.targets.findings import Finding
 from onnxfq.tools.check import check
 

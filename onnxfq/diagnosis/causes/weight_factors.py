@@ -8,8 +8,6 @@ from functools import partial
 import numpy as np
 import onnx
 
-from onnxfq.diagnosis.board import Change
-from onnxfq.diagnosis.cause import Suspicion
 from onnxfq.diagnosis.causes.ranges import APART, BETTER, TRIED, WIDE
 from onnxfq.diagnosis.causes.weight_reading import (
     OFF,
@@ -18,11 +16,13 @@ from onnxfq.diagnosis.causes.weight_reading import (
     squared_error,
     suspect_weight,
 )
-from onnxfq.diagnosis.file_editor import FileEditor
-from onnxfq.diagnosis.patient import Patient
-from onnxfq.diagnosis.range_reading import RangeReading
-from onnxfq.diagnosis.switched_form import ActivationQuantizer, StoredConstant
-from onnxfq.diagnosis.values import TensorValues
+from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.range_reading import RangeReading
+from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, StoredConstant
+from onnxfq.diagnosis.reading.values import TensorValues
 
 COARSE = 4.0
 """Squared error over that of rounding from which a weight has another fault than its rounding."""

@@ -9,17 +9,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.board import Change
-from onnxfq.diagnosis.cause import Suspicion
 from onnxfq.diagnosis.causes.weight_reading import (
     WeightReading,
     is_per_axis,
     set_weight,
     suspect_weight,
 )
-from onnxfq.diagnosis.file_editor import FileEditor
-from onnxfq.diagnosis.patient import Patient
-from onnxfq.diagnosis.stored_weight import requantize
+from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.stored_weight import requantize
 from onnxfq.graph.stored_grid import StoredGrid
 
 FILLED = 0.98

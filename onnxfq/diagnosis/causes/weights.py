@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onnxfq.diagnosis.cause import Suspicion
 from onnxfq.diagnosis.causes.stale_weights import find_stale
 from onnxfq.diagnosis.causes.weight_factors import find_factor
 from onnxfq.diagnosis.causes.weight_grids import find_axis, find_spread, find_unused
 from onnxfq.diagnosis.causes.weight_reading import read_weights
-from onnxfq.diagnosis.patient import Patient
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.patient import Patient
 
 FAULTS = (find_axis, find_factor, find_stale, find_spread, find_unused)
 """What is looked for in each weight, in this order."""

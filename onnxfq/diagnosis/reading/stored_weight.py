@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.switched_form import StoredConstant
+from onnxfq.diagnosis.reading.switched_form import StoredConstant
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.interchange.quantized_models.number_grids import attributes_of
 

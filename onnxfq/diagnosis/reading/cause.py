@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from onnxfq.diagnosis.board import Change
+from onnxfq.diagnosis.reading.board import Change
 from onnxfq.support.records import Record
 
 if TYPE_CHECKING:
-    from onnxfq.diagnosis.file_editor import FileEditor
-    from onnxfq.diagnosis.patient import Patient
+    from onnxfq.diagnosis.reading.file_editor import FileEditor
+    from onnxfq.diagnosis.reading.patient import Patient
 
 
 class Cause(Record):

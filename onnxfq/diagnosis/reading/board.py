@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.switched_form import ActivationQuantizer, SwitchedForm
-from onnxfq.diagnosis.values import GridFit
+from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, SwitchedForm
+from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
 from onnxfq.runtime.session import Session

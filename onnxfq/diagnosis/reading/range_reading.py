@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from onnxfq.diagnosis.switched_form import ActivationQuantizer
-from onnxfq.diagnosis.values import GridFit, TensorValues
+from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer
+from onnxfq.diagnosis.reading.values import GridFit, TensorValues
 from onnxfq.numerics.metrics import ratio_db
 
 

@@ -10,9 +10,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from onnxfq.diagnosis.stored_weight import RequantizedWeight, is_per_axis
-from onnxfq.diagnosis.switched_form import ActivationQuantizer, StoredConstant
-from onnxfq.diagnosis.values import GridFit
+from onnxfq.diagnosis.reading.stored_weight import RequantizedWeight, is_per_axis
+from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, StoredConstant
+from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.names import Names

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.switched_form import ActivationQuantizer
+from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer
 
 SAMPLED = 4096
 """Values that are kept of a tensor from each feed, evenly spaced."""

@@ -13,10 +13,10 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.board import Board, Change, Limit, Noise, quantizers_by_scale
-from onnxfq.diagnosis.float_model import FloatModel
-from onnxfq.diagnosis.switched_form import ActivationQuantizer, SwitchedForm
-from onnxfq.diagnosis.values import GridFit, TensorValues
+from onnxfq.diagnosis.reading.board import Board, Change, Limit, Noise, quantizers_by_scale
+from onnxfq.diagnosis.reading.float_model import FloatModel
+from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, SwitchedForm
+from onnxfq.diagnosis.reading.values import GridFit, TensorValues
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.remedies.samples import split_samples

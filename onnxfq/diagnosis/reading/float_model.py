@@ -13,8 +13,8 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.board import Board, Change, Limit
-from onnxfq.diagnosis.switched_form import SwitchedForm
+from onnxfq.diagnosis.reading.board import Board, Change, Limit
+from onnxfq.diagnosis.reading.switched_form import SwitchedForm
 from onnxfq.errors import DataError
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
