@@ -1,1 +1,1 @@
-"""What is wrong with a quantized file that somebody else made: reading, measuring, causes, repairs."""
+"""Diagnosis of a quantized file that somebody else made: reading, measuring, causes, repairs."""

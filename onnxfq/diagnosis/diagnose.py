@@ -35,7 +35,7 @@ from onnxfq.support.files import write_text
 from onnxfq.targets.lower_fake_quantize import lift, lower
 
 FEEDS = 64
-"""Samples of the data that are read: with 64 the ends of ranges are those of many more within a step."""
+"""Samples of the data that are read: more of them move the ends of ranges by about a step."""
 
 TASK_FEEDS = 1024
 """Samples that are read for a metric of the task, which single ones move."""

@@ -23,7 +23,7 @@ from onnxfq.support.user_code import faults_of, import_function
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured of a file.
+    """Figure of a file: SQNR, or the metric of a task.
 
     Attributes:
         patient: with the samples and the outputs in float.
@@ -59,7 +59,7 @@ class Measure:
         return self.sqnr_db(proto, self.patient.proving) if self.function is None else self._task(proto)
 
     def sqnr_db(self, proto: onnx.ModelProto, feeds: Sequence[Feed]) -> float:
-        """Return the SQNR in dB of the worst output of a file; -inf if an output is no number."""
+        """Return the SQNR in dB of the worst output of a file; -inf if an output is NaN."""
         board = self.patient.board
         if board is None:
             raise DataError("a repair is measured; give data")

@@ -38,7 +38,7 @@ SOUND_DB = 30.0
 
 
 def find_suspicions(patient: Patient) -> list[Suspicion]:
-    """Return what all detectors suspect, those of layers first and taken as repaired for the others.
+    """Return what all detectors suspect, layers first and taken as repaired for the others.
 
     A layer that is certainly wrong and cannot be repaired here explains the ranges behind it.
     """
@@ -47,7 +47,7 @@ def find_suspicions(patient: Patient) -> list[Suspicion]:
         for one in find(patient):
             layers.append(one)
             if one.is_certain and one.change.constants:
-                patient.cure(one.change)  # what is looked at next is behind it
+                patient.cure(one.change)  # later detectors look behind it
     if patient.board is not None:
         layers = [
             replace(one, harm=patient.harm(one.numbers, one.change)) if one.change != Change() else one
@@ -78,8 +78,8 @@ def rank(patient: Patient, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
     """Return the suspicions that are causes, the most harmful first.
 
     One that is not certain must be due to a part of the noise that the worse ones leave: as much as a remedy
-    must gain, and half if it is the range of one tensor. A cause of the whole file stands for those of the
-    tensors that it explains, and a pair in the wrong place for its range.
+    must gain, and half if it is the range of one tensor. A cause of the whole file stands for the
+    causes of tensors that it explains, and a pair in the wrong place for its range.
     """
     placed = {number for one in suspicions if one.kind in PLACED for number in one.numbers}
     suspicions = [

@@ -14,7 +14,7 @@ from onnxfq.graph.ops import WEIGHTED_INPUTS
 def recipe_text(patient: Patient) -> str:
     """Return a recipe in YAML: the form of the file, and its layers in float.
 
-    Ranges, scales of weights and biases come from the data and the float model anew, and are right then.
+    Ranges, scales of weights and biases come from the data and the float model, and are right then.
     Raises ModelError without the float model, whose layers it names.
     """
     if patient.floats is None:

@@ -29,7 +29,7 @@ LAYER_DETECTORS: dict[str, Detector] = {
     "overflow of float16": find_overflow,
     "rules of the target": find_rules,
 }
-"""Causes that are no ranges. Their repairs come first: ranges behind a wrong weight look wrong."""
+"""Causes other than ranges. Their repairs come first: ranges behind a wrong weight look wrong."""
 
 RANGE_DETECTORS: dict[str, Detector] = {
     "preprocessing of the calibration": find_other_preprocessing,

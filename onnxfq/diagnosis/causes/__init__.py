@@ -1,1 +1,1 @@
-"""What can be wrong with a quantized file, a family of causes a file."""
+"""Causes of a bad quantized file, a family a file."""

@@ -22,7 +22,7 @@ FULL = 2**31 - 1
 """The largest number of int32, where a bias saturates."""
 
 CHANGED = 0.5
-"""Part of the size of a bias from which its difference is no correction of the mean error of a layer."""
+"""Part of the size of a bias from which its difference is more than a correction of a layer's mean error."""
 
 
 def find_biases(patient: Patient) -> Iterator[Suspicion]:

@@ -11,7 +11,7 @@ from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.patient import Patient
 
 SPREAD = 16.0
-"""Size of the largest channel over that of the typical one from which that loses half of its 8 bits."""
+"""Size of the largest channel over the typical one's, from which the typical one loses half of its 8 bits."""
 
 HALF = 0.5
 """Share of the noise of the file from which such a tensor is a cause: many sound networks have one."""

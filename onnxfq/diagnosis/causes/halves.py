@@ -1,4 +1,4 @@
-"""Values that leave float16 beside the quantizers."""
+"""Values that leave float16 between quantizers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer
 from onnxfq.diagnosis.reading.values import GridFit
 
 WIDE = 1.5
-"""Width of a range over that of its values from which it is too wide: samples of one kind differ by less."""
+"""Width of a range over its values' from which it is too wide: samples of one kind differ by less."""
 
 APART = 0.1
 """Mean misfit of all ranges from which other preprocessing is tried; another draw of samples makes less."""
@@ -29,16 +29,16 @@ TRIED = 4
 """Samples on which a preprocessing is tried."""
 
 OUTLYING = 3.0
-"""Misfit over that of the typical range of a file from which it is no matter of the samples."""
+"""Misfit over the typical one of a file from which samples do not explain it."""
 
 SHIFTED = 0.1
 """Move of both ends to one side, over the width of the values, that no other draw of samples makes."""
 
 COARSE_DB = 3.0
-"""Error over that of a better range from which saturation is harmful: twice the noise."""
+"""Error over a better range's from which saturation is harmful: twice the noise."""
 
 LOST_DB = 6.0
-"""Error over that of a better range from which typical values are lost: a bit of precision."""
+"""Error over a better range's from which typical values are lost: a bit of precision."""
 
 
 def find_ranges(patient: Patient) -> Iterator[Suspicion]:
@@ -128,7 +128,7 @@ def _suspect(
 
 
 def choose_fit(patient: Patient, reading: RangeReading) -> tuple[GridFit, float]:
-    """Return the grid that holds all values or that of least error, whichever is better, and the harm."""
+    """Return the grid that holds all values or the one of least error, whichever is better, and the harm."""
     fits = dict.fromkeys(reading.fits)
     harms = [(patient.harm(reading.numbers, patient.fit_change(reading.group, fit)), fit) for fit in fits]
     harm, fit = max(harms, key=lambda row: row[0])

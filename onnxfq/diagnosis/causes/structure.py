@@ -102,7 +102,7 @@ def _readers_of_pair(index: GraphIndex, tensor: str) -> list[onnx.NodeProto]:
 
 
 def find_missing(patient: Patient) -> Iterator[Suspicion]:
-    """Yield sums that read a tensor in float whose pair stands beside, where other sums read pairs."""
+    """Yield sums that read a tensor in float although it has a pair, where other sums read pairs."""
     index = patient.index
     pairs = _pairs_by_tensor(patient)
     sums = [n for n in index.nodes if n.op_type == "Add" and all(name in index.makers for name in n.input)]

@@ -25,7 +25,7 @@ from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, StoredCo
 from onnxfq.diagnosis.reading.values import TensorValues
 
 COARSE = 4.0
-"""Squared error over that of rounding from which a weight has another fault than its rounding."""
+"""Squared error over the one of rounding from which a weight has another fault."""
 
 
 def find_factor(

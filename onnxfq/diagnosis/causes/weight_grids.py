@@ -75,7 +75,7 @@ def find_spread(
         return None
     channel = int(np.argmax(reach))
     text = (
-        f"channel {channel} of {used.size} sets the scale of all: the typical one uses {100 * typical:.2g} % of "
+        f"channel {channel} of {used.size} sets the scale of all: others use {100 * typical:.2g} % of "
         "the grid"
     )
     if reading.floats is None:

@@ -1,4 +1,4 @@
-"""`WeightReading`: a stored weight beside its layer and its float values."""
+"""`WeightReading`: a stored weight, its layer and its float values."""
 
 from __future__ import annotations
 

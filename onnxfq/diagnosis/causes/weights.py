@@ -12,7 +12,7 @@ from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.patient import Patient
 
 FAULTS = (find_axis, find_factor, find_stale, find_spread, find_unused)
-"""What is looked for in each weight, in this order."""
+"""Faults that are looked for in each weight, in this order."""
 
 
 def find_weights(patient: Patient) -> Iterator[Suspicion]:

@@ -19,7 +19,7 @@ from onnxfq.graph.names import Names
 from onnxfq.interchange.quantized_models.number_grids import input_name
 
 _INTEGER_BIASES = {"QGemm": 6, "QLinearConv": 8}
-# Op type -> the slot of its int32 bias, in units of the scale of input 0 times that of its weight.
+# Op type -> the slot of its int32 bias, in units of the product of both scales.
 
 
 class FileEditor:
@@ -158,7 +158,7 @@ class FileEditor:
         self.graph.node.remove(first)
 
     def redirect(self, old: str, new: str, only: Sequence[str] = ()) -> None:
-        """Make the readers of a tensor, or those of these names, read another one."""
+        """Make the readers of a tensor, all or the ones of these names, read another one."""
         for node in self.graph.node:
             if not only or node.name in only:
                 node.input[:] = [new if name == old else name for name in node.input]

@@ -1,4 +1,4 @@
-"""`FloatModel`: the float model beside a quantized file, matched with it by names and by values."""
+"""`FloatModel`: the float model of a quantized file, matched with it by names and by values."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class FloatModel:
         return [np.asarray(feed[name]) if name in feed else values[name] for name in names]
 
     def match_outputs(self, form: SwitchedForm, outputs: Sequence[str]) -> list[str]:
-        """Return the outputs of the float model for those of the file, by name or by place.
+        """Return the outputs of the float model for the ones of the file, by name or by place.
 
         Raises DataError if the numbers of outputs differ.
         """

@@ -107,7 +107,7 @@ class Patient:
 
     @cached_property
     def floor(self) -> Noise:
-        """The noise with all activations in float: that of weights and of the graph."""
+        """The noise with all activations in float: weights and the graph make it."""
         return self.noise(self._measured.nothing | self.cured)
 
     @cached_property
@@ -183,7 +183,7 @@ class Patient:
             self.__dict__.pop(name, None)
 
     def left_by(self, change: Change) -> float:
-        """Return the noise with a change over that of the file, of the output where it is most."""
+        """Return the noise with a change over the file's, of the output where it is most."""
         pairs = zip(self.noise(change).ratios, self.whole.ratios, strict=True)
         return max((new / old for new, old in pairs if old > 0 and math.isfinite(old)), default=0.0)
 
@@ -195,7 +195,7 @@ class Patient:
         """Return the limits of tensors whose range seems to do the work of a Relu that the file lacks.
 
         A tool removes all of these operators or none: one that is left behind a layer shows that this file
-        has them all. A range that ends at 6 is that of Clip(0, 6).
+        has them all. A range that ends at 6 does the work of Clip(0, 6).
         """
         if self.keeps_relus:
             return {}

@@ -1,4 +1,4 @@
-"""`RangeReading`: the range of a scale beside the values of the data."""
+"""`RangeReading`: the range of a scale against the values of the data."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RangeReading:
 
     @property
     def ratio(self) -> float:
-        """Width of the range over that of the values; 1 where all values are 0."""
+        """Width of the range over the values'; 1 where all values are 0."""
         (low, high), (least, most) = self.ends
         return (high - low) / (most - least) if most > least else 1.0
 
@@ -67,7 +67,7 @@ class RangeReading:
 
     @property
     def shift(self) -> float:
-        """How far both ends lie to one side of those of the values, over their width; 0 if they do not."""
+        """How far both ends lie to one side of the values' ends, over their width; 0 if they do not."""
         (low, high), (least, most) = self.ends
         below, above = low - least, high - most
         if below * above <= 0 or most <= least:
@@ -82,12 +82,12 @@ class RangeReading:
 
     @cached_property
     def fits(self) -> tuple[GridFit, GridFit]:
-        """The grid that holds all values, and that of least error."""
+        """The grid that holds all values, and the one of least error."""
         return self.values.full_fit(self.quantizer), self.values.best_fit(self.quantizer)
 
     @property
     def excess_db(self) -> float:
-        """Error of the grid over that of the best one of its type, in dB."""
+        """Error of the grid over the best one's of its type, in dB."""
         best = min(fit.noise for fit in self.fits)
         return ratio_db(self.noise, best) if self.noise > 0 and best > 0 else 0.0
 

@@ -1,4 +1,4 @@
-"""Ranges that a quantized file gives its inputs, beside the data: the cheapest sign of a wrong one."""
+"""Ranges that a quantized file gives its inputs, against the data: the cheapest sign of a wrong one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOKED_AT = 8
 """Feeds whose values are compared."""
 
 APART = 4.0
-"""Width of a range over that of the data, or the inverse, from which they are of different preprocessing.
+"""Width of a range over the data's, or the inverse, from which their preprocessing differs.
 
 Samples of one kind differ by less, and the grid loses 2 of its 8 bits.
 """
