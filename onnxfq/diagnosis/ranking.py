@@ -34,7 +34,10 @@ HALF = 0.5
 
 
 SOUND_DB = 30.0
-"""SQNR from which only what is certain is a cause: the noise is a thousandth of the signal."""
+"""SQNR from which a cause is certain or makes almost all of the noise, a thousandth of the signal."""
+
+ALMOST_ALL = 0.9
+"""Share of the noise without which the SQNR is 10 dB higher."""
 
 
 def find_suspicions(patient: Patient) -> list[Suspicion]:
@@ -98,7 +101,8 @@ def rank(patient: Patient, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
         if one.is_whole or (whole is not None and one.kind in EXPLAINED):
             continue
         least = HALF if one.kind in EXPLAINED else GAINED_SHARE
-        is_clear = not is_sound and one.harm >= least * _left(patient, repaired)
+        least = ALMOST_ALL if is_sound else least
+        is_clear = one.harm >= least * _left(patient, repaired)
         if one.is_certain or is_clear:
             causes.append(one)
             repaired |= one.change

@@ -10,15 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.causes.ranges import APART, BETTER, TRIED, all_fits, bias_edits, set_fit
+from onnxfq.diagnosis.causes.ranges import APART, BETTER, LEAVING, TRIED, all_fits, bias_edits, set_fit
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.range_reading import RangeReading
 from onnxfq.remedies.judge import GAINED_SHARE
-
-LEAVING = 0.1
-"""How far values leave a range, over their width, to count as left by unseen samples."""
 
 A_BIT = 0.75
 """Share of the noise that goes where a bit of precision was lost, 6 dB."""

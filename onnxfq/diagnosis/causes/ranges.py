@@ -28,6 +28,9 @@ BETTER = 0.5
 TRIED = 4
 """Samples on which a preprocessing is tried."""
 
+LEAVING = 0.1
+"""How far values leave a range, over their width, to be unlike the ones that calibrated it."""
+
 OUTLYING = 3.0
 """Misfit over the typical one of a file from which samples do not explain it."""
 
@@ -53,6 +56,10 @@ def find_ranges(patient: Patient) -> Iterator[Suspicion]:
         kind, evidence, is_certain = _explain(reading, typical(ratios), typical(misfits))
         if kind:
             other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
+            if other is not None and any(
+                {*other.numbers} & s and {*reading.numbers} & s for s in patient.tied
+            ):
+                continue
             if other is not None:
                 kind = "foreign_parameters"
                 evidence += f"; its scale and zero point are those of {other.quantizer.tensor!r}"
@@ -76,7 +83,7 @@ def _explain(reading: RangeReading, ratio: float, misfit: float) -> tuple[str, s
     if reading.ratio > WIDE and reading.ratio > WIDE * min(ratio, 1.0):
         used = f"{covers}: {100 * reading.steps_used:.2g} % of its grid is used"
         return "wide_range", used, reading.ratio > WIDE * ratio
-    if reading.excess_db >= COARSE_DB and below + above > 0:
+    if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING:
         side = "both ends" if min(below, above) > 0 else ("the lower end" if below else "the upper end")
         share = f"{covers}: {100 * (below + above):.3g} % of the values saturate at {side}"
         is_outlier = reading.misfit > OUTLYING * misfit

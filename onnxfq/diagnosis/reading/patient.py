@@ -18,7 +18,7 @@ from onnxfq.diagnosis.reading.float_model import FloatModel
 from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, SwitchedForm
 from onnxfq.diagnosis.reading.values import GridFit, TensorValues
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.graph.ops import DATA_MOVEMENT, WEIGHTED_INPUTS
 from onnxfq.remedies.samples import split_samples
 
 FAITHFUL_DB = 20.0
@@ -203,10 +203,55 @@ class Patient:
         for quantizer in self.form.activations:
             maker = self.form_index.makers.get(quantizer.plain)
             is_layer = maker is not None and (maker.op_type in WEIGHTED_INPUTS or maker.op_type == "Add")
-            if quantizer.plain != quantizer.real and quantizer.starts_at_zero and is_layer:
+            is_inner = is_layer and not self._is_last(quantizer) and not self._is_biased(quantizer)
+            if quantizer.plain != quantizer.real and quantizer.starts_at_zero and is_inner:
                 step, end = quantizer.grid.scale, quantizer.grid.limits[1]
                 limits[quantizer.number] = (0.0, 6.0 if abs(end - 6) <= step / 2 else math.inf)
         return limits
+
+    def _is_last(self, quantizer: ActivationQuantizer) -> bool:
+        """Tell whether no layer follows: a network does not end in a Relu."""
+        waiting, seen = [f"diagnosed/{quantizer.number}/out"], set()
+        while waiting:
+            name = waiting.pop()
+            for node in self.form_index.readers.get(name, ()) if name not in seen else ():
+                if node.op_type in WEIGHTED_INPUTS:
+                    return False
+                waiting += node.output
+            seen.add(name)
+        return True
+
+    def _is_biased(self, quantizer: ActivationQuantizer) -> bool:
+        """Tell whether it stands between a MatMul and the Add of its bias, where no Relu is."""
+        maker = self.form_index.makers.get(quantizer.plain)
+        return (
+            maker is not None
+            and maker.op_type == "MatMul"
+            and any(
+                node.op_type == "Add" and any(name in self.form_index.constants for name in node.input)
+                for node in self.readers(quantizer)
+            )
+        )
+
+    @cached_property
+    def tied(self) -> list[set[int]]:
+        """Numbers of the quantizers that meet at each Concat, which some targets want on one grid."""
+        names = {f"diagnosed/{q.number}/out": q.number for q in self.form.activations}
+        plain = {q.plain: q.number for q in self.form.activations}
+        sets = []
+        for node in self.form_index.nodes:
+            if node.op_type == "Concat":
+                reached = {plain[name] for name in node.output if name in plain}
+                sets.append(reached | {names[n] for n in map(self._source, node.input) if n in names})
+        return sets
+
+    def _source(self, name: str) -> str:
+        """Return the tensor that a moved or resized one comes from."""
+        maker = self.form_index.makers.get(name)
+        while maker is not None and maker.op_type in (*DATA_MOVEMENT, "Resize", "Upsample"):
+            name = maker.input[0]
+            maker = self.form_index.makers.get(name)
+        return name
 
     @cached_property
     def keeps_relus(self) -> bool:
