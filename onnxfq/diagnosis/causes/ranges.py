@@ -50,15 +50,14 @@ def find_ranges(patient: Patient) -> Iterator[Suspicion]:
         return
     readings = [RangeReading.of(group, patient.group_values(group)) for group in patient.groups]
     ratios, misfits = [r.ratio for r in readings], [r.misfit for r in readings]
+    shifts = [abs(r.shift) for r in readings]
     for reading in readings:
         if reading.values.power == 0.0:
             continue
-        kind, evidence, is_certain = _explain(reading, typical(ratios), typical(misfits))
+        kind, evidence, is_certain = _explain(reading, typical(ratios), typical(misfits), typical(shifts))
         if kind:
             other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
-            if other is not None and any(
-                {*other.numbers} & s and {*reading.numbers} & s for s in patient.tied
-            ):
+            if other is not None and patient.are_tied(reading.numbers, other.numbers):
                 continue
             if other is not None:
                 kind = "foreign_parameters"
@@ -66,7 +65,7 @@ def find_ranges(patient: Patient) -> Iterator[Suspicion]:
             yield _suspect(patient, reading, kind, evidence, is_certain)
 
 
-def _explain(reading: RangeReading, ratio: float, misfit: float) -> tuple[str, str, bool]:
+def _explain(reading: RangeReading, ratio: float, misfit: float, shift: float) -> tuple[str, str, bool]:
     """Return the kind of fault, its evidence, and whether it is a fault at any harm; empty without one."""
     quantizer, values = reading.quantizer, reading.values
     low, high = quantizer.grid.limits
@@ -83,18 +82,18 @@ def _explain(reading: RangeReading, ratio: float, misfit: float) -> tuple[str, s
     if reading.ratio > WIDE and reading.ratio > WIDE * min(ratio, 1.0):
         used = f"{covers}: {100 * reading.steps_used:.2g} % of its grid is used"
         return "wide_range", used, reading.ratio > WIDE * ratio
-    if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING:
+    if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING + reading.wander:
         side = "both ends" if min(below, above) > 0 else ("the lower end" if below else "the upper end")
         share = f"{covers}: {100 * (below + above):.3g} % of the values saturate at {side}"
         is_outlier = reading.misfit > OUTLYING * misfit
         far = reading.overrun > 1 - 1 / WIDE and is_outlier
-        if abs(reading.shift) > SHIFTED and is_outlier:
+        if abs(reading.shift) > max(SHIFTED + reading.wander, OUTLYING * shift):
             share, far = (
                 f"{share}, the other is {100 * abs(reading.shift):.2g} % of the width too far out",
                 True,
             )
         return "clipping", f"{share}, {reading.excess_db:.1f} dB over the best range", far
-    if reading.excess_db >= LOST_DB:
+    if reading.excess_db >= LOST_DB and not below + above:
         half = quantizer.grid.scale / 2
         zeros = float((abs(sample) < half).mean())
         lost = f"{covers}: {100 * zeros:.3g} % of the values become 0"

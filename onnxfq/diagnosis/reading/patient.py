@@ -245,6 +245,10 @@ class Patient:
                 sets.append(reached | {names[n] for n in map(self._source, node.input) if n in names})
         return sets
 
+    def are_tied(self, numbers: Sequence[int], others: Sequence[int]) -> bool:
+        """Tell whether some of these quantizers and some of the others meet at a Concat."""
+        return any(members & {*numbers} and members & {*others} for members in self.tied)
+
     def _source(self, name: str) -> str:
         """Return the tensor that a moved or resized one comes from."""
         maker = self.form_index.makers.get(name)

@@ -66,6 +66,16 @@ class RangeReading:
         return max(low - least, most - high, 0.0) / (most - least) if most > least else 0.0
 
     @property
+    def wander(self) -> float:
+        """How far an end differs between two halves of the samples, over the width of the values."""
+        (_, _), (least, most) = self.ends
+        lows, highs = self.values.lows, self.values.highs
+        if lows.size < 2 or most <= least:
+            return 0.0
+        moves = [abs(lows[::2].min() - lows[1::2].min()), abs(highs[::2].max() - highs[1::2].max())]
+        return float(max(moves)) / (most - least)
+
+    @property
     def shift(self) -> float:
         """How far both ends lie to one side of the values' ends, over their width; 0 if they do not."""
         (low, high), (least, most) = self.ends
