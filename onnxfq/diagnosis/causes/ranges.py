@@ -82,12 +82,12 @@ def _explain(reading: RangeReading, ratio: float, misfit: float, shift: float) -
     if reading.ratio > WIDE and reading.ratio > WIDE * min(ratio, 1.0):
         used = f"{covers}: {100 * reading.steps_used:.2g} % of its grid is used"
         return "wide_range", used, reading.ratio > WIDE * ratio
-    if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING + reading.wander:
+    if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING + reading.wander[1]:
         side = "both ends" if min(below, above) > 0 else ("the lower end" if below else "the upper end")
         share = f"{covers}: {100 * (below + above):.3g} % of the values saturate at {side}"
         is_outlier = reading.misfit > OUTLYING * misfit
         far = reading.overrun > 1 - 1 / WIDE and is_outlier
-        if abs(reading.shift) > max(SHIFTED + reading.wander, OUTLYING * shift):
+        if abs(reading.shift) > max(SHIFTED + reading.wander[0], OUTLYING * shift):
             share, far = (
                 f"{share}, the other is {100 * abs(reading.shift):.2g} % of the width too far out",
                 True,

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from onnxfq.data import Feed
 from onnxfq.diagnosis.reading.board import Board, Change, Limit
 from onnxfq.diagnosis.reading.switched_form import SwitchedForm
-from onnxfq.errors import DataError
+from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import load
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
-from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.runtime.session import Session
 
@@ -70,7 +70,10 @@ class FloatModel:
     @staticmethod
     def open(model: str | Path | onnx.ModelProto, threads: int) -> FloatModel:
         """Return the float model. Raises ModelError for one that cannot be read or is quantized."""
-        proto = fold_batch_norm(load(model)).proto
+        loaded = load(model)
+        if any(node.op_type in QUANTIZED_OPS for node in loaded.proto.graph.node):
+            raise ModelError(f"{loaded.source} is quantized; give the float model that the file was made of")
+        proto = fold_batch_norm(loaded).proto
         index = GraphIndex.of_model(proto)
         inner = [name for node in proto.graph.node for name in node.output if name]
         floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.UNDEFINED}

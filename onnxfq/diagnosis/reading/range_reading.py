@@ -66,14 +66,14 @@ class RangeReading:
         return max(low - least, most - high, 0.0) / (most - least) if most > least else 0.0
 
     @property
-    def wander(self) -> float:
-        """How far an end differs between two halves of the samples, over the width of the values."""
+    def wander(self) -> tuple[float, float]:
+        """How far each end differs between two halves of the samples, over the width; the smaller first."""
         (_, _), (least, most) = self.ends
         lows, highs = self.values.lows, self.values.highs
         if lows.size < 2 or most <= least:
-            return 0.0
+            return 0.0, 0.0
         moves = [abs(lows[::2].min() - lows[1::2].min()), abs(highs[::2].max() - highs[1::2].max())]
-        return float(max(moves)) / (most - least)
+        return float(min(moves)) / (most - least), float(max(moves)) / (most - least)
 
     @property
     def shift(self) -> float:
