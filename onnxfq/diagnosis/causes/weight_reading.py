@@ -56,7 +56,8 @@ def read_weights(patient: Patient) -> list[WeightReading]:
     """Return the stored weights that layers read."""
     rows = []
     for constant in patient.form.constants:
-        if constant.is_bias or not constant.grid.steps.size:
+        # The scale of a dynamic product stands behind it, in the graph.
+        if constant.is_bias or not constant.scale or not constant.grid.steps.size:
             continue
         for layer in patient.form_index.readers.get(constant.constant, ()):
             if layer.op_type not in WEIGHTED_INPUTS:

@@ -96,6 +96,9 @@ class Board:
 
     def run(self, feed: Feed, change: Change, names: Sequence[str] | None = None) -> list[NDArray[Any]]:
         """Return the outputs, or the tensors of these names, of one feed."""
+        wanted = self.outputs if names is None else list(names)
+        if not wanted:  # to ONNX Runtime no names are all names
+            return []
         given: dict[str, Any] = dict(feed)
         for number in change.off:
             given[self.form.activations[number].switch] = np.asarray(False)
@@ -108,7 +111,7 @@ class Board:
             for letter, end in (("low", low), ("high", high)):
                 given[f"{quantizer.limit_input}/{letter}"] = np.asarray(end, quantizer.grid.floats)
         given.update(change.constants)
-        return self._session.run(given, self.outputs if names is None else list(names))
+        return self._session.run(given, wanted)
 
     def noise(
         self, feeds: Sequence[Feed], references: Sequence[Sequence[NDArray[Any]]], change: Change

@@ -313,6 +313,9 @@ def _weight_shape(
     """Return the shape of a float32 or integer weight, behind its pair; None if it is computed."""
     makers = {output: node for node in proto.graph.node for output in node.output}
     while name in makers and makers[name].op_type in ("QuantizeLinear", "DequantizeLinear"):
+        scale = constants.get(makers[name].input[1])
+        if scale is None or scale.data_type != onnx.TensorProto.FLOAT:
+            return None
         name = makers[name].input[0]
     tensor = constants.get(name)
     if tensor is None or "float16" in tensor_array(tensor).dtype.name:
