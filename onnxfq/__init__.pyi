@@ -5,6 +5,9 @@ from .calibration.statistics import Statistics as Statistics
 from .calibration.weights import Moments as Moments
 from .data import DataOptions as DataOptions
 from .data.preprocessor import read_preprocessor as read_preprocessor
+from .diagnosis.diagnose import diagnose as diagnose
+from .diagnosis.diagnosis import Diagnosis as Diagnosis
+from .diagnosis.reading.cause import Cause as Cause
 from .documents.cast_plan import FloatOptions as FloatOptions
 from .documents.encodings import Encoding as Encoding
 from .documents.encodings import Encodings as Encodings

@@ -81,6 +81,14 @@ def find_metric(metric: str | Metric) -> Metric:
     return metric
 
 
+def raise_metric(metric: str | Metric) -> tuple[str, Metric]:
+    """Return the name of a metric and a function that is higher for better models: errors count negative."""
+    name, measure = name_metric(metric), find_metric(metric)
+    if name not in LOWER_IS_BETTER:
+        return name, measure
+    return f"-{name}", lambda outputs, truth: -measure(outputs, truth)
+
+
 def name_metric(metric: str | Metric) -> str:
     """Return the name of a metric, for messages and tables."""
     return metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)

@@ -38,6 +38,7 @@ ROOMS = (
     "stages",
     "remedies",
     "tools",
+    "diagnosis",
     "pipeline",
     "report",
     "plot",
@@ -134,7 +135,7 @@ def test_modules_have_no_cycle() -> None:
     ("statement", "libraries"),
     [
         ("import onnxfq, onnxfq.cli.main", "numpy onnx onnxruntime pydantic"),
-        ("from onnxfq import quantize, evaluate, check", "torch matplotlib jinja2 rich ray"),
+        ("from onnxfq import quantize, evaluate, check, diagnose", "torch matplotlib jinja2 rich ray"),
         ("from onnxfq.cli.main import main; main(['--help'])", "numpy onnx onnxruntime pydantic"),
         ("from onnxfq.cli.main import main; main(['--wrong'])", "numpy onnx onnxruntime pydantic"),
         ("from onnxfq.tools import inspect, diff", "onnxruntime rich matplotlib"),

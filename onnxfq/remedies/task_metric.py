@@ -17,7 +17,7 @@ from onnxfq.data.inputs import read_only, samples
 from onnxfq.data.labels import Labels, count_right, predict_classes, read_labels, refuse_label_count
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
-from onnxfq.metrics import LOWER_IS_BETTER, Metric, find_metric, name_metric, read_value
+from onnxfq.metrics import Metric, raise_metric, read_value
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.support.user_code import faults_of
@@ -54,14 +54,11 @@ class TaskMetric:
         """
         if inputs.feeds is None:
             raise DataError("a promise is measured on data; give data")
-        given = "top-1" if metric is None else name_metric(metric)
-        self.is_top1 = metric is None
-        negated = "-" if given in LOWER_IS_BETTER else ""
-        self.name = "points of top-1" if self.is_top1 else f"metric {negated}{given}"
-        self._metric: Metric = _top1
+        self.is_top1, self.name = metric is None, "points of top-1"
+        self._metric: Metric = top1
         if metric is not None:
-            self._metric = find_metric(metric)
-        self._sign = -1.0 if given in LOWER_IS_BETTER else 1.0
+            name, self._metric = raise_metric(metric)
+            self.name = f"metric {name}"
         self._labels = None if labels is None else read_labels(labels, whole=self.is_top1)
         self._feeds, self._board, self._limited = inputs.feeds.source, board, limited
         self._float: dict[int, float] = {}
@@ -122,7 +119,7 @@ class TaskMetric:
             truth = np.concatenate([self._labels[place] for place in mine] or [self._labels[:0]])
         with faults_of(self.name):
             value = self._metric(map(read_only, board.run(part, state)), truth)
-            return self._sign * read_value(value, self.name)
+            return read_value(value, self.name)
 
 
 class _Parts(NamedTuple):
@@ -153,7 +150,7 @@ class Half:
         return (read_only(one) for one, half in zip(every, self.halves, strict=True) if half == self.half)
 
 
-def _top1(outputs: Iterator[Outputs], labels: NDArray[Any]) -> float:
+def top1(outputs: Iterator[Outputs], labels: NDArray[Any]) -> float:
     """Return the percentage of rows of the first output with the largest element at the label."""
     row = right = 0
     for made in outputs:

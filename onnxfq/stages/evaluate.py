@@ -22,6 +22,7 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
 from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.interchange.genai_folder import find_decoder, open_folder
+from onnxfq.interchange.quantized_models.input_ranges import InputRanges
 from onnxfq.metrics import Metric, find_metric, name_metric
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
@@ -82,10 +83,11 @@ def evaluate(
     # State passes from one sample to the next; with batch 0 feeds stay as they are given.
     batch = min(options.batch, 1) if judged.states else options.batch
     feeds = open_feeds(base, data, batch, replace(options.data, survey=False))
+    ranges = InputRanges()
     found = score_models(
         base,
         candidates,
-        feeds,
+        ranges.watch(feeds),
         reference_name=_label(reference, "float"),
         labels=None if labels is None else read_labels(labels),
         more_labels=options.data.limit is not None,
@@ -97,7 +99,8 @@ def evaluate(
         judged=_keep_common(judged, candidates.values()),
         opener=opener,
     )
-    found = found.model_copy(update={"notes": (*found.notes, *notes)})
+    disagreeing = [f"{name}: {line}" for name, proto in candidates.items() for line in ranges.explain(proto)]
+    found = found.model_copy(update={"notes": (*found.notes, *notes, *disagreeing)})
     if metric is None or measure is None:
         return found
     truth = None if labels is None else read_labels(labels)

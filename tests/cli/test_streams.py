@@ -37,6 +37,7 @@ MADE = {
     "evaluate": "evaluate m.onnx q.onnx --data d.npz",
     "check": "check q.onnx",
     "compare": "compare q.onnx --data d.npz",
+    "diagnose": "diagnose q.onnx --data d.npz",
     "inspect": "inspect q.onnx",
     "inspect A B": "inspect q.onnx q.onnx",
     "recipes": "recipes",
