@@ -114,6 +114,7 @@ ONNXRUNTIME = Target(
         operators=_UNITS,
         runs_in_integers=_runs_in_integers,
         absorbed=frozenset({"Relu", "Clip"}),
+        equalizes=False,
         bridges=lambda node, qtype: node.op == "MaxPool" and qtype.bits == 8,
         bias_qtype="int32",
     ),

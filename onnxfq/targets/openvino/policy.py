@@ -17,6 +17,7 @@ from onnxfq.graph.queries import producer_op
 from onnxfq.numerics.float_types import find_storage_qtype
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType, qtype_by_name
+from onnxfq.placement.left_out import is_depthwise
 from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.targets.openvino.operators import OPERATORS, choose_operators
@@ -109,4 +110,5 @@ POLICY = TargetPolicy(
     revise=_revise,
     bridges=_is_bridge,
     operators=OPERATORS,
+    channel_scales=is_depthwise,
 )

@@ -106,6 +106,7 @@ POLICY = TargetPolicy(
     revise=_revise,
     operators=OPERATORS,
     absorbed=ABSORBED,
+    equalizes=False,
     bias_qtype="int32",
     one_scale=needs_one_scale,
 )
