@@ -12,16 +12,13 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement
-from onnxfq.numerics.granularity import PER_TENSOR, Granularity
+from onnxfq.numerics.granularity import CHANNELS, PER_TENSOR
 from onnxfq.placement.target_policy import TargetPolicy
 
-_CHANNELS = Granularity(1)
 _NOTE = ", a scale for each channel"
 
 
-def scale_channels(
-    placements: Sequence[Placement], graph: gs.Graph, policy: TargetPolicy
-) -> list[Placement]:
+def scale_channels(placements: Sequence[Placement], graph: gs.Graph, policy: TargetPolicy) -> list[Placement]:
     """Return `placements` with scales along axis 1 where all quantized readers take them.
 
     The activation has one static scale and a known number of channels; its range is not given.
@@ -32,7 +29,7 @@ def scale_channels(
 
 def _scale(placement: Placement) -> Placement:
     # Min-max overrides the calibrator of the recipe: each channel keeps its whole range.
-    spec = placement.spec.model_copy(update={"granularity": _CHANNELS})
+    spec = placement.spec.model_copy(update={"granularity": CHANNELS})
     return placement.model_copy(update={"spec": spec, "calibrator": MINMAX, "why": placement.why + _NOTE})
 
 

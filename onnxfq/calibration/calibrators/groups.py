@@ -56,6 +56,19 @@ def calibrate_groups(
     return ends[:, 0].reshape(statistics.shape), ends[:, 1].reshape(statistics.shape)
 
 
+def widest_ranges(
+    ranges: NDArray[np.float32], spec: QuantSpec
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return (rmin, rmax) [C] of channels with `ranges` [C, 2] by min-max.
+
+    A channel that was always 0 has the range of all channels together.
+    """
+    ends = np.where(np.isfinite(ranges), ranges, 0.0).astype(np.float64)
+    low, high = use_lowest_number(ends[:, 0], ends[:, 1], spec)
+    dead = (low == 0.0) & (high == 0.0)
+    return np.where(dead, low.min(initial=0.0), low), np.where(dead, high.max(initial=0.0), high)
+
+
 def group_sqnr_db(
     statistics: GroupStatistics, rmin: NDArray[np.float64], rmax: NDArray[np.float64], spec: QuantSpec
 ) -> float:

@@ -84,16 +84,21 @@ def _is_read_by(tensor: gs.Tensor, names: Collection[str]) -> bool:
     return bool(tensor.outputs) and all(reader.name in names for reader in tensor.outputs)
 
 
-def _ends_in(tensor: gs.Tensor, products: set[str]) -> bool:
+def _ends_in(tensor: gs.Tensor, products: Collection[str]) -> bool:
     """Tell whether `tensor` is the result of a node of `products`, with what OpenVINO fuses into it."""
+    return find_product(tensor, products) is not None
+
+
+def find_product(tensor: gs.Tensor, products: Collection[str]) -> gs.Node | None:
+    """Return the node of `products` that OpenVINO computes `tensor` with; None if another layer does."""
     while tensor.inputs:
         node = tensor.inputs[0]
         if node.name in products:
-            return True
+            return node
         if node.op not in _FUSED and not _gates_itself(node):
-            return False
+            return None
         tensor = node.inputs[0]
-    return False
+    return None
 
 
 def _gates_itself(node: gs.Node) -> bool:
