@@ -256,7 +256,9 @@ def _encode_activation(
     if name in ranges:
         return _encode(placement, *map(np.asarray, ranges[name]))
     if _goes_by_channel_ranges(placement):
-        return _encode(placement, *widest_ranges(statistics.of_channels(name), spec))
+        known = statistics.channels.get(name)
+        found = statistics.of_groups(name, CHANNELS).ranges if known is None else known
+        return _encode(placement, *widest_ranges(found, spec))
     groups = None if spec.granularity == PER_TENSOR else statistics.of_groups(name, spec.granularity)
     if groups is None:
         return _encode(placement, *map(np.asarray, _calibrated_range(placement, statistics)))

@@ -132,7 +132,7 @@ class Statistics:
             return groups.ranges + np.float32(0)  # -0 becomes +0, as in ranges of channels alone
         raise StatisticsError(
             f"the statistics of tensor {tensor!r}, over {self[tensor].elements} elements, lack the channel "
-            "ranges that the plan wants; observe again with it, or use equalize: none where it equalizes"
+            "ranges for equalization; observe again with this plan, or use equalize: none"
         )
 
     def merge(self, other: Statistics) -> Statistics:

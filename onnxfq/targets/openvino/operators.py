@@ -14,6 +14,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.graph.constant_integers import evaluate_integers
 from onnxfq.graph.ops import is_weighted
+from onnxfq.placement.left_out import is_depthwise
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.placement.target_policy import NodeDecision, Slots
 
@@ -42,6 +43,20 @@ def choose_operators(decisions: Iterable[NodeDecision], nodes: Collection[gs.Nod
     chosen = [decision for decision in decided if decision is not None]
     low = {decision.node for decision in chosen if decision.placements}
     return [d for d in chosen if d.op_type != "MaxPool" or _is_read_by(by_name[d.node].outputs[0], low)]
+
+
+def takes_channel_scales(node: gs.Node) -> bool:
+    """Tell whether OpenVINO multiplies in 8 bits for `node` with a scale and a zero point for each channel.
+
+    So it does for depthwise convolutions, along axis 1. With several outputs of a channel it takes the zero
+    points of other channels, and in three dimensions it multiplies in float.
+    """
+    return is_depthwise(node) and node.inputs[1].shape[0] == node.attrs["group"] and not is_volume(node)
+
+
+def is_volume(node: gs.Node) -> bool:
+    """Tell whether `node` is a depthwise convolution over three dimensions."""
+    return is_depthwise(node) and len(node.inputs[1].shape) > 4
 
 
 def _choose(decision: NodeDecision, node: gs.Node, products: set[str]) -> NodeDecision | None:

@@ -17,10 +17,15 @@ from onnxfq.graph.queries import is_never_negative
 from onnxfq.numerics.float_types import find_storage_qtype
 from onnxfq.numerics.granularity import CHANNELS, PER_TENSOR
 from onnxfq.numerics.qtypes import QType, qtype_by_name
-from onnxfq.placement.left_out import is_depthwise
 from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
-from onnxfq.targets.openvino.operators import OPERATORS, choose_operators, find_product
+from onnxfq.targets.openvino.operators import (
+    OPERATORS,
+    choose_operators,
+    find_product,
+    is_volume,
+    takes_channel_scales,
+)
 
 _BRIDGES = ONE_SCALE | {"AveragePool"}
 _WEIGHTS_ALONE = ("int4", "int8", "uint4", "uint8")
@@ -37,7 +42,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
         return _refuses_weight(placement, base, operands)
     if base not in ("int8", "uint8"):
         return f"OpenVINO multiplies activations of 8 bits only, not {base}; use uint8 or int8"
-    by_channel = spec.granularity == CHANNELS and is_depthwise(operands.node)
+    by_channel = spec.granularity == CHANNELS and takes_channel_scales(operands.node)
     if spec.observed_granularity != PER_TENSOR and not by_channel:
         return "OpenVINO takes one scale of an activation; use granularity: per_tensor"
     return ""
@@ -65,13 +70,18 @@ def _keeps_float(operands: Operands) -> str:
 def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[NodeDecision]:
     """Return `decisions` for the operators that gain, with a signed grid where a zero point costs the kernel.
 
-    OpenVINO multiplies two activations, and the input of a ConvTranspose, in float if one has a zero point.
+    OpenVINO multiplies two activations, and the inputs of a ConvTranspose and of a depthwise convolution over
+    three dimensions, in float if one has a zero point.
     A convolution with a zero point in front and scales of channels behind has a slow kernel only (`jit`
     instead of `brgconv` in release 2026.4.1).
     """
     decisions = choose_operators(decisions, nodes)
-    weighted = {node.name for node in nodes if is_weighted(node)}
-    plain = {d.node for d in decisions if d.node in weighted and not _may_have_zero_point(d)}
+    products = {node.name: node for node in nodes if is_weighted(node)}
+    plain = {
+        d.node
+        for d in decisions
+        if d.node in products and not _may_have_zero_point(products[d.node], d.placements)
+    }
     plain |= _find_before_channel_scales(decisions, nodes)
     signed = {
         placement.tensor
@@ -93,10 +103,11 @@ def _find_before_channel_scales(decisions: Collection[NodeDecision], nodes: Coll
     The input of the network has unknown signs, so a convolution that reads it is none of them.
     """
     placing = {decision.node for decision in decisions if decision.placements}
+    scaled = {node.name for node in nodes if node.name in placing and takes_channel_scales(node)}
     before = set()
     for node in nodes:
-        data = node.inputs[0] if node.name in placing and is_depthwise(node) else None
-        if data is None or any(r.name in placing and not is_depthwise(r) for r in data.outputs):
+        data = node.inputs[0] if node.name in scaled else None
+        if data is None or any(reader.name in placing - scaled for reader in data.outputs):
             continue
         product = find_product(data, placing)
         if product is not None and product.op == "Conv" and product.inputs[0].inputs:
@@ -104,9 +115,11 @@ def _find_before_channel_scales(decisions: Collection[NodeDecision], nodes: Coll
     return before
 
 
-def _may_have_zero_point(decision: NodeDecision) -> bool:
-    """Tell whether OpenVINO multiplies for this node in 8 bits if its activation has a zero point."""
-    return decision.op_type != "ConvTranspose" and any(p.role == "weight" for p in decision.placements)
+def _may_have_zero_point(node: gs.Node, placements: Collection[Placement]) -> bool:
+    """Tell whether OpenVINO multiplies for `node` in 8 bits if its activation has a zero point."""
+    if node.op == "ConvTranspose" or is_volume(node):
+        return False
+    return any(placement.role == "weight" for placement in placements)
 
 
 def _make_signed(placement: Placement, tensors: Collection[str]) -> Placement:
@@ -130,5 +143,5 @@ POLICY = TargetPolicy(
     revise=_revise,
     bridges=_is_bridge,
     operators=OPERATORS,
-    channel_scales=is_depthwise,
+    channel_scales=takes_channel_scales,
 )
