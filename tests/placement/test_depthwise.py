@@ -6,9 +6,11 @@ import onnx
 import pytest
 from builders import build, planned, weights
 
+import onnxfq
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError, SpecError
 from onnxfq.graph.io.load import load
+from onnxfq.numerics.granularity import CHANNELS, PER_TENSOR
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.targets.recipes import load_recipe
 
@@ -24,6 +26,12 @@ def network(rest: str = "", shape: str = "N,3,6,6", **more: object) -> onnx.Mode
         {rest or "[last] y = Conv (d, w2)"} }}"""
     constants = {"w0": weights(4, 3, 1, 1), "w1": weights(4, 1, 3, 3), "w2": weights(2, 4, 1, 1)}
     return build(text, constants | more)
+
+
+def twice() -> onnx.ModelProto:
+    """A depthwise convolution with two outputs of each channel."""
+    text = "g (float[N,4,6,6] h) => (float[N,8,6,6] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"
+    return build(text, {"w1": weights(8, 1, 3, 3)})
 
 
 def spec_of(proto: onnx.ModelProto, tensor: str = "h", recipe: str | Recipe = "tensorrt-int8") -> QuantSpec:
@@ -42,6 +50,25 @@ def test_input_of_a_depthwise_convolution() -> None:
 def test_node_units_take_no_mul() -> None:
     """Where an operator is fused with the pair behind it, no Mul may stand between them."""
     assert not any(p.spec.equalized for p in planned(network(), "onnxruntime-int8").placements)
+
+
+def test_a_scale_for_each_channel_where_the_target_takes_it() -> None:
+    """There no Mul is needed; a tensor that is read as a whole, or of unknown channels, has one scale."""
+    spec = spec_of(network(), recipe="openvino-int8")
+    assert str(spec) == "uint8 asymmetric per-axis 1" and not spec.equalized
+    shared = network("[last] e = Conv (h, w2)\n y = Concat <axis = 1> (d, e)")
+    assert spec_of(shared, recipe="openvino-int8").granularity == PER_TENSOR
+    text = "g (float[N,C,6,6] h) => (float[a,b,c,d] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"
+    for proto in (build(text, {"w1": weights(4, 1, 3, 3)}), twice()):
+        assert spec_of(proto, recipe="openvino-int8").equalized
+
+
+def test_channels_that_a_recipe_names() -> None:
+    """A recipe may also give depthwise convolutions scales of channels, with a calibrator of its own."""
+    named = onnxfq.Override(nodes=("depth",), activations={"granularity": "per_axis", "calibrator": "mse"})
+    plan = planned(network(), load_recipe("openvino-int8").override(overrides=(named,)))
+    made = next(p for p in plan.placements if p.tensor == "h")
+    assert (made.spec.granularity, made.calibrator.name) == (CHANNELS, "mse")
 
 
 @pytest.mark.parametrize(
@@ -82,8 +109,7 @@ def test_open_channels() -> None:
 
 def test_several_outputs_a_channel() -> None:
     """A channel that is read for several outputs is still one."""
-    text = """g (float[N,4,6,6] h) => (float[N,8,6,6] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"""
-    assert spec_of(build(text, {"w1": weights(8, 1, 3, 3)})).equalized
+    assert spec_of(twice()).equalized
 
 
 @pytest.mark.parametrize(

@@ -74,14 +74,16 @@ def wide_pairs(reading: CheckContext) -> Iterator[Finding]:
 def zero_points(reading: CheckContext) -> Iterator[Finding]:
     """Report zero points of products of two activations and of some convolutions: in float.
 
-    These are ConvTranspose, and depthwise convolutions over three dimensions.
+    These are ConvTranspose, depthwise ones over three dimensions, and every one whose input is int8.
     """
     for promised in reading.promises:
-        plain = promised.site.op == "ConvTranspose" or len(_depthwise_shape(promised)) > 4
-        if promised.site.op in UNITS or (not plain and any(o.constant for o in promised.operands)):
+        if promised.site.op in UNITS:
             continue
+        weighted = any(operand.constant for operand in promised.operands)
+        takes = weighted and promised.site.op != "ConvTranspose" and len(_depthwise_shape(promised)) <= 4
         for operand, q in _activations(promised):
-            if q.zero_point is not None and np.any(q.zero_point):
+            signed = promised.site.op == "Conv" and q.qtype == TensorProto.INT8
+            if (signed or not takes) and q.zero_point is not None and np.any(q.zero_point):
                 message = (
                     f"its input {operand.tensor!r} has a zero point other than 0, and OpenVINO multiplies it "
                     "in float; use int8 and symmetric: true"

@@ -42,6 +42,8 @@ def _refuses(placement: Placement, operands: Operands) -> str:
         return _refuses_weight(placement, base, operands)
     if base not in ("int8", "uint8"):
         return f"OpenVINO multiplies activations of 8 bits only, not {base}; use uint8 or int8"
+    if operands.node.op == "Conv" and base == "int8" and not spec.symmetric:
+        return "OpenVINO multiplies int8 with a zero point in float; use uint8, or symmetric: true"
     by_channel = spec.granularity == CHANNELS and takes_channel_scales(operands.node)
     if spec.observed_granularity != PER_TENSOR and not by_channel:
         return "OpenVINO takes one scale of an activation; use granularity: per_tensor"
