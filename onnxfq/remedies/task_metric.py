@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,13 @@ def check_metric_name(metric: str | Metric | None) -> None:
     """Raise DataError for a name other than `package.module:function`."""
     if isinstance(metric, str) and not FUNCTION_NAME.fullmatch(metric):
         raise DataError(f"metric {metric!r} must be package.module:function")
+
+
+class Runs(Protocol):
+    """What runs a model with its quantizers in a state: switches, or the runtime of a target."""
+
+    def run(self, feeds: Iterable[Feed], state: State) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield the outputs by name for each feed."""
 
 
 class TaskMetric:
@@ -115,7 +122,7 @@ class TaskMetric:
             self._float[half] = self.measure(self._board, self._board.nothing, half)
         return self._float[half]
 
-    def measure(self, board: QuantizerToggles, state: State, half: int) -> float:
+    def measure(self, board: Runs, state: State, half: int) -> float:
         """Return the value of a state of `board` on one half of the data, 0 or 1.
 
         Raises DataError if the metric fails or returns no finite number.
