@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.calibration.calibrators import MINMAX
+from onnxfq.calibration.calibrators import BY_CHANNEL
 from onnxfq.documents.plan import Placement
 from onnxfq.numerics.granularity import CHANNELS, PER_TENSOR
 from onnxfq.placement.target_policy import TargetPolicy
@@ -28,9 +28,8 @@ def scale_channels(placements: Sequence[Placement], graph: gs.Graph, policy: Tar
 
 
 def _scale(placement: Placement) -> Placement:
-    # Min-max overrides the calibrator of the recipe: each channel keeps its whole range.
     spec = placement.spec.model_copy(update={"granularity": CHANNELS})
-    return placement.model_copy(update={"spec": spec, "calibrator": MINMAX, "why": placement.why + _NOTE})
+    return placement.model_copy(update={"spec": spec, "calibrator": BY_CHANNEL, "why": placement.why + _NOTE})
 
 
 def _takes_scales(placement: Placement, nodes: dict[str, gs.Node]) -> bool:

@@ -233,7 +233,7 @@ def _prove(
 ) -> float:
     """Return the value of `candidate` on the part of the data that proves.
 
-    An SQNR is the one that the summary has, or that of the runtime of the target if it is less.
+    Of an SQNR in simulation and in the runtime of the target the smaller one counts.
     """
     if isinstance(aim, SqnrAim):
         simulated_db = judge.score([candidate], aim.proving)[0]

@@ -43,7 +43,7 @@ class RuntimeModel:
 
     def run(self, feeds: Iterable[Feed], state: State) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield the outputs for each feed; its quantizers have one state only."""
-        return (dict(self.compute(feed)) for feed in feeds)
+        return map(dict, map(self.compute, feeds))
 
     def score(self, judge: Judge, feeds: Sequence[Feed]) -> float:
         """Return the SQNR in dB, as `Evaluation.lowest_db` has it."""

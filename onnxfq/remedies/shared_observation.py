@@ -11,13 +11,11 @@ from pathlib import Path
 import onnx
 
 from onnxfq.calibration.statistics import HISTOGRAM, Key, Observed, Statistics, kinds_of
-from onnxfq.calibration.statistics.channel_ranges import CHANNEL_RANGES
 from onnxfq.data import Data
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import OnnxfqError, RecipeError
 from onnxfq.graph.signature import computed_tensors
-from onnxfq.numerics.granularity import CHANNELS
 from onnxfq.remedies.candidate import Sources
 from onnxfq.remedies.equalize_search import list_named
 from onnxfq.stages.inputs import QuantizeSession, load_written_recipe, open_inputs
@@ -86,7 +84,7 @@ class _Observing:
             return f"the model as {targets[0]} prepares it lacks {lacking[0]!r}, which {targets[1]} has"
         for own in self.observed:
             other = widest.get(own.tensor, own)
-            if not _includes(own, other) and not _includes(other, own):
+            if own != other and not _is_plain(own) and not _is_plain(other):
                 return f"it observes {own.tensor!r} in other groups than another recipe"
         return ""
 
@@ -172,7 +170,7 @@ def _observe(recipes: Sequence[_Observing], options: QuantizeOptions) -> dict[st
             sessions[shared.recipe.name] = replace(shared, session=shared.session.alone())
             continue
         sharing.append(joining)
-        wider = {own.tensor for own in joining.observed if not _includes(widest.get(own.tensor), own)}
+        wider = {own.tensor for own in joining.observed if own.tensor not in widest or not _is_plain(own)}
         widest |= {own.tensor: own for own in joining.observed if own.tensor in wider}
         placements |= {p.tensor: p for p in joining.plan.activations if p.tensor in wider}
     if base is None:
@@ -185,13 +183,9 @@ def _observe(recipes: Sequence[_Observing], options: QuantizeOptions) -> dict[st
     }
 
 
-def _includes(wide: Observed | None, narrow: Observed) -> bool:
-    """Tell whether the statistics of `wide` hold those of `narrow`, of the same tensor."""
-    if wide is None or wide == narrow:
-        return wide is not None
-    if narrow.shape is not None:
-        return False
-    return not narrow.channels or wide.granularity == CHANNELS
+def _is_plain(observed: Observed) -> bool:
+    """Tell whether only the whole tensor is observed, which every other kind includes."""
+    return observed.shape is None and not observed.channels
 
 
 def _narrow(gathered: GatheredStatistics, observed: Sequence[Observed]) -> GatheredStatistics:
@@ -205,9 +199,7 @@ def _narrow(gathered: GatheredStatistics, observed: Sequence[Observed]) -> Gathe
         keys |= dict.fromkeys((one.tensor, name) for name in (HISTOGRAM.name, *kinds))
 
     def select(statistics: Statistics) -> Statistics:
-        channels = {key: statistics.of_channels(key[0]) for key in keys if key[1] == CHANNEL_RANGES.name}
-        whole = {**statistics.values, **channels}
-        return replace(statistics, values={key: whole[key] for key in keys})
+        return replace(statistics, values={key: statistics.values[key] for key in keys})
 
     seen = select(gathered.seen)
     return GatheredStatistics(seen, seen if gathered.whole is gathered.seen else select(gathered.whole))

@@ -34,7 +34,7 @@ def check_metric_name(metric: str | Metric | None) -> None:
 
 
 class Runs(Protocol):
-    """What runs a model with its quantizers in a state: switches, or the runtime of a target."""
+    """A model with switches, or in the runtime of its target."""
 
     def run(self, feeds: Iterable[Feed], state: State) -> Iterator[dict[str, NDArray[Any]]]:
         """Yield the outputs by name for each feed."""

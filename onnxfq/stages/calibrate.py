@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +13,10 @@ from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.groups import (
     Member,
     calibrate_groups,
+    choose_channel_ranges,
     choose_common_ranges,
     choose_equalized_qparams,
     group_ranges,
-    widest_ranges,
 )
 from onnxfq.calibration.statistics import Statistics, TensorStatistics
 from onnxfq.documents.encodings import Encoding, Encodings
@@ -25,7 +25,7 @@ from onnxfq.errors import PlanError, StatisticsError
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
-from onnxfq.numerics.granularity import CHANNELS, PER_TENSOR
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic, fit_weights_to_biases
 from onnxfq.stages.limits import describe_unreached, find_unreached
@@ -103,14 +103,13 @@ def calibrate_plan(
     whole, plan = plan, _select_part(plan, absent, apart)
     ranges, refused = _common_ranges(model, plan, statistics, chosen)
     plan = plan.without_bridges(refused, _OWN_SCALES)
-    activations = [replace_calibrator(p, chosen) for p in plan.activations]
     encodings = [
         encode_dynamic(p, statistics[p.tensor])
         if p.spec.dynamic
-        else _encode_activation(p, statistics, ranges)
-        for p in activations
+        else _encode_activation(replace_calibrator(p, chosen), statistics, ranges)
+        for p in plan.activations
     ]
-    _tell_dead_groups(activations, statistics)
+    _tell_dead_groups(plan, statistics)
     encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += encode_weights(model, plan) if weights is None else _select_weights(plan, weights)
     encodings = fit_weights_to_biases(model, plan, encodings)
@@ -169,7 +168,7 @@ def _select_weights(plan: Plan, weights: Sequence[Encoding]) -> list[Encoding]:
 
 def replace_calibrator(placement: Placement, calibrator: Calibrator | None) -> Placement:
     """Return `placement` with another calibrator, unless that is None or a rule fixes the range."""
-    if calibrator is None or placement.calibrator.is_fixed or placement.spec.equalized:
+    if calibrator is None or placement.calibrator.is_fixed or placement.observes_channels:
         return placement
     return placement.model_copy(update={"calibrator": calibrator})
 
@@ -255,10 +254,9 @@ def _encode_activation(
         return placement.encode(*choose_equalized_qparams(statistics.of_channels(name), spec))
     if name in ranges:
         return _encode(placement, *map(np.asarray, ranges[name]))
-    if _goes_by_channel_ranges(placement):
-        known = statistics.channels.get(name)
-        found = statistics.of_groups(name, CHANNELS).ranges if known is None else known
-        return _encode(placement, *widest_ranges(found, spec))
+    if placement.observes_channels:
+        samples = statistics.data.samples or statistics.feeds
+        return _encode(placement, *choose_channel_ranges(statistics.of_channels(name), samples))
     groups = None if spec.granularity == PER_TENSOR else statistics.of_groups(name, spec.granularity)
     if groups is None:
         return _encode(placement, *map(np.asarray, _calibrated_range(placement, statistics)))
@@ -269,20 +267,13 @@ def _encode_activation(
     return _encode(placement, rmin, rmax)
 
 
-def _goes_by_channel_ranges(placement: Placement) -> bool:
-    """Tell whether the ranges of channels decide, without their histograms."""
-    return placement.spec.granularity == CHANNELS and placement.calibrator == MINMAX
-
-
-def _tell_dead_groups(activations: Iterable[Placement], statistics: Statistics) -> None:
+def _tell_dead_groups(plan: Plan, statistics: Statistics) -> None:
     """Log the number of channels and blocks of activations that were 0 in all feeds, in one line."""
     dead: dict[str, NDArray[np.int64]] = {}
     total = 0
-    for placement in activations:
+    for placement in plan.activations:
         groups = statistics.groups.get(placement.tensor)
-        if groups is None or placement.spec.observed_granularity != groups.granularity:
-            continue
-        if _goes_by_channel_ranges(placement):  # they have the range of the others
+        if groups is None or placement.observed_granularity != groups.granularity:
             continue
         total += groups.count
         found = np.flatnonzero(groups.totals[:, 3] == groups.finite)

@@ -129,7 +129,7 @@ def observation_plan(model: Model) -> Plan:
     plans = [make_plan(model, recipe) for recipe in wide]
     placements = {p.tensor: p for plan in plans for p in plan.activations}
     # A tensor with ranges of channels also has the statistics of the whole tensor.
-    placements |= {p.tensor: p for plan in plans for p in plan.activations if p.spec.equalized}
+    placements |= {p.tensor: p for plan in plans for p in plan.activations if p.observes_channels}
     return plans[0].model_copy(update={"recipe": "all", "placements": tuple(placements.values())})
 
 

@@ -464,17 +464,6 @@ def test_channels_without_values(caplog: pytest.LogCaptureFixture) -> None:
     assert told in caplog.text
 
 
-def test_dead_channels_have_the_range_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    """By min-max a channel that is always zero has the range of all, so that later values fit."""
-    proto = build("g (float[N,4] x) => (float[N,2] y) { y = MatMul (x, w) }", {"w": weights(4, 2)})
-    model = load(proto)
-    plan = make_plan(model, by_groups("simulation", calibrator="minmax", **PER_AXIS))
-    x = np.asarray([[1, 0, -3, 0]], np.float32)
-    made = calibrate(model, plan, collect_statistics(model, plan, [{"x": x}]))["x"]
-    assert made.scale[1] == made.scale[3] == made.scale.max()
-    assert "no value but 0" not in caplog.text
-
-
 def test_nonfinite_values_stop_or_are_skipped(observed) -> None:
     """As for whole tensors: the tensor and the feed are named, or the finite values go on."""
     model, plan = observed

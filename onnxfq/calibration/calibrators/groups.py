@@ -56,17 +56,36 @@ def calibrate_groups(
     return ends[:, 0].reshape(statistics.shape), ends[:, 1].reshape(statistics.shape)
 
 
-def widest_ranges(
-    ranges: NDArray[np.float32], spec: QuantSpec
+def choose_channel_ranges(
+    ranges: NDArray[np.float32], samples: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (rmin, rmax) [C] of channels with `ranges` [C, 2] by min-max.
+    """Return (rmin, rmax) [C] of channels with the observed `ranges` [C, 2], 0 included.
 
-    A channel that was always 0 has the range of all channels together.
+    The few values of one channel tell less of its ends than all channels together. Each range is as wide as
+    twice the samples would give at most, within the range of the whole tensor; a channel that was always 0
+    has that of the whole tensor. Source: the largest of n values with an exponential tail is on average
+    proportional to the n-th harmonic number (A. Renyi, "On the theory of order statistics", 1953).
+
+    Args:
+        ranges: by channel; without finite values (+inf, -inf).
+        samples: number of samples that were observed.
     """
     ends = np.where(np.isfinite(ranges), ranges, 0.0).astype(np.float64)
-    low, high = use_lowest_number(ends[:, 0], ends[:, 1], spec)
+    low, high = np.minimum(ends[:, 0], 0.0), np.maximum(ends[:, 1], 0.0)
+    least, most = low.min(initial=0.0), high.max(initial=0.0)
+    growth = round(_harmonic(2 * samples) / _harmonic(samples), 6)  # the same on all machines
     dead = (low == 0.0) & (high == 0.0)
-    return np.where(dead, low.min(initial=0.0), low), np.where(dead, high.max(initial=0.0), high)
+    return (
+        np.where(dead, least, np.maximum(low * growth, least)),
+        np.where(dead, most, np.minimum(high * growth, most)),
+    )
+
+
+def _harmonic(count: int) -> float:
+    """Return 1 + 1/2 + ... + 1/count, to a relative error below 1e-5 from 10 on; at least 1."""
+    if count < 10:
+        return sum(1.0 / n for n in range(1, max(count, 1) + 1))
+    return float(np.log(count) + np.euler_gamma + 0.5 / count)
 
 
 def group_sqnr_db(

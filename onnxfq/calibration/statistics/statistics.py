@@ -29,7 +29,7 @@ from onnxfq.calibration.statistics.second_moments import (
 )
 from onnxfq.data import DataDigest
 from onnxfq.errors import StatisticsError, nearest
-from onnxfq.numerics.granularity import CHANNELS, PER_TENSOR, Granularity
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.support.arrays import load_npz, npz_names, write_npz
 from onnxfq.support.files import replace_file
 from onnxfq.support.records import join_lines
@@ -121,18 +121,12 @@ class Statistics:
         )
 
     def of_channels(self, tensor: str) -> NDArray[np.float32]:
-        """Return the range of each channel of `tensor`, [C, 2]; statistics of channels include it.
-
-        Raises StatisticsError if it was not recorded.
-        """
+        """Return the range of each channel of `tensor`, [C, 2]. Raises StatisticsError if not recorded."""
         if tensor in self.channels:
             return self.channels[tensor]
-        groups = self.groups.get(tensor)
-        if groups is not None and groups.granularity == CHANNELS:
-            return groups.ranges + np.float32(0)  # -0 becomes +0, as in ranges of channels alone
         raise StatisticsError(
             f"the statistics of tensor {tensor!r}, over {self[tensor].elements} elements, lack the channel "
-            "ranges for equalization; observe again with this plan, or use equalize: none"
+            "ranges that the plan wants; observe again with it, or use equalize: none where it equalizes"
         )
 
     def merge(self, other: Statistics) -> Statistics:

@@ -48,7 +48,7 @@ def choose_operators(decisions: Iterable[NodeDecision], nodes: Collection[gs.Nod
 def takes_channel_scales(node: gs.Node) -> bool:
     """Tell whether OpenVINO multiplies in 8 bits for `node` with a scale and a zero point for each channel.
 
-    So it does for depthwise convolutions, along axis 1. With several outputs of a channel it takes the zero
+    Depthwise convolutions take them along axis 1. With several outputs of a channel OpenVINO takes the zero
     points of other channels, and in three dimensions it multiplies in float.
     """
     return is_depthwise(node) and node.inputs[1].shape[0] == node.attrs["group"] and not is_volume(node)
