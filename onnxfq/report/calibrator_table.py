@@ -51,8 +51,8 @@ class CalibratorRow:
 def calibrator_rows(plan: Plan, statistics: Statistics, calibrator: str | None = None) -> list[CalibratorRow]:
     """Return a row for each activation of `plan` and each calibrator, in the plan's order.
 
-    Activations whose channels are observed have no row, because no calibrator is used. `moving_average` has no row if the range
-    of each feed was not recorded.
+    Activations whose channels are observed have no row, because no calibrator is used. `moving_average` has
+    no row if the range of each feed was not recorded.
 
     Args:
         plan: the activations.

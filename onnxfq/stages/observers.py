@@ -98,13 +98,11 @@ def observed_tensors(model: Model, plan: Plan, options: ObserveOptions) -> list[
     stop, feed_ranges = options.nonfinite == "stop", options.feed_ranges
     found = []
     for placement in plan.activations:
-        shape, channels, spec = None, 0, placement.spec
+        shape, channels, by_channel = None, 0, placement.observes_channels
         if editor is not None:
-            tensor = (
-                find_channels(editor, placement) if placement.observes_channels else editor.tensor(placement)
-            )
+            tensor = find_channels(editor, placement) if by_channel else editor.tensor(placement)
             shape = find_observed_shape(placement, tensor)
-            channels = int(tensor.shape[spec.granularity.axis]) if placement.observes_channels else 0
+            channels = int(tensor.shape[placement.spec.granularity.axis]) if by_channel else 0
         found.append(
             Observed(placement.tensor, placement.observed_granularity, shape, channels, stop, feed_ranges)
         )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 from builders import build, planned, weights
 
 import onnxfq
+from onnxfq.calibration.calibrators.groups import choose_channel_ranges
+from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError, SpecError
 from onnxfq.graph.io.load import load
@@ -157,3 +160,38 @@ def test_depthwise_in_float() -> None:
     plan = planned(network(), recipe)
     assert {s.name: s.rule for s in plan.skipped if s.kind == "node"} == {"depth": "depthwise"}
     assert {p.tensor for p in plan.activations} == {"x", "d"}
+
+
+def by_channel(x: np.ndarray) -> Encoding:
+    """The encoding for OpenVINO of `x`, the input of a depthwise convolution with ten samples."""
+    text = "g (float[N,4,6,6] h) => (float[a,b,c,d] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"
+    model = load(build(text, {"w1": weights(4, 1, 3, 3)}))
+    plan = onnxfq.make_plan(model, load_recipe("openvino-int8"))
+    statistics = onnxfq.collect_statistics(model, plan, [{"h": x}])
+    assert statistics.groups == {}  # ranges alone, so that statistics stay small
+    changed = onnxfq.calibrate(model, plan, statistics, "mse")["h"]
+    made = onnxfq.calibrate(model, plan, statistics)["h"]
+    assert changed == made  # no calibrator changes them
+    return made
+
+
+def test_ranges_of_channels_leave_room() -> None:
+    """For what twice the samples would give, within the whole tensor; a dead channel has the whole range."""
+    x = np.zeros((10, 4, 6, 6), np.float32)
+    x[0, 0, 0], x[1, 1, 0], x[2, 2, 0] = 8.0, 1.0, -0.5
+    scale, zero_point = (np.asarray(one) for one in (by_channel(x).scale, by_channel(x).zero_point))
+    growth = np.sum(1 / np.arange(1, 21)) / np.sum(1 / np.arange(1, 11))
+    # Channel 2 has the least number of all, so its range cannot grow.
+    np.testing.assert_allclose(scale * 255, [8.0, growth, 0.5, 8.5], rtol=1e-4)
+    np.testing.assert_array_equal(zero_point, [0, 0, 255, 15])
+
+
+@pytest.mark.parametrize("count", [2, 8, 64])
+def test_growth_is_that_of_exponential_tails(count: int) -> None:
+    """On average the largest of twice as many draws has the chosen range."""
+    drawn = np.random.default_rng(count).exponential(size=(40_000, 2 * count))
+    observed, later = drawn[:, :count].max(1).mean(), drawn.max(1).mean()
+    ranges = np.array([[0, observed], [0, 1e6]], np.float32)
+    np.testing.assert_allclose(
+        choose_channel_ranges(ranges, count)[1][0], later, rtol=0.01
+    )  # of random draws

@@ -203,4 +203,4 @@ MSE = Calibrator(name="mse")
 EXTERNAL = Calibrator(name="external")
 """Marks scales from a file of another tool, which no calibrator computed."""
 BY_CHANNEL = Calibrator(name="by_channel")
-"""Marks ranges of channels, which no calibrator changes: `choose_channel_ranges` of groups.py chooses them."""
+"""Marks ranges by channel, which `choose_channel_ranges` of `groups.py` finds in place of a calibrator."""

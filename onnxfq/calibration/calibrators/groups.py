@@ -82,10 +82,10 @@ def choose_channel_ranges(
 
 
 def _harmonic(count: int) -> float:
-    """Return 1 + 1/2 + ... + 1/count, to a relative error below 1e-5 from 10 on; at least 1."""
+    """Return 1 + 1/2 + ... + 1/count, with a relative error below 1e-6 from 10 on; at least 1."""
     if count < 10:
         return sum(1.0 / n for n in range(1, max(count, 1) + 1))
-    return float(np.log(count) + np.euler_gamma + 0.5 / count)
+    return float(np.log(count) + np.euler_gamma + 0.5 / count - 1.0 / (12 * count**2))
 
 
 def group_sqnr_db(
