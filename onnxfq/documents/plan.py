@@ -54,7 +54,7 @@ class Placement(TensorUses):
 
     @property
     def observes_channels(self) -> bool:
-        """Tell whether the range of each channel is observed, beside the histogram of all of them."""
+        """Tell whether statistics have the range of each channel and one histogram."""
         return self.spec.equalized or self.calibrator == BY_CHANNEL
 
     @property

@@ -233,7 +233,7 @@ def _prove(
 ) -> float:
     """Return the value of `candidate` on the part of the data that proves.
 
-    Of an SQNR in simulation and in the runtime of the target the smaller one counts.
+    The runtime of the target may only lower an SQNR in simulation.
     """
     if isinstance(aim, SqnrAim):
         simulated_db = judge.score([candidate], aim.proving)[0]

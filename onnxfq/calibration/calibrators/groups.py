@@ -61,10 +61,10 @@ def choose_channel_ranges(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (rmin, rmax) [C] of channels with the observed `ranges` [C, 2], 0 included.
 
-    The few values of one channel tell less of its ends than all channels together. Each range is as wide as
-    twice the samples would give at most, within the range of the whole tensor; a channel that was always 0
-    has that of the whole tensor. Source: the largest of n values with an exponential tail is on average
-    proportional to the n-th harmonic number (A. Renyi, "On the theory of order statistics", 1953).
+    One channel has few values, and new data soon leaves their range. Therefore it grows by what twice the
+    samples would add, within the range of the whole tensor, which a channel of zeros gets too. Source: the
+    largest of n values with an exponential tail is on average proportional to the n-th harmonic number (A.
+    Renyi, "On the theory of order statistics", 1953).
 
     Args:
         ranges: by channel; without finite values (+inf, -inf).
