@@ -6,7 +6,6 @@ The rules come from networks of one operator, run by OpenVINO 2026.4.1 and by ON
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import onnx
@@ -44,8 +43,7 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
 
     Raises RuntimeLibraryError and DataError as `build_model` does.
     """
-    building = None if build is None else partial(build_model, options=build)
-    return prove(read(proto, units=UNITS), source, "openvino", RULES, building)
+    return prove(read(proto, units=UNITS), source, "openvino", RULES, build_model, build)
 
 
 def simulated(reading: CheckContext) -> Iterator[Finding]:

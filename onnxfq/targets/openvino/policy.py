@@ -15,7 +15,7 @@ from onnxfq.documents.plan import Placement
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, is_weighted
 from onnxfq.graph.queries import is_never_negative
 from onnxfq.numerics.float_types import find_storage_qtype
-from onnxfq.numerics.granularity import CHANNELS, PER_TENSOR
+from onnxfq.numerics.granularity import CHANNELS
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
@@ -26,6 +26,7 @@ from onnxfq.targets.openvino.operators import (
     is_volume,
     takes_channel_scales,
 )
+from onnxfq.targets.reading.static_scales import refuse_scales, refuse_several
 
 _BRIDGES = ONE_SCALE | {"AveragePool"}
 _WEIGHTS_ALONE = ("int4", "int8", "uint4", "uint8")
@@ -34,10 +35,8 @@ _WEIGHTS_ALONE = ("int4", "int8", "uint4", "uint8")
 def _refuses(placement: Placement, operands: Operands) -> str:
     spec = placement.spec
     base = (find_storage_qtype(spec.qtype) or spec.qtype).name
-    if spec.dynamic or spec.scale_type != "float32":
-        return "OpenVINO multiplies in 8 bits with constant float32 scales only; use dynamic: false"
-    if spec.zero_point == "fractional":
-        return "OpenVINO takes integer zero points only; use zero_point: integer"
+    if refusal := refuse_scales(spec, "OpenVINO"):
+        return refusal
     if placement.role == "weight":
         return _refuses_weight(placement, base, operands)
     if base not in ("int8", "uint8"):
@@ -45,9 +44,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
     if operands.node.op == "Conv" and base == "int8" and not spec.symmetric:
         return "OpenVINO multiplies int8 with a zero point in float; use uint8, or symmetric: true"
     by_channel = spec.granularity == CHANNELS and takes_channel_scales(operands.node)
-    if spec.observed_granularity != PER_TENSOR and not by_channel:
-        return "OpenVINO takes one scale of an activation; use granularity: per_tensor"
-    return ""
+    return "" if by_channel else refuse_several(spec, "OpenVINO")
 
 
 def _refuses_weight(placement: Placement, base: str, operands: Operands) -> str:

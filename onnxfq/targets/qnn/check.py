@@ -6,7 +6,6 @@ The rules need no package of Qualcomm. Their source is ONNX Runtime: its node un
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import onnx
@@ -46,8 +45,7 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
 
     Raises RuntimeLibraryError and DataError as `build_model` does.
     """
-    building = None if build is None else partial(build_model, options=build)
-    return prove(read(proto, units=UNITS), source, "qnn", RULES, building)
+    return prove(read(proto, units=UNITS), source, "qnn", RULES, build_model, build)
 
 
 def operators(reading: CheckContext) -> Iterator[Finding]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import onnx
 
 from onnxfq.targets.findings import CheckResult
@@ -38,8 +36,7 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
 
     Raises RuntimeLibraryError and DataError as `build_model` does.
     """
-    building = None if build is None else partial(build_model, options=build)
-    return prove(read(proto, EXTRA), source, "tensorrt", RULES, building, _TOLD_BY_RULE)
+    return prove(read(proto, EXTRA), source, "tensorrt", RULES, build_model, build, _TOLD_BY_RULE)
 
 
 RULES: tuple[Rule, ...] = (
