@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,10 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
 
     Raises DataError as `build_model` does.
     """
+    building = None if build is None else partial(build_model, options=build)
     reading = read(proto, units=UNITS)
     whole = tuple(p for p in reading.promises if p.site.op not in UNITS or has_pair_behind(p.site))
-    return prove(replace(reading, promises=whole), source, "onnxruntime", RULES, build_model, build)
+    return prove(replace(reading, promises=whole), source, "onnxruntime", RULES, building)
 
 
 def several_scales(reading: CheckContext) -> Iterator[Finding]:

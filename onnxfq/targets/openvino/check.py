@@ -6,6 +6,7 @@ The rules come from networks of one operator, run by OpenVINO 2026.4.1 and by ON
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import onnx
@@ -43,7 +44,8 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
 
     Raises RuntimeLibraryError and DataError as `build_model` does.
     """
-    return prove(read(proto, units=UNITS), source, "openvino", RULES, build_model, build)
+    building = None if build is None else partial(build_model, options=build)
+    return prove(read(proto, units=UNITS), source, "openvino", RULES, building)
 
 
 def simulated(reading: CheckContext) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ The rules need no package of Qualcomm. Their source is ONNX Runtime: its node un
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import onnx
@@ -45,7 +46,8 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
 
     Raises RuntimeLibraryError and DataError as `build_model` does.
     """
-    return prove(read(proto, units=UNITS), source, "qnn", RULES, build_model, build)
+    building = None if build is None else partial(build_model, options=build)
+    return prove(read(proto, units=UNITS), source, "qnn", RULES, building)
 
 
 def operators(reading: CheckContext) -> Iterator[Finding]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from onnxfq.targets.findings import CheckCoverage, CheckResult, EngineNode, Finding, Verdict, worst_first
 from onnxfq.targets.reading.context import CheckContext, Rule
 from onnxfq.targets.reading.operands import ExpectedPrecision
-from onnxfq.targets.target import BuildOptions
 
 
 @dataclass(frozen=True)
@@ -37,26 +36,24 @@ def prove(
     source: str,
     target: str,
     rules: Iterable[Rule],
-    build: Callable[[CheckContext, BuildOptions], Built],
-    options: BuildOptions | None,
+    build: Callable[[CheckContext], Built] | None,
     told_by_rule: Collection[str] = (),
 ) -> CheckResult:
-    """Return the findings of all rules, and with `options` also what the target's runtime says.
+    """Return the findings of all rules, and with `build` also what the target's runtime says.
 
     Args:
         reading: the model.
         source: its name for messages.
         target: name of the target.
         rules: of the target; they need nothing installed.
-        build: opens the model in the runtime.
-        options: of `build`; None for the rules alone.
+        build: opens the model in the runtime; None for the rules alone.
         told_by_rule: operators without a finding of the runtime, since a rule speaks of them.
     """
     findings = [found for rule in rules for found in rule(reading)]
     broken = find_broken(findings, reading.promises)
     built = Built()
-    if options is not None:
-        built = build(reading, options)
+    if build is not None:
+        built = build(reading)
         findings += _unsaid(built, findings, broken, told_by_rule)
         broken = _find_broken(reading, built)
     return CheckResult(

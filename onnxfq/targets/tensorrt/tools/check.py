@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import onnx
 
 from onnxfq.targets.findings import CheckResult
@@ -13,6 +15,7 @@ from onnxfq.targets.tensorrt.rules import (
     attention,
     blocks,
     float4,
+    newer_operators,
     number_types,
     operator_forms,
     placement,
@@ -36,12 +39,14 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
 
     Raises RuntimeLibraryError and DataError as `build_model` does.
     """
-    return prove(read(proto, EXTRA), source, "tensorrt", RULES, build_model, build, _TOLD_BY_RULE)
+    building = None if build is None else partial(build_model, options=build)
+    return prove(read(proto, EXTRA), source, "tensorrt", RULES, building, _TOLD_BY_RULE)
 
 
 RULES: tuple[Rule, ...] = (
     *structure.RULES,
     *operator_forms.RULES,
+    *newer_operators.RULES,
     *number_types.RULES,
     *scales_and_zero_points.RULES,
     *blocks.RULES,
