@@ -120,6 +120,10 @@ class TargetPolicy:
             without one, neither outputs nor nodes between units get pairs.
         absorbed: operators that vanish in front of a pair whose range does their work, so that the pair of an
             output stands behind them.
+        equalizes: whether a Mul that equalizes channels may stand in front of a pair; it would separate an
+            operator from the pair that it is fused with.
+        channel_scales: tells whether an operator that computes every channel of its first input apart takes
+            a scale for each.
         one_scale: tells whether the results of an operator need the scale of its first input, whatever that
             costs.
         bias_qtype: number format of constant biases, at the input scale times the weight scale; empty for
@@ -141,5 +145,7 @@ class TargetPolicy:
     operators: Mapping[str, Slots] = field(default_factory=dict)
     runs_in_integers: Callable[[Sequence[Placement]], bool] = lambda placements: True
     absorbed: frozenset[str] = frozenset()
+    equalizes: bool = True
+    channel_scales: Callable[[gs.Node], bool] = lambda node: False
     one_scale: Callable[[gs.Node], bool] = lambda node: False
     bias_qtype: str = ""

@@ -24,7 +24,7 @@ from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles
 from onnxfq.remedies.samples import split_samples
-from onnxfq.remedies.task_metric import TaskMetric
+from onnxfq.remedies.task_metric import Runs, TaskMetric
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.tensorrt.gpus import read_gpu
 
@@ -211,11 +211,11 @@ class MetricAim:
             )
         return task.measure_float(0), task.measure_float(1)
 
-    def choose(self, board: QuantizerToggles, state: State) -> float:
+    def choose(self, board: Runs, state: State) -> float:
         """Return the metric on the half that chooses, less the float model's."""
         return self._rise(board, state, 0)
 
-    def prove(self, board: QuantizerToggles, state: State) -> float:
+    def prove(self, board: Runs, state: State) -> float:
         """Return the metric on the half that proves, less the float model's."""
         return self._rise(board, state, 1)
 
@@ -224,7 +224,7 @@ class MetricAim:
         """Return the mean: the halves have the same size, and together they tell more."""
         return (chosen + proven) / 2
 
-    def _rise(self, board: QuantizerToggles, state: State, half: int) -> float:
+    def _rise(self, board: Runs, state: State, half: int) -> float:
         before = self._float[half]
         rise = self._task.measure(board, state, half) - before
         return rise if abs(rise - self.wanted) > _ROUNDING * abs(before) else self.wanted

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,13 @@ from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.support.user_code import faults_of
 
 Outputs = Mapping[str, NDArray[Any]]
+
+
+class Runs(Protocol):
+    """A model with switches, or in the runtime of its target."""
+
+    def run(self, feeds: Iterable[Feed], state: State) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield the outputs by name for each feed."""
 
 
 class TaskMetric:
@@ -106,7 +113,7 @@ class TaskMetric:
             self._float[half] = self.measure(self._board, self._board.nothing, half)
         return self._float[half]
 
-    def measure(self, board: QuantizerToggles, state: State, half: int) -> float:
+    def measure(self, board: Runs, state: State, half: int) -> float:
         """Return the value of a state of `board` on one half of the data, 0 or 1.
 
         Raises DataError if the metric fails or returns no finite number.

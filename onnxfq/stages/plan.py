@@ -23,6 +23,7 @@ from onnxfq.graph.queries import (
     read_in_float,
 )
 from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.placement.channel_scales import scale_channels
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.left_out import OPERATORS, leave_out_depthwise, leave_out_log_spectra, leave_out_small
 from onnxfq.placement.operators import decide_operators, place_biases
@@ -62,7 +63,8 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     decisions = decide_operators(graph, _decide_weighted(graph, recipe, policy), recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = [_note_float_readers(p, tensors) for p in _merge(decisions)]
-    if not policy.absorbed:  # its Mul would stand between an operator and the pair that it is fused with
+    placements = scale_channels(placements, graph, policy)
+    if policy.equalizes:
         placements = equalize_depthwise(placements, graph, recipe)
     placements, bridges = place_bridges(placements, graph, recipe, policy)
     bridges += list_moves(placements, graph, policy)
@@ -127,7 +129,7 @@ def observation_plan(model: Model) -> Plan:
     plans = [make_plan(model, recipe) for recipe in wide]
     placements = {p.tensor: p for plan in plans for p in plan.activations}
     # A tensor with ranges of channels also has the statistics of the whole tensor.
-    placements |= {p.tensor: p for plan in plans for p in plan.activations if p.spec.equalized}
+    placements |= {p.tensor: p for plan in plans for p in plan.activations if p.observes_channels}
     return plans[0].model_copy(update={"recipe": "all", "placements": tuple(placements.values())})
 
 

@@ -89,7 +89,9 @@ def register_calibrator(name: str, method: CalibrationMethod) -> None:
     taken = CALIBRATORS.get(name)
     if not name.isidentifier():
         raise SpecError(f"calibrator {name!r}: a name must be an identifier, as sigma")
-    if name == EXTERNAL.name or (taken and taken.function.__module__ != method.function.__module__):
+    if name in (EXTERNAL.name, BY_CHANNEL.name) or (
+        taken and taken.function.__module__ != method.function.__module__
+    ):
         raise SpecError(f"calibrator {name!r}: the name is taken; register it under another")
     CALIBRATORS[name] = method
 
@@ -200,3 +202,5 @@ MINMAX = Calibrator(name="minmax")
 MSE = Calibrator(name="mse")
 EXTERNAL = Calibrator(name="external")
 """Marks scales from a file of another tool, which no calibrator computed."""
+BY_CHANNEL = Calibrator(name="by_channel")
+"""Marks ranges by channel, which `choose_channel_ranges` of `groups.py` finds in place of a calibrator."""
