@@ -30,7 +30,9 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return "encodings of another tool are used as they are"
     if len(judge.kept) < 2 or judge.options.data.nonfinite != "stop":
         return "moments need two samples or more without NaN and infinities"
-    return "" if makes_noise(candidate, judge.first) else "activations make the noise"
+    # A sample that stands apart makes noise in activations that may be left out.
+    is_open = candidate.session.feeds is not None and candidate.session.feeds.apart
+    return "" if is_open or makes_noise(candidate, judge.first) else "activations make the noise"
 
 
 def makes_noise(candidate: Candidate, evaluation: Evaluation | None) -> bool:

@@ -94,7 +94,7 @@ class QuantizeSession:
 
         After a pass, the unseen ones; of few samples, and next to statistics of all, the kept ones.
         """
-        return [] if self.feeds is None else self.feeds.unseen or self.feeds.feeds
+        return [] if self.feeds is None else self.feeds.compared
 
 
 def load_written_recipe(recipe: str | Path | Recipe, options: QuantizeOptions) -> Recipe:

@@ -32,6 +32,7 @@ class Fold:
         inputs: variables of that tensor's channels, [C]; empty without it.
         layout: index of that tensor's channel, of the shape of `minus`; empty without it.
         axis: axis of these channels in that tensor.
+        widens: whether a single number becomes one for each channel.
     """
 
     constant: str
@@ -43,6 +44,7 @@ class Fold:
     inputs: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
     layout: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
     axis: int = 0
+    widens: bool = False
 
 
 class Context:
@@ -345,7 +347,7 @@ def _mul_constant(node: onnx.NodeProto, data: str, constant: str, context: Conte
     plus, minus = (made, ids) if node.op_type == "Mul" else (ids, made)
     if wide:
         plus, minus = _trim(plus, values), _trim(minus, values)
-    context.folds.append(Fold(constant, node.name, node.op_type, plus, minus))
+    context.folds.append(Fold(constant, node.name, node.op_type, plus, minus, widens=not wide))
     context.ids[node.output[0]] = made
     return True
 
