@@ -93,7 +93,7 @@ class FactorTensor:
 
 @dataclass(frozen=True)
 class FactorProduct(FactorTensor):
-    """A product that sums over channels of a group, which are those of its input.
+    """A product that sums over channels of a group, and its input.
 
     Attributes:
         weight: the values.

@@ -17,7 +17,7 @@ SPREADS = 3.0
 """The same in distances between the quartiles of the others: John Tukey's fence for values that are far out."""
 
 MOST_SHARE = 16
-"""One in so many samples may stand apart, and always one; more are a kind of sample of their own."""
+"""Samples of which one may stand apart, and one of fewer; more of them are a kind of sample."""
 
 
 class Apart(NamedTuple):

@@ -7,15 +7,14 @@ Runs of samples are kept if the data is a stream: each sample has the state that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from itertools import chain, islice
-
-import numpy as np
 
 from onnxfq.data.apart import Apart, Extents
 from onnxfq.data.batching import rebatch
 from onnxfq.data.digest import sample_digests
+from onnxfq.data.except_samples import Except
 from onnxfq.data.feeds import Feeds
 from onnxfq.data.inputs import Feed, copy_feed, sample_count, samples
 from onnxfq.data.selection import Selection, count_bytes
@@ -77,7 +76,7 @@ class KeptFeeds:
 
     @property
     def compared(self) -> list[Feed]:
-        """The samples to compare models on: the unseen ones, or of few samples all that do not stand apart."""
+        """The samples to compare models on: the unseen ones; of few samples, all that do not stand apart."""
         if self.unseen or not self.apart:
             return self.unseen or self.feeds
         return self.without_apart().feeds
@@ -160,7 +159,7 @@ class KeptFeeds:
         kept = self._selection
         for digest, sample, count in zip(kept.digests, kept.samples, kept.times, strict=True):
             left_out[digest] += count if id(sample) in ids else 0
-        return _Except(self.source, left_out) if left_out.total() else self.source
+        return Except(self.source, left_out) if left_out.total() else self.source
 
     def read_first(self) -> Feed:
         """Return the first feed; the next pass still yields it."""
@@ -212,7 +211,7 @@ class KeptFeeds:
         """Yield all feeds; the first complete pass keeps samples."""
         source, self._begun = self._begun or self.source, None
         if self._complete:
-            yield from _Except(self.source, self._removed) if self._removed else source
+            yield from Except(self.source, self._removed) if self._removed else source
             return
         self._selection = self._select()
         extents, total = Extents(self.source.inputs), 0
@@ -235,26 +234,3 @@ class _Rest:
 
     def __iter__(self) -> Iterator[Feed]:
         return self._kept.yield_rest()
-
-
-class _Except:
-    """Feeds without samples of some digests, each so many times; each iteration is a pass over the data."""
-
-    lasting = True
-
-    def __init__(self, source: Feeds, left_out: Mapping[int, int]) -> None:
-        self._source, self._left_out = source, left_out
-
-    def __iter__(self) -> Iterator[Feed]:
-        inputs, left = self._source.inputs, Counter(self._left_out)
-        for feed in self._source:
-            stays = []
-            for digest in sample_digests(feed, inputs):
-                stays.append(not left[digest])
-                if left[digest]:
-                    left[digest] -= 1
-            if all(stays):
-                yield feed
-            elif any(stays):
-                rows = np.flatnonzero(stays)
-                yield {spec.name: feed[spec.name][rows] if spec.shape else feed[spec.name] for spec in inputs}

@@ -26,8 +26,8 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
 def leave_out_apart(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate whose ranges and moments come from the other samples.
 
-    A sample that stands apart may be sound. What all others gain, in dB times samples, must exceed what it
-    loses itself.
+    A sample that stands apart may be sound. The gain of all others, in dB times samples, must exceed the loss
+    of what is left out.
     """
     session = candidate.session
     assert session.feeds is not None

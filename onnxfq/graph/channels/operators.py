@@ -196,11 +196,7 @@ def _transpose(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) ->
 def _concat(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
     parts = [context.of(name) for name in node.input]
     axis = attrs["axis"] % parts[0].ndim
-    sizes = []
-    for name in node.input:
-        shape = context.index.shape(name)
-        assert shape is not None
-        sizes.append(shape[axis])
+    sizes = [(context.index.shape(name) or ())[axis] for name in node.input]
     widest = [max(part.shape[a] for part in parts) for a in range(parts[0].ndim)]
     if all(part.shape[axis] == 1 for part in parts):  # not along the channels
         for part in parts[1:]:
