@@ -14,7 +14,7 @@ LEAST_OCTAVES = 2.0
 """Distance to the next sample from which on one stands apart: it costs a range 2 bits, which are 12 dB."""
 
 SPREADS = 3.0
-"""The same in distances between the quartiles of the others: John Tukey's fence for values that are far out."""
+"""The same in quartile distances of the others: John Tukey's fence for values that are far away."""
 
 MOST_SHARE = 16
 """Samples of which one may stand apart, and one of fewer; more of them are a kind of sample."""
