@@ -21,6 +21,8 @@ from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS, Sensitivity
 from onnxfq.documents.trial import Trial
 from onnxfq.errors import DataError, OnnxfqError
+from onnxfq.execution.reference_runs import keep_outputs
+from onnxfq.execution.sides import Outputs
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Candidate, Sources
@@ -158,6 +160,7 @@ class Judge:
         choosing: the samples that choose, in a proposal.
         proving: the samples that will prove it, and from which nothing may be learnt.
         known: scores so far, by candidate as long as it lives, and by samples.
+        wanted: outputs of the float model so far, by samples; none if they are large.
     """
 
     start: Candidate
@@ -175,6 +178,7 @@ class Judge:
     known: WeakKeyDictionary[Candidate, dict[tuple[int, int], float]] = field(
         default_factory=WeakKeyDictionary, repr=False
     )
+    wanted: dict[tuple[int, int], list[Outputs]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(
@@ -193,6 +197,9 @@ class Judge:
         work = Work.of(start)
         low = first.lowest_db < (REPAIR_DB if judge.aim is None else judge.aim)
         budget = Budget() if accuracy.repair == THOROUGH else Budget(work.allow(low))
+        split = split_samples(start.session.kept)
+        runs = work.opening + work.run * (len(split.choosing) + len(split.proving))
+        budget.spend(runs + work.finish(len(split.unused)))  # of whatever is tried and kept
         return replace(judge, work=work, budget=budget)
 
     @property
@@ -277,7 +284,7 @@ class Judge:
 
     def compare_choosing(self, candidates: int) -> float:
         """Return the seconds of comparing so many candidates on the samples that choose."""
-        return self.work.compare(len(split_samples(self.kept).choosing), candidates)
+        return self.work.compare(len(split_samples(self.kept).choosing), candidates, is_first=False)
 
     def choose(self, candidates: Sequence[Candidate]) -> list[float]:
         """Return the SQNR in dB of each candidate on the samples that choose."""
@@ -293,8 +300,11 @@ class Judge:
         session, samples = self.start.session, (id(feeds[0]), len(feeds))
         new = [one for one in candidates if samples not in self.known.setdefault(one, {})]
         if new:
-            self.budget.spend(self.work.compare(len(feeds), len(new)))
+            self.budget.spend(self.work.compare(len(feeds), len(new), is_first=False))
         with weights_stored_in(session.scratch):
+            if new and samples not in self.wanted:
+                given = session.compared, session.judged, feeds, self.options.threads, self.options.device
+                self.wanted[samples] = keep_outputs(*given)
             evaluation = score_models(
                 session.compared,
                 {str(at): one.simulate() for at, one in enumerate(new)},
@@ -303,6 +313,7 @@ class Judge:
                 device=self.options.device,
                 exact=self.options.exact,
                 judged=session.judged,
+                expected=iter(self.wanted[samples]) if new and self.wanted[samples] else None,
             )
         for candidate, scores in zip(new, evaluation.candidates, strict=True):
             self.known[candidate][samples] = scores.lowest_db

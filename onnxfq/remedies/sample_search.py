@@ -35,7 +35,7 @@ def leave_out_apart(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     details = [f"left out: {sample}" for sample in apart[:NAMED]]
     details += [f"left out: {len(apart) - NAMED} more"] if len(apart) > NAMED else []
     others = replace(session, feeds=session.feeds.without_apart())
-    judge.budget.spend(judge.work.observe())
+    judge.budget.spend(judge.work.observe() + judge.work.calibrate)
     without = build_candidate(others, candidate.recipe, judge.sources, judge.options, candidate.equalization)
     pair = [candidate, without]
     before, after = judge.choose(pair)
@@ -50,7 +50,8 @@ def estimate(candidate: Candidate, judge: Judge) -> float:
     """Return the seconds of observing the other samples, and of comparing."""
     feeds = candidate.session.feeds
     apart = 0 if feeds is None else len(feeds.apart)
-    return judge.work.observe() + judge.compare_choosing(2) + judge.work.compare(apart, 2)
+    observed = judge.work.observe() + judge.work.calibrate
+    return observed + judge.compare_choosing(2) + judge.work.compare(apart, 2)
 
 
 SAMPLES = Remedy("samples", explain_unneeded, leave_out_apart, is_free=True, estimate=estimate)
