@@ -72,8 +72,9 @@ class _Combined:
         unasked = [remedy for remedy in asked if not remedy.is_asked(start.recipe)]
         costs = {remedy.name: remedy.estimate(start, judge) for remedy in unasked}
         last = {remedy.name for remedy in unasked if remedy.comes_last and judge.explain_sound(start)}
+        left = {remedy.name: remedy.leave(start, judge) for remedy in unasked}
         for name in sorted(costs, key=lambda name: (name in last, costs[name])):  # the cheapest first
-            why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()))
+            why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()) + left[name])
             if why:
                 self._refusals[name] = Refusal(why)
             else:

@@ -47,7 +47,7 @@ _MOST_OCTAVES = 20
 _MOST_OCTAVES_OF_HALF = 5
 """Largest exponents of factors; small numbers of float16 lose bits below 2^-14."""
 
-SAMPLED = 1 << 20
+SAMPLED = 1 << 17
 """Elements of a weight from which the expected error of a product is estimated by some of its outputs."""
 
 _ROUNDS = 3

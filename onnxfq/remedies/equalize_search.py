@@ -118,15 +118,29 @@ def estimate(candidate: Candidate, judge: Judge, method: Method = "cross_layer")
     groups = find_groups(model, method)
     if not groups:
         return 0.0
-    factors = _factor_seconds(model, groups) + work.observe_channels(min(SAMPLES, work.samples))
+    factors = _factor_seconds(model, groups, judge, min(SAMPLES, work.samples))
     return factors + 2 * _measuring_seconds(judge) + work.observe() + work.calibrate
 
 
-def _factor_seconds(model: Model, groups: Sequence[ChannelGroup]) -> float:
-    """Return the seconds of choosing the factors of `groups`."""
+def leave_for_smoothing(candidate: Candidate, judge: Judge) -> float:
+    """Return the seconds that equalization leaves for smoothing, which reaches twice as many products."""
+    if explain_unneeded_smoothing(candidate, judge):
+        return 0.0
+    ranked = candidate.session.ranked
+    reached = {name: sum(len(one.readers) for one in find_groups(ranked, name)) for name in METHODS}
+    seconds = estimate(candidate, judge, "smooth")
+    is_less = 2 * reached["cross_layer"] < reached["smooth"] and not judge.budget.explain_refusal(seconds)
+    return seconds if is_less else 0.0
+
+
+def _factor_seconds(model: Model, groups: Sequence[ChannelGroup], judge: Judge, samples: int) -> float:
+    """Return the seconds of choosing the factors of `groups` by the channels of so many samples."""
     sizes: dict[str, int] = {t.name: math.prod(t.dims) for t in model.proto.graph.initializer}
     elements = sum(min(sizes.get(fold.constant, 0), SAMPLED) for group in groups for fold in group.readers)
-    return FACTOR_SECONDS * len(groups) + WEIGHT_SECONDS * elements
+    readers = {fold.summed for group in groups for fold in group.readers}
+    share = min(1.0, len(readers) / max(len(judge.start.plan.weights), 1))
+    observed = judge.work.observe_channels(samples, share)
+    return FACTOR_SECONDS * len(groups) + WEIGHT_SECONDS * elements + observed
 
 
 def _measuring_seconds(judge: Judge) -> float:
@@ -190,8 +204,8 @@ class _Search:
         plan = plan_encodings(session.ranked, self.recipe).plan
         equalized = equalize(session.model, plan, methods, feeds, self.options.threads, ranked)
         if self.judge is not None and equalized.groups:
-            factors = _factor_seconds(session.model, equalized.channels)
-            self.judge.budget.spend(factors + self.judge.work.observe_channels(len(feeds)))
+            seconds = _factor_seconds(session.model, equalized.channels, self.judge, len(feeds))
+            self.judge.budget.spend(seconds)
         return equalized
 
     def confirm(self, methods: ChannelMethods) -> tuple[Equalized, list[FactorTrial]]:
@@ -275,5 +289,6 @@ EQUALIZE = Remedy(
     is_free=True,
     comes_last=True,  # channels of very different size make a loss that shows
     estimate=estimate,
+    leave=leave_for_smoothing,
 )
 SMOOTH = Remedy("smooth", explain_unneeded_smoothing, smooth, estimate=partial(estimate, method="smooth"))

@@ -113,6 +113,7 @@ class Remedy:
             with others.
         comes_last: whether others have the budget before it where the outputs are good.
         estimate: takes the same, and returns the seconds of `work` that a proposal takes.
+        leave: the same for what it leaves to a later remedy that is likelier to gain.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Remedy:
     is_free: bool = False
     comes_last: bool = False
     estimate: Callable[[Candidate, Judge], float] = take_no_time
+    leave: Callable[[Candidate, Judge], float] = take_no_time
 
 
 WIDE_FORMAT = "float8e4m3fn"

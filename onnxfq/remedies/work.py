@@ -42,8 +42,8 @@ SIMULATED = 1.2
 OBSERVED = 1.4
 """Runs of the float model in the time of a run that observes."""
 
-CHANNEL_SECONDS = 5e-9
-"""Time that each element takes if the channels are observed."""
+CHANNEL_SECONDS = 7e-9
+"""Time that each element takes whose channels are observed."""
 
 WEIGHT_SECONDS = 0.02
 """Time of rounding even a small weight."""
@@ -105,9 +105,9 @@ class Work:
         """Return the seconds of observing; None for all samples."""
         return self.opening + (self.samples if samples is None else samples) * self.run * OBSERVED
 
-    def observe_channels(self, samples: int) -> float:
-        """Return the seconds of observing the channels of tensors."""
-        return self.opening + samples * (self.run + self.elements * CHANNEL_SECONDS)
+    def observe_channels(self, samples: int, share: float) -> float:
+        """Return the seconds of observing the channels of the inputs of this share of the products."""
+        return self.opening + samples * (self.run + share * self.elements * CHANNEL_SECONDS)
 
     @property
     def calibrate(self) -> float:
