@@ -1,4 +1,4 @@
-"""`find_columns`: the parts of outputs whose columns or channels differ in size, as boxes beside scores do.
+"""`find_columns`: the parts of outputs whose columns or channels differ in size, such as boxes and scores.
 
 A last Concat shows what an output joins; where there is none, only its values do.
 """
@@ -16,7 +16,7 @@ from onnxfq.graph.patterns.logits import JudgedTensors
 from onnxfq.graph.patterns.parts import MOST_PARTS, OutputPart
 
 LEAST_RATIO = 100.0
-"""Root mean square of a part over that of the next, from which on its noise hides the other: 40 dB."""
+"""Least quotient of the root mean squares of two parts: the noise of one hides the other by 40 dB."""
 
 MOST_COLUMNS = 1024
 """Columns of an output; one with more stays whole."""

@@ -201,7 +201,7 @@ class Judge:
         budget = Budget() if accuracy.repair == THOROUGH else Budget(work.allow(low))
         split = split_samples(start.session.kept)
         runs = work.opening + work.run * (len(split.choosing) + len(split.proving))
-        budget.spend(runs + work.finish(len(split.unused)))  # of whatever is tried and kept
+        budget.spend(runs + work.finish(len(split.unused)))
         return replace(judge, work=work, budget=budget)
 
     @property
