@@ -26,7 +26,7 @@ from onnxfq.execution.sides import Outputs
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Candidate, Sources
-from onnxfq.remedies.samples import split_samples
+from onnxfq.remedies.samples import PROVING, split_samples
 from onnxfq.remedies.work import Budget, Work
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.score import score_models
@@ -44,6 +44,10 @@ A gain of less was a loss as often, in the tasks of 19 networks.
 """
 
 
+SAMPLE_GAIN_DB = 1.0
+"""Standard deviation of the gains of single samples."""
+
+
 GAINED_SHARE = 1 - 10 ** (-LEAST_GAIN_DB / 10)
 """Share of the noise that must go for a gain of LEAST_GAIN_DB."""
 
@@ -56,6 +60,16 @@ def explain_gain(before_db: float, after_db: float) -> str:
     if after_db - before_db >= LEAST_GAIN_DB:
         return ""
     return f"it gains {after_db - before_db:.1f} dB and must gain {LEAST_GAIN_DB}"
+
+
+def least_proof(samples: int, is_free: bool) -> float:
+    """Return the least gain in dB on so many samples that prove.
+
+    The mean gain of few samples must have two standard errors.
+    """
+    if samples < PROVING // 2:
+        return 2 * SAMPLE_GAIN_DB / math.sqrt(max(samples, 1))
+    return LEAST_PROVEN_DB if is_free else LEAST_GAIN_DB
 
 
 def ask_for_nothing(recipe: Recipe) -> bool:
@@ -264,10 +278,10 @@ class Judge:
             return proposal, {}
         before, after = self.score([candidate, proposal.candidate], split.proving)
         figures = {"before": before, "after": after}
-        least_db = LEAST_PROVEN_DB if remedy.is_free else LEAST_GAIN_DB
+        least_db = least_proof(len(split.proving), remedy.is_free)
         if after - before >= least_db:
             return proposal, figures
-        return Refusal(f"it must gain {least_db} dB", proposal.details, proposal.evidence), figures
+        return Refusal(f"it must gain {least_db:.2g} dB", proposal.details, proposal.evidence), figures
 
     def ask(self, remedy: Remedy, candidate: Candidate) -> Proposal | Refusal:
         """Return what `remedy` proposes; if it fails, and nobody asked for it, its error is the reason."""
