@@ -125,7 +125,8 @@ class Remedy:
         is_asked: whether a recipe asks for it, so that it runs where repair is off.
         is_free: whether it costs nothing at run time, so that it is tried at any accuracy, alone and combined
             with others.
-        comes_last: whether others have the budget before it where the outputs are good.
+        comes_last: whether others have the budget before it where the outputs are good, and after it where
+            they are low.
         estimate: takes the same, and returns the seconds of `work` that a proposal takes.
         leave: the same for what it leaves to a later remedy that is likelier to gain.
     """
