@@ -60,6 +60,8 @@ from .targets.findings import CheckResult as CheckResult
 from .targets.findings import Finding as Finding
 from .targets.recipes import load_recipe as load_recipe
 from .targets.target import BuildOptions as BuildOptions
+from .tools.cast import Casting as Casting
+from .tools.cast import cast as cast
 from .tools.check import check as check
 from .tools.compare import Comparison as Comparison
 from .tools.compare import compare as compare

@@ -79,6 +79,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("check q.onnx", "q.onnx"),
     "check.json": ("check q.onnx --json", "q.onnx"),
     "convert": ("convert o.onnx -o out.onnx --data d.npz", "o.onnx"),
+    "cast": ("cast m.onnx -o out.onnx --data d.npz", "m.onnx d.npz"),
     "handoff": ("handoff q.onnx -o out --data d.npz", "q.onnx"),
     "compare": ("compare q.onnx --data d.npz", "q.onnx d.npz"),
     "compare.saved": ("compare q.onnx --data d.npz --candidate saved.json --feeds 2", "saved.json"),

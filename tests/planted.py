@@ -274,7 +274,7 @@ def case(
 ) -> Planted:
     """Make a case; finding: `severity rule node`, or nothing."""
     severity, rule, node = finding.split() if finding else ("", "", "")
-    ir = {13: 8, 17: 8, 21: 10, 23: 11}[opset]
+    ir = {13: 8, 17: 8, 21: 10, 23: 11, 24: 12, 27: 13}[opset]
     return Planted(
         name, lambda: build(text, constants, opset=opset, ir=ir, **imports), rule, severity, node, real
     )
@@ -311,6 +311,47 @@ FORMS: tuple[tuple[str, str, str, Arrays, str, int], ...] = (
         {"flat": np.asarray([-1]), "k1": np.asarray([4000])},
         "builder K exceeds the maximum",
         21,
+    ),
+    (
+        "circular TensorScatter",
+        "float[1,8,6,6] t",
+        '[odd] t = TensorScatter <mode = "circular"> (y, y)',
+        {},
+        "parser Only linear mode",
+        24,
+    ),
+    (
+        "TensorScatter of three axes",
+        "float[8,6,6] t",
+        "f = Squeeze (y) [odd] t = TensorScatter (f, f)",
+        {},
+        "parser required to be 4D",
+        24,
+    ),
+    (
+        "Attention with its scores",
+        "float[1,8,6,6] t, float[1,8,6,6] o",
+        "[odd] t, , , o = Attention (y, y, y)",
+        {},
+        "parser one output",
+        23,
+    ),
+    (
+        "LinearAttention",
+        "float[8,6,6] t, float[8,1,6,6] o",
+        "f = Squeeze (y) "
+        '[odd] t, o = LinearAttention <q_num_heads = 1, kv_num_heads = 1, update_rule = "linear"> (f, f, f)',
+        {},
+        "parser failed to load LinearAttention",
+        27,
+    ),
+    (
+        "CausalConvWithState",
+        "float[8,6,6] t, float[8,6,1] o",
+        "f = Squeeze (y) [odd] t, o = CausalConvWithState (f, taps)",
+        {"taps": np.ones((6, 1, 2), np.float32)},
+        "parser failed to load CausalConvWithState",
+        27,
     ),
     (
         "antialias",

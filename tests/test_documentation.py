@@ -16,6 +16,8 @@ import pytest
 import yaml
 from builders import build, feed_for, linear, weights
 from command_server import CommandServer, command_server
+from genai_folders import WORDS
+from genai_folders import write_folder as write_genai_folder
 
 from onnxfq.cli.demo import DemoResult, run_demo
 from onnxfq.pipeline import quantize
@@ -72,6 +74,8 @@ def workdir(demo: DemoResult) -> Path:
         {name: weights(*shape) / np.float32(shape[0] ** 0.5) for name, shape in sizes.items()},
     )
     onnx.save(decoder, folder / "decoder.onnx")
+    write_genai_folder(folder / "float")
+    (folder / "texts.txt").write_text(" ".join(np.random.default_rng(0).choice(WORDS, 900)))
     np.savez(folder / "tokens.npz", input_ids=np.random.default_rng(0).integers(0, 64, (32, 24)))
     return folder
 

@@ -23,6 +23,7 @@ ROOMS = (
     "choices",
     "support",
     "numerics",
+    "metrics",
     "data",
     "graph",
     "calibration",

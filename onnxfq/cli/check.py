@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from onnxfq.choices import DEFAULT_TARGET
 from onnxfq.cli.console import PrintingAll
-from onnxfq.cli.options import BuildChoice, ModelArgument
+from onnxfq.cli.options import BuildChoice, GpuOption, ModelArgument, describe_gpus
 
 
 def check(
@@ -16,6 +17,18 @@ def check(
     target: Annotated[
         str, typer.Option(metavar="NAME", help="Use the rules of this target: {checked_targets}.")
     ] = DEFAULT_TARGET,
+    layers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Read what an engine on the real GPU runs: layers.json of the scripts of `handoff`.",
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Add the times of its layers: profile.json of the same run."),
+    ] = None,
+    gpu: GpuOption = None,
     *,
     building: BuildChoice,
     printer: PrintingAll,
@@ -25,7 +38,15 @@ def check(
 
     if building.shape and not building.build:
         raise typer.BadParameter("--shape needs --build; add it")
-    result = check_model(model, target, build=building.options)
+    if profile is not None and layers is None:
+        raise typer.BadParameter("--profile needs --layers of the same engine; add it")
+    if building.build and layers is not None:
+        raise typer.BadParameter("--build and --layers exclude each other; give one")
+    for line in describe_gpus(gpu):
+        printer.note(line)
+    result = check_model(
+        model, target, build=building.options, layers=layers, profile=profile, gpus=gpu or ()
+    )
     printer.show(result)
     if not result.passed:
         raise typer.Exit(1)

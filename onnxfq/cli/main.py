@@ -32,6 +32,7 @@ PANELS = {
         "inspect",
         "compare",
         "convert",
+        "cast",
         "report",
         "demo",
         "doctor",

@@ -82,6 +82,14 @@ GivenOption = Annotated[
         "onnxruntime's TensorQuantOverrides or calibration.json.",
     ),
 ]
+GpuOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME|SM",
+        help="Keep to the formats of this GPU, such as l4, orin, rtx50, dla or SM89 (repeatable: of all of "
+        "them). A recipe that does not run there is refused.",
+    ),
+]
 TimeOption = Annotated[
     bool,
     typer.Option(
@@ -184,7 +192,7 @@ class Accuracy:
     metric: Annotated[
         str | None,
         _promise(
-            metavar="MODULE:FUNCTION",
+            metavar="perplexity|MODULE:FUNCTION",
             help="Call this with the outputs of each sample, and labels or samples; higher is better.",
         ),
     ] = None
@@ -228,13 +236,7 @@ class Accuracy:
 
 def _read_promise(
     accuracy: Annotated[Accuracy, OptionGroup(Accuracy)],
-    gpu: Annotated[
-        str | None,
-        _promise(
-            metavar="SM",
-            help="Let repair use formats of GPUs from this compute capability on; 8.9 has float8.",
-        ),
-    ] = None,
+    gpu: GpuOption = None,
 ) -> AccuracyTarget:
     from onnxfq.remedies.accuracy_target import AccuracyTarget
 
@@ -244,7 +246,7 @@ def _read_promise(
         )
     promise = accuracy.promise if accuracy.is_promised else AccuracyTarget(fallback=accuracy.fallback)
     assert promise is not None
-    return replace(promise, gpu=gpu)
+    return replace(promise, gpu=tuple(gpu) if gpu else None)
 
 
 PromiseOptions = Annotated["AccuracyTarget", OptionGroup(_read_promise)]
@@ -281,6 +283,14 @@ class Build:
 
 
 BuildChoice = Annotated[Build, OptionGroup(Build)]
+
+
+def describe_gpus(gpus: Sequence[str] | None) -> list[str]:
+    """Return a line for each GPU with the formats that run there; none without GPUs."""
+    from onnxfq.targets.target import DEFAULT_TARGET, target_by_name
+
+    hardware = target_by_name(DEFAULT_TARGET).hardware
+    return [] if not gpus or hardware is None else [f"gpu        {line}" for line in hardware.describe(gpus)]
 
 
 def use_libraries(libraries: list[Path] | None) -> list[Path] | None:

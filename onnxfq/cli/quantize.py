@@ -28,6 +28,7 @@ from onnxfq.cli.options import (
     RecipesOption,
     StatisticsOption,
     TimeOption,
+    describe_gpus,
 )
 from onnxfq.cli.recipe_outputs import show_recipes
 from onnxfq.cli.run_options import Running
@@ -123,11 +124,14 @@ def quantize(
     wanted = _read_repair(repair)
     sources = Sources(statistics, moments, encodings, uncalibrated)
     accuracy = replace(promise, repair=wanted)
+    for line in describe_gpus(promise.gpu):
+        printer.note(line)
     with running.progress(printer) as options:
         how = replace(
             QuantizeOptions.of(options),
             floats=FloatOptions(float_type, float_io),
             runtime=runtime,
+            gpus=tuple(promise.gpu or ()),
             ray=ray,
         )
         given = (model, data, output)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import parser
 
 from onnxfq.calibration.statistics.moments import MultiplyBytes, Rows, multiply_floats
+from onnxfq.runtime.inference_session import open_inference_session
 from onnxfq.runtime.ort import onnxruntime
 
 _OFFSET = 128
@@ -62,6 +63,4 @@ def _open_session() -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.enable_cpu_mem_arena = False  # it would keep the largest product
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    return open_inference_session(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import onnx
 
 from onnxfq.errors import ModelError, RuntimeLibraryError
+from onnxfq.runtime.inference_session import open_inference_session
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.support.records import join_lines
 
@@ -52,10 +53,11 @@ def assign_nodes(proto: onnx.ModelProto, provider: str, options: Mapping[str, st
         )
     chosen = onnxruntime.SessionOptions()
     chosen.log_severity_level = _ONLY_FATAL
+    chosen.intra_op_num_threads = 1  # it is never run
     chosen.add_session_config_entry(_RECORD, "1")
     chosen.add_provider_for_devices(devices[:1], dict(options))
     try:
-        session = onnxruntime.InferenceSession(proto.SerializeToString(), chosen)
+        session = open_inference_session(proto.SerializeToString(), chosen)
     except Exception as error:  # one class for each status code
         raise ModelError(
             f"ONNX Runtime cannot load it with {provider}: {join_lines(error)[:300]}; give all operators "

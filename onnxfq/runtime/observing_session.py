@@ -21,6 +21,7 @@ from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.segments import list_reads
 from onnxfq.runtime.custom_ops import register_libraries
+from onnxfq.runtime.inference_session import open_inference_session
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.session import Session
 from onnxfq.support.records import join_lines
@@ -77,7 +78,7 @@ def _write_optimised(model: Path, path: Path) -> None:
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False
     register_libraries(options, onnx.load(model, load_external_data=False))
-    onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    open_inference_session(str(model), options, providers=["CPUExecutionProvider"])
 
 
 def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:

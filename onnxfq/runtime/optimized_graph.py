@@ -7,6 +7,7 @@ import onnx
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.save import save
+from onnxfq.runtime.inference_session import open_inference_session
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
@@ -27,6 +28,7 @@ def optimize_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
     with scratch_folder() as folder:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ONLY_FATAL
+        options.intra_op_num_threads = 1  # it is never run
         options.optimized_model_filepath = str(folder / "optimized.onnx")
         entry = "session.optimized_model_external_initializers_"
         options.add_session_config_entry(f"{entry}file_name", "optimized.data")
@@ -37,7 +39,7 @@ def optimize_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
         else:
             source = proto.SerializeToString()
         try:
-            onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+            open_inference_session(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # one class for each status code
             raise ModelError(
                 f"ONNX Runtime {VERSION} cannot load it with all optimizations: {join_lines(error)[:300]}"

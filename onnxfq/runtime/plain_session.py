@@ -16,6 +16,7 @@ from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.external.weightless import split_weights
 from onnxfq.runtime.custom_ops import register_libraries
+from onnxfq.runtime.inference_session import open_inference_session
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.providers import CPU_PROVIDER
 from onnxfq.runtime.session import run_fault
@@ -87,7 +88,7 @@ def _open(model: onnx.ModelProto | Path, options: onnxruntime.SessionOptions) ->
         elif isinstance(model, onnx.ModelProto):
             content = model.SerializeToString()
         try:
-            return onnxruntime.InferenceSession(content, options, providers=[CPU_PROVIDER])
+            return open_inference_session(content, options, providers=[CPU_PROVIDER])
         except Exception as error:  # onnxruntime raises its own classes, one per status code
             raise ModelError(
                 "onnxruntime cannot load the model with its default optimizations: "

@@ -13,6 +13,7 @@ from onnx import parser
 
 from onnxfq.errors import OnnxfqError
 from onnxfq.runtime.devices import Device, gpus
+from onnxfq.runtime.inference_session import open_inference_session
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.support.records import join_lines
 
@@ -74,7 +75,7 @@ def _provider_problem(missing: list[str]) -> str:
     onnxruntime.set_default_logger_severity(_ONLY_FATAL)
     try:
         content = parser.parse_model(text).SerializeToString()
-        used = onnxruntime.InferenceSession(content, options, providers=providers("cuda")).get_providers()
+        used = open_inference_session(content, options, providers=providers("cuda")).get_providers()
     except Exception as error:  # onnxruntime raises its own classes, one per status code
         return f"onnxruntime cannot use the GPU: {join_lines(error)[:200]}; `onnxfq doctor` tests it"
     finally:

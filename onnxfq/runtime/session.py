@@ -24,6 +24,7 @@ from onnxfq.runtime.c_api import is_memory_fault
 from onnxfq.runtime.custom_ops import register_libraries
 from onnxfq.runtime.devices import Device
 from onnxfq.runtime.float32_emulation import BFLOAT16, HALVES, widen_model
+from onnxfq.runtime.inference_session import open_inference_session
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.runtime.providers import CUDA_PROVIDER, cuda_problem, providers
 from onnxfq.runtime.random_numbers import SEED_INPUT, fix_draws, with_seed
@@ -165,7 +166,7 @@ class Session:
                 content = (
                     str(model) if isinstance(model, Path) else self._serialize(model, options, exact, files)
                 )
-                self._session = onnxruntime.InferenceSession(content, options, providers=providers(device))
+                self._session = open_inference_session(content, options, providers=providers(device))
         except OnnxfqError:
             raise
         except Exception as error:  # onnxruntime raises its own classes, one per status code

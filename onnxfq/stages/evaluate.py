@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -15,12 +16,15 @@ from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, nearest
 from onnxfq.execution.column_parts import find_columns, list_open, with_columns
+from onnxfq.execution.metric_runs import run_metric
 from onnxfq.execution.reference_runs import ReferenceRuns, keep_outputs
-from onnxfq.execution.sides import LEAST_FEEDS
+from onnxfq.execution.sides import LEAST_FEEDS, Side
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
 from onnxfq.graph.signature import computed_tensors, output_names
+from onnxfq.interchange.genai_folder import find_decoder, open_folder
+from onnxfq.metrics import Metric, find_metric, name_metric
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -39,6 +43,7 @@ def evaluate(
     per_tensor: bool = False,
     kernels: Kernels = "float",
     runtime: str = "onnxruntime",
+    metric: str | Metric | None = None,
     options: RunOptions | None = None,
 ) -> Evaluation:
     """Compare one candidate, or several by name, with the reference in one pass over the feeds.
@@ -53,15 +58,20 @@ def evaluate(
         kernels: "integer" sums int8 products of Q/DQ candidates in integers, as fused kernels do.
         runtime: runs the candidates on the CPU: onnxruntime, or a target that opens models, such as openvino.
             The reference always runs in ONNX Runtime.
+        metric: of the task, a name in `onnxfq.metrics.METRICS`, package.module:function, or a function. It is
+            called once for each model with the outputs of each sample, and the labels or else the samples.
         options: batch, threads, device and progress.
 
     Raises an OnnxfqError in one line.
     """
     options = options or RunOptions()
+    measure = None if metric is None else find_metric(metric)
     opener = _find_opener(runtime)
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
-    base = with_unique_names(read_model(reference)[0])
-    candidates = {name: with_unique_names(read_model(model)[0]) for name, model in given.items()}
+    with open_folder(reference, data, None) as (decoder, feeds_given, _):
+        base = with_unique_names(read_model(decoder)[0])
+    data = data if feeds_given is None else feeds_given
+    candidates = {name: with_unique_names(read_model(find_decoder(one))[0]) for name, one in given.items()}
     notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]
     if kernels == "integer":
         for name, proto in candidates.items():
@@ -94,7 +104,19 @@ def evaluate(
         judged=_keep_common(judged, candidates.values()),
         opener=opener,
     )
-    return found.model_copy(update={"notes": (*found.notes, *notes)})
+    found = found.model_copy(update={"notes": (*found.notes, *notes)})
+    if metric is None or measure is None:
+        return found
+    truth = None if labels is None else read_labels(labels)
+    run = partial(run_metric, measure, feeds=feeds, labels=truth, threads=options.threads)
+    device = options.device if opener is None else "cpu"
+    values = {
+        name: run(Side(proto, output_names(proto), options.exact, opener=opener if name else None), device)
+        for name, proto in {"": base, **candidates}.items()
+    }
+    scores = tuple(one.model_copy(update={"metric": values[one.candidate]}) for one in found.candidates)
+    update = {"metric": name_metric(metric), "metric_value": values[""], "candidates": scores}
+    return found.model_copy(update=update)
 
 
 def compare_forms(

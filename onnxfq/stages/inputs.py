@@ -25,6 +25,7 @@ from onnxfq.graph.external.weightless import with_weights
 from onnxfq.graph.io.load import normalize_model, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.steps import name_nodes
+from onnxfq.graph.normalize.write_out_functions import make_runnable
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_outputs
 from onnxfq.graph.patterns.parts import OutputPart
 from onnxfq.graph.signature import computed_tensors, output_names
@@ -117,8 +118,11 @@ class QuantizeSession:
 
 
 def load_written_recipe(recipe: str | Path | Recipe, options: QuantizeOptions) -> Recipe:
-    """Return the loaded recipe. Raises RecipeError if the written model lacks its rounding or float type."""
+    """Return the loaded recipe. Raises RecipeError for a rounding, float type or GPU that it is not for."""
     loaded = load_recipe(recipe)
+    hardware = target_by_name(loaded.target).hardware
+    if options.gpus and hardware is not None:
+        hardware.refuse(loaded, options.gpus)
     if not target_by_name(loaded.target).has_pairs:
         if options.floats.name in HALF_TYPES:
             raise RecipeError(
@@ -193,8 +197,12 @@ def embed_weights(model: Model, proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with unique node names; ONNX allows duplicates, ONNX Runtime rejects them."""
+    """Return a copy with unique node names; ONNX allows duplicates, ONNX Runtime rejects them.
+
+    Operators of new opsets that ONNX Runtime lacks are written out.
+    """
     proto = onnx.ModelProto()
     proto.CopyFrom(model)
     name_nodes(proto)
+    make_runnable(proto)
     return proto

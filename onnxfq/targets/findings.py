@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import Literal
 
+from onnxfq.documents.engine_listing import EngineListing
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 
@@ -86,6 +87,7 @@ class CheckResult(Record):
         coverage: coverage by the rules, or by the engines if some were built.
         builder: name and version of the builder; empty without a build.
         engine: precision of each expected low-precision node in the engines.
+        listing: layers and times of an engine that was built elsewhere; None without its files.
     """
 
     source: str
@@ -94,6 +96,7 @@ class CheckResult(Record):
     coverage: tuple[CheckCoverage, ...]
     builder: str = ""
     engine: tuple[EngineNode, ...] = ()
+    listing: EngineListing | None = None
 
     @property
     def passed(self) -> bool:
@@ -108,6 +111,7 @@ class CheckResult(Record):
         found = ", ".join(f"{counts[severity]} {severity}" for severity in _ORDER if counts[severity])
         how = f"built by {self.builder}" if self.builder else "by the rules, nothing was built"
         lines.append(f"coverage   {', '.join(map(str, self.coverage)) or 'no quantized operator'} ({how})")
+        lines += [] if self.listing is None else self.listing.lines()
         lines.append(f"findings   {found or 'none'}")
         return "\n".join(lines)
 

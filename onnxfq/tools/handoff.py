@@ -67,6 +67,7 @@ def handoff(
     build: BuildOptions | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     ends: Ends | None = None,
+    gpus: Sequence[str] = (),
     options: RunOptions | None = None,
 ) -> Handoff:
     """Write the Q/DQ `model`, shapes, commands, samples with expected outputs and findings into `folder`.
@@ -80,6 +81,7 @@ def handoff(
         build: build as well for the findings, as `check` does.
         shapes: of inputs with open dimensions, as for `check`.
         ends: shapes that replace those of the profiles: {"min" | "opt" | "max": {input: shape}}.
+        gpus: names or compute capabilities, as for `check`.
         options: batch, threads and how data is read.
 
     Raises OutputError for a folder with files in it, RecipeError for a target without tools, DataError for
@@ -89,7 +91,7 @@ def handoff(
     kit = _kit_of(target)
     check_folder(path)
     proto, _, source = read_model(model)
-    found = check(proto, target, build=build).model_copy(update={"source": source})
+    found = check(proto, target, build=build, gpus=gpus).model_copy(update={"source": source})
     notes: list[str] = []
     count = ShapeCount()
     if data is None:

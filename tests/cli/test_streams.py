@@ -30,6 +30,7 @@ MADE = {
     "sensitivity": "sensitivity m.onnx --data d.npz -o n.json",
     "calibrate --format": "calibrate m.onnx --plan p.json --encodings k.json --format aimet-1.0.0 -o c.json",
     "convert": "convert o.onnx -o v.onnx",
+    "cast": "cast m.onnx -o h.onnx",
     "handoff": "handoff q.onnx --data d.npz -o kit",
     "report": "report r.json -o r2.html",
     "demo": "demo -o dd",

@@ -15,6 +15,7 @@ from onnxfq.targets.tensorrt.rules import (
     attention,
     blocks,
     float4,
+    newer_operators,
     number_types,
     operator_forms,
     placement,
@@ -45,6 +46,7 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
 RULES: tuple[Rule, ...] = (
     *structure.RULES,
     *operator_forms.RULES,
+    *newer_operators.RULES,
     *number_types.RULES,
     *scales_and_zero_points.RULES,
     *blocks.RULES,
