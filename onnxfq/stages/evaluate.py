@@ -12,11 +12,13 @@ import onnx
 from onnxfq.choices import Kernels
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels, read_labels
+from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, nearest
+from onnxfq.execution.column_parts import find_columns, list_open, with_columns
 from onnxfq.execution.metric_runs import run_metric
-from onnxfq.execution.reference_runs import ReferenceRuns
-from onnxfq.execution.sides import Side
+from onnxfq.execution.reference_runs import ReferenceRuns, keep_outputs
+from onnxfq.execution.sides import LEAST_FEEDS, Side
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
@@ -83,11 +85,16 @@ def evaluate(
     # State passes from one sample to the next; with batch 0 feeds stay as they are given.
     batch = min(options.batch, 1) if judged.states else options.batch
     feeds = open_feeds(base, data, batch, replace(options.data, survey=False))
+    given_feeds: Iterable[Feed] = feeds
+    if list_open(judged) and not judged.states:
+        kept = KeptFeeds(feeds)
+        outputs = keep_outputs(base, judged, kept.read_samples(LEAST_FEEDS), options.threads, options.device)
+        judged, given_feeds = with_columns(judged, find_columns(judged, output_names(base), outputs)), kept
     ranges = InputRanges()
     found = score_models(
         base,
         candidates,
-        ranges.watch(feeds),
+        ranges.watch(given_feeds),
         reference_name=_label(reference, "float"),
         labels=None if labels is None else read_labels(labels),
         more_labels=options.data.limit is not None,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pydantic
 
-from onnxfq.calibration.calibrators.best_error import best_error
+from onnxfq.calibration.calibrators.best_error import best_error, know_range
 from onnxfq.calibration.calibrators.entropy import entropy
 from onnxfq.calibration.calibrators.fixed import check_known, check_range, fix_range, known
 from onnxfq.calibration.calibrators.method_parameters import Check, Parameter, read_parameters, spell
@@ -156,7 +156,7 @@ class Calibrator(Record):
         """
         function = self._look_up().function
         if function.__module__.startswith(_OWN):
-            return function(statistics, spec, *self.parameters)
+            return know_range(str(self), lambda *given: function(*given, *self.parameters), statistics, spec)
         # Others need the statistics too.
         arrays = {name: value for name, value in vars(statistics).items() if isinstance(value, np.ndarray)}
         shared: dict[str, Any] = read_only(arrays)
