@@ -58,6 +58,7 @@ class Recipe(Record):
             bits or less.
         conv_transpose: whether ConvTranspose is quantized for a target that may run it in float nevertheless,
             as TensorRT for RTX does; pairs then only add noise.
+        unfused_attention: whether an attention is quantized that the target fuses in a half type only.
         smooth: whether differences between channels of activations move into the weights that read them, as
             SmoothQuant does: a share of 0 to 1, or auto for the share of the least expected error, if that
             raises the SQNR of the outputs on some samples.
@@ -79,6 +80,7 @@ class Recipe(Record):
     depthwise: Choice = "quantize"
     log_spectra: Choice = "float"
     conv_transpose: Choice = "float"
+    unfused_attention: Choice = "float"
     smooth: Smooth = "none"
     bias_correction: BiasCorrectionChoice = "none"
     simulation: Simulation = Simulation()

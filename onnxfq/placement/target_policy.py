@@ -82,13 +82,13 @@ class Slots:
     between_units: bool = False
 
 
-NodesRule = Callable[[list[NodeDecision], Collection[gs.Node]], list[NodeDecision]]
-"""Takes all decisions and the nodes of the graph; returns the decisions with its changes."""
+NodesRule = Callable[[list[NodeDecision], Collection[gs.Node], Recipe], list[NodeDecision]]
+"""Takes all decisions, the nodes of the graph and the recipe; returns the decisions with its changes."""
 
 PairsRule = Callable[
     [list[NodeDecision], Collection[gs.Node], Recipe, "TargetPolicy", Collection[str]], list[NodeDecision]
 ]
-"""Takes also the recipe, the policy, and the names of tensors that some reader wants in float."""
+"""Takes also the policy, and the names of tensors that some reader wants in float."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class TargetPolicy:
     refuses: Callable[[Placement, Operands], str] = lambda placement, operands: ""
     keeps_float: Callable[[Operands], str] = lambda operands: ""
     whole_attention: str = ""
-    revise: NodesRule = lambda decisions, nodes: decisions
+    revise: NodesRule = lambda decisions, nodes, recipe: decisions
     join: PairsRule | None = None
     bridges: Callable[[gs.Node, QType], bool] = lambda node, qtype: False
     operators: Mapping[str, Slots] = field(default_factory=dict)

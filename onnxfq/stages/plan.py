@@ -120,7 +120,7 @@ def observation_plan(model: Model) -> Plan:
     itself. Raises ModelError as `make_plan`.
     """
     model = prepare_model(model, RECIPES[_WIDEST[0]].target)
-    all_nodes = {"log_spectra": "quantize", "conv_transpose": "quantize"}
+    all_nodes = dict.fromkeys(("log_spectra", "conv_transpose", "unfused_attention"), "quantize")
     wide = [RECIPES[name].model_copy(update=all_nodes) for name in _WIDEST]
     # Equalized tensors have no common scale, and so their Concat has one only where nothing is equalized.
     wide.append(wide[0].override(activations={"equalize": "none"}))
@@ -172,7 +172,7 @@ def _as_a_whole(
         decisions = leave_out_depthwise(decisions, nodes)
     if recipe.small_shapes != "quantize":
         decisions = leave_out_small(decisions, nodes, OPERATORS[recipe.small_shapes])
-    return policy.revise(decisions, nodes)
+    return policy.revise(decisions, nodes, recipe)
 
 
 def _decide_residuals(
