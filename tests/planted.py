@@ -1085,6 +1085,15 @@ CASES = (
         "float",
     ),
     case(
+        "small int4 Gemm of one row, whose bias is another kernel",
+        """g (float[1,256] x) => (float[1,32] y) {
+        [wdq] k = DequantizeLinear <axis = 0, block_size = 64> (w, ws)
+        [mm] y = Gemm (x, k, b) }""",
+        {**int4_constants(), "b": np.linspace(-1, 1, 32, dtype=np.float32)},
+        "",
+        "weight-only",
+    ),
+    case(
         "LSTM weights",
         """g (float[3,1,8] x) => (float[3,1,1,4] y) {
         [wdq] k = DequantizeLinear (w, s) [rdq] r = DequantizeLinear (rw, s)

@@ -53,6 +53,8 @@ class Recipe(Record):
         activations: None for weight-only; an override may still give some activations a scheme.
         small_shapes: whether nodes too small to gain from low precision are still quantized; convolutions
             leaves only convolutions in float.
+        least_weight_bytes: size of a product's weight in a half type below which it stays in float, if the
+            model has larger ones.
         depthwise: whether depthwise convolutions are quantized.
         log_spectra: whether products of a spectrum whose logarithm is taken are quantized to integers of 8
             bits or less.
@@ -77,6 +79,7 @@ class Recipe(Record):
     activations: ActivationScheme | None
     weights: WeightScheme
     small_shapes: SmallShapes = "quantize"
+    least_weight_bytes: Annotated[int, pydantic.Field(ge=0)] = 0
     depthwise: Choice = "quantize"
     log_spectra: Choice = "float"
     conv_transpose: Choice = "float"

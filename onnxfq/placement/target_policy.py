@@ -34,6 +34,21 @@ class NodeDecision:
         """Return the decision that leaves the node in float, with the reason and the code of its rule."""
         return replace(self, placements=(), why_float=Reason(rule, why))
 
+    def with_note(self, note: str) -> NodeDecision:
+        """Return the decision with `note` behind the reason of each placement."""
+        noted = (p.model_copy(update={"why": f"{p.why}; {note}"}) for p in self.placements)
+        return replace(self, placements=tuple(noted))
+
+
+def fewer_or_noted(decisions: list[NodeDecision], fewer: list[NodeDecision], note: str) -> list[NodeDecision]:
+    """Return `fewer`, or the decisions with `note` on placements if `fewer` quantizes nothing.
+
+    A model that is small as a whole is quantized as asked.
+    """
+    if any(d.placements for d in fewer) or not any(d.placements for d in decisions):
+        return fewer
+    return [d.with_note(note) if f is not d else d for d, f in zip(decisions, fewer, strict=True)]
+
 
 @dataclass(frozen=True)
 class Operands:

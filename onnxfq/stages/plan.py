@@ -24,10 +24,17 @@ from onnxfq.graph.queries import (
 )
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.equalization import equalize_depthwise
-from onnxfq.placement.left_out import OPERATORS, leave_out_depthwise, leave_out_log_spectra, leave_out_small
+from onnxfq.placement.left_out import (
+    OPERATORS,
+    leave_out_depthwise,
+    leave_out_log_spectra,
+    leave_out_small,
+)
+from onnxfq.placement.light_weights import leave_out_light
 from onnxfq.placement.operators import decide_operators, place_biases
 from onnxfq.placement.pass_through_ops import list_moves, place_bridges
 from onnxfq.placement.residual_adds import residual_skip
+from onnxfq.placement.short_runs import leave_out_short_runs
 from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
@@ -172,6 +179,9 @@ def _as_a_whole(
         decisions = leave_out_depthwise(decisions, nodes)
     if recipe.small_shapes != "quantize":
         decisions = leave_out_small(decisions, nodes, OPERATORS[recipe.small_shapes])
+        decisions = leave_out_short_runs(decisions, nodes, OPERATORS["convolutions"])
+    if recipe.least_weight_bytes:
+        decisions = leave_out_light(decisions, nodes, recipe.least_weight_bytes)
     return policy.revise(decisions, nodes, recipe)
 
 

@@ -63,9 +63,7 @@ def _keeps_float(operands: Operands) -> str:
     return ""
 
 
-def _revise(
-    decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe
-) -> list[NodeDecision]:
+def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
     """Return `decisions` for the operators that gain, with a signed grid where no zero point is multiplied.
 
     OpenVINO multiplies two activations, and the input of a ConvTranspose, in float if one has a zero point.

@@ -46,9 +46,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
     return ""
 
 
-def _revise(
-    decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe
-) -> list[NodeDecision]:
+def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
     """Return `decisions` without operators that vanish, with the grids that the HTP computes on.
 
     A weight that another operator reads too, such as a tied table of words, is in float there.

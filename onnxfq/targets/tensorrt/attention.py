@@ -2,11 +2,11 @@
 
 Measured on TensorRT for RTX 1.7.1, limits and weight-only products behind a fused attention alike. Source of
 the limits: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; int8 heads of 16, 32 or
-64 and up to 512 tokens, float8 heads of up to 256. float8 also needs 32 keys, at the least end of the profile:
-an encoder of six layers has 6 fused attentions and 68 layers for 32 to 256 tokens, none and 103 for 1 to 256;
+64 and up to 512 tokens, float8 heads of up to 256. float8 also needs 32 keys, at the least end of a profile:
+an encoder of six blocks has 6 fused attentions and 68 layers for 32 to 256 tokens, none and 103 for 1 to 256;
 in a half type 62. Half types fuse heads of 16 to 256 for any number of tokens. An attention that its own
-format does not fuse stays in float where a half type does. An attention with one quantized product is not fused, and
-none is in MXFP8 or NVFP4. One query, as in a decode step over a cache, has its own kernel that multiplies in
+format does not fuse stays in float where a half type does. One with a single quantized product is not fused,
+and none is in MXFP8 or NVFP4. One query, as in a decode step over a cache, has its own kernel that multiplies in
 float: int8 pairs prevent it, and float8 pairs become part of it. In block formats, and in int8 with one
 query, both products stay in float, one kernel in a half type. An open number of queries counts as several: a
 prompt has the most of the work, and its int8 products are fused.
@@ -79,7 +79,7 @@ def decide_attentions(
             if recipe.unfused_attention == "float" and _has_half_kernel(attention):
                 found |= {one.node: one.leave_out("unfused-attention", note + _REMEDY) for one in quantized}
             else:
-                found |= {one.node: _add_note(one, note) for one in quantized}
+                found |= {one.node: one.with_note(note) for one in quantized}
     return [found[decision.node] for decision in decisions]
 
 
@@ -135,11 +135,6 @@ def _has_half_kernel(attention: Attention[gs.Node]) -> bool:
     """Tell whether the attention is one kernel in a half type, as one of unknown sizes usually is."""
     head = _size(attention.scores.inputs[0], -1)
     return head is None or HALF_HEADS[0] <= head <= HALF_HEADS[1]
-
-
-def _add_note(decision: NodeDecision, note: str) -> NodeDecision:
-    placements = tuple(p.model_copy(update={"why": f"{p.why}; {note}"}) for p in decision.placements)
-    return replace(decision, placements=placements)
 
 
 def _size(tensor: gs.Tensor, axis: int) -> int | None:

@@ -88,12 +88,13 @@ def verdict(layers: Sequence[EngineLayer], node: str) -> Verdict:
     inputs = [operand for operand in layer.inputs if operand.is_data]
     constants = [operand for operand in layer.constants if operand.is_data]
     low = [operand for operand in inputs if operand.is_low]
-    low_constant = any(operand.is_low for operand in constants)
-    if layer.is_attention and len(low) >= 3:  # a fourth one is the mask
+    low_constants = [operand for operand in constants if operand.is_low]
+    # A fourth operand is the mask. Queries that a network has learned are constant.
+    if layer.is_attention and low and len(low) + len(low_constants) >= 3:
         return "low"
-    if inputs and len(low) == len(inputs) and (len(inputs) > 1 or low_constant):
+    if inputs and len(low) == len(inputs) and (len(inputs) > 1 or low_constants):
         return "low" if layer.kind != _LATE_GEMM else "mixed"
-    if low_constant:
+    if low_constants:
         return "weight-only"
     return "mixed" if low else "float"
 
