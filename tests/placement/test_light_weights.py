@@ -14,7 +14,8 @@ NVFP4 = load_recipe("tensorrt-nvfp4")
 def two(columns: int) -> onnx.ModelProto:
     """A product with a weight of 1 MB in half, and one with 2 kB for each of its columns."""
     return build(
-        f"g (float[N,1024] x) => (float[N,{columns}] y) {{ [large] a = MatMul (x, w) [little] y = MatMul (a, v) }}",
+        f"""g (float[N,1024] x) => (float[N,{columns}] y) {{
+        [large] a = MatMul (x, w) [little] y = MatMul (a, v) }}""",
         {"w": weights(1024, 512), "v": weights(512, columns)},
         opset=18,
     )

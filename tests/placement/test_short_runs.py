@@ -84,7 +84,7 @@ def chain(weight: int, size: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(("channels", "size", "kept"), [(512, 1, False), (2048, 1, True), (2048, 32, False)])
 def test_bytes_decide(channels: int, size: int, kept: bool) -> None:
-    """Weights pay for the kernel of the entry and the numbers that it quantizes; a product is no run's part."""
+    """Weights pay for the kernel of the entry and the numbers that it quantizes."""
     proto = chain(channels, size)
     proto.graph.node.append(onnx.helper.make_node("MatMul", ["other", "big"], ["z"], "large"))
     proto.graph.input.append(onnx.helper.make_tensor_value_info("other", 1, [32, 32]))

@@ -6,8 +6,8 @@ the limits: NVIDIA, fused attention: pairs on queries, keys, the Softmax and val
 an encoder of six blocks has 6 fused attentions and 68 layers for 32 to 256 tokens, none and 103 for 1 to 256;
 in a half type 62. Half types fuse heads of 16 to 256 for any number of tokens. An attention that its own
 format does not fuse stays in float where a half type does. One with a single quantized product is not fused,
-and none is in MXFP8 or NVFP4. One query, as in a decode step over a cache, has its own kernel that multiplies in
-float: int8 pairs prevent it, and float8 pairs become part of it. In block formats, and in int8 with one
+and none is in MXFP8 or NVFP4. One query, as in a decode step over a cache, has its own kernel that multiplies
+in float: int8 pairs prevent it, and float8 pairs become part of it. In block formats, and in int8 with one
 query, both products stay in float, one kernel in a half type. An open number of queries counts as several: a
 prompt has the most of the work, and its int8 products are fused.
 
