@@ -73,7 +73,8 @@ def _unsaid(
     new = [] if any(found.severity == "refused" for found in findings) else list(built.findings)
     lost: dict[str, list[EngineNode]] = {}
     for node in built.nodes:
-        if node.verdict != node.expects and node.node not in broken and node.op_type not in told_by_rule:
+        told = node.node in broken or node.op_type in told_by_rule or node.expects == "MXFP8"
+        if not node.is_kept and not told:
             lost.setdefault(node.node, []).append(node)
     return new + [_lost(nodes) for nodes in lost.values()]
 
@@ -90,7 +91,7 @@ def _find_broken(reading: CheckContext, built: Built) -> set[str]:
     """Return the promised nodes that some engine does not keep; all if there is no engine."""
     if built.findings:
         return {promised.site.name for promised in reading.promises}
-    return {node.node for node in built.nodes if node.verdict != node.expects}
+    return {node.node for node in built.nodes if not node.is_kept}
 
 
 def find_broken(findings: Iterable[Finding], promises: Iterable[ExpectedPrecision]) -> set[str]:
