@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,6 +19,14 @@ def check(
     ] = DEFAULT_TARGET,
     *,
     building: BuildChoice,
+    against: Annotated[
+        Literal["half"] | None,
+        typer.Option(
+            metavar="half",
+            help="With --build, also build the same graph without pairs, and compare kernels and bytes "
+            "(target tensorrt).",
+        ),
+    ] = None,
     printer: PrintingAll,
 ) -> None:
     """Check a Q/DQ MODEL by the rules of its target; exit with 1 if it breaks one."""
@@ -25,7 +34,12 @@ def check(
 
     if building.shape and not building.build:
         raise typer.BadParameter("--shape needs --build; add it")
-    result = check_model(model, target, build=building.options)
+    if against and not building.build:
+        raise typer.BadParameter("--against needs --build; add it")
+    options = building.options
+    if options is not None and against:
+        options = replace(options, against=against)
+    result = check_model(model, target, build=options)
     printer.show(result)
     if not result.passed:
         raise typer.Exit(1)

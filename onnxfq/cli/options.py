@@ -268,7 +268,7 @@ class Build:
         list[str] | None,
         typer.Option(
             metavar="NAME:1x3x224x224",
-            help="Build for this shape of an input with open dimensions (repeatable).",
+            help="Build for this shape of an input with open dimensions; 1-8 is a range (repeatable).",
         ),
     ] = None
 
@@ -277,7 +277,7 @@ class Build:
         """The options of the build; None without one."""
         from onnxfq.targets.target import BuildOptions
 
-        return BuildOptions(read_shapes(self.shape)) if self.build else None
+        return BuildOptions(read_shapes(self.shape, ranges=True)) if self.build else None
 
 
 BuildChoice = Annotated[Build, OptionGroup(Build)]
@@ -293,12 +293,23 @@ def use_libraries(libraries: list[Path] | None) -> list[Path] | None:
     return libraries
 
 
-def read_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
-    """Return shape by input name of `NAME:1x3x224x224`, also joined by commas; a name may hold colons."""
-    shapes = {}
+def read_shapes(texts: Sequence[str] | None, ranges: bool = False) -> dict[str, tuple[Any, ...]]:
+    """Return shape by input name of `NAME:1x3x224x224`, also joined by commas; a name may hold colons.
+
+    With `ranges` a size may be two, `1-8`.
+    """
+    shapes: dict[str, tuple[Any, ...]] = {}
+    size = r"\d{1,9}(-\d{1,9})?" if ranges else r"\d{1,9}"
     for text in (one for given in texts or () for one in re.split(r"(?<=\d),", given)):
         name, _, sizes = text.rpartition(":")
-        if not name or not all(size.isdecimal() and len(size) < 10 for size in sizes.split("x")):
+        if not name or not all(re.fullmatch(size, one, re.ASCII) for one in sizes.split("x")):
             raise typer.BadParameter(f"a shape is NAME:1x3x224x224, got {text!r:.80}")
-        shapes[name] = tuple(int(size) for size in sizes.split("x"))
+        shapes[name] = tuple(_read_size(one) for one in sizes.split("x"))
     return shapes
+
+
+def _read_size(text: str) -> int | tuple[int, int]:
+    low, dash, high = text.partition("-")
+    if dash and int(low) > int(high):
+        raise typer.BadParameter(f"a range of sizes begins with the smaller one, got {text!r}")
+    return (int(low), int(high)) if dash else int(low)

@@ -109,7 +109,7 @@ def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 
 def estimate(candidate: Candidate, judge: Judge, method: Method = "cross_layer") -> float:
     """Return the seconds of choosing factors, and of comparing with and without them."""
-    groups = len(find_groups(candidate.session.ranked, method))
+    groups = len(find_groups(candidate.session.ranked, method, candidate.recipe.target))
     if not groups:
         return 0.0
     work = judge.work

@@ -8,6 +8,7 @@ from typing import Literal
 
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
+from onnxfq.targets.engine_figures import EngineComparison
 
 Severity = Literal["refused", "float", "wrong", "warning"]
 """refused: no engine. float: it runs, but not in low precision. wrong: it computes other values."""
@@ -96,6 +97,7 @@ class CheckResult(Record):
         coverage: coverage by the rules, or by the engines if some were built.
         builder: name and version of the builder; empty without a build.
         engine: precision of each expected low-precision node in the engines.
+        against: the engines beside those of the same graph without pairs; empty if these were not built.
     """
 
     source: str
@@ -104,6 +106,7 @@ class CheckResult(Record):
     coverage: tuple[CheckCoverage, ...]
     builder: str = ""
     engine: tuple[EngineNode, ...] = ()
+    against: tuple[EngineComparison, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -119,6 +122,7 @@ class CheckResult(Record):
         how = f"built by {self.builder}" if self.builder else "by the rules, nothing was built"
         lines.append(f"coverage   {', '.join(map(str, self.coverage)) or 'no quantized operator'} ({how})")
         lines.append(f"findings   {found or 'none'}")
+        lines += [line for compared in self.against for line in compared.lines()]
         return "\n".join(lines)
 
 

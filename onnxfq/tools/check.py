@@ -9,7 +9,7 @@ import onnx
 from onnxfq.errors import RecipeError, nearest
 from onnxfq.graph.io.load import read_model
 from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.target import DEFAULT_TARGET, BuildOptions, collect_parts
+from onnxfq.targets.target import DEFAULT_TARGET, BuildOptions, collect_parts, target_by_name
 
 
 def check(
@@ -29,5 +29,10 @@ def check(
     rules = collect_parts(lambda one: one.check)
     if target not in rules:
         raise RecipeError(f"there are no rules for target {target!r}{nearest(target, rules)}")
+    if build is not None and build.against and not target_by_name(target).compares:
+        raise RecipeError(
+            f"the builder of target {target!r} compares with no graph without pairs; leave out --against, or "
+            "give target tensorrt"
+        )
     proto, _, source = read_model(model)
     return rules[target](proto, source, build)

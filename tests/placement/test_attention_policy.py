@@ -18,7 +18,7 @@ from onnxfq.pipeline import quantize
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.attention import count_tokens
-from onnxfq.targets.tensorrt.builder.build import Job, builder_installed, run_jobs
+from onnxfq.targets.tensorrt.builder.jobs import Job, builder_installed, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.tools.check import check
 

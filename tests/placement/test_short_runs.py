@@ -13,7 +13,7 @@ from engines import build_all, unmeasured
 from onnxfq.stages import plan as stages_plan
 from onnxfq.targets.reading.context import read
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
 from onnxfq.targets.tensorrt.rules.structure import EXTRA

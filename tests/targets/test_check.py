@@ -22,7 +22,7 @@ from onnxfq.targets.findings import CheckResult, Finding
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder import build as building
-from onnxfq.targets.tensorrt.builder.build import Report, builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import Report, builder_installed
 from onnxfq.targets.tensorrt.rules.structure import STANDARD, UNSUPPORTED
 
 OPSET = {"opset": 21, "ir": 10}

@@ -22,7 +22,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import with_target_qdq
 from onnxfq.targets import tensorrt
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.targets.tensorrt.rewrites.block_formats import block_writer
 

@@ -82,5 +82,6 @@ TENSORRT = Target(
     run=run_engine,
     open=refuse_times,
     kit=KIT,
+    compares=True,
     capabilities=LEAST_CAPABILITY,
 )

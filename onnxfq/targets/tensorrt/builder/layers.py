@@ -13,6 +13,12 @@ LAYERS = "Layers:"
 """First word of the message that lists the engine; without it the format has changed."""
 
 _LOW = frozenset({"Int8", "UInt8", "FP8", "Int4", "FP4", "FP4E2M1"})
+_BITS = {
+    **dict.fromkeys(("Int8", "UInt8", "FP8", "E8M0", "Bool"), 8),
+    **dict.fromkeys(("Int4", "FP4", "FP4E2M1"), 4),
+    **dict.fromkeys(("Half", "BFloat16"), 16),
+    "Int64": 64,
+}
 # Kinds that move data or signal; they compute no part of a node.
 _GLUE = frozenset({"signal", "wait", "kernel_marker", "shape_call", "memset", "copy", "jmp", "cjmp"})
 # Kinds that multiply only if no other layer does; a runtime function pads a weight of odd size.
@@ -40,6 +46,11 @@ class EngineOperand:
         return self.count is None or self.count > 1
 
     @property
+    def bytes(self) -> int:
+        """Its size; an open one counts as one element."""
+        return -(-(1 if self.count is None else self.count) * _BITS.get(self.dtype, 32) // 8)
+
+    @property
     def is_low(self) -> bool:
         """Tell whether it has 8 bits or fewer."""
         return self.dtype in _LOW
@@ -57,7 +68,13 @@ class EngineLayer:
     kind: str
     inputs: tuple[EngineOperand, ...]
     constants: tuple[EngineOperand, ...]
+    outputs: tuple[EngineOperand, ...]
     nodes: tuple[str, ...]
+
+    @property
+    def is_kernel(self) -> bool:
+        """Tell whether it computes or moves data; others signal or wait."""
+        return self.kind not in _GLUE
 
     @property
     def is_attention(self) -> bool:
@@ -74,9 +91,8 @@ def parse_layers(text: str) -> tuple[EngineLayer, ...]:
             break
         # Nodes of a body read `node | branch (then_branch) | if (If)`.
         nodes = tuple(name.split(" | ")[0] for name in _NODE.findall(line))
-        layers.append(
-            EngineLayer(found[1], found[2], _operands(line, "Inputs"), _operands(line, "Constants"), nodes)
-        )
+        inputs, constants, outputs = (_operands(line, name) for name in ("Inputs", "Constants", "Outputs"))
+        layers.append(EngineLayer(found[1], found[2], inputs, constants, outputs, nodes))
     return tuple(layers)
 
 
@@ -101,7 +117,7 @@ def verdict(layers: Sequence[EngineLayer], node: str) -> Verdict:
 
 def _find_layer(layers: Sequence[EngineLayer], node: str) -> EngineLayer | None:
     """Return the layer that multiplies for `node`; library kernels go before generated ones."""
-    own = [layer for layer in layers if node in layer.nodes and layer.kind not in _GLUE]
+    own = [layer for layer in layers if node in layer.nodes and layer.is_kernel]
     ranked = sorted(own, key=lambda layer: (layer.kind in _HELPERS, "_gemm" not in layer.name))
     return ranked[0] if ranked else None
 
