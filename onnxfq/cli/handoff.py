@@ -46,7 +46,7 @@ def handoff(
             output,
             data=data,
             build=building.options,
-            shapes=read_shapes(building.shape),
+            shapes=read_shapes(building.shape, ranges=True),
             ends=ends,
             options=options,
         )

@@ -35,10 +35,12 @@ class EngineOperand:
     Attributes:
         count: number of elements; None if it is open.
         dtype: type in the log.
+        least: number of elements with one for each open size.
     """
 
     count: int | None
     dtype: str
+    least: int = 1
 
     @property
     def is_data(self) -> bool:
@@ -47,8 +49,8 @@ class EngineOperand:
 
     @property
     def bytes(self) -> int:
-        """Its size; an open one counts as one element."""
-        return -(-(1 if self.count is None else self.count) * _BITS.get(self.dtype, 32) // 8)
+        """Its size, with one for each open size."""
+        return -(-self.least * _BITS.get(self.dtype, 32) // 8)
 
     @property
     def is_low(self) -> bool:
@@ -130,13 +132,8 @@ def _operands(line: str, field: str) -> tuple[EngineOperand, ...]:
     for text in _TENSOR.findall(found[1]) if found else ():
         dtype, dims = re.search(r"Datatype: (\w+)", text), re.search(r"Dimensions: \[([^\]]*)\]", text)
         if dtype is not None:
-            operands.append(EngineOperand(_count(dims[1] if dims else ""), dtype[1]))
+            sizes = [size for size in (dims[1] if dims else "").split(",") if size.strip()]
+            known = [int(size) for size in sizes if size.strip().isdecimal()]
+            count = prod(known) if len(known) == len(sizes) else None
+            operands.append(EngineOperand(count, dtype[1], prod(known)))
     return tuple(operands)
-
-
-def _count(dims: str) -> int | None:
-    try:
-        sizes = [int(size) for size in dims.split(",") if size.strip()]
-    except ValueError:
-        return None
-    return None if any(size < 0 for size in sizes) else prod(sizes)

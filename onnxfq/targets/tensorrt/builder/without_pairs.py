@@ -53,8 +53,8 @@ def _stand_in(q: Quantizer, proto: onnx.ModelProto) -> onnx.NodeProto | None:
     maker = index.maker(q.data)
     if maker is not None and maker.op == "Clip":  # a narrow integer
         maker = index.maker(maker.input(0))
-    if maker is None:  # an integer input of the model
-        return helper.make_node("Cast", [q.data], [output], q.site.name, to=kind)
-    if maker.op not in QUANTIZE_OPS and maker.op not in DYNAMIC_OPS:
+    if maker is not None and maker.op not in QUANTIZE_OPS and maker.op not in DYNAMIC_OPS:
         return None
-    return helper.make_node("Identity", [maker.input(0)], [output], q.site.name)
+    # A Q may read another float type than its DQ gives; without a maker the model takes integers.
+    given = q.data if maker is None else maker.input(0)
+    return helper.make_node("Cast", [given], [output], q.site.name, to=kind)
