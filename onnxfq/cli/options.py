@@ -251,6 +251,10 @@ PromiseOptions = Annotated["AccuracyTarget", OptionGroup(_read_promise)]
 AccuracyOptions = Annotated[Accuracy, OptionGroup(Accuracy, weight_bits=None)]
 
 
+_VALUES = re.compile(r"[^:]+=-?\d{1,18}(x-?\d{1,18})*", re.ASCII)
+"""Values of a shape input: NAME=1x-1x64."""
+
+
 @dataclass(frozen=True)
 class Build:
     """Whether to build the model, and the shapes to build it for."""
@@ -268,7 +272,8 @@ class Build:
         list[str] | None,
         typer.Option(
             metavar="NAME:1x3x224x224",
-            help="Build for this shape of an input with open dimensions; 1-8 is a range (repeatable).",
+            help="Build for this shape of an input with open dimensions; 1-8 is a range, NAME=2x3 the values "
+            "of a shape input (repeatable).",
         ),
     ] = None
 
@@ -277,7 +282,12 @@ class Build:
         """The options of the build; None without one."""
         from onnxfq.targets.target import BuildOptions
 
-        return BuildOptions(read_shapes(self.shape, ranges=True)) if self.build else None
+        values = [text for text in self.shape or () if _VALUES.fullmatch(text)]
+        shapes = [text for text in self.shape or () if text not in values]
+        numbers = {
+            text.rpartition("=")[0]: [int(n) for n in text.rpartition("=")[2].split("x")] for text in values
+        }
+        return BuildOptions(read_shapes(shapes, ranges=True), values=numbers) if self.build else None
 
 
 BuildChoice = Annotated[Build, OptionGroup(Build)]

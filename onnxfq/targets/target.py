@@ -33,12 +33,14 @@ class BuildOptions:
         seconds: time limit for one engine.
         against: "half" to build the same graph without pairs too, and compare; TensorRT alone has it.
         covered: profiles in place of those by `shapes`.
+        values: numbers of integer inputs that TensorRT reads while it builds, such as a shape, by name.
     """
 
     shapes: Mapping[str, Sequence[int | Range]] = field(default_factory=dict)
     seconds: float = 600.0
     against: Literal["", "half"] = ""
     covered: Mapping[str, Profile] | None = None
+    values: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 Values = Mapping[str, NDArray[Any]]

@@ -21,6 +21,7 @@ from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.figures import compare_layers
 from onnxfq.targets.tensorrt.builder.jobs import Job, Report, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import LAYERS, EngineLayer, parse_layers, verdict
+from onnxfq.targets.tensorrt.builder.shape_values import guess_values
 from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
 
 OLDEST = (1, 7)
@@ -55,7 +56,8 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
             protos["plain.onnx"] = without_pairs(reading)
         for name, proto in protos.items():
             _store(proto, folder / name)
-        jobs = [Job(folder / name, capability, wanted) for name in protos for capability in chosen]
+        values = guess_values(reading, options.values)
+        jobs = [Job(folder / name, capability, wanted, values) for name in protos for capability in chosen]
         reports = run_jobs(jobs, options.seconds)
     version = next((report.version for report in reports if report.version), "")
     if version:

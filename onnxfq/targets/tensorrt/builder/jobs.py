@@ -27,11 +27,15 @@ class Job:
         path: file of the model.
         capability: GPU architecture, such as SM89.
         profiles: optimization profiles by input name.
+        values: numbers of integer inputs that are read while building.
+        build: whether to build the model, or only to parse it.
     """
 
     path: Path
     capability: str
     profiles: Mapping[str, Profile] = field(default_factory=dict)
+    values: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    build: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,7 @@ class _Worker:
     """Builder process; lines() yields its results until it ends or exceeds the time limit of a job."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        requests = [
-            {"path": str(job.path), "capability": job.capability, "profiles": job.profiles} for job in jobs
-        ]
+        requests = [{**vars(job), "path": str(job.path)} for job in jobs]
         self._requests, self._log = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         self._requests.write(json.dumps(requests).encode())
         self._requests.seek(0)
