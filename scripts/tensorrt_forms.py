@@ -187,7 +187,8 @@ def _with_type(base: Base, name: str, kind: str) -> onnx.ModelProto:
             value.type.tensor_type.elem_type = code
     for tensor in made.graph.initializer:
         if tensor.name in bound:
-            array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(code))
+            with np.errstate(all="ignore"):  # any number will do
+                array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(code))
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     return made
 

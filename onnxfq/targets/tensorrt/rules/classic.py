@@ -51,7 +51,8 @@ def classic_groups(reading: CheckContext) -> Iterator[Finding]:
 def classic_scale_ranks(reading: CheckContext) -> Iterator[Finding]:
     """Warn of scales with more than two axes, such as those of a stack of int4 matrices."""
     for q in reading.quantizers:
-        if q.scale_shape is not None and len(q.scale_shape) > SCALE_RANK and "MXFP8" not in q.site.op:
+        stack = q.shape is not None and len(q.shape) == SCALE_RANK + 1  # a convolution takes no blocks at all
+        if stack and q.is_constant and q.scale_shape is not None and len(q.scale_shape) > SCALE_RANK:
             message = (
                 f"the scales of {q.data!r} have {len(q.scale_shape)} axes, and classic TensorRT takes up to "
                 f"{SCALE_RANK}; TensorRT for RTX takes them; store one matrix each"

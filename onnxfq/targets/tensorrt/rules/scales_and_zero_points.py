@@ -38,7 +38,7 @@ def computed_zero_points(reading: CheckContext) -> Iterator[Finding]:
     """
     for q in _first_with(reading, 2):
         maker = q.site.index.maker(q.site.input(2))
-        if maker is not None and maker.op not in _STORED:
+        if maker is not None and maker.op not in _STORED | _DYNAMIC:
             message = f"{maker.op} {maker.name!r} makes the zero point of {q.data!r}; store it as a constant"
             yield make_finding("zero-point", "refused", q.site, message, q.data)
 
