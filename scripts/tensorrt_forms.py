@@ -1,8 +1,8 @@
 """Make the table of operator forms that the parser of TensorRT for RTX refuses.
 
-The node tests of the onnx package give valid models of each operator. Those that the parser takes are changed
-in one place: a value of an attribute, an optional input left out, an optional output asked for, or an element
-type. What onnx's checker takes and the parser refuses, in each model that has the place, is a row. Needs
+The node tests of the onnx package give valid models of each operator. If the parser takes one, the script
+changes one place of it: a value of an attribute, an optional input or output, or an element type. A change is
+a row if onnx's checker takes it and the parser refuses it, in each model with that place. It needs
 `onnxfq[tensorrt]` and takes half a minute. `--check N` compares every Nth form with the table instead.
 """
 
@@ -27,19 +27,19 @@ from onnxfq.targets.tensorrt.refused_forms import TABLE_FILE, RefusedForm
 from onnxfq.targets.tensorrt.rules.structure import UNSUPPORTED
 
 TYPES = ("FLOAT", "FLOAT16", "BFLOAT16", "INT32", "INT64", "BOOL", "UINT8")
-"""Element types of TensorRT's tensors; int8 belongs to quantization and has rules of its own."""
+"""Element types of TensorRT's tensors; other rules speak of int8."""
 
 MOST_BASES = 3
 SECONDS = 60.0
 _CODES = {name: TensorProto.DataType.Value(name) for name in TYPES}
 _NO_FLAG = re.compile("axis|group|dim|fmod")
-"""Attributes with 0 or 1 as default that are no switches, or that the type of the input decides."""
+"""Attributes with 0 or 1 as default, but more values, or with a value that the type of the input decides."""
 
 _NO_VALUE = re.compile("x_|length_|output_|max_sequence")
-"""Words of descriptions that are no values."""
+"""Words of descriptions without a meaning as a value."""
 
 _TOGETHER = frozenset({("RotaryEmbedding", "input"), ("Slice", "input"), ("Range", "type")})
-"""Places that depend on the sizes or the constness of other inputs: no form is refused for itself."""
+"""Places whose forms other inputs decide."""
 
 _WORD = re.compile(r"[`'\"]([a-z][a-z0-9_]+)[`'\"]")
 
@@ -187,8 +187,7 @@ def _with_type(base: Base, name: str, kind: str) -> onnx.ModelProto:
             value.type.tensor_type.elem_type = code
     for tensor in made.graph.initializer:
         if tensor.name in bound:
-            with np.errstate(all="ignore"):  # any number will do
-                array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(code))
+            array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(code))
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     return made
 

@@ -33,7 +33,7 @@ _LONE = f"alone between float operators, where its pair is a kernel that quantiz
 
 
 class _Origin(NamedTuple):
-    """Where a tensor comes from, looking through operators without weights.
+    """The makers of a tensor, behind operators without weights.
 
     Attributes:
         nodes: names of the quantized nodes that make it.
@@ -139,7 +139,7 @@ def _join_runs(nodes: Sequence[gs.Node], origins: _Origins) -> Iterator[list[gs.
 
 
 def _save(nodes: Sequence[gs.Node], origins: _Origins, low: Collection[str]) -> float:
-    """Return the bytes that those of `nodes` in `low` save in 8 bits, less the cost of their pairs."""
+    """Return the bytes that 8 bits save in the `nodes` whose names are in `low`, less the cost of pairs."""
     run = [node for node in nodes if node.name in low]
     weights = [source.tensor for node in run if (source := weight_source(node, 1)) is not None]
     saved = float(sum(prod(weight.shape) for weight in weights))

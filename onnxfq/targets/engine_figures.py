@@ -1,6 +1,6 @@
-"""What two engines do, counted: one of a Q/DQ model, one of the same graph without pairs.
+"""Counts of two engines: one of a Q/DQ model, one of the same graph without pairs.
 
-Counts are what a build without a GPU can tell of speed. They give no time.
+A build without a GPU tells nothing else about speed. Counts give no time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EngineComparison(Record):
 
     @property
     def sentence(self) -> str:
-        """What the counts say of the time of one sample, without milliseconds."""
+        """The expectation for one sample that follows from the counts, without milliseconds."""
         ours, plain = self.quantized, self.plain
         more, saved = ours.kernels - plain.kernels, plain.weights - ours.weights
         lost = plain.attentions - ours.attentions

@@ -1,4 +1,4 @@
-"""A build beside the same graph without pairs: counts of both engines, and the sentence that follows."""
+"""Two builds, with and without pairs: counts of both engines, and the sentence that follows."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ LIST = "\n".join(
 
 
 def test_counts_of_a_list() -> None:
-    """Four bits are half a byte, an open size is one, and a kernel that only quantizes is told."""
+    """Four bits are half a byte, an open size is one, and one kernel only quantizes."""
     found = count_layers(parse_layers(LIST), {"mm": "MatMul", "q": "QuantizeLinear"})
     expected = {"kernels": 2, "attentions": 0, "quantizing": 1, "written": 32 * 2 + 4 * 32, "weights": 1024}
     assert found.model_dump() == expected | {"floats": "float16"}
@@ -153,7 +153,7 @@ def test_what_does_not_fit(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
 def test_quantize_builds_what_it_wrote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One recipe: the engine is in the output, the record and the page, and a run is told or refused."""
+    """One recipe: the engine is in the output, the record and the page."""
     monkeypatch.chdir(tmp_path)
     onnx.save(conv_relu(), "m.onnx")
     np.savez("d.npz", **feed_for(conv_relu()))

@@ -26,6 +26,7 @@ needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for
 
 
 @needs_builder
+@pytest.mark.filterwarnings("ignore")  # onnx warns while it makes test data
 def test_the_parser_still_says_so() -> None:
     """A sample of the forms is refused, or taken, as the table has it."""
     spec = importlib.util.spec_from_file_location("tensorrt_forms", SCRIPT)
@@ -49,7 +50,7 @@ def test_the_table_has_the_known_refusals() -> None:
 
 
 def test_quantized_uint8_is_no_form() -> None:
-    """What a Q makes and a DQ reads may be moved; another rule says that TensorRT takes it for int8."""
+    """An operator may move quantized uint8 numbers; another rule says that TensorRT takes them for int8."""
     proto = build(
         """g (float[2,64] x) => (float[32,2] y) {
         q = QuantizeLinear (x, s, z) t = Transpose (q) d = DequantizeLinear (t, s, z) y = MatMul (w, d) }""",
@@ -90,12 +91,12 @@ def test_shape_inputs_are_set(proto: onnx.ModelProto, values: dict[str, list[int
         assert not onnxfq.check(proto, build=BuildOptions()).passed
         with pytest.raises(DataError, match="takes 2 values, not 1"):
             onnxfq.check(proto, build=BuildOptions(values={"n": [1]}))
-        with pytest.raises(DataError, match="values are given for 'm', which is no integer input"):
+        with pytest.raises(DataError, match="values are given for 'm', but integer inputs of fixed length"):
             onnxfq.check(proto, build=BuildOptions(values={"m": [1]}))
 
 
 def test_both_columns_are_named() -> None:
-    """Of an operator that classic TensorRT alone has, the finding says so."""
+    """The finding says which TensorRT has the operator."""
     proto = build(
         "g (float[1,8,6,6] x, float[2,4] r, int64[2] i) => (float[2,8,3,3] y) {"
         "q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z)"

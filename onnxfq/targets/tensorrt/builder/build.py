@@ -1,4 +1,4 @@
-"""Engines of TensorRT for RTX: refusals, the precision of each node, and figures beside half."""
+"""Engines of TensorRT for RTX: refusals, the precision of each node, and counts."""
 
 from __future__ import annotations
 

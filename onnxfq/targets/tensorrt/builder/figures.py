@@ -17,7 +17,7 @@ _QUANTIZING = QUANTIZE_OPS.keys() | DYNAMIC_OPS
 def compare_layers(
     reading: CheckContext, device: str, layers: Sequence[EngineLayer], plain: Sequence[EngineLayer]
 ) -> EngineComparison:
-    """Return the counts of an engine of the model beside those of the engine without pairs.
+    """Return the counts of both engines, with and without pairs.
 
     Args:
         reading: the model.

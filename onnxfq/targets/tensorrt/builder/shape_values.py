@@ -27,7 +27,7 @@ def guess_values(reading: CheckContext, given: Mapping[str, Sequence[int]]) -> d
     for name, values in given.items():
         if name not in inputs:
             raise DataError(
-                f"values are given for {name!r}, which is no integer input of fixed length"
+                f"values are given for {name!r}, but integer inputs of fixed length alone take them"
                 f"{nearest(name, inputs)}"
             )
         if len(values) != inputs[name]:

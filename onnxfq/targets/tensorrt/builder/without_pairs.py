@@ -1,4 +1,4 @@
-"""The plain twin of a Q/DQ model, to build beside it: the same graph without pairs, all in its float types.
+"""`without_pairs`: the graph of a Q/DQ model in its float types, to build for comparison.
 
 Its weights have the right shapes and types, and numbers near the true ones: what a builder fuses does not
 depend on them. Pairs around operators on integers stay.

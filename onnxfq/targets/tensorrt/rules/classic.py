@@ -1,4 +1,4 @@
-"""Limits of classic TensorRT that TensorRT for RTX does not have: warnings, for no builder here shows them.
+"""Limits of classic TensorRT alone. They are warnings, because TensorRT for RTX cannot confirm them.
 
 Source: NVIDIA's documentation of TensorRT 11 and NvInfer.h of 11.4.
 """
@@ -20,7 +20,7 @@ SCALE_RANK = 2
 
 
 def classic_opset(reading: CheckContext) -> Iterator[Finding]:
-    """Warn of an opset beyond those of TensorRT 11."""
+    """Warn of an opset that TensorRT 11 does not take."""
     low, high = CLASSIC_OPSETS
     if not low <= reading.index.opset <= high and reading.sites:
         message = (
@@ -38,7 +38,7 @@ def classic_groups(reading: CheckContext) -> Iterator[Finding]:
         if site.op != "Conv" or promised.expects != "low" or q.qtype != TensorProto.INT8 or groups == 1:
             continue
         if shape is None or shape[0] is None or shape[1] is None or shape[1] == 1:
-            continue  # depthwise convolutions have kernels of their own
+            continue  # depthwise, with other kernels
         sizes = (shape[1], shape[0] // groups)
         if any(size % GROUP for size in sizes):
             message = (
@@ -49,7 +49,7 @@ def classic_groups(reading: CheckContext) -> Iterator[Finding]:
 
 
 def classic_scale_ranks(reading: CheckContext) -> Iterator[Finding]:
-    """Warn of scales with more than two axes, such as those of a stack of int4 matrices."""
+    """Warn of scales with more than two axes, for example of a stack of int4 matrices."""
     for q in reading.quantizers:
         stack = q.shape is not None and len(q.shape) == SCALE_RANK + 1  # a convolution takes no blocks at all
         if stack and q.is_constant and q.scale_shape is not None and len(q.scale_shape) > SCALE_RANK:
