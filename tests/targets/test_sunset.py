@@ -151,10 +151,11 @@ def test_a_factor_behind_attention_prevents_fusion(tmp_path: Path) -> None:
 
 @needs_builder
 def test_scales_of_two_types_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`_keep_whole_products`: a product whose scales are float32 and float16 is not built."""
-    constants = {"w": weights(64, 64) * np.float32(1e-4)}
-    proto = build("g (float[N,64] x) => (float[N,64] y) { [mm] y = MatMul (x, w) }", constants, opset=18)
-    feeds = [{"x": weights(4, 64)}]
+    """`_keep_whole_products`: a product of stacks with float32 and float16 scales is not built."""
+    constants = {"w": weights(64, 64) * np.float32(1e-3), "g": np.float32(1e3)}
+    text = "g (float[2,16,64] x) => (float[2,16,64] y) { r = Relu (x) [mm] m = MatMul (r, w) y = Mul (m, g) }"
+    proto = build(text, constants, opset=18)
+    feeds = [{"x": weights(2, 16, 64)}]
     options = onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions("fp16"))
     rewritten = onnxfq.quantize(proto, feeds, options=options).qdq
     monkeypatch.setattr(float_casts, "_keep_whole_products", lambda graph, nodes: None)
