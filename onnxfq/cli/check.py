@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -31,6 +32,14 @@ def check(
     gpu: GpuOption = None,
     *,
     building: BuildChoice,
+    against: Annotated[
+        Literal["half"] | None,
+        typer.Option(
+            metavar="half",
+            help="With --build, also build the same graph without pairs, and compare kernels and bytes "
+            "(target tensorrt).",
+        ),
+    ] = None,
     printer: PrintingAll,
 ) -> None:
     """Check a Q/DQ MODEL by the rules of its target; exit with 1 if it breaks one."""
@@ -42,11 +51,14 @@ def check(
         raise typer.BadParameter("--profile needs --layers of the same engine; add it")
     if building.build and layers is not None:
         raise typer.BadParameter("--build and --layers exclude each other; give one")
+    if against and not building.build:
+        raise typer.BadParameter("--against needs --build; add it")
+    options = building.options
+    if options is not None and against:
+        options = replace(options, against=against)
     for line in describe_gpus(gpu):
         printer.note(line)
-    result = check_model(
-        model, target, build=building.options, layers=layers, profile=profile, gpus=gpu or ()
-    )
+    result = check_model(model, target, build=options, layers=layers, profile=profile, gpus=gpu or ())
     printer.show(result)
     if not result.passed:
         raise typer.Exit(1)

@@ -49,7 +49,7 @@ def handoff(
             output,
             data=data,
             build=building.options,
-            shapes=read_shapes(building.shape),
+            shapes=read_shapes(building.shape, ranges=True),
             ends=ends,
             gpus=gpu or (),
             options=options,

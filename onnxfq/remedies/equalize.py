@@ -28,14 +28,17 @@ from onnxfq.documents.recipe import ChannelMethods
 from onnxfq.graph.channels import Analysis, Carried, ChannelGroup, Fold, analyze_channels
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.external.streaming import hash_model
+from onnxfq.graph.follow import readers_behind
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
-from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.graph.ops import MOVES, WEIGHTED_INPUTS
+from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.equalize import fold_factors, inexact_folds
 from onnxfq.remedies.channel_statistics import observe_channels
+from onnxfq.targets.target import target_by_name
 
 EXPECTED_GAIN_DB = 0.5
 """Expected gain of the products of a group below which its factors stay 1."""
@@ -129,7 +132,7 @@ def equalize(
     """
     shaped = model if ranked is None else ranked
     wanted = [name for name in METHODS if getattr(methods, name)]
-    analysis = _analyze(shaped, bool(methods.smooth and feeds))
+    analysis = _analyze(shaped, bool(methods.smooth and feeds), plan.target)
     used = {
         group.name: next((name for name in _methods(group) if name in wanted), None)
         for group in analysis.groups
@@ -151,17 +154,29 @@ def equalize(
     return Equalized(model, analysis, tuple(groups), exponents, tuple(found)).without_inexact()
 
 
-def find_groups(ranked: Model, method: Method) -> list[ChannelGroup]:
-    """Return the groups of channels whose factors `method` would choose with data."""
-    return [group for group in _analyze(ranked, method == "smooth").groups if method in _methods(group)]
+def find_groups(ranked: Model, method: Method, target: str) -> list[ChannelGroup]:
+    """Return the groups of channels whose factors `method` would choose for `target` with data."""
+    groups = _analyze(ranked, method == "smooth", target).groups
+    return [group for group in groups if method in _methods(group)]
 
 
-def _analyze(ranked: Model, with_new_nodes: bool) -> Analysis:
-    """Return the channels of a model; only a new Mul can scale the tensors without free factors."""
+def _analyze(ranked: Model, with_new_nodes: bool, target: str) -> Analysis:
+    """Return the channels of a model; only a new Mul can scale the tensors without free factors.
+
+    A target that fuses an attention with the pair behind it has no such Mul between them: measured on
+    TensorRT for RTX 1.7.1, an int8 attention is two products with it, and one kernel without.
+    """
     if not with_new_nodes:
         return analyze_channels(ranked)
-    inputs = {value.name for value in ranked.proto.graph.input}  # better scaled by their user
-    return analyze_channels(ranked, frozenset(analyze_channels(ranked).blocked).difference(inputs))
+    kept = {value.name for value in ranked.proto.graph.input}  # better scaled by their user
+    if target_by_name(target).policy.whole_attention:
+        behind = [
+            reader
+            for attention in find_attentions(ranked.graph().nodes)
+            for reader in readers_behind(attention.mix.outputs[0], MOVES | {"Cast"})
+        ]
+        kept |= {tensor.name for reader in behind for tensor in reader.inputs}
+    return analyze_channels(ranked, frozenset(analyze_channels(ranked).blocked).difference(kept))
 
 
 _WEIGHTED = WEIGHTED_INPUTS.keys() | {"BatchNormalization"}  # its statistics are constants too

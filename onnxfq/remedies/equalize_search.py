@@ -115,7 +115,7 @@ def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 def estimate(candidate: Candidate, judge: Judge, method: Method = "cross_layer") -> float:
     """Return the seconds of choosing factors, and of comparing with and without them."""
     model, work = candidate.session.ranked, judge.work
-    groups = find_groups(model, method)
+    groups = find_groups(model, method, candidate.recipe.target)
     if not groups:
         return 0.0
     factors = _factor_seconds(model, groups, judge, min(SAMPLES, work.samples))
@@ -127,7 +127,8 @@ def leave_for_smoothing(candidate: Candidate, judge: Judge) -> float:
     if explain_unneeded_smoothing(candidate, judge):
         return 0.0
     ranked = candidate.session.ranked
-    reached = {name: sum(len(one.readers) for one in find_groups(ranked, name)) for name in METHODS}
+    target = candidate.recipe.target
+    reached = {name: sum(len(one.readers) for one in find_groups(ranked, name, target)) for name in METHODS}
     seconds = estimate(candidate, judge, "smooth")
     is_less = 2 * reached["cross_layer"] < reached["smooth"] and not judge.budget.explain_refusal(seconds)
     return seconds if is_less else 0.0

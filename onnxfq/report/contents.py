@@ -112,6 +112,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         done=[
             *times[1],
             *_tried(result.trials),
+            *([("engine", result.engine.lines())] if result.engine is not None else []),
             *_lost(table.tensors),
             *_notes([*result.notes, *evaluation.notes]),
         ],

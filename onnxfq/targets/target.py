@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import onnx
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from onnxfq.placement.float_casts import CastFreeRule, CastRule, no_rule, take_c
 from onnxfq.placement.target_policy import TargetPolicy
 from onnxfq.runtime.unsupported_ops import FOREIGN_DOMAINS
 from onnxfq.targets.findings import CheckResult, Finding
-from onnxfq.targets.profiles import Profile
+from onnxfq.targets.profiles import Profile, Range
 from onnxfq.targets.recipes import RECIPES
 
 
@@ -31,10 +31,16 @@ class BuildOptions:
     Attributes:
         shapes: shapes of inputs with open dimensions by name, see `profiles`.
         seconds: time limit for one engine.
+        against: "half" to build the same graph without pairs too, and compare; TensorRT alone has it.
+        covered: profiles in place of those by `shapes`.
+        values: numbers of integer inputs that TensorRT reads while it builds, such as a shape, by name.
     """
 
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int | Range]] = field(default_factory=dict)
     seconds: float = 600.0
+    against: Literal["", "half"] = ""
+    covered: Mapping[str, Profile] | None = None
+    values: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 Values = Mapping[str, NDArray[Any]]
@@ -137,6 +143,7 @@ class Target:
         open: its runtime on this machine as users open it, for times.
         profile: the same runtime's own account of its time.
         kit: files that `handoff` writes.
+        compares: whether its builder also builds the same graph without pairs.
         capabilities: by number format, the least compute capability of a GPU that multiplies in it, 89 for
             8.9; empty for a target whose hardware is not told by it.
         hardware: its GPUs by name; None for a target without them.
@@ -159,6 +166,7 @@ class Target:
     open: Opener | None = None
     profile: Profiler | None = None
     kit: Kit | None = None
+    compares: bool = False
     capabilities: Mapping[str, int] = field(default_factory=dict)
     hardware: Hardware | None = None
 

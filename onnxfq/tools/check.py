@@ -42,6 +42,11 @@ def check(
         raise RecipeError(f"there are no rules for target {target!r}{nearest(target, rules)}")
     if layers is not None and target not in readers:
         raise RecipeError(f"no engines are read of target {target!r}{nearest(target, readers)}")
+    if build is not None and build.against and not target_by_name(target).compares:
+        raise RecipeError(
+            f"the builder of target {target!r} compares with no graph without pairs; leave out --against, or "
+            "give target tensorrt"
+        )
     proto, _, source = read_model(model)
     if layers is None:
         return _add_gpus(rules[target](proto, source, build), proto, gpus)

@@ -13,7 +13,8 @@ from planted import CASES, Planted
 from onnxfq import targets
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.reading.context import read
-from onnxfq.targets.tensorrt.builder.build import Job, Report, builder_installed, capabilities, run_jobs
+from onnxfq.targets.tensorrt.builder.build import capabilities
+from onnxfq.targets.tensorrt.builder.jobs import Job, Report, builder_installed, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
 from onnxfq.targets.tensorrt.rules.structure import EXTRA, STANDARD, UNSUPPORTED
 from onnxfq.tools.check import check

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.placement.node_units import find_written
 from onnxfq.placement.target_policy import NodeDecision
@@ -17,7 +18,9 @@ from onnxfq.placement.target_policy import NodeDecision
 _CLIPPING = ("Clip", "Relu")
 
 
-def note_float_kernels(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[NodeDecision]:
+def note_float_kernels(
+    decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe
+) -> list[NodeDecision]:
     """Return `decisions` with the reason in the placements of products that run in float."""
     by_name = {node.name: node for node in nodes}
     order = {node.name: number for number, node in enumerate(nodes)}

@@ -12,6 +12,7 @@ from dataclasses import replace
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, is_weighted
 from onnxfq.graph.queries import is_never_negative
 from onnxfq.numerics.float_types import find_storage_qtype
@@ -66,7 +67,7 @@ def _keeps_float(operands: Operands) -> str:
     return ""
 
 
-def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[NodeDecision]:
+def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
     """Return `decisions` for the operators that gain, with a signed grid where a zero point costs the kernel.
 
     OpenVINO multiplies two activations, and the inputs of a ConvTranspose and of a depthwise convolution over

@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.documents.plan import Placement
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import is_weighted
 from onnxfq.graph.queries import producer_op
 from onnxfq.numerics.float_types import find_storage_qtype
@@ -41,7 +42,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
     return refuse_several(spec, "QNN")
 
 
-def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[NodeDecision]:
+def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
     """Return `decisions` without operators that vanish, with the grids that the HTP computes on.
 
     A weight that another operator reads too, such as a tied table of words, is in float there.

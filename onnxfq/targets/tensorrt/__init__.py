@@ -85,6 +85,7 @@ TENSORRT = Target(
     run=run_engine,
     open=refuse_times,
     kit=KIT,
+    compares=True,
     capabilities=LEAST_CAPABILITY,
     hardware=HARDWARE,
 )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -45,21 +44,13 @@ _WRAPPED = re.compile(r"^(?:PWN|Reformatting CopyNode.*)\((.*)\)$")
 _FOREIGN = "ForeignNode["
 
 
-@dataclass(frozen=True)
-class ExportedLayer:
-    """A layer of a file: what it computes with, and the types of its results."""
-
-    layer: EngineLayer
-    outputs: tuple[EngineOperand, ...]
-
-    @property
-    def types(self) -> str:
-        """Types of operands and results as `Int8, Int8 -> Half`."""
-        read = [operand.dtype for operand in (*self.layer.inputs, *self.layer.constants) if operand.is_data]
-        return f"{', '.join(read)} -> {', '.join(operand.dtype for operand in self.outputs)}"
+def describe_types(layer: EngineLayer) -> str:
+    """Return the types of operands and results as `Int8, Int8 -> Half`."""
+    read = [operand.dtype for operand in (*layer.inputs, *layer.constants) if operand.is_data]
+    return f"{', '.join(read)} -> {', '.join(operand.dtype for operand in layer.outputs)}"
 
 
-def read_layers(path: str | Path) -> tuple[ExportedLayer, ...]:
+def read_layers(path: str | Path) -> tuple[EngineLayer, ...]:
     """Return the layers of an exported file. Raises DataError in one line for any other file."""
     content = read_content(path, DataError)
     layers = content.get("Layers") if isinstance(content, dict) else None
@@ -133,7 +124,7 @@ def _is_layer(layer: Any) -> bool:
     )
 
 
-def _read_layer(layer: Mapping[str, Any]) -> ExportedLayer:
+def _read_layer(layer: Mapping[str, Any]) -> EngineLayer:
     inputs = tuple(map(_read_tensor, layer["Inputs"]))
     weights = layer.get("Weights")
     constants = [_read_tensor(one) for one in layer.get("Constants", ()) if isinstance(one, dict)]
@@ -142,8 +133,8 @@ def _read_layer(layer: Mapping[str, Any]) -> ExportedLayer:
         inputs = inputs[:1]
         constants.append(EngineOperand(int(weights["Count"]), _read_type(str(weights.get("Type", "")))))
     nodes = _read_nodes(layer["Name"], str(layer.get("Metadata") or ""))
-    read = EngineLayer(layer["Name"], layer["LayerType"], inputs, tuple(constants), nodes)
-    return ExportedLayer(read, tuple(map(_read_tensor, layer["Outputs"])))
+    outputs = tuple(map(_read_tensor, layer["Outputs"]))
+    return EngineLayer(layer["Name"], layer["LayerType"], inputs, tuple(constants), outputs, nodes)
 
 
 def _read_tensor(tensor: Mapping[str, Any]) -> EngineOperand:

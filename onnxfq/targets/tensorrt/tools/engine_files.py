@@ -14,8 +14,8 @@ from onnxfq.graph.node_notes import module_paths
 from onnxfq.targets.findings import CheckResult, EngineNode
 from onnxfq.targets.reading.context import CheckContext, read
 from onnxfq.targets.reading.proof import Built, describe_node, prove
-from onnxfq.targets.tensorrt.builder.exported import ExportedLayer, read_layers, read_times
-from onnxfq.targets.tensorrt.builder.layers import verdict
+from onnxfq.targets.tensorrt.builder.exported import describe_types, read_layers, read_times
+from onnxfq.targets.tensorrt.builder.layers import EngineLayer, verdict
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 from onnxfq.targets.tensorrt.tools.check import RULES
 
@@ -42,28 +42,28 @@ def check_engine(
     Raises DataError in one line for files that are none of this, or of another model.
     """
     exported = read_layers(layers)
-    times = None if profile is None else read_times(profile, [one.layer.name for one in exported])
+    times = None if profile is None else read_times(profile, [one.name for one in exported])
     context = read(proto, EXTRA)
     known = {node.name: node.op_type for node in list_nodes(proto.graph)}
-    if not any(set(one.layer.nodes) & known.keys() for one in exported):
+    if not any(set(one.nodes) & known.keys() for one in exported):
         raise DataError(f"{layers} names no node of {source}; give the model that the engine was built from")
     found = prove(context, source, "tensorrt", RULES, lambda reading: _read_engine(reading, exported, layers))
     listing = EngineListing(
         layers=_list_layers(exported, times, known, context, module_paths(proto.graph)),
-        attentions=sum(one.layer.is_attention for one in exported),
+        attentions=sum(one.is_attention for one in exported),
         times="" if profile is None else str(profile),
     )
     return found.model_copy(update={"listing": listing})
 
 
-def _read_engine(reading: CheckContext, exported: tuple[ExportedLayer, ...], path: Path) -> Built:
+def _read_engine(reading: CheckContext, exported: tuple[EngineLayer, ...], path: Path) -> Built:
     nodes = tuple(_judge(reading, exported))
     return Built(f"the engine of {path.name}", (), nodes)
 
 
-def _judge(reading: CheckContext, exported: tuple[ExportedLayer, ...]) -> list[EngineNode]:
-    layers = [one.layer for one in exported if one.layer.kind not in MOVING | OPAQUE]
-    hidden = {node for one in exported if one.layer.kind in OPAQUE for node in one.layer.nodes}
+def _judge(reading: CheckContext, exported: tuple[EngineLayer, ...]) -> list[EngineNode]:
+    layers = [one for one in exported if one.kind not in MOVING | OPAQUE]
+    hidden = {node for one in exported if one.kind in OPAQUE for node in one.nodes}
     nodes = []
     for promised in reading.promises:
         seen = verdict(layers, promised.site.name)
@@ -76,7 +76,7 @@ def _judge(reading: CheckContext, exported: tuple[ExportedLayer, ...]) -> list[E
 
 
 def _list_layers(
-    exported: tuple[ExportedLayer, ...],
+    exported: tuple[EngineLayer, ...],
     times: list[float | None] | None,
     op_types: Mapping[str, str],
     reading: CheckContext,
@@ -85,14 +85,14 @@ def _list_layers(
     promised = {one.site.name for one in reading.promises}
     layers = []
     for number, one in enumerate(exported):
-        nodes = tuple(node for node in one.layer.nodes if node in op_types)
-        own = tuple(node for node in nodes if node in promised) if one.layer.kind not in MOVING else ()
+        nodes = tuple(node for node in one.nodes if node in op_types)
+        own = tuple(node for node in nodes if node in promised) if one.kind not in MOVING else ()
         told = own or nodes
         layers.append(
             RanLayer(
-                layer=one.layer.name,
-                kind=one.layer.kind,
-                types=one.types,
+                layer=one.name,
+                kind=one.kind,
+                types=describe_types(one),
                 nodes=nodes,
                 op_types=tuple(op_types[node] for node in nodes),
                 promised=own,
