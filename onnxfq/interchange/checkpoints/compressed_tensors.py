@@ -33,6 +33,7 @@ PARTS = (
     *("weight_global_scale", "input_scale", "input_zero_point", "input_global_scale"),
 )
 _DENSE = "dense"
+MX_BLOCK = 32
 
 
 def is_one(quantization: Mapping[str, Any]) -> bool:
@@ -74,6 +75,8 @@ def read(checkpoint: Checkpoint, module: str) -> Layer:
     if stored.dtype == np.uint8:
         scale_type, scale = "e8m0", read_exponents(stored)
     scale, block = _lay_out(checkpoint, module, scale, weights, numbers.shape)
+    if scale_type == "e8m0" and block is None:  # of one block
+        scale, block = scale.reshape(len(numbers), -1), MX_BLOCK
     zeros = np.zeros(scale.shape, np.int32) if zeros is None else _like(scale, zeros, module)
     kind = next((name for name, info in FLOATS.items() if info.dtype == stored.dtype), checkpoint.float_type)
     layer = with_positive_scales(

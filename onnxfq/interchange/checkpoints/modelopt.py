@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import ModelError
-from onnxfq.interchange.checkpoints.compressed_tensors import expand_blocks
+from onnxfq.interchange.checkpoints.compressed_tensors import MX_BLOCK, expand_blocks
 from onnxfq.interchange.checkpoints.float_numbers import make_fp4_layer, read_exponents
 from onnxfq.interchange.checkpoints.folder import Checkpoint
 from onnxfq.interchange.checkpoints.layer import InputFormat, Layer, with_positive_scales
@@ -30,8 +30,6 @@ from onnxfq.interchange.checkpoints.packing import unpack_nibbles
 from onnxfq.numerics.qtypes import QTYPES, QType
 
 PARTS = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
-MX_BLOCK = 32
-
 
 def is_one(quantization: Mapping[str, Any]) -> bool:
     """Tell whether a configuration is of this form: hf_quant_config.json, or its copy in config.json."""
@@ -64,6 +62,8 @@ def read(checkpoint: Checkpoint, module: str) -> Layer:
         read_exponents(stored) if stored.dtype == np.uint8 else checkpoint.floats(f"{module}.weight_scale")
     )
     scale, block = _lay_out(checkpoint, module, scale, numbers.shape)
+    if stored.dtype == np.uint8 and block is None:  # of one block
+        scale, block = scale.reshape(len(numbers), -1), MX_BLOCK
     return with_positive_scales(
         scale,
         module=module,
