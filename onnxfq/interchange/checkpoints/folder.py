@@ -19,8 +19,8 @@ from onnxfq.support.records import read_content
 
 CONFIG = "config.json"
 MODELOPT_CONFIG = "hf_quant_config.json"
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 _ADAPTER = "adapter_config.json"
 
 
@@ -56,7 +56,7 @@ class Checkpoint:
             missing = [tensor for tensor in wanted if tensor not in held]
             if missing:
                 raise ModelError(
-                    f"{folder / name} lacks {missing[0]!r}, which {_INDEX} puts there; download it again"
+                    f"{folder / name} lacks {missing[0]!r}, which {INDEX} puts there; download it again"
                 )
             twice = next((tensor for tensor in held if tensor in entries), None)
             if twice is not None:
@@ -127,7 +127,7 @@ def inside(folder: Path, name: str) -> Path:
     # .../snapshots/REVISION/file -> .../blobs/HASH
     homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
     if name != os.path.basename(name) or name in ("", ".", ".."):
-        raise ModelError(f"{folder}: {name!r} is not the name of a file in the folder; repair {_INDEX}")
+        raise ModelError(f"{folder}: {name!r} is not the name of a file in the folder; repair {INDEX}")
     if not any(Path(os.path.realpath(path)).parent == one for one in homes):
         raise ModelError(f"{path} is a link that leads out of the folder; copy the file into it")
     return path
@@ -135,17 +135,17 @@ def inside(folder: Path, name: str) -> Path:
 
 def _list_files(folder: Path) -> dict[str, list[str]]:
     """Return the tensor files of a folder with the tensors that the index puts there."""
-    if not os.path.lexists(folder / _INDEX):
-        if os.path.lexists(folder / _SINGLE):
-            return {_SINGLE: []}
+    if not os.path.lexists(folder / INDEX):
+        if os.path.lexists(folder / SINGLE):
+            return {SINGLE: []}
         pickles = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt"))
         why = f"only {pickles[0]}, a pickle, which is never read" if pickles else "none"
         raise ModelError(
-            f"{folder} has no {_SINGLE} and no {_INDEX}, {why}; save the model with safe_serialization"
+            f"{folder} has no {SINGLE} and no {INDEX}, {why}; save the model with safe_serialization"
         )
-    placed = _read_object(inside(folder, _INDEX)).get("weight_map")
+    placed = _read_object(inside(folder, INDEX)).get("weight_map")
     if not isinstance(placed, Mapping) or not all(isinstance(file, str) for file in placed.values()):
-        raise ModelError(f"{folder / _INDEX}: weight_map must map tensors to files; download it again")
+        raise ModelError(f"{folder / INDEX}: weight_map must map tensors to files; download it again")
     files: dict[str, list[str]] = {}
     for tensor, file in placed.items():
         files.setdefault(file, []).append(tensor)

@@ -107,6 +107,11 @@ class QuantizedLayer:
         return (rows,) if self.scale.ndim else ()
 
     @property
+    def is_static(self) -> bool:
+        """Tell whether its input has one constant scale."""
+        return self.input is not None and self.input.is_static
+
+    @property
     def is_symmetric(self) -> bool:
         """Tell whether every zero point is 0."""
         return not self.zero_point.any()
@@ -121,10 +126,10 @@ class QuantizedLayer:
 
     def rows(self, first: int, last: int) -> QuantizedLayer:
         """Return the part with the output channels from `first` on, up to `last`."""
-        part = (lambda p: p[first:last]) if self.scale.ndim else (lambda p: p)
-        return replace(
-            self, numbers=self.numbers[first:last], scale=part(self.scale), zero_point=part(self.zero_point)
-        )
+        scale, zero = self.scale, self.zero_point
+        if scale.ndim:
+            scale, zero = scale[first:last], zero[first:last]
+        return replace(self, numbers=self.numbers[first:last], scale=scale, zero_point=zero)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +154,10 @@ class FloatLayer:
 
 
 Layer = QuantizedLayer | FloatLayer
+
+
+_TURNED = "some scales are negative: the numbers there are turned, and their values stay"
+_DEAD = "some scales are 0: the numbers there become the zero point, and their scale 1"
 
 
 def signed(qtype: QType, numbers: NDArray[Any], zero_point: NDArray[np.int32]) -> tuple[QType, Any, Any]:
@@ -179,12 +188,8 @@ def with_positive_scales(layer_scale: NDArray[np.float32], **fields: Any) -> Qua
         zero = np.where(layer_scale < 0, ends - zero, zero).astype(np.int32)
         wide = np.where(turned, ends - wide, wide)
         numbers = np.where(dead, expand_params(zero, wide.shape, granularity), wide).astype(numbers.dtype)
-        counts = {"negative": int((layer_scale < 0).sum()), "0": int((layer_scale == 0).sum())}
-        notes += [
-            f"{count} scales are {kind}; its numbers are turned, its values stay"
-            for kind, count in counts.items()
-            if count
-        ]
+        notes += [_TURNED] if turned.any() else []
+        notes += [_DEAD] if dead.any() else []
         layer_scale = np.where(layer_scale == 0, np.float32(1), np.abs(layer_scale))
     qtype, numbers, zero = signed(qtype, numbers, zero)
     fields |= {"qtype": qtype, "numbers": numbers, "zero_point": zero, "notes": tuple(notes)}
@@ -207,7 +212,7 @@ def join_rows(layers: Sequence[QuantizedLayer], module: str) -> QuantizedLayer:
             "separate projections"
         )
     scales, zeros = [p.scale for p in layers], [p.zero_point for p in layers]
-    notes = tuple(note for p in layers for note in p.notes)
+    notes = tuple(dict.fromkeys(note for p in layers for note in p.notes))
     changes: dict[str, Any] = {}
     if not first.scale.ndim and len({(float(s), int(z)) for s, z in zip(scales, zeros, strict=True)}) > 1:
         sizes = [len(p.numbers) for p in layers]
@@ -215,7 +220,7 @@ def join_rows(layers: Sequence[QuantizedLayer], module: str) -> QuantizedLayer:
         zeros = [np.full(n, z) for n, z in zip(sizes, zeros, strict=True)]
     if len({p.global_scale for p in layers}) > 1:
         changes = {"scale_type": "float32", "global_scale": None}
-        notes += ("its parts have several global scales; the blocks have float32 scales of the same values",)
+        notes += ("the parts have several global scales: the blocks have float32 scales of the same values",)
     inputs = {p.input for p in layers}
     if len(inputs) > 1:
         changes["input"] = None

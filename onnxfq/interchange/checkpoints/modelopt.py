@@ -31,6 +31,7 @@ from onnxfq.numerics.qtypes import QTYPES, QType
 
 PARTS = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
 
+
 def is_one(quantization: Mapping[str, Any]) -> bool:
     """Tell whether a configuration is of this form: hf_quant_config.json, or its copy in config.json."""
     return quantization.get("quant_method") == "modelopt" or isinstance(

@@ -105,18 +105,20 @@ def _read_entry(name: str, entry: object, path: Path, first: int, size: int) -> 
     kind, shape, place = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(kind, str) or kind not in DTYPES:
         raise ValueError(f"tensor {name!r} has type {kind!r:.20}{nearest(str(kind), DTYPES)}")
-    if not _are_sizes(shape) or not _are_sizes(place) or len(place) != 2 or len(shape) > _MOST_AXES:
+    sizes, places = _read_sizes(shape), _read_sizes(place)
+    if sizes is None or places is None or len(places) != 2 or len(sizes) > _MOST_AXES:
         raise ValueError(f"tensor {name!r} has shape {shape!r:.40} and place {place!r:.40}")
-    begin, end = place
-    if end > size or end - begin != prod(shape) * DTYPES[kind].itemsize:
+    begin, end = places
+    if end > size or end - begin != prod(sizes) * DTYPES[kind].itemsize:
         raise ValueError(f"tensor {name!r} of shape {shape} and type {kind} is at {place} of {size} bytes")
-    return TensorEntry(path, DTYPES[kind], tuple(shape), first + begin)
+    return TensorEntry(path, DTYPES[kind], tuple(sizes), first + begin)
 
 
-def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(
-        isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 1 << 60 for n in values
-    )
+def _read_sizes(values: object) -> list[int] | None:
+    """Return a list of sizes; None for anything else."""
+    if not isinstance(values, list) or any(isinstance(n, bool) or not isinstance(n, int) for n in values):
+        return None
+    return values if all(0 <= n < 1 << 60 for n in values) else None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
