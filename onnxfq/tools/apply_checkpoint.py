@@ -10,14 +10,16 @@ import onnx
 
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
+from onnxfq.errors import ModelError
 from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_stored_in
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
 from onnxfq.graph.model import Model
 from onnxfq.interchange.checkpoints import QuantizedCheckpoint
-from onnxfq.stages.insert import insert_qdq
+from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.write import write_model
 from onnxfq.support.files import replace_folder
+from onnxfq.targets.target import target_by_name
 from onnxfq.tools.fill_graph import GraphFilling
 from onnxfq.tools.layer_encodings import encode_layers
 
@@ -79,6 +81,8 @@ def apply_checkpoint(
         filling = GraphFilling(opened, graph, partial)
         model = replace(graph, proto=filling.fill())
         model = load(model.proto)
+        if not filling.formats:
+            raise ModelError(f"{checkpoint}: encodings hold none of its layers; {'; '.join(filling.notes)}")
         plan, encodings, notes = encode_layers(model, filling.formats, target, opened.form)
         applied = AppliedCheckpoint(
             str(checkpoint),
@@ -97,6 +101,9 @@ def apply_checkpoint(
 
 def _write(applied: AppliedCheckpoint, output: Path) -> None:
     """Write the quantized model, or the folder of the float model, its plan and its encodings."""
+    if output.suffix == ".onnx" and not target_by_name(applied.plan.target).has_pairs:
+        save(insert_fake_quantize(applied.model, applied.plan, applied.encodings), output)
+        return
     if output.suffix == ".onnx":
         write_model(insert_qdq(applied.model, applied.plan, applied.encodings), output)
         return

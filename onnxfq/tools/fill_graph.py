@@ -19,6 +19,7 @@ from onnxfq.interchange.checkpoints.places import (
     Source,
     find_places,
     float_constants,
+    is_raised,
     list_parts,
     places_by_path,
     spell,
@@ -67,7 +68,9 @@ class GraphFilling:
                 values[place.tensor] = self._tensor(place.tensor, made)
         for name, parts in constants.items():
             values[name] = self._tensor(name, self._fill_constant(name, parts))
-        self.notes += [f"{len(modules)} layers: {why}{_list(modules)}" for why, modules in self._why.items()]
+        self.notes += [
+            f"{len(modules)} layers: {why}{list_names(modules)}" for why, modules in self._why.items()
+        ]
         tensors = (values.get(tensor.name, tensor) for tensor in self.model.proto.graph.initializer)
         return with_initializers(self.model.proto, tensors)
 
@@ -76,7 +79,7 @@ class GraphFilling:
         cache = [n for n in self.checkpoint.floats if n.rpartition(".")[2] in _CACHE]
         if cache:
             self.notes.append(
-                f"{len(cache)} scales of the cache of keys and values are not taken{_list(cache)}"
+                f"{len(cache)} scales of the cache of keys and values are not taken{list_names(cache)}"
             )
         return [n for n in self.checkpoint.floats if n not in cache and not n.endswith(_BUFFERS)]
 
@@ -120,11 +123,11 @@ class GraphFilling:
         for what, names in groups.items():
             if names and not self.partial:
                 raise ModelError(
-                    f"{len(names)} {what}{_list(names)}; give the graph of this model, or --partial to leave them "
+                    f"{len(names)} {what}{list_names(names)}; give the graph of this model, or --partial to leave them "
                     "as they are"
                 )
             if names:
-                self.notes.append(f"{len(names)} {what}, and stay as they are{_list(names)}")
+                self.notes.append(f"{len(names)} {what}, and stay as they are{list_names(names)}")
         if not used & set(self.checkpoint.modules):
             raise ModelError(
                 f"no layer of {self.checkpoint.files.path} is in {self.model.source}; give the graph of this model"
@@ -166,10 +169,7 @@ class GraphFilling:
         return values if source.last is None else values[source.first : source.last]
 
     def _fill_constant(self, name: str, parts: list[str]) -> NDArray[np.float32]:
-        """Return the values of a float constant; what a builder adds to it, 1 to a norm of Gemma, stays added.
-
-        Source: ONNX Runtime GenAI 0.18, models/builders/gemma.py, add_offset.
-        """
+        """Return the values of a float constant."""
         given = [self.checkpoint.files.floats(part) for part in parts]
         values = np.concatenate(given) if len(given) > 1 else given[0]
         tensor = self.model.constants[name]
@@ -177,8 +177,7 @@ class GraphFilling:
         if values.T.shape == present.shape and values.shape != present.shape:
             values = values.T
         self._check_shape(name, values, *present.shape)
-        plus_one = np.abs(present - values - 1).sum() < np.abs(present - values).sum()
-        if values.ndim == 1 and plus_one and name.endswith("norm.weight"):
+        if is_raised(name, present, values):
             self._why.setdefault("the graph adds 1 to the norm's weight, and so does the result", []).append(
                 name
             )
@@ -205,7 +204,7 @@ class GraphFilling:
         return make_tensor(name, cast)
 
 
-def _list(names: list[str]) -> str:
+def list_names(names: list[str]) -> str:
     """Return the first names for a message."""
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return f": {', '.join(map(repr, names[:_LISTED]))}{more}"

@@ -52,7 +52,7 @@ class PlacedLayer:
         granularity, scale, zero = layer.granularity, layer.scale, layer.zero_point
         if place.turned and scale.ndim:
             granularity = granularity.permute((1, 0))
-            scale, zero = (p.T if p.ndim == 2 else p for p in (scale, zero))
+            scale, zero = scale.T, zero.T
         spec = QuantSpec(
             qtype=layer.qtype,
             symmetric=layer.is_symmetric,
@@ -89,8 +89,12 @@ def encode_layers(
     try:
         plan = make_plan(model, _recipe(model, placed, target, form, with_inputs=True))
     except RecipeError as fault:
-        plan = make_plan(model, _recipe(model, placed, target, form, with_inputs=False))
-        notes.append(f"inputs stay in float: {fault}")
+        try:
+            plan = make_plan(model, _recipe(model, placed, target, form, with_inputs=False))
+        except RecipeError as other:
+            what = str(other).partition("; use ")[0]
+            raise RecipeError(f"{what}; the {form} checkpoint has it so, choose another --target") from None
+        notes.append(f"inputs stay in float: {str(fault).partition('; use ')[0]}")
     inputs = {node: layer.input for layer in placed.values() for node in layer.nodes}
     known: dict[str, Encoding] = {}
     for placement in plan.placements:

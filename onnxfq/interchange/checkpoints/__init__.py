@@ -15,9 +15,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from onnxfq.errors import ModelError, nearest
-from onnxfq.interchange.checkpoints import awq, compressed_tensors, gptq, modelopt
+from onnxfq.interchange.checkpoints import (
+    awq,
+    compressed_tensors,
+    compressed_tensors_writer,
+    gptq,
+    modelopt,
+    modelopt_writer,
+)
 from onnxfq.interchange.checkpoints.folder import CONFIG, Checkpoint
 from onnxfq.interchange.checkpoints.layer import Layer
+from onnxfq.interchange.checkpoints.writing import ConfigWriter, LayerWriter
 
 
 class CheckpointForm(NamedTuple):
@@ -47,9 +55,20 @@ FORMS: dict[str, CheckpointForm] = {
 """Forms of quantized checkpoints by name."""
 
 
-def is_checkpoint(path: str | Path) -> bool:
-    """Tell whether `path` is a folder, as checkpoints are."""
-    return Path(path).is_dir()
+class WrittenForm(NamedTuple):
+    """Writers of one form: of a layer, and of the configuration."""
+
+    write_layer: LayerWriter
+    write_config: ConfigWriter
+
+
+WRITTEN: dict[str, WrittenForm] = {
+    "modelopt": WrittenForm(modelopt_writer.write_layer, modelopt_writer.write_config),
+    "compressed-tensors": WrittenForm(
+        compressed_tensors_writer.write_layer, compressed_tensors_writer.write_config
+    ),
+}
+"""Forms that are written by name."""
 
 
 class QuantizedCheckpoint:

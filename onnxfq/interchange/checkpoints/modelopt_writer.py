@@ -6,7 +6,7 @@ Source: modelopt 0.47, torch/export/quant_utils.py (process_layer_quant_config) 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -99,39 +99,54 @@ def write_config(schemes: Mapping[str, dict[str, Any]], in_float: list[str]) -> 
     """Return the content of hf_quant_config.json, and what is added to config.json."""
     kinds = {repr(scheme): scheme for scheme in schemes.values()}
     said: dict[str, Any] = {"kv_cache_quant_algo": None}
-    groups: dict[str, dict[str, Any]]
+    own: dict[str, Any] = {"ignore": in_float, "producer": _PRODUCER, "quant_method": "modelopt"}
     if len(kinds) == 1:
         (scheme,) = kinds.values()
         said |= scheme | {"exclude_modules": in_float}
-        groups = {"group_0": _group(scheme) | {"targets": ["Linear"]}}
+        if scheme["quant_algo"] in _GROUPED:
+            own["config_groups"] = {"group_0": _group(scheme) | {"targets": ["Linear"]}}
     else:
         said |= {"quant_algo": "MIXED_PRECISION", "quantized_layers": dict(schemes)}
-        groups = {
+        own["quantized_layers"] = dict(schemes)
+        own["config_groups"] = {
             f"group_{number}": _group(scheme)
             | {"targets": sorted(m for m, s in schemes.items() if repr(s) == kind)}
             for number, (kind, scheme) in enumerate(kinds.items())
         }
-    own: dict[str, Any] = {"config_groups": groups, "ignore": in_float, "quant_algo": said["quant_algo"]}
-    own |= {"quantized_layers": dict(schemes)} if len(kinds) > 1 else {}
-    own |= {"producer": _PRODUCER, "quant_method": "modelopt"}
+    own["quant_algo"] = said["quant_algo"]
     return {
         MODELOPT_CONFIG: {"producer": _PRODUCER, "quantization": said},
         "config.json": {"quantization_config": own},
     }
 
 
+class _Numbers(NamedTuple):
+    """What an algorithm quantizes to: bits, kind of numbers, whether inputs too, whether by channel."""
+
+    bits: int
+    kind: str
+    inputs: bool = True
+    channel: bool = False
+
+
+_ALGOS = {
+    "FP8": _Numbers(8, "float"),
+    "FP8_PER_CHANNEL_PER_TOKEN": _Numbers(8, "float", channel=True),
+    "NVFP4": _Numbers(4, "float"),
+    "W4A16_NVFP4": _Numbers(4, "float", inputs=False),
+    "W4A16_AWQ": _Numbers(4, "int", inputs=False),
+    "W8A16": _Numbers(8, "int", inputs=False),
+    "W8A8_SQ_PER_CHANNEL": _Numbers(8, "int", channel=True),
+    "MXFP8": _Numbers(8, "float"),
+}
+_GROUPED = ("FP8", "NVFP4", "W4A16_NVFP4")
+"""Algorithms of a whole checkpoint that ModelOpt writes as a group too."""
+
+
 def _group(scheme: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of weights and inputs for a group of layers."""
-    algo = str(scheme["quant_algo"])
-    size = {"group_size": scheme["group_size"]} if "group_size" in scheme else {}
-    bits, kind = (
-        (4 if "4" in algo.partition("A")[0] or "NVFP4" in algo else 8),
-        "int" if algo.startswith("W") else "float",
-    )
-    kind = "float" if "FP" in algo else kind
-    channel = {"strategy": "channel"} if "PER_CHANNEL" in algo else {}
-    weights = {"dynamic": False, "num_bits": bits, "type": kind} | size | channel
-    if "A16" in algo:
-        return {"weights": weights}
-    inputs = {"dynamic": False, "num_bits": bits, "type": kind} | size
-    return {"input_activations": inputs, "weights": weights}
+    numbers = _ALGOS[str(scheme["quant_algo"])]
+    fields: dict[str, Any] = {"dynamic": False, "num_bits": numbers.bits, "type": numbers.kind}
+    fields |= {"group_size": scheme["group_size"]} if "group_size" in scheme else {}
+    group = {"weights": fields | ({"strategy": "channel"} if numbers.channel else {})}
+    return {"input_activations": fields} | group if numbers.inputs else group

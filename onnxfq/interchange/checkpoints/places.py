@@ -10,8 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
@@ -179,3 +182,18 @@ def float_constants(model: Model) -> dict[str, onnx.TensorProto]:
     """Return the constants that the outermost graph reads, by name as `spell` writes it."""
     used = GraphIndex(model.proto.graph).used
     return {spell(name): tensor for name, tensor in model.constants.items() if name in used}
+
+
+def is_raised(name: str, present: NDArray[Any], given: NDArray[Any]) -> bool:
+    """Tell whether a graph has the weight of a norm plus 1, as GenAI's builder stores Gemma's.
+
+    Source: ONNX Runtime GenAI 0.18, models/builders/gemma.py, add_offset.
+
+    Args:
+        name: of the constant.
+        present: its values in the graph.
+        given: its values in the checkpoint, which may be equalized and so differ in part.
+    """
+    if given.ndim != 1 or present.shape != given.shape or not name.endswith("norm.weight"):
+        return False
+    return bool(np.abs(present - given - 1).sum() < np.abs(present - given).sum())

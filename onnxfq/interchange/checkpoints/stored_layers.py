@@ -18,6 +18,7 @@ from onnxfq.interchange.checkpoints.float_numbers import read_exponents
 from onnxfq.interchange.checkpoints.layer import InputFormat, QuantizedLayer, with_positive_scales
 from onnxfq.interchange.checkpoints.packing import unpack_words
 from onnxfq.interchange.checkpoints.places import LinearPlace, attribute, list_paths
+from onnxfq.numerics.float_types import BLOCK_FORMATS
 from onnxfq.numerics.granularity import Granularity, normalize_axis
 from onnxfq.numerics.qtypes import QTYPES, QType
 
@@ -109,13 +110,13 @@ class StoredLayers:
         if turned:
             numbers, scale, zero = numbers.T, scale.T, zero.T
         return with_positive_scales(
-            np.ascontiguousarray(scale),
+            np.array(scale, order="C"),
             module=module,
             numbers=np.ascontiguousarray(
                 numbers.astype(qtype.storage_dtype) if not qtype.is_float else numbers
             ),
             qtype=qtype,
-            zero_point=np.ascontiguousarray(zero),
+            zero_point=np.array(zero, order="C"),
             block_size=block or None,
             scale_type=scale_type,
             global_scale=shared,
@@ -210,19 +211,31 @@ def _find_qtype(dtype: np.dtype[Any], what: str) -> QType:
     return qtype
 
 
-def split_scales(layer: QuantizedLayer) -> QuantizedLayer | None:
-    """Return a float4 layer in blocks of 16 with its scales as e4m3 numbers times one factor; None without.
+def restore_scale_type(layer: QuantizedLayer) -> QuantizedLayer:
+    """Return a layer with the small scales of MXFP8 and NVFP4, if it is one; its values stay.
 
-    A target without such scales stores the products in float32. The factor is searched: with the largest
-    scale as each e4m3 number in turn, all others must come out exact.
+    A target without such scales stores them as float32.
+    """
+    if layer.scale_type != "float32":
+        return layer
+    if layer.qtype.name == "float8e4m3fn" and layer.block_size == BLOCK_FORMATS["MXFP8"].block_size:
+        return replace(layer, scale_type="e8m0") if (np.frexp(layer.scale)[0] == 0.5).all() else layer
+    if layer.qtype.name == "float4e2m1" and layer.block_size == BLOCK_FORMATS["NVFP4"].block_size:
+        factor = _find_factor(np.unique(layer.scale))
+        return layer if factor is None else replace(layer, scale_type="e4m3", global_scale=factor)
+    return layer
+
+
+def _find_factor(scales: NDArray[np.float32]) -> float | None:
+    """Return a factor by which all of `scales`, in rising order, are e4m3 numbers; None if there is none.
+
+    With the largest scale as each e4m3 number in turn, all others must come out exact.
     """
     e4m3 = QTYPES["float8e4m3fn"].dtype
-    scales = np.unique(layer.scale)
-    codes = np.arange(0x7E, 0, -1, dtype=np.uint8).view(e4m3).astype(np.float32)
-    for largest in codes:
+    for largest in np.arange(0x7E, 0, -1, dtype=np.uint8).view(e4m3).astype(np.float32):
         near = np.float32(scales[-1] / largest)
         for factor in (near, np.nextafter(near, np.float32(0)), np.nextafter(near, np.float32(np.inf))):
             small = (scales / factor).astype(e4m3).astype(np.float32)
             if (small > 0).all() and (small * factor == scales).all():
-                return replace(layer, scale_type="e4m3", global_scale=float(factor))
+                return float(factor)
     return None

@@ -69,7 +69,7 @@ class CheckpointWriter:
         if len(self._files) == 1:
             (self._folder / self._files[0][0]).rename(self._folder / SINGLE)
             return
-        placed = {}
+        placed: dict[str, str] = {}
         for number, (file, names) in enumerate(self._files, 1):
             final = f"model-{number:05}-of-{len(self._files):05}.safetensors"
             (self._folder / file).rename(self._folder / final)
