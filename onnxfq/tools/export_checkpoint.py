@@ -23,9 +23,10 @@ from onnxfq.interchange.checkpoints.places import (
     LinearPlace,
     ModuleNames,
     Source,
+    are_raised,
     find_places,
     float_constants,
-    is_raised,
+    is_norm,
     places_by_path,
     spell,
 )
@@ -117,6 +118,10 @@ class _Exporting:
         self._layers = self._match(quantized, partial)
         self._matrices = self._match(plain, True, quiet=True)
         self._constants = float_constants(model)
+        norms = [name for name in base.entries if is_norm(name) and spell(name) in self._constants]
+        self._raised = are_raised(
+            (np.asarray(tensor_array(self._constants[spell(name)])), base.array(name)) for name in norms
+        )
 
     def write(self, folder: Path) -> None:
         """Write all files. Raises OSError, and ModelError if the form holds no layer."""
@@ -219,8 +224,7 @@ class _Exporting:
         if tensor is None or tuple(tensor.dims) != given.shape:
             return None
         values = np.asarray(tensor_array(tensor), np.float32)
-        raised = is_raised(name, values, given.astype(np.float32))
-        return values - np.float32(1) if raised else values
+        return values - np.float32(1) if self._raised and is_norm(name) else values
 
 
 _FLOAT_DTYPES = tuple(info.dtype for info in FLOATS.values())

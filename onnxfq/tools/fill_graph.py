@@ -17,9 +17,10 @@ from onnxfq.interchange.checkpoints.places import (
     LinearPlace,
     ModuleNames,
     Source,
+    are_raised,
     find_places,
     float_constants,
-    is_raised,
+    is_norm,
     list_parts,
     places_by_path,
     spell,
@@ -32,6 +33,7 @@ _BUFFERS = ("rotary_emb.inv_freq",)
 """Endings of tensors that graphs have as constants of their own."""
 _CACHE = ("k_scale", "v_scale", "k_zero_point", "v_zero_point", "k_bias", "v_bias")
 """Endings of the scales of a cache of keys and values."""
+_RAISED = "the graph has the weight of a norm plus 1, and gets that of the checkpoint plus 1"
 
 
 class GraphFilling:
@@ -48,6 +50,7 @@ class GraphFilling:
         self.formats: dict[str, PlacedLayer] = {}
         self.notes: list[str] = []
         self._why: dict[str, list[str]] = {}
+        self._raised = False
 
     def fill(self) -> onnx.ModelProto:
         """Return the graph with the checkpoint's values. Raises ModelError for what has no place."""
@@ -66,11 +69,14 @@ class GraphFilling:
             if chosen[place.tensor]:
                 made = self._fill_place(place, chosen[place.tensor])
                 values[place.tensor] = self._tensor(place.tensor, made)
+        norms = [(name, parts[0]) for name, parts in constants.items() if is_norm(name) and len(parts) == 1]
+        self._raised = are_raised(
+            (np.asarray(tensor_array(self.model.constants[name])), self.checkpoint.files.array(part))
+            for name, part in norms
+        )
         for name, parts in constants.items():
             values[name] = self._tensor(name, self._fill_constant(name, parts))
-        self.notes += [
-            f"{len(modules)} layers: {why}{list_names(modules)}" for why, modules in self._why.items()
-        ]
+        self.notes += [f"{len(modules)} x {why}{list_names(modules)}" for why, modules in self._why.items()]
         tensors = (values.get(tensor.name, tensor) for tensor in self.model.proto.graph.initializer)
         return with_initializers(self.model.proto, tensors)
 
@@ -173,14 +179,11 @@ class GraphFilling:
         given = [self.checkpoint.files.floats(part) for part in parts]
         values = np.concatenate(given) if len(given) > 1 else given[0]
         tensor = self.model.constants[name]
-        present = np.asarray(tensor_array(tensor), np.float32)
-        if values.T.shape == present.shape and values.shape != present.shape:
+        if values.T.shape == tuple(tensor.dims) != values.shape:
             values = values.T
-        self._check_shape(name, values, *present.shape)
-        if is_raised(name, present, values):
-            self._why.setdefault("the graph adds 1 to the norm's weight, and so does the result", []).append(
-                name
-            )
+        self._check_shape(name, values, *tensor.dims)
+        if is_norm(name) and self._raised:
+            self._why.setdefault(_RAISED, []).append(name)
             return values + np.float32(1)
         return values
 

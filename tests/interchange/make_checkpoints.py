@@ -80,7 +80,11 @@ def save(name: str, layers: dict[str, Parts], quantization: dict, expected: dict
     state = {n: t for n, t in model.state_dict().items() if n.removesuffix(".weight") not in layers}
     for module, parts in layers.items():
         state |= {f"{module}.{part}": tensor for part, tensor in parts.items()}
-    save_file({n: t.detach().contiguous().clone() for n, t in state.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {n: t.detach().contiguous().clone() for n, t in state.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
     config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
     config |= {"quantization_config": quantization} if quantization else {}
     for file, content in {"config.json": config, "expected.json": expected, **others}.items():
@@ -125,6 +129,7 @@ def gptq(name: str, bits: int, block: int, symmetric: bool, version: str, act_or
         values = made.dequantize_weight().T  # its own reader has zeros as they are
         expected[module] = describe(values.contiguous(), scale, zero)
         if version == "gptq":
+
             class Config:
                 pass
 
@@ -165,7 +170,12 @@ def awq(name: str) -> None:
     said = {"bits": 4, "group_size": BLOCK}
     for module, linear in layers_of(make_model()).items():
         made = AwqTorchLinear(
-            **said, sym=False, desc_act=False, in_features=SIZE, out_features=len(linear.weight), register_buffers=True
+            **said,
+            sym=False,
+            desc_act=False,
+            in_features=SIZE,
+            out_features=len(linear.weight),
+            register_buffers=True,
         )
         scale, zero = affine(linear.weight, 4, BLOCK, False)
         made.pack(copy.deepcopy(linear).float(), scale.clone(), zero.clone())
@@ -276,8 +286,11 @@ def dequantized(folder: Path) -> Iterator[tuple[str, Tensor]]:
         packed, shape = state[f"{module}.weight"], floats[f"{module}.weight"].shape
         if scale.dtype == torch.float8_e4m3fn:
             double = state[f"{module}.weight_scale_2"]
-            yield module, NVFP4QTensor(shape, torch.float32, packed).dequantize(
-                scale=scale, double_scale=double, block_sizes={-1: 16}
+            yield (
+                module,
+                NVFP4QTensor(shape, torch.float32, packed).dequantize(
+                    scale=scale, double_scale=double, block_sizes={-1: 16}
+                ),
             )
         elif scale.dtype == torch.uint8:
             yield module, MXFP8QTensor(shape, torch.float32, packed).dequantize(scale=scale)
@@ -307,8 +320,12 @@ FORMS: dict[str, Callable[[], None]] = {
     "ct-pack-asymmetric": lambda: compressed("ct-pack-asymmetric", _INT4 | {"symmetric": False}),
     "ct-pack-int3": lambda: compressed("ct-pack-int3", _INT4 | {"num_bits": 3}),
     "ct-int8": lambda: compressed("ct-int8", _INT8, _INT8 | {"strategy": "tensor"}),
-    "ct-int8-token": lambda: compressed("ct-int8-token", _INT8, _INT8 | {"strategy": "token", "dynamic": True}),
-    "ct-float8": lambda: compressed("ct-float8", _FP8 | {"strategy": "tensor"}, _FP8 | {"strategy": "tensor"}),
+    "ct-int8-token": lambda: compressed(
+        "ct-int8-token", _INT8, _INT8 | {"strategy": "token", "dynamic": True}
+    ),
+    "ct-float8": lambda: compressed(
+        "ct-float8", _FP8 | {"strategy": "tensor"}, _FP8 | {"strategy": "tensor"}
+    ),
     "ct-float8-block": lambda: compressed(
         "ct-float8-block",
         _FP8 | {"strategy": "block", "block_structure": [16, 16]},
