@@ -15,6 +15,7 @@ import onnx
 import pytest
 import yaml
 from builders import build, feed_for, linear, weights
+from checkpoint_graphs import CHECKPOINTS, FLOAT, builder_graph
 from command_server import CommandServer, command_server
 
 from onnxfq.cli.demo import DemoResult, run_demo
@@ -49,7 +50,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
 
 @pytest.fixture(scope="module")
 def workdir(demo: DemoResult) -> Path:
-    """A folder with the files that pages begin with: the demo's, its digits, and two layers of a decoder."""
+    """A folder with the files that pages begin with: the demo's, digits, a decoder, checkpoints."""
     folder = demo.files[0].parent.parent
     shutil.copy(package_file("digits", "digits_cnn.onnx"), folder / "model.onnx")
     with np.load(package_file("digits", "mnist_t10k.npz")) as data:
@@ -72,6 +73,9 @@ def workdir(demo: DemoResult) -> Path:
         {name: weights(*shape) / np.float32(shape[0] ** 0.5) for name, shape in sizes.items()},
     )
     onnx.save(decoder, folder / "decoder.onnx")
+    shutil.copytree(FLOAT, folder / "llama")
+    shutil.copytree(CHECKPOINTS / "awq", folder / "llama-awq")
+    onnx.save(builder_graph(), folder / "llama.onnx")
     np.savez(folder / "tokens.npz", input_ids=np.random.default_rng(0).integers(0, 64, (32, 24)))
     return folder
 

@@ -22,7 +22,7 @@ from onnxfq.interchange.checkpoints.layer import QuantizedLayer
 from onnxfq.interchange.checkpoints.places import (
     LinearPlace,
     ModuleNames,
-    Source,
+    ModuleRows,
     are_raised,
     find_places,
     float_constants,
@@ -66,12 +66,12 @@ def export_checkpoint(
 ) -> ExportedCheckpoint:
     """Write the weights of a quantized ONNX model as a checkpoint.
 
-    Integers, scales and zero points are those of the model. A layer whose numbers the form cannot hold is
+    Integers, scales and zero points of the model stay. A layer whose numbers the form cannot hold is
     written in float, with its values in the model.
 
     Args:
         model: a model with DequantizeLinear or MatMulNBits behind its weights.
-        onto: the float checkpoint of the model, for names, configuration, tokenizer, and what the graph lacks.
+        onto: the float checkpoint of the model: names, configuration, tokenizer, and what the graph lacks.
         output: the new folder.
         to: a name of `WRITTEN`.
         partial: leave out layers without a module of that path, with a note, instead of an error.
@@ -150,7 +150,7 @@ class _Exporting:
         for place in places:
             sources = self._names.sources(place, by_path)
             sizes = [self._base.entries[f"{source.module}.weight"].shape for source in sources]
-            whole = all(source == Source(source.module) for source in sources)
+            whole = all(source == ModuleRows(source.module) for source in sources)
             if not sources or not whole or sum(shape[0] for shape in sizes) != place.outputs:
                 lost.append(place.paths[0] if place.paths else place.tensor)
                 continue
@@ -160,7 +160,7 @@ class _Exporting:
                 first += shape[0]
         if lost and not partial:
             raise ModelError(
-                f"{len(lost)} quantized layers of {self._source} are no modules of {self._base.path}"
+                f"{len(lost)} quantized layers of {self._source} have no module in {self._base.path}"
                 f"{list_names(lost)}; give the float checkpoint of this model, or --partial to leave them out"
             )
         if lost and not quiet:
@@ -168,7 +168,7 @@ class _Exporting:
         return found
 
     def _tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield the tensors of the new checkpoint; those of a joined matrix follow each other."""
+        """Yield the tensors of the new checkpoint; parts of a joined matrix follow each other."""
         last, layer = None, None
         for module, (place, first, end) in self._layers.items():
             if place is not last:

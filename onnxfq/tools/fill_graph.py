@@ -16,7 +16,7 @@ from onnxfq.interchange.checkpoints.layer import FloatLayer, Layer, QuantizedLay
 from onnxfq.interchange.checkpoints.places import (
     LinearPlace,
     ModuleNames,
-    Source,
+    ModuleRows,
     are_raised,
     find_places,
     float_constants,
@@ -30,7 +30,7 @@ from onnxfq.tools.layer_encodings import PlacedLayer
 
 _LISTED = 4
 _BUFFERS = ("rotary_emb.inv_freq",)
-"""Endings of tensors that graphs have as constants of their own."""
+"""Endings of tensors that graphs compute or hold themselves."""
 _CACHE = ("k_scale", "v_scale", "k_zero_point", "v_zero_point", "k_bias", "v_bias")
 """Endings of the scales of a cache of keys and values."""
 _RAISED = "the graph has the weight of a norm plus 1, and gets that of the checkpoint plus 1"
@@ -108,7 +108,7 @@ class GraphFilling:
     def _refuse_unplaced(
         self,
         places: list[LinearPlace],
-        chosen: dict[str, list[Source]],
+        chosen: dict[str, list[ModuleRows]],
         floats: list[str],
         constants: dict[str, list[str]],
     ) -> None:
@@ -129,17 +129,19 @@ class GraphFilling:
         for what, names in groups.items():
             if names and not self.partial:
                 raise ModelError(
-                    f"{len(names)} {what}{list_names(names)}; give the graph of this model, or --partial to leave them "
+                    f"{len(names)} {what}{list_names(names)}; give the graph of this model, or "
+                    "--partial to leave them "
                     "as they are"
                 )
             if names:
                 self.notes.append(f"{len(names)} {what}, and stay as they are{list_names(names)}")
         if not used & set(self.checkpoint.modules):
             raise ModelError(
-                f"no layer of {self.checkpoint.files.path} is in {self.model.source}; give the graph of this model"
+                f"no layer of {self.checkpoint.files.path} is in {self.model.source}; give the "
+                "graph of this model"
             )
 
-    def _fill_place(self, place: LinearPlace, sources: list[Source]) -> NDArray[np.float32]:
+    def _fill_place(self, place: LinearPlace, sources: list[ModuleRows]) -> NDArray[np.float32]:
         """Return the values of a matrix, in the order of its constant; remember its format."""
         quantized = [source.module in self.checkpoint.modules for source in sources]
         layers = [self._read(s) for s, q in zip(sources, quantized, strict=True) if q]
@@ -166,11 +168,11 @@ class GraphFilling:
             self._check_shape(place.tensor, values, place.outputs, place.inputs)
         return values.T if place.turned else values
 
-    def _read(self, source: Source) -> Layer:
+    def _read(self, source: ModuleRows) -> Layer:
         layer = self.checkpoint.read(source.module)
         return layer if source.last is None else layer.rows(source.first, source.last)
 
-    def _read_float(self, source: Source) -> NDArray[np.float32]:
+    def _read_float(self, source: ModuleRows) -> NDArray[np.float32]:
         values = self.checkpoint.files.floats(f"{source.module}.weight")
         return values if source.last is None else values[source.first : source.last]
 
@@ -201,7 +203,8 @@ class GraphFilling:
             cast = values.astype(dtype)
         if not np.isfinite(cast.astype(np.float32)).all():
             raise ModelError(
-                f"{name!r}: a value of the checkpoint is beyond {dtype}, the type of the graph; export the graph "
+                f"{name!r}: a value of the checkpoint is beyond {dtype}, the type of the graph; "
+                "export the graph "
                 "in float32"
             )
         return make_tensor(name, cast)

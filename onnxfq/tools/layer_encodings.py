@@ -83,7 +83,7 @@ def encode_layers(
 
     Everything else stays in float. Inputs are quantized as the form says if the target has that; otherwise
     all stay in float. Raises RecipeError for a format of weights that the target does not take, PlanError
-    for scales that are no numbers of the graph's float type.
+    for scales that the graph's float type does not hold.
     """
     notes: list[str] = []
     try:
@@ -185,8 +185,9 @@ def _encode_weight(placement: Placement, layer: PlacedLayer, form: str) -> Encod
         )
     if not holds(layer.scale, placement.float_type):
         raise PlanError(
-            f"weight {placement.tensor!r} is {placement.float_type} in the graph, and a scale of the checkpoint "
-            "is no number of that type; export the graph in float32"
+            f"weight {placement.tensor!r} is {placement.float_type} in the graph, and a scale of "
+            "the checkpoint "
+            "is not exact in that type; export the graph in float32"
         )
     encoding = placement.encode(layer.scale, layer.zero_point, layer.global_scale)
     return encoding.model_copy(update={"calibrator": EXTERNAL})

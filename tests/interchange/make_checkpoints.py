@@ -2,9 +2,9 @@
 
     python tests/interchange/make_checkpoints.py [FORM ...]
 
-It needs torch, transformers, compressed-tensors 0.20, gptqmodel 7.7, auto-round 0.16 and nvidia-modelopt 0.47.
-Each folder has, beside the checkpoint, expected.json: of each layer the SHA-256 of the values that the library
-itself makes of it, in the type that it makes them, and of the scales and zero points that were packed.
+It needs torch, transformers, compressed-tensors 0.20, gptqmodel 7.7, auto-round 0.16 and modelopt 0.47. Each
+folder has, beside the checkpoint, expected.json: of each layer the SHA-256 of the values that the library
+itself makes, in the type that it makes them, and of the scales and zero points that were packed.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def test_formats_do_not_join() -> None:
 @settings(deadline=None)
 @given(st.integers(2, 8), st.integers(1, 5), st.integers(1, 70), st.integers(0, 1 << 30))
 def test_words_are_streams_of_bits(bits: int, rows: int, count: int, seed: int) -> None:
-    """Word w of a row has bits 32 w to 32 w + 31 of its numbers, the lowest of each first; Python's int agrees."""
+    """Word w of a row has bits 32 w to 32 w + 31 of its numbers, the lowest first; Python's int agrees."""
     numbers = np.random.default_rng(seed).integers(0, 1 << bits, (rows, count), np.uint8)
     words = pack_words(numbers, bits)
     for row, stored in zip(numbers.tolist(), words.view(np.uint32).tolist(), strict=True):

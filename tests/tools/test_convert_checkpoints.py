@@ -1,4 +1,4 @@
-"""`convert` of checkpoints: integers and scales of a checkpoint in an ONNX model, and of a model in a checkpoint."""
+"""`convert` of checkpoints: their integers and scales in an ONNX model, and those of a model in one."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_model_holds_the_numbers_of_the_checkpoint(name: str, graph: str, tm
 
 @pytest.mark.parametrize("name", [n for n in ENCODED if n not in SMALL_SCALES])
 def test_the_runtime_computes_with_the_values_of_the_checkpoint(name: str, tmp_path: Path) -> None:
-    """ONNX Runtime dequantizes to the checkpoint's values: with inputs in float both models give equal logits."""
+    """ONNX Runtime dequantizes to the checkpoint's values: with inputs in float the logits are equal."""
     applied = apply_checkpoint(CHECKPOINTS / name, builder_graph(), tmp_path / "q.onnx")
     if any(p.role == "activation" for p in applied.plan.placements):
         pytest.skip("its inputs are rounded too")
@@ -102,7 +102,7 @@ def test_the_runtime_computes_with_the_values_of_the_checkpoint(name: str, tmp_p
 def test_encodings_in_a_folder_insert_the_same_model(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder holds the float model, its plan and its encodings, from which `insert` writes the same numbers."""
+    """A folder holds the float model, its plan and its encodings; `insert` writes the same numbers."""
     onnx.save(builder_graph(), tmp_path / "m.onnx")
     line = f"convert {CHECKPOINTS / 'gptq'} --onto {tmp_path}/m.onnx -o {tmp_path}"
     assert main([*f"{line}/e".split(), "-q"]) == 0, capfd.readouterr().err
@@ -116,7 +116,7 @@ def test_encodings_in_a_folder_insert_the_same_model(
 
 @pytest.mark.parametrize("plus", [0, 1])
 def test_norms_come_from_the_checkpoint_too(plus: int) -> None:
-    """AWQ and SmoothQuant change norms: the graph gets the checkpoint's; norms plus 1, as Gemma's, keep the 1."""
+    """AWQ and SmoothQuant change norms: the graph gets those of the checkpoint; norms plus 1 keep the 1."""
     proto, state = builder_graph(), float_tensors()
     for tensor in proto.graph.initializer:
         values = numpy_helper.to_array(tensor)
@@ -137,7 +137,7 @@ def test_norms_come_from_the_checkpoint_too(plus: int) -> None:
     "name", [n for n in QUANTIZED if n.startswith(("ct-", "modelopt-")) and n not in OTHER_FORM]
 )
 def test_a_checkpoint_comes_back(name: str, tmp_path: Path) -> None:
-    """From checkpoint to ONNX and back every tensor has equal bytes, and ModelOpt's configuration is equal."""
+    """From checkpoint to ONNX and back every tensor has equal bytes, and ModelOpt's configuration too."""
     form = "modelopt" if name.startswith("modelopt") else "compressed-tensors"
     path = quantized(name, tmp_path / "q.onnx", graph_of(name))
     exported = export_checkpoint(path, FLOAT, tmp_path / "back", form)
@@ -276,7 +276,7 @@ def test_what_has_no_place_is_refused_or_left_out(tmp_path: Path) -> None:
             names[:] = [name.replace("up_proj", "other") for name in names]
     for tensor in model.graph.initializer:
         tensor.name = tensor.name.replace("up_proj", "other")
-    with pytest.raises(ModelError, match=r"1 quantized layers of .* are no modules of .*--partial"):
+    with pytest.raises(ModelError, match=r"1 quantized layers of .* have no module in .*--partial"):
         export_checkpoint(model, FLOAT, tmp_path / "out", "compressed-tensors")
     exported = export_checkpoint(model, FLOAT, tmp_path / "out", "compressed-tensors", partial=True)
     assert sum(exported.formats.values()) == 6 and any("left out" in note for note in exported.notes)

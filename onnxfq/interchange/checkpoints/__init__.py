@@ -91,7 +91,8 @@ class QuantizedCheckpoint:
             raise ModelError(
                 f"{path} is quantized by {method!r:.40}, which is not read{nearest(str(method), FORMS)}"
                 if said
-                else f"{path} is not quantized: {CONFIG} has no quantization_config; give a quantized checkpoint"
+                else f"{path} is not quantized: {CONFIG} has no quantization_config; give a "
+                "quantized checkpoint"
             )
         chosen = FORMS[self.form]
         self.modules = tuple(chosen.find(self.files))

@@ -32,7 +32,8 @@ def find(checkpoint: Checkpoint) -> list[str]:
     version = str(said.get("version", said.get("checkpoint_format", "gemm"))).lower()
     if version != "gemm" or said.get("bits", 4) != 4:
         raise ModelError(
-            f"{checkpoint.path}: AWQ of version {version!r:.20} and {said.get('bits')!r:.10} bits is not read; "
+            f"{checkpoint.path}: AWQ of version {version!r:.20} and {said.get('bits')!r:.10} bits "
+            "is not read; "
             "save it as version gemm with 4 bits"
         )
     return list(checkpoint.modules("qweight"))

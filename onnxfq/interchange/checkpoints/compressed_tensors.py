@@ -1,11 +1,11 @@
 """compressed-tensors: weight or weight_packed, weight_scale, weight_zero_point, in groups of one scheme each.
 
-| form                 | weight                                                | scale                               |
-|----------------------|-------------------------------------------------------|-------------------------------------|
-| pack-quantized       | int32 words of number + 2^(bits - 1) along K          | float                               |
-| int-, float-, naive- | int8 or float8_e4m3fn                                 | float                               |
-| mxfp8-quantized      | float8_e4m3fn                                         | uint8 exponents + 127               |
-| nvfp4-pack-quantized | uint8 of two float4_e2m1, the first in the low half   | float8_e4m3fn / weight_global_scale |
+| form                 | weight                                       | scale                               |
+|----------------------|----------------------------------------------|-------------------------------------|
+| pack-quantized       | int32 words of number + 2^(bits - 1) along K | float                               |
+| int-, float-, naive- | int8 or float8_e4m3fn                        | float                               |
+| mxfp8-quantized      | float8_e4m3fn                                | uint8, exponents + 127              |
+| nvfp4-pack-quantized | uint8 of two float4_e2m1, the first one low  | float8_e4m3fn / weight_global_scale |
 
 A value is (number - zero) * scale. Source: compressed-tensors 0.20 (compressors/), vLLM project, Apache-2.0.
 """
@@ -47,11 +47,13 @@ def find(checkpoint: Checkpoint) -> list[str]:
     sparse = said.get("sparsity_config") or {}
     if isinstance(sparse, Mapping) and sparse.get("format", _DENSE) != _DENSE:
         raise ModelError(
-            f"{checkpoint.path} has sparse weights ({sparse['format']!r:.40}), which are not read; save it dense"
+            f"{checkpoint.path} has sparse weights ({sparse['format']!r:.40}), which are not read; "
+            "save it dense"
         )
     if said.get("transform_config"):
         raise ModelError(
-            f"{checkpoint.path} has transform_config, rotations that no graph of its model has; save it without"
+            f"{checkpoint.path} has transform_config, rotations that no graph of its model has; "
+            "save it without"
         )
     return list(checkpoint.modules("weight_scale"))
 
@@ -75,7 +77,7 @@ def read(checkpoint: Checkpoint, module: str) -> Layer:
     if stored.dtype == np.uint8:
         scale_type, scale = "e8m0", read_exponents(stored)
     scale, block = _lay_out(checkpoint, module, scale, weights, numbers.shape)
-    if scale_type == "e8m0" and block is None:  # of one block
+    if scale_type == "e8m0" and block is None:  # a row is one block
         scale, block = scale.reshape(len(numbers), -1), MX_BLOCK
     zeros = np.zeros(scale.shape, np.int32) if zeros is None else _like(scale, zeros, module)
     kind = next((name for name, info in FLOATS.items() if info.dtype == stored.dtype), checkpoint.float_type)
@@ -167,7 +169,8 @@ def _read_plain(checkpoint: Checkpoint, module: str) -> tuple[NDArray[Any], NDAr
     kinds = {np.dtype(np.int8): "int8", np.dtype(ml_dtypes.float8_e4m3fn): "float8e4m3fn"}
     if numbers.dtype not in kinds:
         raise ModelError(
-            f"{checkpoint.path}: layer {module!r} has scales and a weight of {numbers.dtype}, wanted is int8 or "
+            f"{checkpoint.path}: layer {module!r} has scales and a weight of {numbers.dtype}, "
+            "wanted is int8 or "
             "float8_e4m3fn; save it again"
         )
     name = f"{module}.weight_zero_point"
@@ -184,7 +187,7 @@ def _lay_out(
     weights: Mapping[str, Any],
     shape: tuple[int, ...],
 ) -> tuple[NDArray[np.float32], int | None]:
-    """Return the scales as a layer has them, and the size of its blocks: by their shape, [N, groups] for most."""
+    """Return the scales as a layer has them, and the size of its blocks."""
     blocks = weights.get("block_structure")
     if weights.get("strategy") == "block" and isinstance(blocks, list) and len(blocks) == 2:
         return expand_blocks(scale, blocks, shape, module)
@@ -196,7 +199,8 @@ def _lay_out(
     size = weights.get("group_size")
     if not isinstance(size, int) or size < 1 or scale.shape != (rows, -(-columns // size)):
         raise ModelError(
-            f"{checkpoint.path}: layer {module!r} of shape {list(shape)} has scales of shape {list(scale.shape)}, "
+            f"{checkpoint.path}: layer {module!r} of shape {list(shape)} has scales of shape "
+            f"{list(scale.shape)}, "
             f"which do not fit group_size {size!r:.20}; repair config.json"
         )
     return scale, size
@@ -205,7 +209,7 @@ def _lay_out(
 def expand_blocks(
     scale: NDArray[np.float32], blocks: list[Any], shape: tuple[int, ...], module: str
 ) -> tuple[NDArray[np.float32], int]:
-    """Return scales of blocks of several rows as blocks along K alone, and their size: the same for each row."""
+    """Return scales of blocks of several rows as blocks along K alone, and their size."""
     sizes = [size for size in blocks if isinstance(size, int) and size > 0]
     counts = tuple(-(-n // size) for n, size in zip(shape, sizes, strict=False))
     if len(sizes) != 2 or scale.shape != counts:
@@ -232,7 +236,8 @@ def _read_input(checkpoint: Checkpoint, module: str, inputs: Mapping[str, Any]) 
         qtype = QTYPES[names[kind, bits]]
     except (KeyError, TypeError):
         raise ModelError(
-            f"{checkpoint.path}: inputs of {kind!r:.20} with {bits!r:.20} bits are not read; quantize them with 8"
+            f"{checkpoint.path}: inputs of {kind!r:.20} with {bits!r:.20} bits are not read; "
+            "quantize them with 8"
         ) from None
     group = inputs.get("group_size")
     block = group if isinstance(group, int) and group > 0 else 0

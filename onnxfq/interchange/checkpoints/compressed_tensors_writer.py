@@ -1,4 +1,4 @@
-"""Layers in the forms of compressed-tensors, and their configuration; `compressed_tensors.py` has the table."""
+"""Layers in the forms of compressed-tensors, and their configuration; `compressed_tensors` has a table."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def make_fp4_layer(
     if codes.dtype != np.uint8 or scales.dtype != ml_dtypes.float8_e4m3fn or scales.shape != wanted:
         raise ModelError(
             f"{checkpoint.path}: layer {module!r} has codes {codes.dtype} {list(codes.shape)} and scales "
-            f"{scales.dtype} {list(scales.shape)}, wanted are uint8 and float8_e4m3fn {list(wanted)}; download "
+            f"{scales.dtype} {list(scales.shape)}, wanted are uint8 and float8_e4m3fn "
+            f"{list(wanted)}; download "
             "it again"
         )
     if not (shared.size == 1 and np.isfinite(shared).all() and shared[0] > 0):
@@ -93,7 +94,8 @@ def _with_note(layer: QuantizedLayer, exact: NDArray[np.float32]) -> QuantizedLa
     theirs = replace(layer, scale=exact.astype(np.float32), global_scale=None, scale_type="float32").values
     count = int((theirs.astype(dtype) != layer.values.astype(dtype)).sum())
     note = (
-        f"{count} of {theirs.size} values differ by a last bit of {layer.float_type}: the form divides by its "
+        f"{count} of {theirs.size} values differ by a last bit of {layer.float_type}: the form "
+        "divides by its "
         "global scale, and 1 / it is rounded"
     )
     return replace(layer, notes=(*layer.notes, note)) if count else layer

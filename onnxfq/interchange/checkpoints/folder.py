@@ -47,7 +47,8 @@ class Checkpoint:
             raise ModelError(
                 f"{folder} holds an adapter (LoRA) and no model; merge it into its model and save that"
                 if has_adapter
-                else f"{folder} has no {CONFIG}; give the folder of a checkpoint, as save_pretrained writes it"
+                else f"{folder} has no {CONFIG}; give the folder of a checkpoint, as "
+                "save_pretrained writes it"
             )
         config = _read_object(inside(folder, CONFIG))
         entries: dict[str, TensorEntry] = {}
@@ -103,7 +104,8 @@ class Checkpoint:
         values = self.array(name)
         if values.shape != shape or (dtypes and values.dtype not in [np.dtype(one) for one in dtypes]):
             raise ModelError(
-                f"{self.path}: tensor {name!r} is {values.dtype} of shape {list(values.shape)}, and its layer "
+                f"{self.path}: tensor {name!r} is {values.dtype} of shape {list(values.shape)}, and "
+                "its layer "
                 f"needs {' or '.join(str(np.dtype(d)) for d in dtypes) or 'a'} shape {list(shape)}; "
                 "download it again"
             )

@@ -1,6 +1,7 @@
-"""GPTQ: qweight [K bits / 32, N], qzeros [groups, N bits / 32], scales [groups, N], g_idx [K], in streams of bits.
+"""GPTQ: qweight [K bits / 32, N], qzeros [groups, N bits / 32], scales [groups, N], g_idx [K].
 
-A value is (number - zero) * scale. Format `gptq` stores zeros less 1, and `gptq_v2` as they are.
+Words are streams of bits along K and N. A value is (number - zero) * scale. Format `gptq` stores zeros
+less 1, and `gptq_v2` as they are.
 Source: gptqmodel 7.7 (nn_modules/qlinear, utils/model.py), ModelCloud, Apache-2.0.
 """
 
@@ -97,7 +98,7 @@ def _read_zeros(words: NDArray[Any], bits: int, count: int, less_one: bool) -> N
 
 
 def _float_type(scales: NDArray[Any]) -> FloatType:
-    """Return the type of the values, which is that of the scales."""
+    """Return the type of the values: the scales have it too."""
     return next((name for name, info in FLOATS.items() if info.dtype == scales.dtype), "float32")
 
 

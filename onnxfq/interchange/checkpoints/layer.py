@@ -1,4 +1,4 @@
-"""`QuantizedLayer`: the weight of one linear module as a checkpoint stores it, and how its input is quantized."""
+"""`QuantizedLayer`: the weight of a linear module as a checkpoint stores it, and the format of its input."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class InputFormat:
         """Return the text for messages."""
         if self.is_static:
             return f"{self.qtype} with one scale"
-        return f"{self.qtype} with dynamic scales, {f'blocks of {self.block_size}' if self.block_size else 'for each token'}"
+        groups = f"blocks of {self.block_size}" if self.block_size else "for each token"
+        return f"{self.qtype} with dynamic scales, {groups}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +119,7 @@ class QuantizedLayer:
 
     @property
     def values(self) -> NDArray[np.float32]:
-        """The real numbers as float32: rounded to `float_type` they are what the checkpoint's reader makes."""
+        """The real numbers, float32; the checkpoint's own reader rounds them to `float_type`."""
         steps = self.numbers.astype(np.float32)
         if not self.is_symmetric:
             steps -= expand_params(self.zero_point, steps.shape, self.granularity).astype(np.float32)
@@ -197,7 +198,7 @@ def with_positive_scales(layer_scale: NDArray[np.float32], **fields: Any) -> Qua
 
 
 def join_rows(layers: Sequence[QuantizedLayer], module: str) -> QuantizedLayer:
-    """Return the layer whose output channels are those of `layers` in order.
+    """Return one layer with the output channels of `layers` in order.
 
     One scale for each tensor becomes one for each channel, unless all are equal. NVFP4 with several global
     scales becomes float4 in blocks with float32 scales, of the same values. Raises ModelError for number

@@ -1,13 +1,13 @@
-"""ModelOpt's unified checkpoint: weight, weight_scale, weight_scale_2, input_scale; a tensor's type tells its form.
+"""ModelOpt's unified checkpoint: weight, weight_scale, weight_scale_2, input_scale; types tell the form.
 
-| quant_algo                    | weight                                               | weight_scale                   |
-|-------------------------------|------------------------------------------------------|--------------------------------|
-| FP8, FP8_PER_CHANNEL_PER_TOKEN | float8_e4m3fn                                       | float32, [] or [N]             |
-| FP8_PB_WO                     | float8_e4m3fn                                        | float32, blocks of 128 x 128   |
-| MXFP8                         | float8_e4m3fn                                        | uint8 exponents + 127, [N, K / 32] |
-| NVFP4, W4A16_NVFP4            | uint8 of two float4_e2m1 along K                     | float8_e4m3fn * weight_scale_2 |
-| W4A16_AWQ                     | uint8 of two int4 along N, the even row in the low half | float, [N, K / group_size]  |
-| W8A16, W8A8_SQ_PER_CHANNEL    | int8                                                 | float, [N]                     |
+| quant_algo                     | weight                                   | weight_scale                   |
+|--------------------------------|------------------------------------------|--------------------------------|
+| FP8, FP8_PER_CHANNEL_PER_TOKEN | float8_e4m3fn                            | float32, [] or [N]             |
+| FP8_PB_WO                      | float8_e4m3fn                            | float32, blocks of 128 x 128   |
+| MXFP8                          | float8_e4m3fn                            | uint8, exponents + 127         |
+| NVFP4, W4A16_NVFP4             | uint8 of two float4_e2m1 along K         | float8_e4m3fn * weight_scale_2 |
+| W4A16_AWQ                      | uint8 of two int4 along N, even rows low | float, [N, K / group_size]     |
+| W8A16, W8A8_SQ_PER_CHANNEL     | int8                                     | float, [N]                     |
 
 Source: modelopt 0.47 (torch/export: quant_utils.py, unified_export_hf.py, convert_hf_config.py), Apache-2.0.
 """
@@ -48,7 +48,8 @@ def read(checkpoint: Checkpoint, module: str) -> Layer:
     """Return a layer. Raises ModelError for an unknown form, and for inputs that are scaled first."""
     if f"{module}.pre_quant_scale" in checkpoint:
         raise ModelError(
-            f"{checkpoint.path}: layer {module!r} multiplies its input by pre_quant_scale, which the graph of the "
+            f"{checkpoint.path}: layer {module!r} multiplies its input by pre_quant_scale, which "
+            "the graph of the "
             "model does not; export it with the factors fused"
         )
     weight, stored = checkpoint.array(f"{module}.weight"), checkpoint.array(f"{module}.weight_scale")
@@ -63,7 +64,7 @@ def read(checkpoint: Checkpoint, module: str) -> Layer:
         read_exponents(stored) if stored.dtype == np.uint8 else checkpoint.floats(f"{module}.weight_scale")
     )
     scale, block = _lay_out(checkpoint, module, scale, numbers.shape)
-    if stored.dtype == np.uint8 and block is None:  # of one block
+    if stored.dtype == np.uint8 and block is None:  # a row is one block
         scale, block = scale.reshape(len(numbers), -1), MX_BLOCK
     return with_positive_scales(
         scale,
@@ -96,7 +97,8 @@ def _make_form_error(
 ) -> ModelError:
     return ModelError(
         f"{checkpoint.path}: layer {module!r} has a weight {weight.dtype} {list(weight.shape)} with scales "
-        f"{stored.dtype} {list(stored.shape)}, a form that is not read; use FP8, NVFP4, MXFP8, W4A16_AWQ, W8A16 "
+        f"{stored.dtype} {list(stored.shape)}, a form that is not read; use FP8, NVFP4, MXFP8, "
+        "W4A16_AWQ, W8A16 "
         "or W8A8_SQ_PER_CHANNEL"
     )
 
@@ -114,7 +116,8 @@ def _lay_out(
         scale = scale[:, 0, :, 0]
     if scale.ndim != 2 or not scale.shape[1] or rows % scale.shape[0] or columns % scale.shape[1]:
         raise ModelError(
-            f"{checkpoint.path}: layer {module!r} of shape {list(shape)} has scales of shape {list(scale.shape)}; "
+            f"{checkpoint.path}: layer {module!r} of shape {list(shape)} has scales of shape "
+            f"{list(scale.shape)}; "
             "download it again"
         )
     return expand_blocks(scale, [rows // scale.shape[0], columns // scale.shape[1]], shape, module)
@@ -138,7 +141,7 @@ def _read_input(
 
 
 def _find_algo(checkpoint: Checkpoint, module: str) -> str:
-    """Return the algorithm of a module: its own in mixed precision, else that of all; empty if none is told."""
+    """Return the algorithm of a module, its own in mixed precision; empty if none is named."""
     said = checkpoint.quantization
     inner = said.get("quantization")
     said = inner if isinstance(inner, Mapping) else said

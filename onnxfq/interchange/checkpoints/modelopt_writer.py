@@ -121,7 +121,7 @@ def write_config(schemes: Mapping[str, dict[str, Any]], in_float: list[str]) -> 
 
 
 class _Numbers(NamedTuple):
-    """What an algorithm quantizes to: bits, kind of numbers, whether inputs too, whether by channel."""
+    """Numbers of an algorithm: bits, kind, whether inputs have them too, whether scales go by channel."""
 
     bits: int
     kind: str

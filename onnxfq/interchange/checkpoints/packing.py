@@ -1,4 +1,4 @@
-"""Packing of numbers of a few bits: streams of bits in 32-bit words, AWQ's order, and two numbers in a byte."""
+"""Packing of numbers of a few bits: streams of bits in words, AWQ's order, two numbers in a byte."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def unpack_words(words: NDArray[np.int32], bits: int, count: int) -> NDArray[np.uint8]:
-    """Return the first `count` numbers of each row of `words`, [rows, words], a stream of the lowest bits first.
+    """Return the first `count` numbers of each row of `words`, a stream of bits, the lowest first.
 
     GPTQ, AWQ of other widths than 4, and compressed-tensors 0.20 pack so; numbers may cross words.
     """

@@ -1,8 +1,8 @@
 """Places of a checkpoint's tensors in the graph of its model: by module path, else by name of the constant.
 
-torch's exporter notes the module of a node. ONNX Runtime GenAI's builder (0.18, models/builders/base.py) names
-constants `model.layers.0.attn.qkv_proj.MatMul.weight`, joins q, k and v along their output channels, and spells
-some modules in its own way, as `_spell` has it.
+torch's exporter notes the module of a node. The builder of ONNX Runtime GenAI (0.18, models/builders/base.py)
+names constants `model.layers.0.attn.qkv_proj.MatMul.weight`, joins q, k and v along their output channels,
+and has its own spelling of some modules; `spell` removes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.graph.node_notes import module_path
 from onnxfq.graph.ops import STANDARD_DOMAINS, TRANSPOSES
@@ -38,7 +37,7 @@ class LinearPlace:
         tensor: its name.
         turned: whether it is [K, N]; a checkpoint has [N, K].
         nodes: the products that read it.
-        paths: possible paths of its module, as `_spell` writes them.
+        paths: possible paths of its module, as `spell` writes them.
         outputs: number of output channels.
         inputs: number of inputs, K.
     """
@@ -52,7 +51,7 @@ class LinearPlace:
 
 
 @dataclass(frozen=True)
-class Source:
+class ModuleRows:
     """Output channels of a module of a checkpoint, from `first` up to `last`; all if `last` is None."""
 
     module: str
@@ -137,7 +136,7 @@ class ModuleNames:
                 return self._known[alike[0]]
         return None
 
-    def sources(self, place: LinearPlace, places: Mapping[str, LinearPlace]) -> list[Source]:
+    def sources(self, place: LinearPlace, places: Mapping[str, LinearPlace]) -> list[ModuleRows]:
         """Return what the output channels of a place are in the checkpoint, in order; none if unknown.
 
         Args:
@@ -146,12 +145,12 @@ class ModuleNames:
         """
         module = self.find(place.paths)
         if module is not None:
-            return [Source(module)]
+            return [ModuleRows(module)]
         for path in place.paths:
             parent, _, last = path.rpartition(".")
             parts = [self.find([part]) for part in list_parts(path)]
             if parts and all(part is not None for part in parts):
-                return [Source(str(part)) for part in parts]
+                return [ModuleRows(str(part)) for part in parts]
             for joined, names in JOINED.items():
                 whole = self.find([f"{parent}.{joined}"]) if last in names else None
                 before = (
@@ -159,12 +158,12 @@ class ModuleNames:
                 )
                 if whole and all(one is not None for one in before):
                     first = sum(one.outputs for one in before if one is not None)
-                    return [Source(whole, first, first + place.outputs)]
+                    return [ModuleRows(whole, first, first + place.outputs)]
         return []
 
 
 def list_parts(path: str) -> list[str]:
-    """Return the modules that the module at `path` stands for; none if it is one of its own."""
+    """Return the modules that the module at `path` joins; none for any other module."""
     parent, _, last = path.rpartition(".")
     return [f"{parent}.{part}" for part in JOINED.get(last, ())]
 
@@ -180,7 +179,7 @@ def places_by_path(places: Iterable[LinearPlace]) -> dict[str, LinearPlace]:
 
 def float_constants(model: Model) -> dict[str, onnx.TensorProto]:
     """Return the constants that the outermost graph reads, by name as `spell` writes it."""
-    used = GraphIndex(model.proto.graph).used
+    used = {name for node in model.proto.graph.node for name in node.input}
     return {spell(name): tensor for name, tensor in model.constants.items() if name in used}
 
 

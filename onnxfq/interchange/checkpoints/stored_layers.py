@@ -1,4 +1,4 @@
-"""Quantized layers of an ONNX model: the numbers behind DequantizeLinear, and those of MatMulNBits."""
+"""Quantized layers of an ONNX model: the numbers in front of DequantizeLinear and in MatMulNBits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.index import GraphIndex
 from onnxfq.interchange.checkpoints.float_numbers import read_exponents
 from onnxfq.interchange.checkpoints.layer import InputFormat, QuantizedLayer, with_positive_scales
 from onnxfq.interchange.checkpoints.packing import unpack_words
@@ -33,9 +32,10 @@ class StoredLayers:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         """Start with a model as `read_model` returns it."""
-        self._index = GraphIndex(proto.graph)
         self._nodes = list(proto.graph.node)
-        self._given = {
+        self._makers = {name: node for node in self._nodes for name in node.output}
+        self._constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self._constants |= {
             node.output[0]: attr.t
             for node in self._nodes
             for attr in node.attribute
@@ -52,7 +52,7 @@ class StoredLayers:
             if node.op_type not in ("MatMul", "Gemm"):
                 continue
             name, turned = node.input[1], not attribute(node, "transB")
-            while (maker := self._index.makers.get(name)) is not None and maker.op_type in _BEHIND:
+            while (maker := self._makers.get(name)) is not None and maker.op_type in _BEHIND:
                 turned ^= maker.op_type == "Transpose"
                 name = maker.input[0]
             if (
@@ -104,7 +104,8 @@ class StoredLayers:
         summed = 0 if turned else 1
         if scale.ndim and (axis == summed) != bool(block):
             raise ModelError(
-                f"weight {maker.input[0]!r} has scales of {Granularity.of(axis, block)}, and checkpoints have them "
+                f"weight {maker.input[0]!r} has scales of {Granularity.of(axis, block)}, and "
+                "checkpoints have them "
                 "by output channel or in blocks along the inputs; it cannot be written"
             )
         if turned:
@@ -125,7 +126,7 @@ class StoredLayers:
 
     def _read_scale(self, maker: onnx.NodeProto) -> tuple[NDArray[np.float32], str, float | None]:
         """Return (scale, scale type, global scale): e4m3 scales are dequantized themselves."""
-        inner = self._index.makers.get(maker.input[1])
+        inner = self._makers.get(maker.input[1])
         if inner is not None and inner.op_type == "DequantizeLinear":
             small, shared = self._array(inner.input[0]), self._array(inner.input[1])
             factor = np.float32(shared.reshape(-1)[0])
@@ -143,12 +144,14 @@ class StoredLayers:
         groups = -(-columns // max(block, 1))
         if bits not in (2, 4, 8) or packed.size * 8 != rows * groups * block * bits:
             raise ModelError(
-                f"MatMulNBits {node.name!r} has {packed.size} bytes for {rows} x {columns} numbers of {bits} bits; "
+                f"MatMulNBits {node.name!r} has {packed.size} bytes for {rows} x {columns} numbers "
+                f"of {bits} bits; "
                 "write it again"
             )
         if len(node.input) > 4 and node.input[4]:
             raise ModelError(
-                f"MatMulNBits {node.name!r} has g_idx, an order of its inputs that checkpoints written here lack; "
+                f"MatMulNBits {node.name!r} has g_idx, an order of its inputs that checkpoints "
+                "written here lack; "
                 "quantize it in blocks of neighbours"
             )
         numbers = unpack_words(packed.reshape(rows, -1), bits, groups * block)[:, :columns]
@@ -157,7 +160,8 @@ class StoredLayers:
             stored = self._array(node.input[3])
             if stored.dtype != np.uint8:
                 raise ModelError(
-                    f"MatMulNBits {node.name!r} has zero points of {stored.dtype}, and checkpoints have integers; "
+                    f"MatMulNBits {node.name!r} has zero points of {stored.dtype}, and checkpoints "
+                    "have integers; "
                     "quantize it again"
                 )
             zero = unpack_words(stored.reshape(rows, -1), bits, groups).astype(np.int32)
@@ -172,12 +176,12 @@ class StoredLayers:
 
     def _read_input(self, tensor: str) -> InputFormat | None:
         """Return how an activation is quantized in front of a product; None for float."""
-        maker = self._index.makers.get(tensor)
+        maker = self._makers.get(tensor)
         while maker is not None and maker.op_type in _BEHIND | {"Reshape"}:
-            maker = self._index.makers.get(maker.input[0])
+            maker = self._makers.get(maker.input[0])
         if maker is None or maker.op_type not in _DEQUANTIZE:
             return None
-        source = self._index.makers.get(maker.input[0])
+        source = self._makers.get(maker.input[0])
         if source is not None and source.op_type == "TRT_FP4DynamicQuantize":
             shared = self._array(source.input[1]).reshape(-1)
             return InputFormat(QTYPES["float4e2m1"], float(shared[0]), 0, 16, "e4m3")
@@ -193,7 +197,7 @@ class StoredLayers:
         return InputFormat(_find_qtype(dtype, tensor), float(scale.reshape(-1)[0]), point)
 
     def _constant(self, name: str) -> NDArray[Any] | None:
-        tensor = self._index.constants.get(name, self._given.get(name))
+        tensor = self._constants.get(name)
         return None if tensor is None else np.asarray(tensor_array(tensor))
 
     def _array(self, name: str) -> NDArray[Any]:

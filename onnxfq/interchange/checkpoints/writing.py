@@ -40,7 +40,7 @@ class WrittenLayer(NamedTuple):
 
 
 LayerWriter = Callable[[QuantizedLayer, FloatType], WrittenLayer | str]
-"""Takes a layer and the type of the model; returns it in a form, or the reason why the form cannot hold it."""
+"""Takes a layer and the type of the model; returns it in a form, or why the form cannot hold it."""
 
 ConfigWriter = Callable[[Mapping[str, dict[str, Any]], list[str]], dict[str, dict[str, Any]]]
 """Takes the schemes by module and the modules in float; returns what is added to each JSON file."""
