@@ -236,6 +236,7 @@ FOREIGN: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda f: _index(f, "/etc/passwd"),
         "is not the name of a file in the folder",
     ),
+    "a shard of NUL": ("gptq", lambda f: _index(f, "a\0"), "is not the name of a file in the folder"),
     "a shard of no name": ("gptq", lambda f: _index(f, ""), "is not the name of a file in the folder"),
     "a link out": ("gptq", _link_out, "is a link that leads out of the folder"),
     "a pipe": (
@@ -271,6 +272,11 @@ FOREIGN: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "has sparse weights",
     ),
     "no group": ("ct-int8", lambda f: _change(f, config_groups={}), "config_groups has 0 groups"),
+    "a pattern without end": (
+        "ct-int8",
+        lambda f: _change(f, config_groups={"g": {"targets": ["re:(a+)+$"], "weights": {"num_bits": 8}}}),
+        "the pattern 're:(a+)+$' is not used: it repeats too much",
+    ),
     "a group size that does not fit": (
         "ct-pack-int4",
         lambda f: _change(
@@ -322,3 +328,15 @@ def test_a_float_checkpoint_is_not_quantized() -> None:
     assert Checkpoint.open(FLOAT).float_type == "bfloat16"
     with pytest.raises(ModelError, match="is not quantized"):
         QuantizedCheckpoint(FLOAT)
+
+
+def test_groups_are_found_by_pattern(tmp_path: Path) -> None:
+    """A group names modules, or patterns of them, before a class of modules."""
+    folder = tmp_path / "ct"
+    shutil.copytree(CHECKPOINTS / "ct-pack-int4", folder)
+    weights = {"num_bits": 4, "strategy": "group", "group_size": 16}
+    wrong = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 5}}
+    right = {"targets": [r"re:.*\.(q|k|v|o)_proj$", "re:model.layers.\\d+.mlp.*"], "weights": weights}
+    _change(folder, config_groups={"0": wrong, "1": right})
+    opened = QuantizedCheckpoint(folder)
+    assert [opened.read(module).block_size for module in opened.modules] == [16] * 7

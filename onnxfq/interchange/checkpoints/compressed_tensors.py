@@ -33,6 +33,10 @@ PARTS = (
     *("weight_global_scale", "input_scale", "input_zero_point", "input_global_scale"),
 )
 _DENSE = "dense"
+_LONGEST = 400
+"""Characters of patterns, and of the modules that they are compared with."""
+_REPEATED = re.compile(r"[*+{]")
+_GROUP_REPEATED = re.compile(r"\)[*+?{]")
 MX_BLOCK = 32
 
 
@@ -126,14 +130,21 @@ def _find_scheme(checkpoint: Checkpoint, module: str) -> Mapping[str, Any]:
 
 
 def _names(target: str, module: str) -> bool:
-    if not target.startswith("re:"):
+    """Tell whether a target names a module, by a pattern too.
+
+    Raises ModelError for patterns whose search could take for ever: groups that repeat, and many repetitions.
+    """
+    pattern = target.removeprefix("re:")
+    if pattern == target or len(module) > _LONGEST:
         return target == module
-    if len(target) > 1000:
-        return False
     try:
-        return re.match(target.removeprefix("re:"), module) is not None
-    except (re.error, RecursionError, OverflowError):
-        return False
+        if len(pattern) > _LONGEST or _GROUP_REPEATED.search(pattern) or len(_REPEATED.findall(pattern)) > 3:
+            raise re.error("it repeats too much")
+        return re.match(pattern, module) is not None
+    except (re.error, RecursionError, OverflowError) as fault:
+        raise ModelError(
+            f"config_groups: the pattern {target!r:.60} is not used: {fault}; name the modules in its place"
+        ) from None
 
 
 def _arguments(scheme: Mapping[str, Any], name: str) -> Mapping[str, Any]:

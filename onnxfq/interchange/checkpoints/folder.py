@@ -124,12 +124,12 @@ def inside(folder: Path, name: str) -> Path:
     Raises ModelError for a name that leads out of it: with a folder, or by a link that ends elsewhere. Caches
     keep a folder of links to files next to it, under one root of the cache; a link may end there.
     """
+    if name != os.path.basename(name) or name in ("", ".", "..") or "\0" in name:
+        raise ModelError(f"{folder}: {name!r} is not the name of a file in the folder; repair {INDEX}")
     path = folder / name
     home = Path(os.path.realpath(folder))
     # .../snapshots/REVISION/file -> .../blobs/HASH
     homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
-    if name != os.path.basename(name) or name in ("", ".", ".."):
-        raise ModelError(f"{folder}: {name!r} is not the name of a file in the folder; repair {INDEX}")
     if not any(Path(os.path.realpath(path)).parent == one for one in homes):
         raise ModelError(f"{path} is a link that leads out of the folder; copy the file into it")
     return path

@@ -81,11 +81,7 @@ class QuantizedLayer:
 
     def __post_init__(self) -> None:
         """Raise ModelError if the parameters do not fit the numbers."""
-        if self.numbers.ndim != 2 or self.scale.shape != self.scale_shape:
-            raise ModelError(
-                f"layer {self.module!r} has numbers of shape {list(self.numbers.shape)} and scales of shape "
-                f"{list(self.scale.shape)}, wanted are {list(self.scale_shape)}; download it again"
-            )
+        check_shapes(self.module, self.numbers, self.scale, self.zero_point, self.block_size)
         if not (np.isfinite(self.scale) & (self.scale > 0)).all():
             raise ModelError(
                 f"layer {self.module!r} has scale {self.scale[~(self.scale > 0)].flat[:1]}, and scales are "
@@ -161,6 +157,21 @@ _TURNED = "some scales are negative: the numbers there are turned, and their val
 _DEAD = "some scales are 0: the numbers there become the zero point, and their scale 1"
 
 
+def check_shapes(
+    module: str, numbers: NDArray[Any], scale: NDArray[Any], zero_point: NDArray[Any], block_size: int | None
+) -> None:
+    """Raise ModelError unless scales and zero points are for the tensor, for channels or for blocks."""
+    rows, columns = numbers.shape if numbers.ndim == 2 else (0, 0)
+    wanted: tuple[int, ...] = (rows,) if scale.ndim else ()
+    if block_size is not None:
+        wanted = rows, -(-columns // block_size)
+    if numbers.ndim != 2 or scale.shape != wanted or zero_point.shape != wanted:
+        raise ModelError(
+            f"layer {module!r} has numbers of shape {list(numbers.shape)}, scales of shape {list(scale.shape)} "
+            f"and zero points of shape {list(zero_point.shape)}; both need {list(wanted)}: write it again"
+        )
+
+
 def signed(qtype: QType, numbers: NDArray[Any], zero_point: NDArray[np.int32]) -> tuple[QType, Any, Any]:
     """Return unsigned integers whose zero point is the middle as the same grid of signed integers."""
     middle = 1 << (qtype.bits - 1)
@@ -178,6 +189,7 @@ def with_positive_scales(layer_scale: NDArray[np.float32], **fields: Any) -> Qua
     zero point and its scale 1.
     """
     qtype, numbers, zero = fields["qtype"], fields["numbers"], fields["zero_point"]
+    check_shapes(fields["module"], numbers, layer_scale, zero, fields.get("block_size"))
     notes: list[str] = []
     if not (layer_scale > 0).all():
         block = fields.get("block_size")

@@ -96,7 +96,7 @@ class StoredLayers:
         )
         qtype = _find_qtype(numbers.dtype, module)
         zero = np.zeros(scale.shape, np.int32) if qtype.is_float else zero.astype(np.int32)
-        zero = np.broadcast_to(zero, scale.shape)
+        zero = np.full(scale.shape, zero.reshape(-1)[0]) if zero.size == 1 else zero
         block = attribute(maker, "block_size")
         axis = normalize_axis(attribute(maker, "axis", 1), 2)
         if scale.size == 1 and not block:
