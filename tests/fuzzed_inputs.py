@@ -99,8 +99,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "llama.q.onnx llama/config.json llama/model.safetensors",
     ),
     "checkpoint.modelopt": (
-        "convert llama.q.onnx --onto llama --to modelopt --partial -o out",
-        "llama.q.onnx",
+        "convert llama.i.onnx --onto llama --to modelopt --partial -o out",
+        "llama.i.onnx",
     ),
     "handoff": ("handoff q.onnx -o out --data d.npz", "q.onnx"),
     "compare": ("compare q.onnx --data d.npz", "q.onnx d.npz"),
@@ -232,6 +232,7 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
         "observe --moments g.onnx --data d2.npy --rounding gptq --ranges-from a.npz -o b2.npz -q",
         "handoff q.onnx -o kit --data d.npz -q",
         "convert llama-gptq --onto llama.onnx -o llama.q.onnx -q",
+        "convert llama-int8 --onto llama.onnx -o llama.i.onnx -q",
     )
     for line in lines:
         ended = server.run(line.split(), folder)

@@ -25,7 +25,7 @@ from onnxfq.interchange.checkpoints.places import (
     places_by_path,
     spell,
 )
-from onnxfq.numerics.float_types import FLOAT_CODES, FLOATS
+from onnxfq.numerics.float_types import FLOATS
 from onnxfq.tools.layer_encodings import PlacedLayer
 
 _LISTED = 4
@@ -94,7 +94,7 @@ class GraphFilling:
         known = {spell(name): name for name in floats}
         matched: dict[str, list[str]] = {}
         for spelled, tensor in float_constants(self.model).items():
-            if tensor.name in matrices or tensor.data_type not in FLOAT_CODES:
+            if tensor.name in matrices:
                 continue
             module, _, part = spelled.rpartition(".")
             parts = list_parts(module)

@@ -380,3 +380,17 @@ def test_mistakes(
     told = capfd.readouterr().err
     assert wanted in told and told.count("\n") <= 3 and "Traceback" not in told
     assert sorted(Path().rglob("*")) == before
+
+
+def test_large_weights_go_through_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that do not stay in memory give the same bytes."""
+    quantized("ct-pack-int4", tmp_path / "a.onnx", builder_graph())
+    monkeypatch.setattr("onnxfq.graph.external.sizes.IN_MEMORY", 0)
+    monkeypatch.setattr("onnxfq.graph.constants._FEW", 0)
+    onnx.save(builder_graph(), tmp_path / "m.onnx")
+    apply_checkpoint(CHECKPOINTS / "ct-pack-int4", tmp_path / "m.onnx", tmp_path / "b.onnx")
+    tensors = [
+        sorted(t.SerializeToString() for t in onnx.load(tmp_path / file).graph.initializer)
+        for file in ("a.onnx", "b.onnx")
+    ]
+    assert tensors[0] == tensors[1]

@@ -132,7 +132,7 @@ def _find_scheme(checkpoint: Checkpoint, module: str) -> Mapping[str, Any]:
 def _names(target: str, module: str) -> bool:
     """Tell whether a target names a module, by a pattern too.
 
-    Raises ModelError for patterns whose search could take for ever: groups that repeat, and many repetitions.
+    Raises ModelError for a group that repeats, and for many repetitions: their search may never end.
     """
     pattern = target.removeprefix("re:")
     if pattern == target or len(module) > _LONGEST:

@@ -167,8 +167,8 @@ def check_shapes(
         wanted = rows, -(-columns // block_size)
     if numbers.ndim != 2 or scale.shape != wanted or zero_point.shape != wanted:
         raise ModelError(
-            f"layer {module!r} has numbers of shape {list(numbers.shape)}, scales of shape {list(scale.shape)} "
-            f"and zero points of shape {list(zero_point.shape)}; both need {list(wanted)}: write it again"
+            f"layer {module!r} has numbers of shape {list(numbers.shape)}, scales of {list(scale.shape)} and "
+            f"zero points of {list(zero_point.shape)}, wanted are {list(wanted)} for both; write it again"
         )
 
 

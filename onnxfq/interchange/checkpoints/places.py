@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnxfq.graph.model import Model
 from onnxfq.graph.node_notes import module_path
 from onnxfq.graph.ops import STANDARD_DOMAINS, TRANSPOSES
+from onnxfq.numerics.float_types import FLOAT_CODES
 
 JOINED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -71,7 +72,7 @@ def find_places(model: Model) -> list[LinearPlace]:
             turned ^= makers[name].op_type == "Transpose"
             name = makers[name].input[0]
         tensor = constants.get(name)
-        if tensor is None or len(tensor.dims) != 2:
+        if tensor is None or len(tensor.dims) != 2 or tensor.data_type not in FLOAT_CODES:
             continue
         known = places.get(name)
         if known is not None and known.turned != turned:
@@ -178,9 +179,10 @@ def places_by_path(places: Iterable[LinearPlace]) -> dict[str, LinearPlace]:
 
 
 def float_constants(model: Model) -> dict[str, onnx.TensorProto]:
-    """Return the constants that the outermost graph reads, by name as `spell` writes it."""
+    """Return the float constants that the outermost graph reads, by name as `spell` writes it."""
     used = {name for node in model.proto.graph.node for name in node.input}
-    return {spell(name): tensor for name, tensor in model.constants.items() if name in used}
+    constants = {name: t for name, t in model.constants.items() if t.data_type in FLOAT_CODES}
+    return {spell(name): tensor for name, tensor in constants.items() if name in used}
 
 
 def is_norm(name: str) -> bool:
