@@ -48,6 +48,10 @@ CHECKS = {
         "every network and recipe as an engine of TensorRT",
         "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 tests/targets/test_golden.py",
     ),
+    "checkpoints": (
+        "checkpoints both ways, with transformers and onnxruntime",
+        "python tests/slow/check_checkpoints.py",
+    ),
     "Haswell": ("int8 on a processor without VNNI, emulated", "python tests/slow/check_haswell.py"),
     "suite of AIMET": (
         "its own tests, with its names given to ours",
