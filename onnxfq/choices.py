@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+CheckpointName = Literal["modelopt", "compressed-tensors"]
+"""Forms of checkpoints that are written."""
+
 BiasCorrectionChoice = Literal["none", "auto"]
 DeviceChoice = Literal["any", "cpu", "cuda"]
 Equalize = Literal["none", "depthwise", "cross_layer", "auto"]

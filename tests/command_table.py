@@ -155,6 +155,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "feeds": ("1", "2", "0"),
     "candidate": ("integer", "onnxruntime", "saved.json", "nothing"),
     "target": ("tensorrt", "onnxruntime", "nothing"),
+    "onto": ("llama.onnx", "llama", "m.onnx", "."),
     "form": ("aimet-1.0.0", "tensorrt-cache", "nothing"),
     "shape": ("x:2x4", "x:0x1", "x:99999999x9", "nothing", "y:1"),
     "min_shapes": ("x:1x4", "x:9x4", "x"),

@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 import onnx
 from builders import BUILDERS, feed_for
+from checkpoint_graphs import CHECKPOINTS, FLOAT, builder_graph
 from command_server import CommandServer, Ended
 from command_table import SOUND, TABLE, add_value, values_of
 from damage import BYTES, _mangled_field
 from onnx import TensorProto, helper, numpy_helper
+
+from onnxfq.interchange.checkpoints.tensor_file import read_head, write_tensors
 
 Rng = np.random.Generator
 
@@ -80,6 +83,26 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check.json": ("check q.onnx --json", "q.onnx"),
     "convert": ("convert o.onnx -o out.onnx --data d.npz", "o.onnx"),
     "cast": ("cast m.onnx -o out.onnx --data d.npz", "m.onnx d.npz"),
+    "checkpoint": (
+        "convert llama-gptq --onto llama.onnx -o out.onnx",
+        "llama-gptq/config.json llama-gptq/model.safetensors llama-gptq/model.safetensors llama.onnx",
+    ),
+    "checkpoint.folder": (
+        "convert llama-nvfp4 --onto llama.onnx --target simulation -o out",
+        "llama-nvfp4/config.json llama-nvfp4/model.safetensors llama-nvfp4/hf_quant_config.json",
+    ),
+    "checkpoint.shards": (
+        "convert llama-int8 --onto llama.onnx --partial -o out.onnx",
+        "llama-int8/config.json llama-int8/model.safetensors.index.json llama-int8/1.safetensors",
+    ),
+    "checkpoint.to": (
+        "convert llama.q.onnx --onto llama --to compressed-tensors -o out",
+        "llama.q.onnx llama/config.json llama/model.safetensors",
+    ),
+    "checkpoint.modelopt": (
+        "convert llama.i.onnx --onto llama --to modelopt --partial -o out",
+        "llama.i.onnx",
+    ),
     "handoff": ("handoff q.onnx -o out --data d.npz", "q.onnx"),
     "compare": ("compare q.onnx --data d.npz", "q.onnx d.npz"),
     "compare.saved": ("compare q.onnx --data d.npz --candidate saved.json --feeds 2", "saved.json"),
@@ -193,6 +216,7 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
         "overrides:\n  - nodes: ['*']\n    activations: &a {symmetric: true}\n  - tensors: [x]\n"
         "    activations: *a\n    keep_float: false\n"
     )
+    write_checkpoints(folder)
     x = proto.graph.input[0].name
     ranges = {"quant_type": "QInt8", "scale": 0.1, "zero_point": 0, "symmetric": True}
     (folder / "given.json").write_text(json.dumps({x: [ranges]}))
@@ -208,6 +232,8 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
         "observe --moments g.onnx --data d1.npy --rounding gptq --ranges-from a.npz -o b.npz -q",
         "observe --moments g.onnx --data d2.npy --rounding gptq --ranges-from a.npz -o b2.npz -q",
         "handoff q.onnx -o kit --data d.npz -q",
+        "convert llama-gptq --onto llama.onnx -o llama.q.onnx -q",
+        "convert llama-int8 --onto llama.onnx -o llama.i.onnx -q",
     )
     for line in lines:
         ended = server.run(line.split(), folder)
@@ -225,6 +251,23 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
     content = kit[0].read_text() if kit else '{"lst": [["x", []]], "polygraphy_class": "RunResults"}'
     (folder / "saved.json").write_text(content)
     shutil.rmtree(folder / "kit")
+
+
+def write_checkpoints(folder: Path) -> None:
+    """Write checkpoints, one of them in two files, and the graph of their model."""
+    onnx.save(builder_graph(), folder / "llama.onnx")
+    for name, form in {"llama": FLOAT.name, "llama-gptq": "gptq", "llama-nvfp4": "modelopt-nvfp4"}.items():
+        shutil.copytree(CHECKPOINTS / form, folder / name)
+    place = folder / "llama-int8"
+    shutil.copytree(CHECKPOINTS / "ct-int8", place)
+    entries = read_head(place / "model.safetensors")
+    names = sorted(entries)
+    files = {"1.safetensors": names[::2], "2.safetensors": names[1::2]}
+    for file, held in files.items():
+        write_tensors(place / file, {name: entries[name].array() for name in held})
+    placed = {name: file for file, held in files.items() for name in held}
+    (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": placed}))
+    (place / "model.safetensors").unlink()
 
 
 def draw_options(rng: Rng, number: int | None = None) -> Case:
@@ -265,6 +308,7 @@ def damage(folder: Path, rng: Rng) -> Case:
             ".npz": _damage_npz,
             ".npy": _damage_npy,
             ".yaml": _damage_yaml,
+            ".safetensors": _damage_head,
         }
         bytewise = kind not in damages or rng.integers(6) == 0
         what = _damage_bytes(target, rng) if bytewise else damages[kind](target, rng)
@@ -323,6 +367,28 @@ def _damage_bytes(path: Path, rng: Rng) -> str:
     BYTES[kind](content, rng)
     path.write_bytes(content)
     return str(kind)
+
+
+def _damage_head(path: Path, rng: Rng) -> str:
+    """Change the head of a file of safetensors in its structure, or one of its tensors."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    head = json.loads(content[8 : 8 + size])
+    name = str(some([one for one in head if one != "__metadata__"], rng))
+    how = int(rng.integers(5))
+    if how == 0:
+        head[name] = some(_ODD_VALUES, rng)
+    elif how == 1:
+        del head[name]
+    elif how == 2:
+        head[str(some(("", "../x", "x" * 5000, "a.qweight", "lm_head.weight_scale"), rng))] = head[name]
+    else:
+        field = str(some(("dtype", "shape", "data_offsets"), rng))
+        odd = [*_ODD_VALUES, "F32", "I32", "F8_E4M3", "BOOL", [32, 32], [2**40], [-1], [0, 2**62]]
+        head[name][field] = some(odd, rng)
+    text = json.dumps(head).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+    return f"head {name} {how}"
 
 
 def _damage_model(path: Path, rng: Rng) -> str:

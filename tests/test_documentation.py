@@ -15,6 +15,7 @@ import onnx
 import pytest
 import yaml
 from builders import build, feed_for, linear, weights
+from checkpoint_graphs import CHECKPOINTS, FLOAT, builder_graph
 from command_server import CommandServer, command_server
 from genai_folders import WORDS
 from genai_folders import write_folder as write_genai_folder
@@ -51,7 +52,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
 
 @pytest.fixture(scope="module")
 def workdir(demo: DemoResult) -> Path:
-    """A folder with the files that pages begin with: the demo's, its digits, and two layers of a decoder."""
+    """A folder with the files that pages begin with: the demo's, digits, a decoder, checkpoints."""
     folder = demo.files[0].parent.parent
     shutil.copy(package_file("digits", "digits_cnn.onnx"), folder / "model.onnx")
     with np.load(package_file("digits", "mnist_t10k.npz")) as data:
@@ -76,6 +77,9 @@ def workdir(demo: DemoResult) -> Path:
     onnx.save(decoder, folder / "decoder.onnx")
     write_genai_folder(folder / "float")
     (folder / "texts.txt").write_text(" ".join(np.random.default_rng(0).choice(WORDS, 900)))
+    shutil.copytree(FLOAT, folder / "llama")
+    shutil.copytree(CHECKPOINTS / "awq", folder / "llama-awq")
+    onnx.save(builder_graph(), folder / "llama.onnx")
     np.savez(folder / "tokens.npz", input_ids=np.random.default_rng(0).integers(0, 64, (32, 24)))
     return folder
 

@@ -1,25 +1,56 @@
-"""`onnxfq convert`: conversion of a model quantized for ONNX Runtime to one for TensorRT."""
+"""`onnxfq convert`: models and checkpoints of other tools, into and out of quantized ONNX models."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from onnxfq.choices import DEFAULT_TARGET
-from onnxfq.cli.console import Printing
+from onnxfq.choices import DEFAULT_TARGET, CheckpointName
+from onnxfq.cli.console import Printer, Printing
 from onnxfq.cli.data_options import OptionalDataOption
-from onnxfq.cli.options import ModelArgument, OutputOption
 from onnxfq.cli.run_options import RunningFast
+
+CHECKPOINT_TARGET = "onnxruntime"
+"""Target of a checkpoint by default: it takes zero points and blocks of any size."""
 
 
 def convert(
-    model: ModelArgument,
-    output: OutputOption,
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A quantized ONNX model, or the folder of a checkpoint.")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="Write this file; for a checkpoint, or with --to, a new folder if it does not end in .onnx.",
+        ),
+    ],
     target: Annotated[
-        str, typer.Option(metavar="NAME", help="Convert for this target: {conversion_targets}.")
-    ] = DEFAULT_TARGET,
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Convert for this target: {conversion_targets}; of a checkpoint for any.",
+            show_default=f"{DEFAULT_TARGET}, of a checkpoint {CHECKPOINT_TARGET}",
+        ),
+    ] = None,
     data: OptionalDataOption = None,
+    onto: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="The same model in float: the ONNX model for a checkpoint, the checkpoint with --to.",
+        ),
+    ] = None,
+    to: Annotated[
+        CheckpointName | None, typer.Option(help="Write a checkpoint of this form from an ONNX model.")
+    ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Leave out what has no place in --onto instead of an error.")
+    ] = False,
     *,
     running: RunningFast,
     printer: Printing,
@@ -28,14 +59,68 @@ def convert(
 
     --data is for the comparison with the source, and turns dynamic scales into constants. The file is written
     whatever the rules of the target find in it.
+
+    A checkpoint (GPTQ, AWQ, compressed-tensors, ModelOpt) gives its weights to the graph of --onto; --to
+    writes one. Its integers and scales stay.
     """
+    if model.is_dir() or to is not None:
+        _refuse_options(model, target, data, onto, to)
+        assert onto is not None
+        (_export if to is not None else _apply)(model, output, onto, target or to or "", partial, printer)
+        return
+    if onto is not None or partial:
+        raise typer.BadParameter(
+            "--onto and --partial are for checkpoints; give a folder, or --to with a model"
+        )
     from onnxfq.report.conversion import conversion_summary
     from onnxfq.tools.convert import convert as convert_model
 
     with running.progress(printer) as options:
-        result = convert_model(model, output, target=target, data=data, options=options)
+        result = convert_model(model, output, target=target or DEFAULT_TARGET, data=data, options=options)
     record = {name: value for name, value in vars(result).items() if name != "qdq"}
     printer.report(record, conversion_summary(result))
     printer.wrote(output)
     if result.check is not None and not result.check.passed:
         raise typer.Exit(1)
+
+
+def _refuse_options(model: Path, target: str | None, data: object, onto: Path | None, to: str | None) -> None:
+    """Raise BadParameter for options that a conversion of checkpoints lacks or does not have."""
+    if to is not None and model.is_dir():
+        raise typer.BadParameter(
+            "--to writes a checkpoint from an ONNX model, and MODEL is a folder; give a model"
+        )
+    if onto is None:
+        what = (
+            "the float checkpoint of the model"
+            if to is not None
+            else "the float ONNX model of the checkpoint"
+        )
+        raise typer.BadParameter(f"--onto is missing; give {what}")
+    if data is not None:
+        raise typer.BadParameter("--data has no effect on checkpoints; leave it out")
+    if to is not None and target is not None:
+        raise typer.BadParameter(
+            "--target is for ONNX models, and --to writes a checkpoint; give one of them"
+        )
+
+
+def _apply(checkpoint: Path, output: Path, onto: Path, target: str, partial: bool, printer: Printer) -> None:
+    """Put a checkpoint on the graph `onto`."""
+    from onnxfq.report.conversion import applied_summary
+    from onnxfq.tools.apply_checkpoint import apply_checkpoint
+
+    result = apply_checkpoint(checkpoint, onto, output, target=target or CHECKPOINT_TARGET, partial=partial)
+    kept = ("source", "form", "formats", "notes", "plan")
+    printer.report({name: getattr(result, name) for name in kept}, applied_summary(result))
+    printer.wrote(output)
+
+
+def _export(model: Path, output: Path, onto: Path, to: str, partial: bool, printer: Printer) -> None:
+    """Write a model as a checkpoint of the form `to`."""
+    from onnxfq.report.conversion import exported_summary
+    from onnxfq.tools.export_checkpoint import export_checkpoint
+
+    result = export_checkpoint(model, onto, output, to, partial=partial)
+    printer.report(vars(result), exported_summary(result))
+    printer.wrote(output)

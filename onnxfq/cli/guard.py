@@ -24,6 +24,9 @@ OUTPUTS = ("output", "report", "artifacts", "table_csv", "recipe_out", "node_dat
 FOLDERS = ("handoff", "demo")
 """Commands whose output is a folder."""
 
+FILE_OR_FOLDER = ("convert",)
+"""Commands whose output is a folder unless it ends in .onnx."""
+
 _MODEL = "model"
 
 
@@ -49,7 +52,8 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
         for output in (*outputs, *inside):
             check_apart(output, inputs)
             check_keeps_data(output, data)
-        for output in outputs if command.__name__ not in FOLDERS else ():
+        is_folder = command.__name__ in FILE_OR_FOLDER and outputs and outputs[0].suffix != ".onnx"
+        for output in outputs if command.__name__ not in FOLDERS and not is_folder else ():
             if output != folder and not (is_shared and output == outputs[0]):
                 check_writable(output)
         for one, other in combinations([*outputs, *inside], 2):

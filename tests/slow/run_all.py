@@ -49,6 +49,10 @@ CHECKS = {
         "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 tests/targets/test_golden.py",
     ),
     "GenAI": ("folders of language models that GenAI generates from", "python tests/slow/check_genai.py"),
+    "checkpoints": (
+        "checkpoints both ways, with transformers and onnxruntime",
+        "python tests/slow/check_checkpoints.py",
+    ),
     "Haswell": ("int8 on a processor without VNNI, emulated", "python tests/slow/check_haswell.py"),
     "suite of AIMET": (
         "its own tests, with its names given to ours",
