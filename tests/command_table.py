@@ -97,6 +97,7 @@ SOUND: dict[str, str] = {
     "cast": "cast m.onnx -o out.onnx",
     "report": "report result.json -o out.html",
     "demo": "demo -o out",
+    "diagnose": "diagnose q.onnx --float m.onnx --data d.npz",
     "doctor": "doctor",
 }
 """A line of each command that ends well on the inputs of `fuzzed_inputs.write_inputs`."""
@@ -154,6 +155,9 @@ VALUES: dict[str, tuple[str, ...]] = {
     "tolerance": ("0", "1e-3", "40", "-1", "nan"),
     "feeds": ("1", "2", "0"),
     "candidate": ("integer", "onnxruntime", "saved.json", "nothing"),
+    "layers": ("layers.json", "k.json"),
+    "profile": ("profile.json", "k.json"),
+    "engine": ("ran.json", "k.json"),
     "target": ("tensorrt", "onnxruntime", "nothing"),
     "onto": ("llama.onnx", "llama", "m.onnx", "."),
     "form": ("aimet-1.0.0", "tensorrt-cache", "nothing"),

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 
 from onnxfq.targets.profiles import profiles
-from onnxfq.targets.tensorrt.builder.build import Job, run_jobs
+from onnxfq.targets.tensorrt.builder.jobs import Job, run_jobs
 
 _TENSOR = re.compile(r"\{ (.*?) \}")
 

@@ -82,6 +82,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("check q.onnx", "q.onnx"),
     "check.json": ("check q.onnx --json", "q.onnx"),
     "convert": ("convert o.onnx -o out.onnx --data d.npz", "o.onnx"),
+    "diagnose": ("diagnose q.onnx --data d.npz", "q.onnx d.npz"),
+    "diagnose.float": ("diagnose o.onnx --float m.onnx --data d.npz -o out.onnx", "o.onnx m.onnx"),
     "cast": ("cast m.onnx -o out.onnx --data d.npz", "m.onnx d.npz"),
     "checkpoint": (
         "convert llama-gptq --onto llama.onnx -o out.onnx",

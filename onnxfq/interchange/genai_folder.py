@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -140,10 +141,10 @@ def open_folder(
 
     `output` is then a new folder with the other files too, which appears when the block ends.
     """
-    if not isinstance(model, (str, Path)) or not Path(model).is_dir():
+    if not _is_folder(model):
         yield model, data, output
         return
-    folder = GenaiFolder.read(Path(model))
+    folder = GenaiFolder.read(Path(str(model)))
     feeds = folder.feeds(data)
     if output is None:
         yield folder.model, feeds, None
@@ -166,5 +167,9 @@ def open_folders(function: Function) -> Function:
 
 def find_decoder(model: str | Path | onnx.ModelProto) -> str | Path | onnx.ModelProto:
     """Return the decoder of a folder of GenAI, others as given. Raises ModelError for another folder."""
-    is_folder = isinstance(model, (str, Path)) and Path(model).is_dir()
-    return GenaiFolder.read(Path(model)).model if is_folder else model
+    return GenaiFolder.read(Path(str(model))).model if _is_folder(model) else model
+
+
+def _is_folder(model: object) -> bool:
+    """Tell whether a model is given as a folder; unlike Path.is_dir this raises for no name."""
+    return isinstance(model, (str, Path)) and os.path.isdir(model)

@@ -72,7 +72,7 @@ class _Combined:
         unasked = [remedy for remedy in asked if not remedy.is_asked(start.recipe)]
         costs = {remedy.name: remedy.estimate(start, judge) for remedy in unasked}
         sound = bool(judge.explain_sound(start))
-        # What cures a loss that shows comes first where there is one.
+        # Remedies of a visible loss come first.
         late = {remedy.name for remedy in unasked if remedy.comes_last is sound}
         left = {remedy.name: remedy.leave(start, judge) for remedy in unasked}
         for name in sorted(costs, key=lambda name: (name in late, costs[name])):  # the cheapest first

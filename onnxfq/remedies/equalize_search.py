@@ -246,7 +246,7 @@ class _Search:
         assert self.judge is not None
         if self.judge.start.recipe.channel_methods.confirmed:
             return ""
-        rest = self.judge.work.observe() + self.judge.work.calibrate  # of the result, with all samples
+        rest = self.judge.work.observe() + self.judge.work.calibrate  # the final estimate, with all samples
         return self.judge.budget.explain_extra(_measuring_seconds(self.judge) + rest)
 
     def _measure(self, equalized: Equalized, trials: list[FactorTrial]) -> float:

@@ -407,8 +407,8 @@ def test_evaluate_of_several_candidates(
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     together = json.loads(run(f"evaluate model.onnx {' '.join(names)} --data data.npz --json"))
-    # One more tells whether axis 0 counts samples.
-    assert len(opened) == 2 + len(names)
+    # One more tells whether axis 0 counts samples, and one the sizes of the channels of outputs.
+    assert len(opened) == 3 + len(names)
     assert [one["candidate"] for one in together["candidates"]] == names
     assert [one["outputs"] for one in together["candidates"]] == [
         one["candidates"][0]["outputs"] for one in alone

@@ -19,7 +19,7 @@ from onnxfq.graph.model import default_opset
 from onnxfq.graph.normalize.write_out_functions import WRITTEN_OUT
 from onnxfq.runtime.session import Session
 from onnxfq.targets.target import BuildOptions
-from onnxfq.targets.tensorrt.builder.build import Job, builder_installed, run_jobs
+from onnxfq.targets.tensorrt.builder.jobs import Job, builder_installed, run_jobs
 
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 KEPT = ("RMSNormalization", "RotaryEmbedding", "TensorScatter")

@@ -206,7 +206,7 @@ def test_one_statistics_file_serves_every_recipe(digits_model) -> None:
     statistics = collect_statistics(model, observation_plan(model), feeds)
     served = 0
     for recipe in RECIPES.values():
-        if recipe.activations is None:
+        if recipe.activations is None or recipe.target == "genai":  # the network has no product for it
             continue
         plan = make_plan(model, recipe)
         if (

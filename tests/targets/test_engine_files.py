@@ -17,8 +17,8 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.targets.target import BuildOptions
-from onnxfq.targets.tensorrt.builder.build import builder_installed
 from onnxfq.targets.tensorrt.builder.exported import read_layers
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 MODELS = ["two_branch", "attention", "conv_relu", "gemm", "grouped", "mlp"]
@@ -105,7 +105,7 @@ def test_names_stand_for_missing_metadata(model: Path) -> None:
     for layer in content["Layers"]:
         del layer["Metadata"]
     layers = read_layers(write(content))
-    assert layers[1].layer.nodes == ("w1/dq", "conv1", "relu1")
+    assert layers[1].nodes == ("w1/dq", "conv1", "relu1")
     assert {node.verdict for node in onnxfq.check(model, layers="layers.json").engine} == {"low"}
 
 

@@ -112,6 +112,14 @@ def test_left_in_float(text: str) -> None:
         onnxfq.make_plan(onnxfq.load(proto), recipe(False))
 
 
+def test_convolution_beside() -> None:
+    """A convolution in the model stays in float, and the products are quantized."""
+    text = """g (float[N,3,8] x) => (float[N,3,40] y) { c = Conv <pads = [1,1]> (x, k) y = MatMul (c, w) }"""
+    proto = build(text, {"k": weights(3, 3, 3), "w": weights(8, 40)})
+    plan = onnxfq.make_plan(onnxfq.load(proto), onnxfq.load_recipe("genai-int4"))
+    assert [str(row) for row in plan.coverage()] == ["Conv 0/1", "MatMul 1/1"]
+
+
 def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder becomes a folder that ONNX Runtime runs, with all other files, from a file of texts."""
     source = write_folder(tmp_path / "float")

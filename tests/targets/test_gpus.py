@@ -19,7 +19,7 @@ from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import target_by_name
-from onnxfq.targets.tensorrt.builder.build import Job, builder_installed, run_jobs
+from onnxfq.targets.tensorrt.builder.jobs import Job, builder_installed, run_jobs
 from onnxfq.targets.tensorrt.gpus import CAPABILITIES, FORMATS, find_cell, read_gpu
 from onnxfq.targets.tensorrt.tools.gpu_fit import NEXT, judge_recipe, list_formats
 

@@ -41,7 +41,8 @@ def test_rule_names_the_mistake(case: Planted) -> None:
     result = check(case.make())
     found = [(f.severity, f.rule, f.node) for f in result.findings]
     assert found[:1] == ([(case.severity, case.rule, case.node)] if case.rule else []), result.table()
-    assert {rule for _, rule, _ in found} <= {case.rule}, result.table()
+    # Operators of opset 27 are in models at opset 27, which classic TensorRT does not take either.
+    assert {rule for _, rule, _ in found} <= {case.rule, "classic-opset"}, result.table()
     assert result.passed == (case.severity in ("", "warning"))
     for finding in result.findings:
         assert "\n" not in finding.message and len(finding.message) < 300

@@ -19,7 +19,7 @@ from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.targets.target import BuildOptions
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.tools.cast import Casting, cast
 
 BF16 = FloatOptions("bf16")

@@ -18,6 +18,8 @@ ROUNDED_INPUT = "int8[-127,127]"
 
 
 def _refuses(placement: Placement, operands: Operands) -> str:
+    if _keeps_float(operands):  # the format of what stays in float does not matter
+        return ""
     if placement.role == "activation":
         return _refuses_activation(placement)
     spec = placement.spec
