@@ -58,8 +58,10 @@ def lengthen_tail(model: Path, damaged: Path) -> None:
 
 
 def enlarge_sample(feeds: Sequence[Feed]) -> list[Feed]:
-    """Return the feeds with a first one that is OUTLIER times as large."""
-    first = {name: np.asarray(array * OUTLIER, array.dtype) for name, array in feeds[0].items()}
+    """Return the feeds with a first sample, a row of a first feed of rows, that is OUTLIER times as large."""
+    first = {name: np.array(array) for name, array in feeds[0].items()}
+    for array in first.values():
+        array[:1] *= np.asarray(OUTLIER, array.dtype)
     return [first, *feeds[1:]]
 
 

@@ -5,6 +5,9 @@ from .calibration.statistics import Statistics as Statistics
 from .calibration.weights import Moments as Moments
 from .data import DataOptions as DataOptions
 from .data.preprocessor import read_preprocessor as read_preprocessor
+from .diagnosis.diagnose import diagnose as diagnose
+from .diagnosis.diagnosis import Diagnosis as Diagnosis
+from .diagnosis.reading.cause import Cause as Cause
 from .documents.cast_plan import FloatOptions as FloatOptions
 from .documents.encodings import Encoding as Encoding
 from .documents.encodings import Encodings as Encodings
@@ -60,6 +63,8 @@ from .targets.findings import CheckResult as CheckResult
 from .targets.findings import Finding as Finding
 from .targets.recipes import load_recipe as load_recipe
 from .targets.target import BuildOptions as BuildOptions
+from .tools.cast import Casting as Casting
+from .tools.cast import cast as cast
 from .tools.check import check as check
 from .tools.compare import Comparison as Comparison
 from .tools.compare import compare as compare

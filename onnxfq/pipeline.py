@@ -16,6 +16,7 @@ from onnxfq.documents.trial import Trial
 from onnxfq.errors import OnnxfqError
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.graph.io.data_paths import check_model_output, model_bytes
+from onnxfq.interchange.genai_folder import open_folders
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.combinations import improve
@@ -64,6 +65,7 @@ def quantize(
 ) -> list[RecipeOutcome]: ...
 
 
+@open_folders
 def quantize(
     model: str | Path | onnx.ModelProto,
     data: Data | None,
@@ -76,17 +78,15 @@ def quantize(
 ) -> QuantizeResult | list[RecipeOutcome]:
     """Quantize `model` with `data` and write the Q/DQ model, or a fake-quant model, to `output`.
 
-    The file is read back, checked and run on one feed before it takes its name. A form without kernels in
-    ONNX Runtime is checked by ONNX's rules alone, with a note in the evaluation.
+    The file is checked and run on one feed before it takes its name; by ONNX's rules alone, with a note, if
+    ONNX Runtime has no kernels for it.
 
     Args:
-        model: a path or a ModelProto, which is not changed.
+        model: a path or a ModelProto, which is not changed; or a folder of ONNX Runtime GenAI.
         data: a file or a folder of arrays or images, arrays, an iterable of feeds such as a torch DataLoader,
-            or a function that creates one; read once. None is allowed with statistics, or if no activation
-            needs statistics; the result is then not compared.
-        output: where to write the model; a folder for several recipes. None writes nothing.
-        recipe: a name, a YAML file or a Recipe; target simulation writes the fake-quant model. A list is
-            observed in one pass, and gives a list: what each recipe gives alone, or its error.
+            or a function that creates one; texts for a folder. None with statistics or without need of any.
+        output: of the model; a folder for several recipes, and for a folder. None writes nothing.
+        recipe: a name, a YAML file or a Recipe. A list is observed in one pass, and gives a list.
         sources: statistics, moments or encodings that are known already.
         accuracy: what to keep, at the price of the cheapest groups of layers, and which remedies are tried.
         options: batch, threads, device and how data is read; `QuantizeOptions` also has the float type, the

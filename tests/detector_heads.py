@@ -72,3 +72,12 @@ def head(output: str, nodes: str) -> onnx.ModelProto:
     del made.graph.initializer[:]
     made.graph.initializer.extend(kept)
     return made
+
+
+def one_tensor() -> onnx.ModelProto:
+    """Return a network whose only product makes boxes and scores, [N, 7, 8], which no Concat joins."""
+    sizes = np.asarray([640, 640, 640, 640, 1, 1, 1], np.float32).reshape(1, 7, 1)
+    text = """g (float[N,16] x) => (float[N,7,8] y) {
+        a = MatMul (x, w) r = Relu (a) m = MatMul (r, w7) s = Reshape (m, all) y = Mul (s, sizes) }"""
+    arrays = {"w": CONSTANTS["w"], "w7": weights(16, 56, seed=7), "all": np.int64([0, 7, 8]), "sizes": sizes}
+    return build(text, arrays)

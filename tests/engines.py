@@ -24,7 +24,8 @@ from onnxfq.targets.profiles import profiles
 from onnxfq.targets.reading.context import CheckContext, read
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import prepare_model, target_by_name
-from onnxfq.targets.tensorrt.builder.build import Job, Report, capabilities, run_jobs
+from onnxfq.targets.tensorrt.builder.build import capabilities
+from onnxfq.targets.tensorrt.builder.jobs import Job, Report, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers, verdict
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 

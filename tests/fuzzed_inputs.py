@@ -102,6 +102,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "convert llama.i.onnx --onto llama --to modelopt --partial -o out",
         "llama.i.onnx",
     ),
+    "cast": ("cast m.onnx -o out.onnx --data d.npz", "m.onnx d.npz"),
     "handoff": ("handoff q.onnx -o out --data d.npz", "q.onnx"),
     "compare": ("compare q.onnx --data d.npz", "q.onnx d.npz"),
     "compare.saved": ("compare q.onnx --data d.npz --candidate saved.json --feeds 2", "saved.json"),

@@ -274,7 +274,7 @@ def case(
 ) -> Planted:
     """Make a case; finding: `severity rule node`, or nothing."""
     severity, rule, node = finding.split() if finding else ("", "", "")
-    ir = {13: 8, 17: 8, 21: 10, 23: 11}[opset]
+    ir = {13: 8, 17: 8, 21: 10, 23: 11, 24: 12, 26: 13, 27: 13}[opset]
     return Planted(
         name, lambda: build(text, constants, opset=opset, ir=ir, **imports), rule, severity, node, real
     )
@@ -311,6 +311,47 @@ FORMS: tuple[tuple[str, str, str, Arrays, str, int], ...] = (
         {"flat": np.asarray([-1]), "k1": np.asarray([4000])},
         "builder K exceeds the maximum",
         21,
+    ),
+    (
+        "circular TensorScatter",
+        "float[1,8,6,6] t",
+        '[odd] t = TensorScatter <mode = "circular"> (y, y)',
+        {},
+        "parser Only linear mode",
+        24,
+    ),
+    (
+        "TensorScatter of three axes",
+        "float[8,6,6] t",
+        "f = Squeeze (y) [odd] t = TensorScatter (f, f)",
+        {},
+        "parser required to be 4D",
+        24,
+    ),
+    (
+        "Attention with its scores",
+        "float[1,8,6,6] t, float[1,8,6,6] o",
+        "[odd] t, , , o = Attention (y, y, y)",
+        {},
+        "parser one output",
+        23,
+    ),
+    (
+        "LinearAttention",
+        "float[8,6,6] t, float[8,1,6,6] o",
+        "f = Squeeze (y) "
+        '[odd] t, o = LinearAttention <q_num_heads = 1, kv_num_heads = 1, update_rule = "linear"> (f, f, f)',
+        {},
+        "parser failed to load LinearAttention",
+        27,
+    ),
+    (
+        "CausalConvWithState",
+        "float[8,6,6] t, float[8,6,1] o",
+        "f = Squeeze (y) [odd] t, o = CausalConvWithState (f, taps)",
+        {"taps": np.ones((6, 1, 2), np.float32)},
+        "parser failed to load CausalConvWithState",
+        27,
     ),
     (
         "antialias",
@@ -372,6 +413,79 @@ FORMS: tuple[tuple[str, str, str, Arrays, str, int], ...] = (
         21,
     ),
     ("NonZero", "int64[4,M] t", "[odd] t = NonZero (y)", {}, "parser plugin", 21),
+    (
+        "NonMaxSuppression",
+        "int64[M,3] t",
+        "[odd] t = NonMaxSuppression (boxes, points, few)",
+        {"boxes": f32(np.ones((1, 6, 4))), "points": f32(np.ones((1, 1, 6))), "few": np.asarray([2])},
+        "builder has no runners",
+        21,
+    ),
+    (
+        "RoiAlign",
+        "float[2,8,3,3] t",
+        "[odd] t = RoiAlign <output_height = 3, output_width = 3> (y, rois, first)",
+        {"rois": f32(np.ones((2, 4))), "first": np.asarray([0, 0])},
+        "parser ROIAlign plugin was not found",
+        21,
+    ),
+    *(
+        (f"Resize by {name}", "float[1,8,12,12] t", f"[odd] t = Resize <{text}> ({inputs})", more, says, 21)
+        for name, text, inputs, more, says in (
+            (
+                "half_pixel_symmetric",
+                'mode = "linear", coordinate_transformation_mode = "half_pixel_symmetric"',
+                "y, , up",
+                {"up": f32([1, 1, 2, 2])},
+                "parser transformationMode",
+            ),
+            (
+                "tf_crop_and_resize",
+                'mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize"',
+                "y, part, , whole",
+                {"part": f32([0, 0, 0, 0, 1, 1, 1, 1]), "whole": np.asarray([1, 8, 12, 12])},
+                "parser transformationMode",
+            ),
+            (
+                "ratio",
+                'mode = "linear", keep_aspect_ratio_policy = "not_larger", axes = [2, 3]',
+                "y, , , whole",
+                {"whole": np.asarray([12, 12])},
+                "parser keep_aspect_ratio_policy",
+            ),
+            (
+                "floor of tf_half_pixel_for_nn",
+                'coordinate_transformation_mode = "tf_half_pixel_for_nn", nearest_mode = "floor"',
+                "y, , up",
+                {"up": f32([1, 1, 2, 2])},
+                "parser ",
+            ),
+        )
+    ),
+    (
+        "LayerNormalization with its mean",
+        "float[1,8,6,1] t",
+        "[odd] l, t = LayerNormalization (y, ones)",
+        {"ones": f32(np.ones(6))},
+        "parser outputs for LayerNormalization",
+        21,
+    ),
+    (
+        "MatMul of integers",
+        "int32[1,8,6,6] t",
+        "i = Cast <to = 6> (y) [odd] t = MatMul (i, i)",
+        {},
+        "parser unsupported input type of INT32",
+        21,
+    ),
+    (
+        "uint8 numbers that are moved",
+        "uint8[1,8,6,6] t",
+        "i = Cast <to = 2> (y) [odd] t = Transpose <perm = [0,1,3,2]> (i)",
+        {},
+        "parser ",
+        21,
+    ),
     (
         "ScatterND that adds",
         "float[1,8,6,6] t",
@@ -1083,6 +1197,39 @@ CASES = (
         {"w": stored(256, 1000), "ws": f32([0.01] * 1000), "wz": np.zeros(1000, np.int8)},
         "float one-row mm",
         "float",
+    ),
+    case(
+        "small int4 Gemm of one row, whose bias is another kernel",
+        """g (float[1,256] x) => (float[1,32] y) {
+        [wdq] k = DequantizeLinear <axis = 0, block_size = 64> (w, ws)
+        [mm] y = Gemm (x, k, b) }""",
+        {**int4_constants(), "b": np.linspace(-1, 1, 32, dtype=np.float32)},
+        "",
+        "weight-only",
+    ),
+    case(
+        "zero point by Squeeze",
+        change(CONV, ("[xq] q", "sz = Squeeze (zs) [xq] q"), ("(x, s, z)", "(x, s, sz)")),
+        conv_constants(zs=np.zeros(1, np.int8)),
+        "refused zero-point xq",
+        CONSTANT,
+    ),
+    case("clean int8 conv at opset 26", CONV, conv_constants(), "warning classic-opset xq", "low", opset=26),
+    case(
+        "odd groups",
+        change(CONV, ("= Conv <", "= Conv <group = 4, ")),
+        conv_constants(w=stored(8, 2, 3, 3)),
+        "warning classic-groups conv",
+        "low",
+    ),
+    case(
+        "int4 scales of a stack",
+        """g (float[2,4,256] x) => (float[2,4,32] y) {
+        [wdq] k = DequantizeLinear <axis = 1, block_size = 64> (w, ws)
+        [mm] y = MatMul (x, k) }""",
+        {"w": stored(2, 256, 32, dtype=ml_dtypes.int4), "ws": np.full((2, 4, 32), 0.1, np.float32)},
+        "warning classic-scales wdq",
+        "weight-only",
     ),
     case(
         "LSTM weights",

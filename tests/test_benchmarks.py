@@ -166,3 +166,20 @@ def test_no_interface_misses_the_accuracy_of_torch_ao() -> None:
         for *runs, mean, off in rows.values():
             assert np.mean(runs) == pytest.approx(mean, abs=0.011)  # all have two digits
             assert mean - rows["torch.ao"][-2] == pytest.approx(off, abs=0.011) and abs(off) <= 0.3
+
+
+def test_float16_models_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of `onnxfq.cast` loads and builds, and its Casts and float32 nodes are those of the file."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
+    monkeypatch.delitem(sys.modules, "cast", raising=False)
+    import cast
+
+    network = build(
+        "g (float[N,8] x) => (float[N,8] y) { h = MatMul (x, w) y = Relu (h) }", {"w": weights(8, 8)}
+    )
+    onnx.save(network, tmp_path / "model.onnx")
+    feeds = [{"x": np.ones((1, 8), np.float32)}]
+    made = tmp_path / cast.cast_by_onnxfq(tmp_path, feeds)["model"]
+    assert cast.count_nodes(network) == (0, 2) and cast.count_nodes(onnx.load(made)) == (2, 0)
+    loads, _, score, *counts = cast.judge(tmp_path / "model.onnx", made, feeds)
+    assert loads == "yes" and float(score) > 40 and counts == ["2", "0"]

@@ -17,6 +17,8 @@ import yaml
 from builders import build, feed_for, linear, weights
 from checkpoint_graphs import CHECKPOINTS, FLOAT, builder_graph
 from command_server import CommandServer, command_server
+from genai_folders import WORDS
+from genai_folders import write_folder as write_genai_folder
 
 from onnxfq.cli.demo import DemoResult, run_demo
 from onnxfq.pipeline import quantize
@@ -76,6 +78,8 @@ def workdir(demo: DemoResult) -> Path:
     shutil.copytree(FLOAT, folder / "llama")
     shutil.copytree(CHECKPOINTS / "awq", folder / "llama-awq")
     onnx.save(builder_graph(), folder / "llama.onnx")
+    write_genai_folder(folder / "float")
+    (folder / "texts.txt").write_text(" ".join(np.random.default_rng(0).choice(WORDS, 900)))
     np.savez(folder / "tokens.npz", input_ids=np.random.default_rng(0).integers(0, 64, (32, 24)))
     return folder
 

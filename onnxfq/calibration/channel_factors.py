@@ -67,30 +67,45 @@ class FactorFormat:
 
 
 @dataclass(frozen=True)
-class FactorProduct:
-    """A product that sums over channels of a group.
+class FactorTensor:
+    """A quantized tensor with channels of a group.
 
     Attributes:
-        ids: variable of each channel of the input, [C].
+        ids: variable of each channel, [C].
         amax: largest magnitude of each channel, [C].
         square: mean square of each channel, [C].
         live: share of each channel's values that are not 0, [C].
-        weight: the values.
-        layout: channel of each element of `weight`, broadcastable to it.
-        made: variable of each output channel of `weight`, likewise.
-        activation: format of the input.
-        constant: format of the weight.
-        passes: whether a sum reads the quantized input too, so that its error reaches the group's products.
+        activation: its format.
     """
 
     ids: NDArray[np.int64]
     amax: NDArray[np.float64]
     square: NDArray[np.float64]
     live: NDArray[np.float64]
+    activation: FactorFormat
+
+    def input_noise(self, exponents: Exponents) -> NDArray[np.float64]:
+        """Return the expected squared error of each channel, factors divided out, [C]."""
+        up = exponents[self.ids]
+        grid = np.ldexp(self.activation.noise(np.ldexp(self.amax, up)), -2 * up)
+        return np.minimum(grid * self.live, self.square)
+
+
+@dataclass(frozen=True)
+class FactorProduct(FactorTensor):
+    """A product that sums over channels of a group, and its input.
+
+    Attributes:
+        weight: the values.
+        layout: channel of each element of `weight`, broadcastable to it.
+        made: variable of each output channel of `weight`, likewise.
+        constant: format of the weight.
+        passes: whether a sum reads the quantized input too, so that its error reaches the group's products.
+    """
+
     weight: NDArray[np.float64]
     layout: NDArray[np.int64]
     made: NDArray[np.int64]
-    activation: FactorFormat
     constant: FactorFormat
     passes: bool = False
 
@@ -121,12 +136,6 @@ class FactorProduct:
             return 0.0
         lost = float(self.input_noise(exponents) @ self.power)
         return (float(self.weight_noise(exponents).sum()) + lost) / self.signal
-
-    def input_noise(self, exponents: Exponents) -> NDArray[np.float64]:
-        """Return the expected squared error of each channel of the input, factors divided out, [C]."""
-        up = exponents[self.ids]
-        grid = np.ldexp(self.activation.noise(np.ldexp(self.amax, up)), -2 * up)
-        return np.minimum(grid * self.live, self.square)
 
     def weight_noise(self, exponents: Exponents) -> NDArray[np.float64]:
         """Return the expected squared error that each weight adds to its output, factors divided out."""
@@ -176,6 +185,7 @@ def choose_factors(
     alphas: Sequence[float] = ALPHAS,
     known: Exponents | None = None,
     steps: bool = False,
+    carried: Sequence[FactorTensor] = (),
 ) -> Choice:
     """Return the factors of the least expected error among `alphas` and none at all.
 
@@ -193,8 +203,10 @@ def choose_factors(
         alphas: the grid.
         steps: lower the expected error further by steps of an octave in single channels.
         known: exponents of all variables that are chosen already; those of `classes` are replaced.
+        carried: quantized tensors whose error reaches the products through sums.
     """
-    count = 1 + max(int(ids.max(initial=0)) for p in (*products, *writers) for ids in (p.ids, p.made))
+    ids = [ids for p in (*products, *writers) for ids in (p.ids, p.made)] + [one.ids for one in carried]
+    count = 1 + max(int(one.max(initial=0)) for one in ids)
     base = np.zeros(max(count, int(classes.max(initial=0)) + 1), np.int64)
     if known is not None:
         base[: len(known)] = known[: len(base)]
@@ -207,7 +219,8 @@ def choose_factors(
         np.maximum.at(top_x, at, product.amax[mine])
         np.maximum.at(top_w, at, amax[mine] / max(float(amax.max(initial=0.0)), np.finfo(float).tiny))
     importance = sum((product.importance(len(base)) for product in products), np.zeros(len(base)))
-    summed = [(p, importance - p.importance(len(base))) for p in products if p.passes]
+    summed: list[tuple[FactorTensor, NDArray[np.float64]]] = [(one, importance) for one in carried]
+    summed += [(p, importance - p.importance(len(base))) for p in products if p.passes]
 
     def expect(candidate: Exponents) -> float:
         exponents = base.copy()

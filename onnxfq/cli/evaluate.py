@@ -26,6 +26,13 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FILE", help="Compute accuracy with classes, one per row: .npy, .npz or text."),
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="perplexity|MODULE:FUNCTION",
+            help="Call this with the outputs of each sample, and labels or samples.",
+        ),
+    ] = None,
     per_tensor: Annotated[
         bool, typer.Option("--per-tensor", help="Also score every quantized inner tensor.")
     ] = False,
@@ -62,6 +69,7 @@ def evaluate(
             per_tensor=per_tensor,
             kernels=kernels,
             runtime=runtime,
+            metric=metric,
             options=options,
         )
     if time:  # without the thread that shows progress

@@ -9,7 +9,7 @@ import typer
 
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
-from onnxfq.cli.options import BuildChoice, ModelArgument, read_shapes
+from onnxfq.cli.options import BuildChoice, GpuOption, ModelArgument, describe_gpus, read_shapes
 from onnxfq.cli.run_options import RunningOnCpu
 
 ShapesOption = Annotated[
@@ -25,6 +25,7 @@ def handoff(
     model: ModelArgument,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Write this new folder.")],
     data: OptionalDataOption = None,
+    gpu: GpuOption = None,
     *,
     building: BuildChoice,
     min_shapes: ShapesOption = None,
@@ -39,6 +40,8 @@ def handoff(
     """
     from onnxfq.tools.handoff import handoff as write_folder
 
+    for line in describe_gpus(gpu):
+        printer.note(line)
     ends = {"min": read_shapes(min_shapes), "opt": read_shapes(opt_shapes), "max": read_shapes(max_shapes)}
     with running.progress(printer) as options:
         result = write_folder(
@@ -46,8 +49,9 @@ def handoff(
             output,
             data=data,
             build=building.options,
-            shapes=read_shapes(building.shape),
+            shapes=read_shapes(building.shape, ranges=True),
             ends=ends,
+            gpus=gpu or (),
             options=options,
         )
     printer.report(result, *(f"note       {note}" for note in result.notes), result.check.table())

@@ -25,13 +25,14 @@ from onnxfq.support.interrupts import was_raised
 from onnxfq.version import VERSION
 
 PANELS = {
-    "Commands": ("quantize", "sensitivity", "evaluate", "check", "handoff"),
+    "Commands": ("quantize", "sensitivity", "evaluate", "check", "diagnose", "handoff"),
     "Stages of quantize": ("plan", "observe", "calibrate", "insert"),
     "Tools": (
         "recipes",
         "inspect",
         "compare",
         "convert",
+        "cast",
         "report",
         "demo",
         "doctor",

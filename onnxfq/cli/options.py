@@ -82,6 +82,14 @@ GivenOption = Annotated[
         "onnxruntime's TensorQuantOverrides or calibration.json.",
     ),
 ]
+GpuOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME|SM",
+        help="Keep to the formats of this GPU, such as l4, orin, rtx50, dla or SM89 (repeatable: of all of "
+        "them). A recipe that does not run there is refused.",
+    ),
+]
 TimeOption = Annotated[
     bool,
     typer.Option(
@@ -184,7 +192,7 @@ class Accuracy:
     metric: Annotated[
         str | None,
         _promise(
-            metavar="MODULE:FUNCTION",
+            metavar="perplexity|MODULE:FUNCTION",
             help="Call this with the outputs of each sample, and labels or samples; higher is better.",
         ),
     ] = None
@@ -228,13 +236,7 @@ class Accuracy:
 
 def _read_promise(
     accuracy: Annotated[Accuracy, OptionGroup(Accuracy)],
-    gpu: Annotated[
-        str | None,
-        _promise(
-            metavar="SM",
-            help="Let repair use formats of GPUs from this compute capability on; 8.9 has float8.",
-        ),
-    ] = None,
+    gpu: GpuOption = None,
 ) -> AccuracyTarget:
     from onnxfq.remedies.accuracy_target import AccuracyTarget
 
@@ -244,11 +246,15 @@ def _read_promise(
         )
     promise = accuracy.promise if accuracy.is_promised else AccuracyTarget(fallback=accuracy.fallback)
     assert promise is not None
-    return replace(promise, gpu=gpu)
+    return replace(promise, gpu=tuple(gpu) if gpu else None)
 
 
 PromiseOptions = Annotated["AccuracyTarget", OptionGroup(_read_promise)]
 AccuracyOptions = Annotated[Accuracy, OptionGroup(Accuracy, weight_bits=None)]
+
+
+_VALUES = re.compile(r"[^:]+=-?\d{1,18}(x-?\d{1,18})*", re.ASCII)
+"""Values of a shape input: NAME=1x-1x64."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +274,8 @@ class Build:
         list[str] | None,
         typer.Option(
             metavar="NAME:1x3x224x224",
-            help="Build for this shape of an input with open dimensions (repeatable).",
+            help="Build for this shape of an input with open dimensions; 1-8 is a range, NAME=2x3 the values "
+            "of a shape input (repeatable).",
         ),
     ] = None
 
@@ -277,10 +284,23 @@ class Build:
         """The options of the build; None without one."""
         from onnxfq.targets.target import BuildOptions
 
-        return BuildOptions(read_shapes(self.shape)) if self.build else None
+        values = [text for text in self.shape or () if _VALUES.fullmatch(text)]
+        shapes = [text for text in self.shape or () if text not in values]
+        numbers = {
+            text.rpartition("=")[0]: [int(n) for n in text.rpartition("=")[2].split("x")] for text in values
+        }
+        return BuildOptions(read_shapes(shapes, ranges=True), values=numbers) if self.build else None
 
 
 BuildChoice = Annotated[Build, OptionGroup(Build)]
+
+
+def describe_gpus(gpus: Sequence[str] | None) -> list[str]:
+    """Return a line for each GPU with the formats that run there; none without GPUs."""
+    from onnxfq.targets.target import DEFAULT_TARGET, target_by_name
+
+    hardware = target_by_name(DEFAULT_TARGET).hardware
+    return [] if not gpus or hardware is None else [f"gpu        {line}" for line in hardware.describe(gpus)]
 
 
 def use_libraries(libraries: list[Path] | None) -> list[Path] | None:
@@ -293,12 +313,23 @@ def use_libraries(libraries: list[Path] | None) -> list[Path] | None:
     return libraries
 
 
-def read_shapes(texts: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
-    """Return shape by input name of `NAME:1x3x224x224`, also joined by commas; a name may hold colons."""
-    shapes = {}
+def read_shapes(texts: Sequence[str] | None, ranges: bool = False) -> dict[str, tuple[Any, ...]]:
+    """Return shape by input name of `NAME:1x3x224x224`, also joined by commas; a name may hold colons.
+
+    With `ranges` a size may be two, `1-8`.
+    """
+    shapes: dict[str, tuple[Any, ...]] = {}
+    size = r"\d{1,9}(-\d{1,9})?" if ranges else r"\d{1,9}"
     for text in (one for given in texts or () for one in re.split(r"(?<=\d),", given)):
         name, _, sizes = text.rpartition(":")
-        if not name or not all(size.isdecimal() and len(size) < 10 for size in sizes.split("x")):
+        if not name or not all(re.fullmatch(size, one, re.ASCII) for one in sizes.split("x")):
             raise typer.BadParameter(f"a shape is NAME:1x3x224x224, got {text!r:.80}")
-        shapes[name] = tuple(int(size) for size in sizes.split("x"))
+        shapes[name] = tuple(_read_size(one) for one in sizes.split("x"))
     return shapes
+
+
+def _read_size(text: str) -> int | tuple[int, int]:
+    low, dash, high = text.partition("-")
+    if dash and int(low) > int(high):
+        raise typer.BadParameter(f"a range of sizes begins with the smaller one, got {text!r}")
+    return (int(low), int(high)) if dash else int(low)

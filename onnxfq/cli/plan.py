@@ -5,7 +5,15 @@ from __future__ import annotations
 from onnxfq.choices import DEFAULT_BATCH
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import Described, OptionalDataOption
-from onnxfq.cli.options import CustomOpsOption, GivenOption, ModelArgument, OutputOption, PlannedRecipe
+from onnxfq.cli.options import (
+    CustomOpsOption,
+    GivenOption,
+    GpuOption,
+    ModelArgument,
+    OutputOption,
+    PlannedRecipe,
+    describe_gpus,
+)
 from onnxfq.cli.run_options import BatchOption
 from onnxfq.cli.streams import show
 
@@ -16,6 +24,7 @@ def plan(
     data: OptionalDataOption = None,
     batch: BatchOption = DEFAULT_BATCH,
     encodings: GivenOption = None,
+    gpu: GpuOption = None,
     custom_ops: CustomOpsOption = None,
     *,
     described: Described,
@@ -31,9 +40,14 @@ def plan(
     from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
     from onnxfq.stages.options import open_feeds
     from onnxfq.stages.planned_encodings import plan_encodings
-    from onnxfq.targets.target import prepare_model
+    from onnxfq.targets.target import prepare_model, target_by_name
 
+    for line in describe_gpus(gpu):
+        printer.note(line)
     chosen = recipe.load()
+    hardware = target_by_name(chosen.target).hardware
+    if gpu and hardware is not None:
+        hardware.refuse(chosen, gpu)
     loaded = prepare_model(load(model, chosen.existing), chosen.target)
     unknown = lacks_ranks(loaded)
     feeds = None if data is None else open_feeds(loaded.proto, data, batch, described)

@@ -28,6 +28,7 @@ from onnxfq.cli.options import (
     RecipesOption,
     StatisticsOption,
     TimeOption,
+    describe_gpus,
 )
 from onnxfq.cli.recipe_outputs import show_recipes
 from onnxfq.cli.run_options import Running
@@ -102,11 +103,13 @@ def quantize(
     from onnxfq import pipeline
     from onnxfq.documents.cast_plan import FloatOptions
     from onnxfq.documents.timing import QUANTIZED
+    from onnxfq.errors import OnnxfqError
     from onnxfq.graph.io.data_paths import model_bytes
     from onnxfq.remedies.candidate import Sources
     from onnxfq.report.record import quantize_record
     from onnxfq.report.text import quantize_summary
     from onnxfq.stages.options import QuantizeOptions
+    from onnxfq.tools.build_written import build_written
     from onnxfq.tools.time_models import time_models
 
     if report is not None:
@@ -116,18 +119,22 @@ def quantize(
     chosen = [replace(changes, recipe=name).load() for name in recipe or [DEFAULT_RECIPE]]
     if time and data is None:
         raise typer.BadParameter("--time needs a sample; give --data")
-    if building.build and len(chosen) == 1:
-        raise typer.BadParameter("--build is for several recipes; `onnxfq check --build` builds one file")
+    if building.shape and not building.build:
+        raise typer.BadParameter("--shape needs --build; add it")
+    build = building.options
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
     wanted = _read_repair(repair)
     sources = Sources(statistics, moments, encodings, uncalibrated)
     accuracy = replace(promise, repair=wanted)
+    for line in describe_gpus(promise.gpu):
+        printer.note(line)
     with running.progress(printer) as options:
         how = replace(
             QuantizeOptions.of(options),
             floats=FloatOptions(float_type, float_io),
             runtime=runtime,
+            gpus=tuple(promise.gpu or ()),
             ray=ray,
         )
         given = (model, data, output)
@@ -140,22 +147,28 @@ def quantize(
                 *given, recipe=chosen, sources=sources, accuracy=accuracy, options=how
             )
     if len(chosen) > 1:
-        show_recipes(model, outcomes, options, printer, time, building.options, report, artifacts)
+        show_recipes(model, outcomes, options, printer, time, build, report, artifacts)
         return
     if time:  # without the thread that shows progress
         timing = time_models(model, {QUANTIZED: result.qdq}, result.samples[0], options.threads)
         evaluation = result.evaluation.model_copy(update={"timing": timing})
         result = replace(result, evaluation=evaluation)
+    built = None
+    if build is not None:
+        try:
+            built = build_written(result.qdq, result.recipe.target, result.samples, build, options.threads)
+        except OnnxfqError as error:
+            raise type(error)(f"{output} is written, but not built: {error}") from None
     sizes = model_bytes(model), model_bytes(output)
     asked = printer.as_json or report is not None or artifacts is not None
-    record = quantize_record(result, sizes, command_line()) if asked else None
+    record = quantize_record(result, sizes, command_line(), built) if asked else None
     if report is not None and record is not None:
         from onnxfq.report.html import render_page  # with jinja2, which only pages need
 
         write_text(report, render_page([(model.stem, record)]))
     if artifacts is not None and record is not None:  # last: a folder cannot wait for the other files
         write_artifacts(artifacts, [(model, result, record)])
-    printer.report(record, quantize_summary(result, sizes))
+    printer.report(record, quantize_summary(result, sizes), *(built.lines() if built is not None else ()))
     printer.wrote(output, report, artifacts)
 
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnxfq.cli.console import PrintingAll
+from onnxfq.cli.options import GpuOption, describe_gpus
 from onnxfq.cli.streams import show
 
 if TYPE_CHECKING:
+    from onnxfq.documents.recipe import Recipe
     from onnxfq.documents.schemes import ActivationScheme, WeightScheme
 
 
@@ -22,6 +24,7 @@ def recipes(
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of recipe files, for editors.")
     ] = False,
+    gpu: GpuOption = None,
     *,
     printer: PrintingAll,
 ) -> None:
@@ -38,10 +41,22 @@ def recipes(
         fields = load_recipe(name).model_dump(mode="json")
         printer.report(fields, yaml.safe_dump(fields, sort_keys=False).rstrip())
     else:
-        rows = [["recipe", "target", "activations", "weights"]]
+        rows = [["recipe", "target", "activations", "weights", *(["runs there"] if gpu else [])]]
         for one, recipe in RECIPES.items():
-            rows.append([one, recipe.target, _describe(recipe.activations), _describe(recipe.weights)])
+            row = [one, recipe.target, _describe(recipe.activations), _describe(recipe.weights)]
+            rows.append([*row, *([_judge(recipe, gpu)] if gpu else [])])
+        for line in describe_gpus(gpu):
+            printer.note(line)
         printer.report(RECIPES, *table_lines(rows))
+
+
+def _judge(recipe: Recipe, gpus: list[str]) -> str:
+    """Return yes, no or unknown; nothing for a target without GPUs."""
+    from onnxfq.targets.target import target_by_name
+
+    hardware = target_by_name(recipe.target).hardware
+    known = {True: "yes", False: "no", None: "unknown"}
+    return "" if hardware is None else known[hardware.judge(recipe, gpus)]
 
 
 def _describe(scheme: ActivationScheme | WeightScheme | None) -> str:

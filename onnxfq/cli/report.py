@@ -23,6 +23,13 @@ def report(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE.html", help="Write this page.")
     ] = Path("report.html"),
+    engine: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Add an engine's precision and times by layer, from `check --layers --json`.",
+        ),
+    ] = None,
     node_data: Annotated[
         Path | None,
         typer.Option(
@@ -46,6 +53,10 @@ def report(
     stems = [path.stem for path in results]
     labels = stems if len(set(stems)) == len(stems) else [str(path.with_suffix("")) for path in results]
     read = [(label, read_result(path)) for label, path in zip(labels, results, strict=True)]
+    if engine is not None:
+        from onnxfq.report.engine_columns import add_engine
+
+        read = add_engine(read, engine)
     overlays: list[Path] = []
     if node_data is not None:
         (_, result), *others = read

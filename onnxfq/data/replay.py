@@ -7,15 +7,16 @@ Runs of samples are kept if the data is a stream: each sample has the state that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from itertools import chain, islice
 
-import numpy as np
-
+from onnxfq.data.apart import Apart, Extents
 from onnxfq.data.batching import rebatch
 from onnxfq.data.digest import sample_digests
+from onnxfq.data.except_samples import Except
 from onnxfq.data.feeds import Feeds
-from onnxfq.data.inputs import Feed, sample_count, samples
+from onnxfq.data.inputs import Feed, copy_feed, sample_count, samples
 from onnxfq.data.selection import Selection, count_bytes
 
 CHECK_BYTES = 64 << 20
@@ -47,6 +48,7 @@ class KeptFeeds:
         is_stream: whether runs of consecutive samples are kept together; set it before a pass.
         feeds: the selected samples, after a pass; of data that is read once only, all that can be read again.
         unseen: as many of them, those of least digest, as `rest` has left out; none before.
+        apart: samples of other magnitude than all others, after a pass; none of a stream. They are seen.
     """
 
     lasting = True  # its sources, Feeds or nothing, are lasting
@@ -57,6 +59,8 @@ class KeptFeeds:
         self._begun: Iterator[Feed] | None = None
         self._selection, self._complete = self._select(), False
         self._held_out = self._total = 0
+        self._removed: Counter[int] = Counter()
+        self.apart: list[Apart] = []
 
     @property
     def unseen(self) -> list[Feed]:
@@ -69,6 +73,31 @@ class KeptFeeds:
         """See the class."""
         found = self._selection.samples
         return StreamSamples(found) if self.is_stream else found
+
+    @property
+    def compared(self) -> list[Feed]:
+        """The samples to compare models on: the unseen ones; of few samples, all that do not stand apart."""
+        if self.unseen or not self.apart:
+            return self.unseen or self.feeds
+        return self.without_apart().feeds
+
+    def without_apart(self) -> KeptFeeds:
+        """Return the feeds without the samples that stand apart; the other kept samples are the same."""
+        digests = [sample.digest for sample in self.apart]
+        other = copy(self)
+        other._selection, other._removed = self._selection.without(digests), Counter(digests)
+        other._total, other.apart = self._total - len(digests), []
+        return other
+
+    def read_apart(self) -> list[Feed]:
+        """Return the samples that stand apart, from a pass over data that can be read again."""
+        inputs, digests = self.source.inputs, {sample.digest for sample in self.apart}
+        return [
+            copy_feed(sample)
+            for feed in self.source
+            for digest, sample in zip(sample_digests(feed, inputs), samples(feed, inputs), strict=True)
+            if digest in digests
+        ]
 
     def rest(self) -> Iterable[Feed]:
         """Return a pass over all feeds but a quarter of the samples, which are `unseen` from its end on.
@@ -93,14 +122,20 @@ class KeptFeeds:
             return
         begun, self._begun = self._begun or iter(self.source), None
         self._selection = self._select()
-        total = 0
+        extents, total = Extents(self.source.inputs), 0
         for feed in begun:
             total += sample_count(feed, self.source.inputs)
+            extents.add(feed)
             yield from self._selection.add(feed)
         yield from self._selection.end_run()
-        self._total, self._complete = total, True
+        self._complete_pass(total, extents)
         self.hold_out()
         yield from self._selection.repeated(self._held_out)
+
+    def _complete_pass(self, total: int, extents: Extents) -> None:
+        self._total, self._complete = total, True
+        self.apart = [] if self.is_stream else extents.find_apart()
+        self._selection.move_last([sample.digest for sample in self.apart])
 
     def hold_out(self) -> None:
         """Decide, after a pass, how many are unseen: a quarter or FEWEST_UNSEEN, at most half of the kept.
@@ -110,7 +145,7 @@ class KeptFeeds:
         if self._total >= LEAST_HELD_OUT:
             most = MOST_UNSEEN * (PER_STREAM if self.is_stream else 1)
             share = min(max(self._total // 4, FEWEST_UNSEEN), most)
-            self._held_out = min(share, len(self.feeds) // 2)
+            self._held_out = min(share, len(self.without_apart().feeds) // 2)
 
     def again(self, held_out: Sequence[Feed] = (), with_unseen: bool = False) -> Iterable[Feed]:
         """Return the feeds for one more pass, without the unseen samples and the kept samples `held_out`.
@@ -120,11 +155,11 @@ class KeptFeeds:
         ids = {id(sample) for sample in (*(() if with_unseen else self.unseen), *held_out)}
         if not self.source.repeats:
             return [sample for sample in self.feeds if id(sample) not in ids]
-        left_out: Counter[int] = Counter()
+        left_out = Counter(self._removed)
         kept = self._selection
         for digest, sample, count in zip(kept.digests, kept.samples, kept.times, strict=True):
             left_out[digest] += count if id(sample) in ids else 0
-        return _Except(self.source, left_out) if left_out.total() else self.source
+        return Except(self.source, left_out) if left_out.total() else self.source
 
     def read_first(self) -> Feed:
         """Return the first feed; the next pass still yields it."""
@@ -176,16 +211,17 @@ class KeptFeeds:
         """Yield all feeds; the first complete pass keeps samples."""
         source, self._begun = self._begun or self.source, None
         if self._complete:
-            yield from source
+            yield from Except(self.source, self._removed) if self._removed else source
             return
         self._selection = self._select()
-        total = 0
+        extents, total = Extents(self.source.inputs), 0
         for feed in source:
             total += sample_count(feed, self.source.inputs)
+            extents.add(feed)
             self._selection.add(feed)
             yield feed
         self._selection.end_run()
-        self._total, self._complete = total, True
+        self._complete_pass(total, extents)
 
 
 class _Rest:
@@ -198,26 +234,3 @@ class _Rest:
 
     def __iter__(self) -> Iterator[Feed]:
         return self._kept.yield_rest()
-
-
-class _Except:
-    """Feeds without samples of some digests, each so many times; each iteration is a pass over the data."""
-
-    lasting = True
-
-    def __init__(self, source: Feeds, left_out: Mapping[int, int]) -> None:
-        self._source, self._left_out = source, left_out
-
-    def __iter__(self) -> Iterator[Feed]:
-        inputs, left = self._source.inputs, Counter(self._left_out)
-        for feed in self._source:
-            stays = []
-            for digest in sample_digests(feed, inputs):
-                stays.append(not left[digest])
-                if left[digest]:
-                    left[digest] -= 1
-            if all(stays):
-                yield feed
-            elif any(stays):
-                rows = np.flatnonzero(stays)
-                yield {spec.name: feed[spec.name][rows] if spec.shape else feed[spec.name] for spec in inputs}

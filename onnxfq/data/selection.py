@@ -7,7 +7,8 @@ only there the order counts.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from copy import copy
 from typing import NamedTuple
 
 from onnxfq.data.digest import sample_digests
@@ -99,6 +100,16 @@ class Selection:
             self._limit = last.digest
             others += last.samples * self._counts.pop(last.digest)
         return others
+
+    def move_last(self, digests: Collection[int]) -> None:
+        """Put the runs with a sample of these digests behind all others."""
+        self._runs.sort(key=lambda run: not set(digests).isdisjoint(run.digests))
+
+    def without(self, digests: Collection[int]) -> Selection:
+        """Return a selection of the same samples, without the runs that have one of these digests."""
+        other = copy(self)
+        other._runs = [run for run in self._runs if set(digests).isdisjoint(run.digests)]
+        return other
 
     def _lacks_room(self) -> bool:
         return len(self._runs) > 1 and sum(run.size for run in self._runs) > self._room

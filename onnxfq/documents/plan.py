@@ -10,13 +10,14 @@ import numpy as np
 import pydantic
 from numpy.typing import NDArray
 
-from onnxfq.calibration.calibrators import MINMAX, Calibrator
+from onnxfq.calibration.calibrators import BY_CHANNEL, MINMAX, Calibrator
 from onnxfq.documents.encodings import Encoding, lift_calibrator
 from onnxfq.documents.rounding import NEAREST, RoundingMethod, Simulation
 from onnxfq.errors import PlanError
 from onnxfq.graph.model import Existing
 from onnxfq.graph.names import TensorUses, Use
 from onnxfq.numerics.float_types import FloatType
+from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.support.reasons import Reason
 from onnxfq.support.records import Record, first_repeated, read_document, write_document
@@ -50,6 +51,16 @@ class Placement(TensorUses):
                 f"{self.role} {self.tensor!r} is dynamic, but its values are constant; remove dynamic"
             )
         return self
+
+    @property
+    def observes_channels(self) -> bool:
+        """Tell whether statistics have the range of each channel and one histogram."""
+        return self.spec.equalized or self.calibrator == BY_CHANNEL
+
+    @property
+    def observed_granularity(self) -> Granularity:
+        """Granularity of the histograms of an activation."""
+        return PER_TENSOR if self.observes_channels else self.spec.observed_granularity
 
     def encode(
         self, scale: NDArray[np.float32], zero_point: NDArray[Any], global_scale: float | None = None

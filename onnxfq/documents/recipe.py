@@ -53,11 +53,14 @@ class Recipe(Record):
         activations: None for weight-only; an override may still give some activations a scheme.
         small_shapes: whether nodes too small to gain from low precision are still quantized; convolutions
             leaves only convolutions in float.
+        least_weight_bytes: size of a product's weight in a half type below which it stays in float, if the
+            model has larger ones.
         depthwise: whether depthwise convolutions are quantized.
         log_spectra: whether products of a spectrum whose logarithm is taken are quantized to integers of 8
             bits or less.
         conv_transpose: whether ConvTranspose is quantized for a target that may run it in float nevertheless,
             as TensorRT for RTX does; pairs then only add noise.
+        unfused_attention: whether an attention is quantized that the target fuses in a half type only.
         smooth: whether differences between channels of activations move into the weights that read them, as
             SmoothQuant does: a share of 0 to 1, or auto for the share of the least expected error, if that
             raises the SQNR of the outputs on some samples.
@@ -76,9 +79,11 @@ class Recipe(Record):
     activations: ActivationScheme | None
     weights: WeightScheme
     small_shapes: SmallShapes = "quantize"
+    least_weight_bytes: Annotated[int, pydantic.Field(ge=0)] = 0
     depthwise: Choice = "quantize"
     log_spectra: Choice = "float"
     conv_transpose: Choice = "float"
+    unfused_attention: Choice = "float"
     smooth: Smooth = "none"
     bias_correction: BiasCorrectionChoice = "none"
     simulation: Simulation = Simulation()

@@ -94,6 +94,7 @@ class CandidateScore(Record):
         parts: of outputs; logits in front of a final sigmoid or softmax are among them, and decide nothing.
         shares: those of integers, texts and booleans.
         accuracy: share of labels that the first output predicts.
+        metric: value of the metric of the task; None without one.
         weight_shares: share of the noise of an output that weights alone make, on the first feeds, by output;
             empty if it was not measured.
     """
@@ -103,6 +104,7 @@ class CandidateScore(Record):
     parts: tuple[OutputScore, ...] = ()
     shares: tuple[EqualShare, ...] = ()
     accuracy: Share | None = None
+    metric: float | None = None
     tensors: tuple[OutputScore, ...] = ()
     weight_shares: dict[str, float] = {}
 
@@ -142,6 +144,8 @@ class Evaluation(Record):
     """Scores of all candidates on one data set (`.json`).
 
     Attributes:
+        metric: name of the metric of the task; empty without one.
+        metric_value: of the reference.
         notes: models and outputs that were not compared, with the reason.
         timing: times of the models; None if nobody asked for them.
     """
@@ -151,6 +155,8 @@ class Evaluation(Record):
     feeds: Count
     accuracy: Share | None = None
     candidates: tuple[CandidateScore, ...]
+    metric: str = ""
+    metric_value: float | None = None
     notes: tuple[str, ...] = ()
     timing: Timing | None = None
 
@@ -169,22 +175,27 @@ class Evaluation(Record):
         Columns: SQNR dB, of integers, texts and booleans the share of equal elements; max error is
         `largest_error`, same top-1 is `top1_agreement`. A candidate is named in its first line.
         """
-        rows = [("candidate", "output", "SQNR dB", "cosine", "max error", "same top-1", "accuracy")]
-        if self.accuracy is not None:
-            rows.append((self.reference, "", "", "", "", "", f"{self.accuracy:.4f}"))
+        heads = ("candidate", "output", "SQNR dB", "cosine", "max error", "same top-1")
+        rows: list[tuple[str, ...]] = [(*heads, "accuracy", self.metric)]
+        if self.accuracy is not None or self.metric:
+            rows.append((self.reference, *[""] * 5, *_figures(self.accuracy, self.metric_value)))
         for candidate in self.candidates:
             listed = (candidate.outputs, candidate.parts, candidate.shares, candidate.tensors)
             own = [cells for scores in listed for cells in candidate.cells(scores)]
-            accuracy = "" if candidate.accuracy is None else f"{candidate.accuracy:.4f}"
+            figures = _figures(candidate.accuracy, candidate.metric)
             for number, cells in enumerate(own):
-                ends = ("", "") if number else (candidate.candidate, accuracy)
-                rows.append((ends[0], *cells, ends[1]))
+                rows.append(("", *cells, "", "") if number else (candidate.candidate, *cells, *figures))
         times = [] if self.timing is None else ["", *self.timing.lines()]
         if len(rows) == 1:
             return "\n".join([*self.notes, *times])
         used = [any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
         kept = [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows]
         return "\n".join([*table_lines(kept, names=(0, 1)), *self.notes, *times])
+
+
+def _figures(accuracy: float | None, metric: float | None) -> tuple[str, str]:
+    """Return the figures of a model as text, empty for those that were not measured."""
+    return "" if accuracy is None else f"{accuracy:.4f}", "" if metric is None else f"{metric:.6g}"
 
 
 Range = tuple[float, float]
@@ -247,6 +258,8 @@ class LayerRow(Record):
         alone_db: SQNR of the outputs of the model with only its group of layers quantized.
         rest_db: the same with all groups but this one quantized.
         multiplies: share of the multiply-adds of the model, 0 to 1.
+        ran: precision in an engine that was built, as `EngineNode` has it; empty if none is known.
+        engine_ms: its time there in milliseconds.
         before: nearest layers that it reads from.
         after: nearest layers that read from it.
     """
@@ -265,6 +278,8 @@ class LayerRow(Record):
     alone_db: float | None = None
     rest_db: float | None = None
     multiplies: Amount | None = None
+    ran: str = ""
+    engine_ms: Amount | None = None
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
 

@@ -95,5 +95,28 @@ class ReferenceRuns:
         self._pool = self._outputs = None
 
 
+def keep_outputs(
+    reference: onnx.ModelProto,
+    judged: JudgedTensors,
+    feeds: Sequence[Feed],
+    threads: int,
+    device: DeviceChoice,
+) -> list[Outputs]:
+    """Return the outputs of a float model, and the inner tensors of `judged`; [] if they are too large.
+
+    A model that feeds state back runs when it is compared.
+    """
+    side = Side(reference, [*output_names(reference), *judged.inner], exact=False)
+    kept: list[Outputs] = []
+    if judged.states or not side.fetches:
+        return kept
+    with closing(run_sides([side], feeds, threads, device)) as runs:
+        for (outputs,) in runs:
+            if sum(getattr(array, "nbytes", 0) for array in outputs) * len(feeds) > KEPT_BYTES:
+                return []
+            kept.append(outputs)
+    return kept
+
+
 def _is_same(some: Sequence[Feed], others: Sequence[Feed]) -> bool:
     return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))

@@ -11,9 +11,17 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.constants import constant_array
 from onnxfq.graph.model import bodies, list_graphs
 from onnxfq.graph.names import Use
-from onnxfq.graph.ops import FLOAT_PRODUCTS, QUANTIZED_OPS, STANDARD_DOMAINS, TRANSPOSES, is_weighted
+from onnxfq.graph.ops import (
+    DATA_MOVEMENT,
+    FLOAT_PRODUCTS,
+    QUANTIZED_OPS,
+    STANDARD_DOMAINS,
+    TRANSPOSES,
+    is_weighted,
+)
 from onnxfq.numerics.float_types import FLOATS, FloatInfo, FloatType
 
 
@@ -86,6 +94,24 @@ def producer_op(tensor: gs.Tensor) -> str:
     """Return the op type of the standard operator that computes `tensor`; empty when none does."""
     node = tensor.inputs[0] if tensor.inputs else None
     return str(node.op) if node is not None and node.domain in STANDARD_DOMAINS else ""
+
+
+# Operators whose results are not negative, and those that return numbers of their first input.
+_NEVER_NEGATIVE = frozenset({"HardSigmoid", "Relu", "Sigmoid", "Softmax"})
+_CHOOSING = DATA_MOVEMENT | {"AveragePool", "GlobalAveragePool", "GlobalMaxPool"}
+
+
+def is_never_negative(tensor: gs.Tensor) -> bool:
+    """Tell whether the operators that compute `tensor` leave no negative number."""
+    while producer_op(tensor) in _CHOOSING:
+        tensor = tensor.inputs[0].inputs[0]
+    if producer_op(tensor) != "Clip":
+        return producer_op(tensor) in _NEVER_NEGATIVE
+    node = tensor.inputs[0]
+    least = node.inputs[1] if len(node.inputs) > 1 else None
+    if isinstance(least, gs.Constant):
+        return bool(constant_array(least).min(initial=0.0) >= 0.0)
+    return float(node.attrs.get("min", -1.0)) >= 0.0
 
 
 def dtype_name(tensor: gs.Tensor) -> str:

@@ -100,6 +100,8 @@ class Granularity:
 
 
 PER_TENSOR = Granularity()
+CHANNELS = Granularity(1)
+"""The channels of images, [N, C, ...]."""
 
 
 def normalize_axis(axis: int, rank: int) -> int:

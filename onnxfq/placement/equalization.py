@@ -18,7 +18,7 @@ from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.names import Use
-from onnxfq.numerics.granularity import PER_TENSOR, Granularity
+from onnxfq.numerics.granularity import CHANNELS, PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.left_out import is_depthwise
 
@@ -51,7 +51,7 @@ def find_channels(editor: Editor, placement: Placement) -> gs.Tensor:
 
 def _equalize_placement(placement: Placement) -> Placement:
     # Min-max overrides the calibrator of the recipe: each channel keeps its whole range.
-    spec = placement.spec.model_copy(update={"granularity": Granularity(1), "equalized": True})
+    spec = placement.spec.model_copy(update={"granularity": CHANNELS, "equalized": True})
     return placement.model_copy(update={"spec": spec, "calibrator": MINMAX, "why": placement.why + _NOTE})
 
 

@@ -36,7 +36,8 @@ from onnxfq.graph.ops import (
 from onnxfq.graph.queries import half_slots
 from onnxfq.numerics.float_types import HALF_TYPES, FloatInfo
 from onnxfq.numerics.qtypes import QTYPES
-from onnxfq.placement.half_range import masks, smallest_magnitude, unfit, unfit_constant
+from onnxfq.placement.half_range import masks, unfit, unfit_constant
+from onnxfq.placement.magnified import explain_magnified
 from onnxfq.support.reasons import Reason
 
 SUMS = {
@@ -61,9 +62,6 @@ SUMS = {
     **dict.fromkeys(RECURRENT_OPS, "its state is summed over all steps"),
 }
 """Op type -> reason for float32."""
-
-MAGNIFIERS = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
-"""Op type -> the input whose smallest values count most: near zero the digits matter, not the size."""
 
 # Cheap operators that would only round: between float32 and float32 they stay.
 _CHEAP = MOVES | SPLITS | SCALES
@@ -92,7 +90,7 @@ def take_casts(node: onnx.NodeProto, shapes: Shapes) -> str:
 
 def plan_floats(
     proto: onnx.ModelProto,
-    statistics: Mapping[str, TensorStatistics],
+    observed: Mapping[str, TensorStatistics] | None,
     options: FloatOptions,
     rule: CastRule = no_rule,
     cast_free: CastFreeRule = take_casts,
@@ -101,20 +99,21 @@ def plan_floats(
 
     Args:
         proto: the Q/DQ model.
-        statistics: statistics of the float model's tensors, by name.
+        observed: statistics of the float model's tensors, by name; None if no data was given. Operators whose
+            results may leave the range of the type then stay in float32.
         options: the half type, and whether inputs and outputs have it too.
         rule: rule of the target, applied before the rules for all targets.
         cast_free: rule of the target on Casts in front of float32 nodes. What computes the input of such a
             node stays in float32 too.
     """
-    half = HALF_TYPES[options.name]
+    half, statistics = HALF_TYPES[options.name], observed or {}
     graph = _Graph(proto, half, rule)
     tensors = _unfit_tensors(graph, statistics)
     sources = _find_cast_free(graph, cast_free)
     if options.io:
         inputs = {value.name for value in proto.graph.input}
         tensors |= {name: why for name, why in sources.items() if name in inputs}
-    nodes = dict(_find_kept_nodes(graph, tensors, statistics))
+    nodes = dict(_find_kept_nodes(graph, tensors, observed))
     makers = {name: graph.makers[name].name for name in sources if name in graph.makers}
     nodes |= {makers[name]: sources[name] for name in makers if makers[name] not in nodes}
     _keep_between(graph, nodes)
@@ -204,11 +203,13 @@ def _type_name(onnx_type: int) -> str:
 
 
 def _find_kept_nodes(
-    graph: _Graph, tensors: Mapping[str, str], statistics: Mapping[str, TensorStatistics]
+    graph: _Graph, tensors: Mapping[str, str], observed: Mapping[str, TensorStatistics] | None
 ) -> Iterator[tuple[str, str]]:
     for node in graph.nodes:
         if node.op_type not in QDQ_OPS:
-            why = _explain_float(graph, node, tensors) or _explain_magnified(graph, node, statistics)
+            why = _explain_float(graph, node, tensors)
+            if not why and graph.floats(node.output):
+                why = explain_magnified(node, graph.half, graph.array, observed)
             if why:
                 yield node.name, why
 
@@ -240,30 +241,6 @@ def _explain_float(graph: _Graph, node: onnx.NodeProto, tensors: Mapping[str, st
     if 0 not in half_slots(node, graph.opset, graph.half) and node.op_type != "Where":
         return f"ONNX has no {node.op_type} of this type at opset {graph.opset}"
     return _int4_reason(graph, node)
-
-
-def _explain_magnified(
-    graph: _Graph, node: onnx.NodeProto, statistics: Mapping[str, TensorStatistics]
-) -> str:
-    """Return why an operator that magnifies small values stays; empty for all others."""
-    slot = MAGNIFIERS.get(node.op_type)
-    if slot is None or slot >= len(node.input) or not graph.floats(node.output):
-        return ""
-    if node.op_type == "Pow":
-        exponent = graph.array(node.input[1])
-        if exponent is not None and np.all(exponent >= 0):
-            return ""
-    name = node.input[slot]
-    values = graph.array(name)
-    smallest = smallest_magnitude(
-        TensorStatistics.from_array(values) if values is not None else statistics.get(name)
-    )
-    if smallest >= graph.half.smallest:
-        return ""
-    return (
-        f"reads {name!r} with values down to {smallest:.2g}, which have few digits in the type below "
-        f"{graph.half.smallest:.2g}, and makes them large"
-    )
 
 
 def _int4_reason(graph: _Graph, node: onnx.NodeProto) -> str:

@@ -43,6 +43,9 @@ WHY_FLOAT = (
 """Reason for float."""
 
 
+_PRODUCTS = ("MatMul", "Gemm")
+
+
 def is_depthwise(node: gs.Node) -> bool:
     """Tell whether `node` is a convolution with constant weights whose groups read one channel each."""
     if node.op != "Conv" or not isinstance(node.inputs[1], gs.Constant):
@@ -66,7 +69,6 @@ FEWEST = 16
 """Least number of channels of a convolution, and of columns and summed elements of a product."""
 MULTIPLE = 8
 
-_PRODUCTS = ("MatMul", "Gemm")
 OPERATORS: Mapping[str, tuple[str, ...]] = {"convolutions": ("Conv",), "float": ("Conv", *_PRODUCTS)}
 """Value of the recipe's field -> the operators that are left out if they are too small."""
 

@@ -60,7 +60,7 @@ def decide_operators(
         placements = tuple(_placements(node, slots, graph, recipe, policy))
         if placements:
             found[node.name] = _decide(node, known, placements, recipe, policy)
-    return policy.revise(list(found.values()), nodes_by_graph(graph))
+    return policy.revise(list(found.values()), nodes_by_graph(graph), recipe)
 
 
 def _decide(

@@ -34,6 +34,21 @@ class NodeDecision:
         """Return the decision that leaves the node in float, with the reason and the code of its rule."""
         return replace(self, placements=(), why_float=Reason(rule, why))
 
+    def with_note(self, note: str) -> NodeDecision:
+        """Return the decision with `note` behind the reason of each placement."""
+        noted = (p.model_copy(update={"why": f"{p.why}; {note}"}) for p in self.placements)
+        return replace(self, placements=tuple(noted))
+
+
+def fewer_or_noted(decisions: list[NodeDecision], fewer: list[NodeDecision], note: str) -> list[NodeDecision]:
+    """Return `fewer`, or the decisions with `note` on placements if `fewer` quantizes nothing.
+
+    A model that is small as a whole is quantized as asked.
+    """
+    if any(d.placements for d in fewer) or not any(d.placements for d in decisions):
+        return fewer
+    return [d.with_note(note) if f is not d else d for d, f in zip(decisions, fewer, strict=True)]
+
 
 @dataclass(frozen=True)
 class Operands:
@@ -82,13 +97,13 @@ class Slots:
     between_units: bool = False
 
 
-NodesRule = Callable[[list[NodeDecision], Collection[gs.Node]], list[NodeDecision]]
-"""Takes all decisions and the nodes of the graph; returns the decisions with its changes."""
+NodesRule = Callable[[list[NodeDecision], Collection[gs.Node], Recipe], list[NodeDecision]]
+"""Takes all decisions, the nodes of the graph and the recipe; returns the decisions with its changes."""
 
 PairsRule = Callable[
     [list[NodeDecision], Collection[gs.Node], Recipe, "TargetPolicy", Collection[str]], list[NodeDecision]
 ]
-"""Takes also the recipe, the policy, and the names of tensors that some reader wants in float."""
+"""Takes also the policy, and the names of tensors that some reader wants in float."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +135,10 @@ class TargetPolicy:
             without one, neither outputs nor nodes between units get pairs.
         absorbed: operators that vanish in front of a pair whose range does their work, so that the pair of an
             output stands behind them.
+        equalizes: whether a Mul that equalizes channels may stand in front of a pair; it would separate an
+            operator from the pair that it is fused with.
+        channel_scales: tells whether an operator that computes every channel of its first input apart takes
+            a scale for each.
         one_scale: tells whether the results of an operator need the scale of its first input, whatever that
             costs.
         bias_qtype: number format of constant biases, at the input scale times the weight scale; empty for
@@ -135,11 +154,13 @@ class TargetPolicy:
     refuses: Callable[[Placement, Operands], str] = lambda placement, operands: ""
     keeps_float: Callable[[Operands], str] = lambda operands: ""
     whole_attention: str = ""
-    revise: NodesRule = lambda decisions, nodes: decisions
+    revise: NodesRule = lambda decisions, nodes, recipe: decisions
     join: PairsRule | None = None
     bridges: Callable[[gs.Node, QType], bool] = lambda node, qtype: False
     operators: Mapping[str, Slots] = field(default_factory=dict)
     runs_in_integers: Callable[[Sequence[Placement]], bool] = lambda placements: True
     absorbed: frozenset[str] = frozenset()
+    equalizes: bool = True
+    channel_scales: Callable[[gs.Node], bool] = lambda node: False
     one_scale: Callable[[gs.Node], bool] = lambda node: False
     bias_qtype: str = ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,12 +19,14 @@ from onnxfq.data.labels import Labels
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
+from onnxfq.metrics import Metric, check_metric_name
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles
 from onnxfq.remedies.samples import split_samples
-from onnxfq.remedies.task_metric import Metric, TaskMetric, check_metric_name
+from onnxfq.remedies.task_metric import Runs, TaskMetric
 from onnxfq.targets.recipes import RECIPES
+from onnxfq.targets.tensorrt.gpus import read_gpu
 
 _ROUNDING = 1e-9
 """Relative difference of two sums of equal terms; a drop of exactly the limit is kept."""
@@ -55,8 +56,8 @@ class AccuracyTarget:
             instead: a number format, such as int16 for ONNX Runtime or float8e4m3fn for TensorRT, or the
             formats of a built-in recipe by its name. The target must take it. Without a promise, repair
             gives it to the layers whose outputs gain by it, at any accuracy.
-        gpu: compute capability of the least GPU that runs the model, such as "8.9" or "SM89". Repair then
-            takes WIDE_FORMAT as `fallback` if the GPU multiplies in it, at the speed of int8.
+        gpu: the GPU that runs the model, or several: compute capabilities such as "8.9" or "SM89", or names.
+            Repair then takes WIDE_FORMAT as `fallback` if all of them multiply in it, at the speed of int8.
         repair: None for no remedy that the recipe does not ask for. Otherwise calibrators, cross-layer
             equalization and rounding by moments are tried below the aim, alone and combined. Then activations
             are smoothed, if the data can be read again, and without a promise a few layers stay in float, up
@@ -75,12 +76,15 @@ class AccuracyTarget:
     fallback: str = FLOAT
     weight_bits: float | None = None
     repair: float | RepairWord | None = REPAIR_AUTO
-    gpu: str | None = None
+    gpu: str | Sequence[str] | None = None
 
     @property
     def capability(self) -> int | None:
-        """The compute capability of `gpu`, 89 for 8.9; None without one."""
-        return None if self.gpu is None else _read_capability(self.gpu)
+        """The least compute capability of `gpu`, 89 for 8.9; 0 for DLA, None without one."""
+        if self.gpu is None:
+            return None
+        names = [self.gpu] if isinstance(self.gpu, str) else self.gpu
+        return min(read_gpu(name).capability for name in names)
 
     @property
     def is_target(self) -> bool:
@@ -118,8 +122,7 @@ class AccuracyTarget:
         if self.max_drop is not None and not (math.isfinite(self.max_drop) and self.max_drop >= 0):
             raise DataError(f"max_drop is {self.max_drop:g}; give a number of at least 0")
         check_metric_name(self.metric)
-        if self.gpu is not None:
-            _read_capability(self.gpu)
+        assert self.capability is None or self.capability >= 0  # reads every name
         if self.fallback not in (FLOAT, WEIGHTS, *RECIPES):
             qtype_by_name(self.fallback)
         if self.weight_bits is not None and self.fallback in (FLOAT, WEIGHTS):
@@ -127,17 +130,6 @@ class AccuracyTarget:
                 "weight_bits needs the wider format of some layers; give fallback: a number format, or a "
                 "recipe such as tensorrt-int8-weights"
             )
-
-
-_CAPABILITY = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)", re.IGNORECASE)
-
-
-def _read_capability(gpu: str) -> int:
-    """Return 89 for 8.9, 89, SM89 and sm_89. Raises DataError for other text."""
-    match = _CAPABILITY.fullmatch(gpu)
-    if match is None:
-        raise DataError(f"gpu is {gpu!r:.40}; give its compute capability, such as 8.9 or SM89")
-    return int(match[1] + match[2])
 
 
 class Aim(Protocol):
@@ -219,11 +211,11 @@ class MetricAim:
             )
         return task.measure_float(0), task.measure_float(1)
 
-    def choose(self, board: QuantizerToggles, state: State) -> float:
+    def choose(self, board: Runs, state: State) -> float:
         """Return the metric on the half that chooses, less the float model's."""
         return self._rise(board, state, 0)
 
-    def prove(self, board: QuantizerToggles, state: State) -> float:
+    def prove(self, board: Runs, state: State) -> float:
         """Return the metric on the half that proves, less the float model's."""
         return self._rise(board, state, 1)
 
@@ -232,7 +224,7 @@ class MetricAim:
         """Return the mean: the halves have the same size, and together they tell more."""
         return (chosen + proven) / 2
 
-    def _rise(self, board: QuantizerToggles, state: State, half: int) -> float:
+    def _rise(self, board: Runs, state: State, half: int) -> float:
         before = self._float[half]
         rise = self._task.measure(board, state, half) - before
         return rise if abs(rise - self.wanted) > _ROUNDING * abs(before) else self.wanted

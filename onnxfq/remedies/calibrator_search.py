@@ -28,6 +28,7 @@ def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Refusal
         name: candidate.with_recipe(candidate.recipe.override(activations={"calibrator": name}))
         for name in METHODS
     }
+    judge.budget.spend(judge.work.opening)  # their ranges are known since `best_error` chose among them
     before_db, *scores_db = judge.choose([candidate, *candidates.values()])
     score_db, name = max(zip(scores_db, candidates, strict=True))
     if not score_db > before_db:
@@ -37,7 +38,7 @@ def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Refusal
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
     """Return the seconds of comparing the calibrators."""
-    return judge.compare_choosing(1 + len(METHODS))
+    return judge.compare_choosing(1 + len(METHODS)) + judge.work.opening
 
 
 CALIBRATOR = Remedy("calibrator", explain_unneeded, search_calibrators, is_free=True, estimate=estimate)

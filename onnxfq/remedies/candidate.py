@@ -229,4 +229,5 @@ def build_candidate(
         session, candidate.plan, candidate.encodings, options, sources.load_moments(), options.ray
     )
     clock.lap("round")
-    return replace(candidate.rounded(rounding), equalization=equalization)
+    session = session.with_columns(runs, options)
+    return replace(candidate.rounded(rounding), session=session, equalization=equalization)

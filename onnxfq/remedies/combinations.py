@@ -71,9 +71,12 @@ class _Combined:
         # A recipe that asks for a remedy gets it.
         unasked = [remedy for remedy in asked if not remedy.is_asked(start.recipe)]
         costs = {remedy.name: remedy.estimate(start, judge) for remedy in unasked}
-        last = {remedy.name for remedy in unasked if remedy.comes_last and judge.explain_sound(start)}
-        for name in sorted(costs, key=lambda name: (name in last, costs[name])):  # the cheapest first
-            why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()))
+        sound = bool(judge.explain_sound(start))
+        # What cures a loss that shows comes first where there is one.
+        late = {remedy.name for remedy in unasked if remedy.comes_last is sound}
+        left = {remedy.name: remedy.leave(start, judge) for remedy in unasked}
+        for name in sorted(costs, key=lambda name: (name in late, costs[name])):  # the cheapest first
+            why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()) + left[name])
             if why:
                 self._refusals[name] = Refusal(why)
             else:

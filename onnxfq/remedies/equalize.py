@@ -12,23 +12,33 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.calibration.calibrators.groups import MOST_OCTAVES
-from onnxfq.calibration.channel_factors import ALPHAS, Choice, FactorFormat, FactorProduct, choose_factors
+from onnxfq.calibration.channel_factors import (
+    ALPHAS,
+    Choice,
+    FactorFormat,
+    FactorProduct,
+    FactorTensor,
+    choose_factors,
+)
 from onnxfq.calibration.statistics.channel_moments import ChannelMoments
 from onnxfq.data import Feed
-from onnxfq.documents.equalization import EqualizedGroup, Method
+from onnxfq.documents.equalization import METHODS, EqualizedGroup, Method
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import ChannelMethods
-from onnxfq.graph.channels import Analysis, ChannelGroup, Fold, analyze_channels
+from onnxfq.graph.channels import Analysis, Carried, ChannelGroup, Fold, analyze_channels
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.external.streaming import hash_model
+from onnxfq.graph.follow import readers_behind
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
-from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.graph.ops import MOVES, WEIGHTED_INPUTS
+from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.equalize import fold_factors, inexact_folds
 from onnxfq.remedies.channel_statistics import observe_channels
+from onnxfq.targets.target import target_by_name
 
 EXPECTED_GAIN_DB = 0.5
 """Expected gain of the products of a group below which its factors stay 1."""
@@ -40,7 +50,7 @@ _MOST_OCTAVES = 20
 _MOST_OCTAVES_OF_HALF = 5
 """Largest exponents of factors; small numbers of float16 lose bits below 2^-14."""
 
-SAMPLED = 1 << 20
+SAMPLED = 1 << 17
 """Elements of a weight from which the expected error of a product is estimated by some of its outputs."""
 
 _ROUNDS = 3
@@ -121,11 +131,18 @@ def equalize(
         ranked: the same model with ranks that only a run finds.
     """
     shaped = model if ranked is None else ranked
-    wanted = {name for name in ("cross_layer", "smooth") if getattr(methods, name)}
-    analysis = _analyze(shaped, bool(methods.smooth and feeds))
-    groups = [group for group in analysis.groups if _method(group) in wanted]
-    moments = observe_channels(model, groups, feeds, threads) if feeds else {}
-    chooser = _Chooser(model, plan, methods, moments)
+    wanted = [name for name in METHODS if getattr(methods, name)]
+    analysis = _analyze(shaped, bool(methods.smooth and feeds), plan.target)
+    used = {
+        group.name: next((name for name in _methods(group) if name in wanted), None)
+        for group in analysis.groups
+    }
+    method_by_group = {name: method for name, method in used.items() if method is not None}
+    groups = [group for group in analysis.groups if group.name in method_by_group]
+    terms = _quantized_terms(model, plan)
+    carried = [one for group in groups for one in group.carried if one.tensor in terms]
+    moments = observe_channels(model, groups, feeds, threads, carried) if feeds else {}
+    chooser = _Chooser(model, plan, methods, method_by_group, moments)
     exponents = np.zeros(analysis.count, np.int64)
     found: list[EqualizedGroup] = []
     for _ in range(_ROUNDS - 1):
@@ -137,38 +154,72 @@ def equalize(
     return Equalized(model, analysis, tuple(groups), exponents, tuple(found)).without_inexact()
 
 
-def find_groups(ranked: Model, method: Method) -> list[ChannelGroup]:
-    """Return the groups of channels whose factors `method` would choose with data."""
-    return [group for group in _analyze(ranked, method == "smooth").groups if _method(group) == method]
+def find_groups(ranked: Model, method: Method, target: str) -> list[ChannelGroup]:
+    """Return the groups of channels whose factors `method` would choose for `target` with data."""
+    groups = _analyze(ranked, method == "smooth", target).groups
+    return [group for group in groups if method in _methods(group)]
 
 
-def _analyze(ranked: Model, with_new_nodes: bool) -> Analysis:
-    """Return the channels of a model; only a new Mul can scale the tensors without free factors."""
+def _analyze(ranked: Model, with_new_nodes: bool, target: str) -> Analysis:
+    """Return the channels of a model; only a new Mul can scale the tensors without free factors.
+
+    A target that fuses an attention with the pair behind it has no such Mul between them: measured on
+    TensorRT for RTX 1.7.1, an int8 attention is two products with it, and one kernel without.
+    """
     if not with_new_nodes:
         return analyze_channels(ranked)
-    inputs = {value.name for value in ranked.proto.graph.input}  # better scaled by their user
-    return analyze_channels(ranked, frozenset(analyze_channels(ranked).blocked).difference(inputs))
+    kept = {value.name for value in ranked.proto.graph.input}  # better scaled by their user
+    if target_by_name(target).policy.whole_attention:
+        behind = [
+            reader
+            for attention in find_attentions(ranked.graph().nodes)
+            for reader in readers_behind(attention.mix.outputs[0], MOVES | {"Cast"})
+        ]
+        kept |= {tensor.name for reader in behind for tensor in reader.inputs}
+    return analyze_channels(ranked, frozenset(analyze_channels(ranked).blocked).difference(kept))
 
 
 _WEIGHTED = WEIGHTED_INPUTS.keys() | {"BatchNormalization"}  # its statistics are constants too
 
+_SUMS = ("Add", "Sum", "Concat")
+"""Operators that pass the error of their terms on as it is."""
 
-def _method(group: ChannelGroup) -> Method:
-    by_weights = any(fold.op_type in _WEIGHTED for fold in group.writers) and not group.explicit
-    return "cross_layer" if by_weights else "smooth"
+
+def _methods(group: ChannelGroup) -> tuple[Method, ...]:
+    """Return the methods that choose the factors of `group`, the first that is asked for.
+
+    Smoothing costs nothing at run time where a constant has a number for each channel already.
+    """
+    if group.explicit:
+        return ("smooth",)
+    if any(fold.op_type in _WEIGHTED for fold in group.writers):
+        return ("cross_layer",)
+    changed = [fold for fold in group.writers if fold.op_type not in _SUMS]
+    return ("smooth",) if any(fold.widens for fold in changed) else ("smooth", "cross_layer")
+
+
+def _quantized_terms(model: Model, plan: Plan) -> dict[str, QuantSpec]:
+    """Return the format of the tensors that a sum reads quantized."""
+    sums = {node.name for node in model.proto.graph.node if node.op_type in _SUMS}
+    return {p.tensor: p.spec for p in plan.activations if any(use.node in sums for use in p.uses)}
 
 
 class _Chooser:
     """Chooses the factors of one group after the other."""
 
     def __init__(
-        self, model: Model, plan: Plan, methods: ChannelMethods, moments: dict[str, ChannelMoments]
+        self,
+        model: Model,
+        plan: Plan,
+        methods: ChannelMethods,
+        method_by_group: Mapping[str, Method],
+        moments: dict[str, ChannelMoments],
     ) -> None:
         self._model, self._methods, self._moments = model, methods, moments
+        self._method_by_group = method_by_group
         self._types = GraphIndex(model.proto.graph).types
         self._slots = {use: placement.spec for placement in plan.placements for use in placement.uses}
-        sums = {node.name for node in model.proto.graph.node if node.op_type in ("Add", "Sum")}
-        self._summed = {p.tensor for p in plan.placements if any(use.node in sums for use in p.uses)}
+        self._terms = _quantized_terms(model, plan)
         self._weights = {placement.tensor: placement.spec for placement in plan.weights}
 
     def _has_one_scale(self, fold: Fold) -> bool:
@@ -187,13 +238,16 @@ class _Chooser:
         made_by = _ranges_of_writers(group, self._model) if coarse or not observed else np.zeros(count)
         products = [self._product(fold, classes, made_by, SAMPLED) for fold in group.readers]
         writers = [self._product(fold, classes, made_by) for fold in coarse]
-        method = _method(group)
+        method = self._method_by_group[group.name]
         fixed = self._methods.alpha if method == "smooth" else None
         alphas = ALPHAS if fixed is None else (fixed,)
         half = any(self._types[fold.constant] == TensorProto.FLOAT16 for fold in group.readers)
         most = _MOST_OCTAVES_OF_HALF if half else _MOST_OCTAVES
         steps = steps and fixed is None
-        choice = choose_factors(classes, products, writers, made_by, most, alphas, exponents, steps)
+        carried = [
+            self._term(one) for one in group.carried if one.tensor in self._terms.keys() & self._moments
+        ]
+        choice = choose_factors(classes, products, writers, made_by, most, alphas, exponents, steps, carried)
         least = EXPECTED_GAIN_OF_NODE_DB if group.explicit else EXPECTED_GAIN_DB
         gain, why = choice.after_db - choice.before_db, ""
         if choice.alpha is None or gain < least:
@@ -237,10 +291,15 @@ class _Chooser:
             amax[mine] = made_by[np.searchsorted(classes, fold.inputs[mine])]
             square, live = np.square(amax / 3.0), np.ones(len(amax))
         activation = _activation_format(self._slots.get(Use(fold.node, 0)), fold.axis)
-        passes = fold.summed in self._summed
+        passes = fold.summed in self._terms
         return FactorProduct(
-            fold.inputs, amax, square, live, weight, fold.layout, made, activation, constant, passes
+            fold.inputs, amax, square, live, activation, weight, fold.layout, made, constant, passes
         )
+
+    def _term(self, carried: Carried) -> FactorTensor:
+        known = self._moments[carried.tensor]
+        form = _activation_format(self._terms[carried.tensor], carried.axis)
+        return FactorTensor(carried.inputs, known.amax, known.square, known.live, form)
 
 
 def _sample_outputs(

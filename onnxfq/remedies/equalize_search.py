@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,10 +11,11 @@ from onnxfq.data import Feed
 from onnxfq.documents.equalization import METHODS, Equalization, FactorTrial, Method
 from onnxfq.documents.recipe import ChannelMethods, Recipe
 from onnxfq.errors import DataError
+from onnxfq.graph.channels import ChannelGroup
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
-from onnxfq.remedies.equalize import Equalized, equalize, find_groups
+from onnxfq.remedies.equalize import SAMPLED, Equalized, equalize, find_groups
 from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.inputs import QuantizeSession
@@ -28,8 +30,11 @@ SAMPLES = 64
 RANGED = 16
 """Most samples that give the ranges of tensors while sets of factors are compared."""
 
-FACTOR_SECONDS = 0.05
-"""Time of choosing the factors of a group of channels."""
+FACTOR_SECONDS = 0.03
+"""Time of choosing the factors of a group of channels, without its weights."""
+
+WEIGHT_SECONDS = 4.5e-7
+"""The same for each element of the weights that read these channels."""
 
 HOPELESS_DB = 3.0
 """Loss in dB of all factors together, from which on no part of them is tried: twice the noise."""
@@ -109,17 +114,40 @@ def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 
 def estimate(candidate: Candidate, judge: Judge, method: Method = "cross_layer") -> float:
     """Return the seconds of choosing factors, and of comparing with and without them."""
-    groups = len(find_groups(candidate.session.ranked, method))
+    model, work = candidate.session.ranked, judge.work
+    groups = find_groups(model, method, candidate.recipe.target)
     if not groups:
         return 0.0
-    work = judge.work
-    factors = FACTOR_SECONDS * groups + work.observe(min(SAMPLES, work.samples))
-    return factors + 2 * _measuring_seconds(judge)
+    factors = _factor_seconds(model, groups, judge, min(SAMPLES, work.samples))
+    return factors + 2 * _measuring_seconds(judge) + work.observe() + work.calibrate
+
+
+def leave_for_smoothing(candidate: Candidate, judge: Judge) -> float:
+    """Return the seconds that equalization leaves for smoothing, which reaches twice as many products."""
+    if explain_unneeded_smoothing(candidate, judge):
+        return 0.0
+    ranked = candidate.session.ranked
+    target = candidate.recipe.target
+    reached = {name: sum(len(one.readers) for one in find_groups(ranked, name, target)) for name in METHODS}
+    seconds = estimate(candidate, judge, "smooth")
+    is_less = 2 * reached["cross_layer"] < reached["smooth"] and not judge.budget.explain_refusal(seconds)
+    return seconds if is_less else 0.0
+
+
+def _factor_seconds(model: Model, groups: Sequence[ChannelGroup], judge: Judge, samples: int) -> float:
+    """Return the seconds of choosing the factors of `groups` by the channels of so many samples."""
+    sizes: dict[str, int] = {t.name: math.prod(t.dims) for t in model.proto.graph.initializer}
+    elements = sum(min(sizes.get(fold.constant, 0), SAMPLED) for group in groups for fold in group.readers)
+    readers = {fold.summed for group in groups for fold in group.readers}
+    share = min(1.0, len(readers) / max(len(judge.start.plan.weights), 1))
+    observed = judge.work.observe_channels(samples, share)
+    return FACTOR_SECONDS * len(groups) + WEIGHT_SECONDS * elements + observed
 
 
 def _measuring_seconds(judge: Judge) -> float:
     """Return the seconds of comparing one set of factors."""
-    return judge.work.observe(min(RANGED, judge.work.samples)) + judge.compare_choosing(1)
+    work = judge.work
+    return work.observe(min(RANGED, work.samples)) + work.calibrate + judge.compare_choosing(1)
 
 
 def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
@@ -142,7 +170,7 @@ def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         evidence = Equalization(groups=(*before, *equalized.groups), trials=tuple(trials))
         if not equalized.changed:
             return Refusal("no method gains enough", evidence.lines()[1:], evidence)  # the first says so
-        judge.budget.spend(judge.work.observe())
+        judge.budget.spend(judge.work.observe() + judge.work.calibrate)
         smoothed = build_candidate(
             _with_model(session, equalized, feeds), recipe, judge.sources, judge.options, evidence
         )
@@ -177,8 +205,8 @@ class _Search:
         plan = plan_encodings(session.ranked, self.recipe).plan
         equalized = equalize(session.model, plan, methods, feeds, self.options.threads, ranked)
         if self.judge is not None and equalized.groups:
-            factors = FACTOR_SECONDS * len(equalized.groups)
-            self.judge.budget.spend(factors + self.judge.work.observe(len(feeds)))
+            seconds = _factor_seconds(session.model, equalized.channels, self.judge, len(feeds))
+            self.judge.budget.spend(seconds)
         return equalized
 
     def confirm(self, methods: ChannelMethods) -> tuple[Equalized, list[FactorTrial]]:
@@ -218,14 +246,14 @@ class _Search:
         assert self.judge is not None
         if self.judge.start.recipe.channel_methods.confirmed:
             return ""
-        rest = self.judge.work.observe()  # of the result, with all samples
+        rest = self.judge.work.observe() + self.judge.work.calibrate  # of the result, with all samples
         return self.judge.budget.explain_extra(_measuring_seconds(self.judge) + rest)
 
     def _measure(self, equalized: Equalized, trials: list[FactorTrial]) -> float:
         """Return the SQNR in dB of the quantized model whose ranges RANGED of the given samples tell."""
         assert self.judge is not None
         feeds = self.feeds[:RANGED]
-        self.judge.budget.spend(self.judge.work.observe(len(feeds)))
+        self.judge.budget.spend(self.judge.work.observe(len(feeds)) + self.judge.work.calibrate)
         session = _with_model(self.session, equalized, feeds)
         planned = plan_encodings(session.ranked, self.recipe)
         observing = replace(self.options.observing, nonfinite=self.options.data.nonfinite)
@@ -262,5 +290,6 @@ EQUALIZE = Remedy(
     is_free=True,
     comes_last=True,  # channels of very different size make a loss that shows
     estimate=estimate,
+    leave=leave_for_smoothing,
 )
 SMOOTH = Remedy("smooth", explain_unneeded_smoothing, smooth, estimate=partial(estimate, method="smooth"))

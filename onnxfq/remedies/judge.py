@@ -21,10 +21,12 @@ from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS, Sensitivity
 from onnxfq.documents.trial import Trial
 from onnxfq.errors import DataError, OnnxfqError
+from onnxfq.execution.reference_runs import keep_outputs
+from onnxfq.execution.sides import Outputs
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Candidate, Sources
-from onnxfq.remedies.samples import split_samples
+from onnxfq.remedies.samples import PROVING, split_samples
 from onnxfq.remedies.work import Budget, Work
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.score import score_models
@@ -42,6 +44,10 @@ A gain of less was a loss as often, in the tasks of 19 networks.
 """
 
 
+SAMPLE_GAIN_DB = 1.0
+"""Standard deviation of the gains of single samples."""
+
+
 GAINED_SHARE = 1 - 10 ** (-LEAST_GAIN_DB / 10)
 """Share of the noise that must go for a gain of LEAST_GAIN_DB."""
 
@@ -54,6 +60,16 @@ def explain_gain(before_db: float, after_db: float) -> str:
     if after_db - before_db >= LEAST_GAIN_DB:
         return ""
     return f"it gains {after_db - before_db:.1f} dB and must gain {LEAST_GAIN_DB}"
+
+
+def least_proof(samples: int, is_free: bool) -> float:
+    """Return the least gain in dB on so many samples that prove.
+
+    The mean gain of few samples must have two standard errors.
+    """
+    if samples < PROVING // 2:
+        return 2 * SAMPLE_GAIN_DB / math.sqrt(max(samples, 1))
+    return LEAST_PROVEN_DB if is_free else LEAST_GAIN_DB
 
 
 def ask_for_nothing(recipe: Recipe) -> bool:
@@ -109,8 +125,10 @@ class Remedy:
         is_asked: whether a recipe asks for it, so that it runs where repair is off.
         is_free: whether it costs nothing at run time, so that it is tried at any accuracy, alone and combined
             with others.
-        comes_last: whether others have the budget before it where the outputs are good.
+        comes_last: whether others have the budget before it where the outputs are good, and after it where
+            they are low.
         estimate: takes the same, and returns the seconds of `work` that a proposal takes.
+        leave: the same for what it leaves to a later remedy that is likelier to gain.
     """
 
     name: str
@@ -121,6 +139,7 @@ class Remedy:
     is_free: bool = False
     comes_last: bool = False
     estimate: Callable[[Candidate, Judge], float] = take_no_time
+    leave: Callable[[Candidate, Judge], float] = take_no_time
 
 
 WIDE_FORMAT = "float8e4m3fn"
@@ -158,6 +177,7 @@ class Judge:
         choosing: the samples that choose, in a proposal.
         proving: the samples that will prove it, and from which nothing may be learnt.
         known: scores so far, by candidate as long as it lives, and by samples.
+        wanted: outputs of the float model so far, by samples; none if they are large.
     """
 
     start: Candidate
@@ -175,6 +195,7 @@ class Judge:
     known: WeakKeyDictionary[Candidate, dict[tuple[int, int], float]] = field(
         default_factory=WeakKeyDictionary, repr=False
     )
+    wanted: dict[tuple[int, int], list[Outputs]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(
@@ -193,6 +214,9 @@ class Judge:
         work = Work.of(start)
         low = first.lowest_db < (REPAIR_DB if judge.aim is None else judge.aim)
         budget = Budget() if accuracy.repair == THOROUGH else Budget(work.allow(low))
+        split = split_samples(start.session.kept)
+        runs = work.opening + work.run * (len(split.choosing) + len(split.proving))
+        budget.spend(runs + work.finish(len(split.unused)))
         return replace(judge, work=work, budget=budget)
 
     @property
@@ -255,10 +279,10 @@ class Judge:
             return proposal, {}
         before, after = self.score([candidate, proposal.candidate], split.proving)
         figures = {"before": before, "after": after}
-        least_db = LEAST_PROVEN_DB if remedy.is_free else LEAST_GAIN_DB
+        least_db = least_proof(len(split.proving), remedy.is_free)
         if after - before >= least_db:
             return proposal, figures
-        return Refusal(f"it must gain {least_db} dB", proposal.details, proposal.evidence), figures
+        return Refusal(f"it must gain {least_db:.2g} dB", proposal.details, proposal.evidence), figures
 
     def ask(self, remedy: Remedy, candidate: Candidate) -> Proposal | Refusal:
         """Return what `remedy` proposes; if it fails, and nobody asked for it, its error is the reason."""
@@ -277,7 +301,7 @@ class Judge:
 
     def compare_choosing(self, candidates: int) -> float:
         """Return the seconds of comparing so many candidates on the samples that choose."""
-        return self.work.compare(len(split_samples(self.kept).choosing), candidates)
+        return self.work.compare(len(split_samples(self.kept).choosing), candidates, is_first=False)
 
     def choose(self, candidates: Sequence[Candidate]) -> list[float]:
         """Return the SQNR in dB of each candidate on the samples that choose."""
@@ -293,8 +317,11 @@ class Judge:
         session, samples = self.start.session, (id(feeds[0]), len(feeds))
         new = [one for one in candidates if samples not in self.known.setdefault(one, {})]
         if new:
-            self.budget.spend(self.work.compare(len(feeds), len(new)))
+            self.budget.spend(self.work.compare(len(feeds), len(new), is_first=False))
         with weights_stored_in(session.scratch):
+            if new and samples not in self.wanted:
+                given = session.compared, session.judged, feeds, self.options.threads, self.options.device
+                self.wanted[samples] = keep_outputs(*given)
             evaluation = score_models(
                 session.compared,
                 {str(at): one.simulate() for at, one in enumerate(new)},
@@ -303,6 +330,7 @@ class Judge:
                 device=self.options.device,
                 exact=self.options.exact,
                 judged=session.judged,
+                expected=iter(self.wanted[samples]) if new and self.wanted[samples] else None,
             )
         for candidate, scores in zip(new, evaluation.candidates, strict=True):
             self.known[candidate][samples] = scores.lowest_db

@@ -40,12 +40,14 @@ class Costs:
         modules: path of the torch module by node, where it is known.
         products: multiply-adds by node of the main graph.
         sizes: bytes by quantized weight.
+        elements: of the inputs and outputs of products, each tensor once.
     """
 
     types: dict[str, str]
     modules: dict[str, str]
     products: dict[str, int]
     sizes: dict[str, int]
+    elements: int = 0
 
     def op_types(self, group: LayerGroup) -> tuple[str, ...]:
         """Return the operators that read the group, each once."""
@@ -109,4 +111,5 @@ def measure_costs(proto: onnx.ModelProto, plan: Plan, feed: Feed) -> Costs:
             counts[node.name] = made * (left[-2 if transposed else -1] if left else 1)
     weights = {p.tensor: sizes[p.tensor] for p in plan.weights if p.tensor in sizes}
     types = {node.name: node.op_type for node in list_nodes(graph)}
-    return Costs(types, module_paths(graph), counts, weights)
+    elements = sum(prod(dims) for name, dims in shapes.items() if name not in index.constants)
+    return Costs(types, module_paths(graph), counts, weights, elements)

@@ -15,6 +15,7 @@ from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, MetricAim, Sqnr
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import WIDE_FORMAT, Judge, Proposal, Refusal, Remedy, explain_gain
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
+from onnxfq.remedies.runtime_proof import RuntimeModel, open_in_runtime
 from onnxfq.remedies.samples import split_samples
 from onnxfq.remedies.sensitivity import find_remedy, next_count, rank_groups
 from onnxfq.remedies.task_metric import TaskMetric
@@ -172,7 +173,11 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     if target.max_drop is not None:
         task = TaskMetric(target.metric, target.labels, toggles, session, options.data.limit is not None)
     aim = open_aim(target, session.kept, task)
-    chosen, proven = aim.choose(toggles, toggles.everything), _prove(candidate, aim, judge, toggles)
+    written = open_in_runtime(candidate, judge)
+    if written is not None:
+        aim.measure += f" in {written.target}"
+    proven = _prove(aim, judge, candidate, toggles, written)
+    chosen = _choose(aim, toggles, written)
     best = aim.join(chosen, proven)
     if best >= aim.wanted:
         return Refusal(f"{best:.4g} {aim.measure} without it", is_needed=False)
@@ -188,7 +193,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         if not count or (count == most and target.fallback == FLOAT):
             break
         made = candidate.with_overrides(_overrides(choice), judge.sources.encodings, options)
-        reached = _prove(made, aim, judge)
+        reached = _prove(aim, judge, made, None, open_in_runtime(made, judge))
         if reached >= aim.wanted:
             remedy = choice.remedy.model_copy(update={"before": proven, "reached": reached})
             choice = choice.model_copy(update={"remedy": remedy})
@@ -212,13 +217,30 @@ def _overrides(choice: Sensitivity) -> tuple[Override, ...]:
     return (choice.override(remedy.kept, RECIPES.get(remedy.fallback, remedy.fallback)),)
 
 
-def _prove(candidate: Candidate, aim: Aim, judge: Judge, toggles: QuantizerToggles | None = None) -> float:
-    """Return the value of `candidate` on the part of the data that proves; an SQNR as the summary has it."""
+def _choose(aim: Aim, toggles: QuantizerToggles, written: RuntimeModel | None) -> float:
+    """Return the value with all quantizers on the part of the data that chooses."""
+    if isinstance(aim, MetricAim) and written is not None:
+        return aim.choose(written, toggles.everything)
+    return aim.choose(toggles, toggles.everything)
+
+
+def _prove(
+    aim: Aim,
+    judge: Judge,
+    candidate: Candidate,
+    toggles: QuantizerToggles | None = None,
+    written: RuntimeModel | None = None,
+) -> float:
+    """Return the value of `candidate` on the part of the data that proves.
+
+    The runtime of the target may only lower an SQNR in simulation.
+    """
     if isinstance(aim, SqnrAim):
-        return judge.score([candidate], aim.proving)[0]
+        simulated_db = judge.score([candidate], aim.proving)[0]
+        return simulated_db if written is None else min(simulated_db, written.score(judge, aim.proving))
     assert isinstance(aim, MetricAim)
     toggles = toggles or candidate.open_toggles(judge.options)
-    return aim.prove(toggles, toggles.everything)
+    return aim.prove(written or toggles, toggles.everything)
 
 
 def _widen_weights(
@@ -259,8 +281,8 @@ def _widen_weights(
     remedy = GroupRemedy(
         measure=aim.measure,
         wanted=0.0,
-        reached=_prove(made, aim, judge),
-        before=_prove(candidate, aim, judge),
+        reached=_prove(aim, judge, made),
+        before=_prove(aim, judge, candidate),
         kept=tuple(places),
         multiplies=ranking.multiplies(places),
         fallback=fallback,
@@ -295,9 +317,12 @@ def estimate(candidate: Candidate, judge: Judge) -> float:
 
 
 def _seconds(candidate: Candidate, judge: Judge, feeds: int) -> float:
-    """Return the seconds of measuring each group alone; the part in front of it runs once for all."""
+    """Return the seconds of measuring each group alone, half of the model on average.
+
+    The part in front of a group runs once for all.
+    """
     groups = max(len(candidate.plan.weights), len(candidate.plan.activations))
-    return 3 * judge.work.opening + groups * judge.work.run * SIMULATED * min(feeds, len(judge.kept))
+    return 3 * judge.work.opening + groups * judge.work.run / 2 * SIMULATED * min(feeds, len(judge.kept))
 
 
 PROTECT = Remedy("protected", explain_unneeded, leave_layers, estimate=estimate)

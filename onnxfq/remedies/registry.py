@@ -8,6 +8,7 @@ from onnxfq.remedies.equalize_search import EQUALIZE, SMOOTH
 from onnxfq.remedies.judge import Remedy
 from onnxfq.remedies.mixed_precision import PROTECT, TARGET
 from onnxfq.remedies.rounding_search import ROUNDING
+from onnxfq.remedies.sample_search import SAMPLES
 
-REMEDIES: tuple[Remedy, ...] = (EQUALIZE, CALIBRATOR, ROUNDING, SMOOTH, PROTECT, TARGET, BIASES)
-"""The first three cost nothing at run time, smoothing costs no layer, a layer in float does."""
+REMEDIES: tuple[Remedy, ...] = (SAMPLES, EQUALIZE, CALIBRATOR, ROUNDING, SMOOTH, PROTECT, TARGET, BIASES)
+"""The first four cost nothing at run time, smoothing costs no layer, a layer in float does."""

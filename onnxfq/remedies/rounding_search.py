@@ -6,12 +6,11 @@ from typing import Any
 
 from onnxfq.calibration.weights import METHODS
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.rounding import AUTO
+from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.documents.scores import Evaluation
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import GAINED_SHARE, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.round_weights import round_given
-from onnxfq.remedies.work import RATE, count_weight_multiplies
 
 ROUNDINGS = ("gptq", "qronos")
 """Roundings that take the place of `auto`."""
@@ -30,7 +29,9 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return "encodings of another tool are used as they are"
     if len(judge.kept) < 2 or judge.options.data.nonfinite != "stop":
         return "moments need two samples or more without NaN and infinities"
-    return "" if makes_noise(candidate, judge.first) else "activations make the noise"
+    # A sample that stands apart makes noise in activations that may be left out.
+    is_open = candidate.session.feeds is not None and candidate.session.feeds.apart
+    return "" if is_open or makes_noise(candidate, judge.first) else "activations make the noise"
 
 
 def makes_noise(candidate: Candidate, evaluation: Evaluation | None) -> bool:
@@ -90,11 +91,19 @@ def estimate(candidate: Candidate, judge: Judge) -> float:
 
 def _seconds(candidate: Candidate, judge: Judge, method: str) -> float:
     """Return the seconds of gathering moments, and of rounding by a method."""
-    once = judge.work.observe() + count_weight_multiplies(candidate) / RATE
+    once = judge.work.observe() + judge.work.round(candidate)
     if not METHODS[method].sequential:
         return once
-    runs = len(candidate.plan.weights) * judge.work.samples
-    return 2 * once + runs * LAYER_SECONDS
+    return 2 * once + len(candidate.plan.weights) * judge.work.samples * LAYER_SECONDS
+
+
+def can_round_again(candidate: Candidate, judge: Judge) -> bool:
+    """Tell whether all samples may round the weights of what is kept again: within the budget."""
+    if judge.sources.moments is not None:
+        return False
+    methods = {placement.rounding for placement in candidate.plan.weights} - {NEAREST}
+    seconds = max((_seconds(candidate, judge, method) for method in methods), default=0.0)
+    return _has_few_bits(candidate) or not judge.budget.explain_refusal(seconds)
 
 
 LAYER_SECONDS = 3e-4

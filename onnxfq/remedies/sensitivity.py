@@ -21,6 +21,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.sensitivity import GroupNoise, GroupRemedy, MetricValues, Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
+from onnxfq.metrics import Metric, check_metric_name
 from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, open_aim
 from onnxfq.remedies.candidate import Sources, build_candidate
 from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
@@ -28,7 +29,7 @@ from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.layer_costs import measure_costs
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.remedies.spread_noise import NoiseOf, spread_noise
-from onnxfq.remedies.task_metric import Metric, TaskMetric, check_metric_name
+from onnxfq.remedies.task_metric import TaskMetric
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions, RunOptions

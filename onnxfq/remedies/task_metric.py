@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,23 +17,23 @@ from onnxfq.data.inputs import read_only, samples
 from onnxfq.data.labels import Labels, count_right, predict_classes, read_labels, refuse_label_count
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
+from onnxfq.metrics import Metric, raise_metric, read_value
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles
 from onnxfq.stages.inputs import QuantizeSession
-from onnxfq.support.user_code import FUNCTION_NAME, faults_of, import_function
+from onnxfq.support.user_code import faults_of
 
 Outputs = Mapping[str, NDArray[Any]]
-Metric = Callable[[Iterator[Outputs], Any], float]
-"""Takes the outputs of each sample in order, and the labels of their rows or, without labels, the samples."""
 
 
-def check_metric_name(metric: str | Metric | None) -> None:
-    """Raise DataError for a name other than `package.module:function`."""
-    if isinstance(metric, str) and not FUNCTION_NAME.fullmatch(metric):
-        raise DataError(f"metric {metric!r} must be package.module:function")
+class Runs(Protocol):
+    """A model with switches, or in the runtime of its target."""
+
+    def run(self, feeds: Iterable[Feed], state: State) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield the outputs by name for each feed."""
 
 
 class TaskMetric:
-    """Metric on the outputs of a model; higher is better.
+    """Metric on the outputs of a model; higher is better, and a metric of errors counts negative.
 
     Attributes:
         name: of the metric, with its unit.
@@ -62,12 +61,11 @@ class TaskMetric:
         """
         if inputs.feeds is None:
             raise DataError("a promise is measured on data; give data")
-        given = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
-        self.is_top1 = metric is None
-        self.name = "points of top-1" if self.is_top1 else f"metric {given}"
-        self._metric: Metric = _top1
+        self.is_top1, self.name = metric is None, "points of top-1"
+        self._metric: Metric = top1
         if metric is not None:
-            self._metric = import_function(metric, "--metric") if isinstance(metric, str) else metric
+            name, self._metric = raise_metric(metric)
+            self.name = f"metric {name}"
         self._labels = None if labels is None else read_labels(labels, whole=self.is_top1)
         self._feeds, self._board, self._limited = inputs.feeds.source, board, limited
         self._float: dict[int, float] = {}
@@ -115,7 +113,7 @@ class TaskMetric:
             self._float[half] = self.measure(self._board, self._board.nothing, half)
         return self._float[half]
 
-    def measure(self, board: QuantizerToggles, state: State, half: int) -> float:
+    def measure(self, board: Runs, state: State, half: int) -> float:
         """Return the value of a state of `board` on one half of the data, 0 or 1.
 
         Raises DataError if the metric fails or returns no finite number.
@@ -128,10 +126,7 @@ class TaskMetric:
             truth = np.concatenate([self._labels[place] for place in mine] or [self._labels[:0]])
         with faults_of(self.name):
             value = self._metric(map(read_only, board.run(part, state)), truth)
-            number = _to_number(value)
-        if not math.isfinite(number):
-            raise DataError(f"{self.name} returned {_describe(value)}; return a finite number")
-        return number
+            return read_value(value, self.name)
 
 
 class _Parts(NamedTuple):
@@ -162,25 +157,7 @@ class Half:
         return (read_only(one) for one, half in zip(every, self.halves, strict=True) if half == self.half)
 
 
-def _to_number(value: Any) -> float:
-    """Return what a metric returned as a float; NaN for anything but a number."""
-    if isinstance(value, (str, bytes, bytearray)):
-        return math.nan
-    try:
-        return float(value.item() if hasattr(value, "item") else value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return math.nan
-
-
-def _describe(value: Any) -> str:
-    """Return the beginning of a value as text; its type where it has none, as an integer of 5,000 digits."""
-    try:
-        return f"{value!r:.80}"
-    except Exception:  # the class is the user's
-        return f"a {type(value).__name__}"
-
-
-def _top1(outputs: Iterator[Outputs], labels: NDArray[Any]) -> float:
+def top1(outputs: Iterator[Outputs], labels: NDArray[Any]) -> float:
     """Return the percentage of rows of the first output with the largest element at the label."""
     row = right = 0
     for made in outputs:

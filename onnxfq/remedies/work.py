@@ -6,39 +6,57 @@ The clock of the machine decides nothing: the same data and model give the same 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.remedies.layer_costs import measure_costs
+from onnxfq.remedies.moments import choose_rows
 
 if TYPE_CHECKING:
     from onnxfq.remedies.candidate import Candidate
 
-RATE = 4e10
-"""Multiply-adds in a second of the nominal machine, two cores: ResNet-50 takes 0.1 s."""
+RATE = 5e10
+"""Multiply-adds in a second of the nominal machine, one core."""
 
-NODE_SECONDS = 1e-5
-"""Time that an operator takes without its multiply-adds."""
+ELEMENT_SECONDS = 5e-10
+"""Time that each element of the inputs and outputs of products takes."""
 
-SESSION_SECONDS = 5e-4
+NODE_SECONDS = 5e-6
+"""Time that an operator takes without its multiply-adds and elements."""
+
+SESSION_SECONDS = 4e-4
 """Time that each operator takes to insert quantizers and to open a session."""
 
-STAGE_SECONDS = 5e-3
+STAGE_SECONDS = 4e-3
 """Time that each operator takes to be loaded, planned, calibrated, inserted and written."""
 
-SIMULATED = 2.0
+CALIBRATE_SECONDS = 5e-3
+"""Time of choosing among all calibrators for one tensor."""
+
+SIMULATED = 1.2
 """Runs of the float model in the time of a run of the model with FakeQuantize nodes."""
 
-OBSERVED = 2.0
+OBSERVED = 1.4
 """Runs of the float model in the time of a run that observes."""
+
+CHANNEL_SECONDS = 7e-9
+"""Time that each element takes whose channels are observed."""
+
+WEIGHT_SECONDS = 0.02
+"""Time of rounding even a small weight."""
 
 COMPARED = 32
 """Samples on which a result is usually compared."""
 
 ALLOWED_SECONDS = 5.0
 """Time that repair may always take."""
+
+# Processor time on one core of an x86 server: 13 networks of 10 to 550 operators, of 1 to 3,000 million
+# multiply-adds. Half of the estimates of a run, of an observing run, of factors, of rounding and of the
+# whole without repair are within a quarter of it, and nearly all within a factor of 2.
 
 
 @dataclass(frozen=True)
@@ -49,11 +67,17 @@ class Work:
         nodes: operators.
         run: seconds of the float model on one sample.
         samples: of the data.
+        tensors: activations that are calibrated.
+        elements: of the inputs and outputs of products, for one sample.
+        products: multiply-adds for one sample by node.
     """
 
     nodes: int
     run: float
     samples: int
+    tensors: int = 0
+    elements: int = 0
+    products: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(candidate: Candidate) -> Work:
@@ -63,22 +87,63 @@ class Work:
         if not session.kept:
             return Work(nodes, 0.0, 0)
         costs = measure_costs(session.model.proto, candidate.plan, session.kept[0])
-        multiplies = sum(costs.products.values())
+        run = sum(costs.products.values()) / RATE + costs.elements * ELEMENT_SECONDS + nodes * NODE_SECONDS
         samples = max(candidate.statistics.whole.data.samples, len(session.kept))
-        return Work(nodes, multiplies / RATE + nodes * NODE_SECONDS, samples)
+        return Work(nodes, run, samples, len(candidate.plan.activations), costs.elements, costs.products)
 
     @property
     def opening(self) -> float:
         """Seconds that a session takes to open."""
         return self.nodes * SESSION_SECONDS
 
-    def compare(self, samples: int, candidates: int = 1) -> float:
-        """Return the seconds of comparing candidates with the float model."""
-        return (1 + candidates) * self.opening + samples * self.run * (1 + candidates * SIMULATED)
+    def compare(self, samples: int, candidates: int = 1, is_first: bool = True) -> float:
+        """Return the seconds of comparing candidates with the float model, which runs the first time."""
+        alone = self.opening + samples * self.run if is_first else 0.0
+        return alone + candidates * (self.opening + samples * self.run * SIMULATED)
 
     def observe(self, samples: int | None = None) -> float:
         """Return the seconds of observing; None for all samples."""
         return self.opening + (self.samples if samples is None else samples) * self.run * OBSERVED
+
+    def observe_channels(self, samples: int, share: float) -> float:
+        """Return the seconds of observing the channels of the inputs of this share of the products."""
+        return self.opening + samples * (self.run + share * self.elements * CHANNEL_SECONDS)
+
+    @property
+    def calibrate(self) -> float:
+        """Seconds of choosing among all calibrators for each tensor, with a plan."""
+        return self.opening + self.tensors * CALIBRATE_SECONDS
+
+    def finish(self, samples: int) -> float:
+        """Return the seconds of the models of what is kept, with all ranges, and of comparing `samples`."""
+        return 2 * self.opening + self.calibrate + self.compare(samples)
+
+    def round(self, candidate: Candidate) -> float:
+        """Return the seconds of rounding all weights by moments: sums of products, inverse, decomposition.
+
+        Constants of operators that multiply nothing have no moments, and neither have depthwise convolutions.
+        """
+        kinds = {node.node: node.op_type for node in candidate.plan.nodes}
+        dims = {
+            t.name: tuple(t.dims)
+            for graph in list_graphs(candidate.session.model.proto.graph)
+            for t in graph.initializer
+        }
+        seconds = 0.0
+        for placement in candidate.plan.weights:
+            shape = dims.get(placement.tensor)
+            nodes = [use.node for use in placement.uses]
+            others = {kinds.get(node) for node in nodes} - {None, *WEIGHTED_INPUTS}
+            if shape is None or others or (len(shape) > 2 and shape[1] == 1):
+                continue
+            granularity = placement.spec.granularity
+            outputs = shape[granularity.axis or 0] if granularity.block_size is None else 1
+            size = math.prod(shape)
+            inputs = size // max(outputs, 1) if outputs > 1 else max(shape, default=0)
+            rows = self.samples * sum(self.products.get(node, 0) for node in nodes) // max(size, 1)
+            sums = min(choose_rows(inputs), rows) * inputs**2
+            seconds += WEIGHT_SECONDS + (sums + 2 * inputs**3 + size * inputs) / RATE
+        return seconds
 
     def allow(self, is_low: bool) -> float:
         """Return the seconds that repair may take: three times `base` for low outputs, else once."""
@@ -117,32 +182,3 @@ class Budget:
     def explain_extra(self, seconds: float, reserved: float = 0.0) -> str:
         """Return `explain_refusal` for what is not the first try of a remedy."""
         return self.explain_refusal(seconds, reserved + self.later)
-
-
-def count_weight_multiplies(candidate: Candidate) -> float:
-    """Return the multiply-adds of rounding all weights by moments: products, inverse, decomposition.
-
-    Constants of operators that multiply nothing have no moments.
-    """
-    kinds = {node.node: node.op_type for node in candidate.plan.nodes}
-    dims = {
-        t.name: tuple(t.dims)
-        for graph in list_graphs(candidate.session.model.proto.graph)
-        for t in graph.initializer
-    }
-    total = 0
-    for placement in candidate.plan.weights:
-        shape = dims.get(placement.tensor)
-        others = {kinds.get(use.node) for use in placement.uses} - {None, *WEIGHTED_INPUTS}
-        if shape is None or others:
-            continue
-        granularity = placement.spec.granularity
-        outputs = shape[granularity.axis or 0] if granularity.block_size is None else 1
-        size = math.prod(shape)
-        inputs = size // max(outputs, 1) if outputs > 1 else max(shape, default=0)
-        total += LEAST_MULTIPLIES + 4 * inputs**3 + size * inputs
-    return float(total)
-
-
-LEAST_MULTIPLIES = 1 << 28
-"""Multiply-adds in the 7 ms that even a small weight takes: a graph of 2,500 small layers took 20 s."""

@@ -51,8 +51,8 @@ class CalibratorRow:
 def calibrator_rows(plan: Plan, statistics: Statistics, calibrator: str | None = None) -> list[CalibratorRow]:
     """Return a row for each activation of `plan` and each calibrator, in the plan's order.
 
-    Equalized activations have no row, because no calibrator is used. `moving_average` has no row if the range
-    of each feed was not recorded.
+    Activations whose channels are observed have no row, because no calibrator is used. `moving_average` has
+    no row if the range of each feed was not recorded.
 
     Args:
         plan: the activations.
@@ -65,8 +65,8 @@ def calibrator_rows(plan: Plan, statistics: Statistics, calibrator: str | None =
     chosen = None if calibrator is None else Calibrator.parse(calibrator)
     for planned in plan.activations:
         placement = replace_calibrator(planned, chosen)
-        granularity = placement.spec.observed_granularity
-        if placement.spec.equalized:
+        granularity = placement.observed_granularity
+        if placement.observes_channels:
             continue
         if granularity == PER_TENSOR:
             rows += tensor_rows(placement, statistics[placement.tensor])

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypedDict
 
+from onnxfq.diagnosis.diagnosis import Diagnosis
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation, LayerRow, TensorRow
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.documents.timing import QUANTIZED
@@ -17,13 +18,16 @@ from onnxfq.report.record import ResultRecord
 from onnxfq.report.tiles import Tile, describe_times, make_tile, score_tiles
 from onnxfq.support.records import parse, read_content
 
-RECORDS: dict[str, type[ResultRecord] | type[Evaluation] | type[Sensitivity] | type[RecipeTable]] = {
+RECORDS: dict[
+    str,
+    type[ResultRecord] | type[Evaluation] | type[Sensitivity] | type[RecipeTable] | type[Diagnosis],
+] = {
     str(record.model_fields["format"].default): record
-    for record in (ResultRecord, Evaluation, Sensitivity, RecipeTable)
+    for record in (ResultRecord, Evaluation, Sensitivity, RecipeTable, Diagnosis)
 }
 """Records that a page shows, by their format."""
 
-AnyResult = ResultRecord | Evaluation | Sensitivity | RecipeTable
+AnyResult = ResultRecord | Evaluation | Sensitivity | RecipeTable | Diagnosis
 
 
 class Content(TypedDict):
@@ -81,6 +85,8 @@ def _contents(label: str, result: AnyResult) -> Iterator[Content]:
     elif isinstance(result, RecipeTable):
         for own in result.with_times():
             yield _quantized(own.recipe.name, own)
+    elif isinstance(result, Diagnosis):
+        yield _diagnosed(label, result)
     else:
         yield _ranked(label, result)
 
@@ -106,6 +112,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         done=[
             *times[1],
             *_tried(result.trials),
+            *([("engine", result.engine.lines())] if result.engine is not None else []),
             *_lost(table.tensors),
             *_notes([*result.notes, *evaluation.notes]),
         ],
@@ -179,6 +186,31 @@ def _ranked(label: str, found: Sensitivity) -> Content:
         tensors=(),
         floats=[],
         facts=[("SHA-256 of the model", found.model_sha256), ("recipe", found.recipe)],
+    )
+
+
+def _diagnosed(label: str, found: Diagnosis) -> Content:
+    tiles = [make_tile(str(len(found.causes)), "causes", bool(found.causes))]
+    for figure, name in ((found.before, "of the file"), (found.after, "with all repairs")):
+        tiles += [] if figure is None else [make_tile(f"{figure:.1f} {found.unit}", name)]
+    rows = []
+    for cause in found.causes:
+        figures = (
+            "" if cause.before is None or cause.after is None else f"{cause.before:.1f} → {cause.after:.1f} "
+        )
+        texts = [cause.evidence, f"repair: {cause.repair}"] if cause.repair else [cause.evidence]
+        head = f"{cause.kind.replace('_', ' ')} {cause.tensor or cause.node}".strip()
+        rows.append((head, [*texts, *([f"{figures}{found.unit}"] if figures else [])]))
+    return Content(
+        label=label,
+        subtitle=f"{found.quantizers} quantizers, {found.samples} samples",
+        tiles=tiles,
+        done=[("verdict", found.verdict.splitlines()), *rows],
+        scores=[],
+        layers=(),
+        tensors=found.tensors,
+        floats=[],
+        facts=[("model", found.source), ("looked at", ", ".join(found.looked_at))],
     )
 
 

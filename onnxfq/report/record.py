@@ -20,6 +20,7 @@ from onnxfq.report.layer_table import layer_table
 from onnxfq.report.text import list_lines
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.support.records import Amount, Count, Record
+from onnxfq.tools.build_written import BuildRecord
 from onnxfq.version import VERSION
 
 
@@ -67,6 +68,7 @@ class ResultRecord(Record):
         notes: changes made by loading, and what was done with external encodings and rounded weights.
         trials: every remedy that could be tried, with its figures and why it was kept or left.
         equalization: what was done to channels; None if nothing was.
+        engine: what the target's builder made of the written model; None if it was not built.
         table: layers and tensors with their noise.
     """
 
@@ -83,11 +85,15 @@ class ResultRecord(Record):
     trials: tuple[Trial, ...] = ()
     equalization: Equalization | None = None
     seconds: dict[str, Amount]
+    engine: BuildRecord | None = None
     table: LayerTable
 
 
 def quantize_record(
-    result: QuantizeResult, sizes: tuple[int, int] | None = None, command: str = ""
+    result: QuantizeResult,
+    sizes: tuple[int, int] | None = None,
+    command: str = "",
+    engine: BuildRecord | None = None,
 ) -> ResultRecord:
     """Return the record of a result; both models run again on its samples.
 
@@ -95,6 +101,7 @@ def quantize_record(
         result: of `quantize`.
         sizes: bytes of the files of the float model and of the written model; None takes the weights.
         command: the command line.
+        engine: what the target's builder made of the written model.
     """
     before, after = sizes or (weight_bytes(result.model.proto), weight_bytes(result.qdq))
     return ResultRecord(
@@ -121,6 +128,7 @@ def quantize_record(
         trials=result.trials,
         equalization=result.equalization,
         seconds=result.seconds,
+        engine=engine,
         table=layer_table(result),
     )
 

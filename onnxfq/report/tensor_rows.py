@@ -167,16 +167,16 @@ def tensor_row(result: QuantizeResult, placement: Placement) -> TensorRow:
 def _calibrator(result: QuantizeResult, placement: Placement) -> str:
     if placement.spec.dynamic:
         return "dynamic"
-    return "by channel" if placement.spec.equalized else str(result.encodings[placement.tensor].calibrator)
+    return "by channel" if placement.observes_channels else str(result.encodings[placement.tensor].calibrator)
 
 
 def _tried(result: QuantizeResult, placement: Placement) -> list[CalibratorRow]:
     """Return the range of every calibrator for one calibrated range; `best_error` marks the one taken."""
     seen = result.statistics.tensors.get(placement.tensor)
-    fixed = placement.calibrator.is_fixed or placement.spec.equalized
+    fixed = placement.calibrator.is_fixed or placement.observes_channels
     if placement.role != "activation" or seen is None or fixed:
         return []
-    if placement.spec.observed_granularity != PER_TENSOR:
+    if placement.observed_granularity != PER_TENSOR:
         return []
     return list(tensor_rows(placement, seen))
 

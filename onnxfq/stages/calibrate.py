@@ -13,6 +13,7 @@ from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.calibration.calibrators.groups import (
     Member,
     calibrate_groups,
+    choose_channel_ranges,
     choose_common_ranges,
     choose_equalized_qparams,
     group_ranges,
@@ -167,7 +168,7 @@ def _select_weights(plan: Plan, weights: Sequence[Encoding]) -> list[Encoding]:
 
 def replace_calibrator(placement: Placement, calibrator: Calibrator | None) -> Placement:
     """Return `placement` with another calibrator, unless that is None or a rule fixes the range."""
-    if calibrator is None or placement.calibrator.is_fixed or placement.spec.equalized:
+    if calibrator is None or placement.calibrator.is_fixed or placement.observes_channels:
         return placement
     return placement.model_copy(update={"calibrator": calibrator})
 
@@ -253,6 +254,9 @@ def _encode_activation(
         return placement.encode(*choose_equalized_qparams(statistics.of_channels(name), spec))
     if name in ranges:
         return _encode(placement, *map(np.asarray, ranges[name]))
+    if placement.observes_channels:
+        samples = statistics.data.samples or statistics.feeds
+        return _encode(placement, *choose_channel_ranges(statistics.of_channels(name), samples))
     groups = None if spec.granularity == PER_TENSOR else statistics.of_groups(name, spec.granularity)
     if groups is None:
         return _encode(placement, *map(np.asarray, _calibrated_range(placement, statistics)))
@@ -269,7 +273,7 @@ def _tell_dead_groups(plan: Plan, statistics: Statistics) -> None:
     total = 0
     for placement in plan.activations:
         groups = statistics.groups.get(placement.tensor)
-        if groups is None or placement.spec.observed_granularity != groups.granularity:
+        if groups is None or placement.observed_granularity != groups.granularity:
             continue
         total += groups.count
         found = np.flatnonzero(groups.totals[:, 3] == groups.finite)

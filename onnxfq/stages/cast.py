@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
 from onnx import TensorProto
 
+from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.data import Feed
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.documents.plan import Placement, Plan
@@ -95,29 +96,34 @@ def compare_half(inputs: QuantizeSession, options: RunOptions) -> tuple[int, Eva
 def decide_floats(
     model: Model,
     qdq: onnx.ModelProto,
-    feeds: Iterable[Feed],
+    feeds: Iterable[Feed] | None,
     options: FloatOptions,
     observing: ObserveOptions | None = None,
 ) -> FloatPlan:
     """Observe every float32 tensor of `model` over `feeds` and decide which nodes of `qdq` stay in float32.
 
-    The target named in the metadata of `qdq` may keep more nodes in float32.
-    Raises DataError without feeds: only data show whether a tensor fits in 16 bits.
+    The target named in the metadata of `qdq` may keep more nodes in float32. None in place of feeds decides
+    by the rules that need no values. Raises DataError for no feeds: only data show whether a tensor fits.
     """
-    given = list(feeds)
-    if not given:
+    ranges = None if feeds is None else _observe_floats(model, feeds, options, observing)
+    target = next((entry.value for entry in qdq.metadata_props if entry.key == TARGET_KEY), "")
+    if not target:
+        return plan_floats(qdq, ranges, options)
+    rules = target_by_name(target)
+    return plan_floats(qdq, ranges, options, rules.keeps_float32, rules.cast_free)
+
+
+def _observe_floats(
+    model: Model, feeds: Iterable[Feed], options: FloatOptions, observing: ObserveOptions | None
+) -> Mapping[str, TensorStatistics]:
+    if isinstance(feeds, Sequence) and not feeds:
         raise DataError(
             f"--float {options.name} needs data: only values show whether a tensor fits in 16 bits; give "
             "data, or use fp32"
         )
     # Infinities are valid here: masks hold them, and half types represent them.
     observing = replace(observing or ObserveOptions(), nonfinite="skip")
-    statistics = collect_statistics(model, plan_all_floats(model), given, observing)
-    target = next((entry.value for entry in qdq.metadata_props if entry.key == TARGET_KEY), "")
-    if not target:
-        return plan_floats(qdq, statistics.tensors, options)
-    rules = target_by_name(target)
-    return plan_floats(qdq, statistics.tensors, options, rules.keeps_float32, rules.cast_free)
+    return collect_statistics(model, plan_all_floats(model), feeds, observing).tensors
 
 
 def plan_all_floats(model: Model) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -11,13 +12,20 @@ import onnx
 from onnxfq.choices import Kernels
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels, read_labels
+from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, nearest
-from onnxfq.execution.reference_runs import ReferenceRuns
+from onnxfq.execution.column_parts import find_columns, list_open, with_columns
+from onnxfq.execution.metric_runs import run_metric
+from onnxfq.execution.reference_runs import ReferenceRuns, keep_outputs
+from onnxfq.execution.sides import LEAST_FEEDS, Side
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
-from onnxfq.graph.signature import computed_tensors
+from onnxfq.graph.signature import computed_tensors, output_names
+from onnxfq.interchange.genai_folder import find_decoder, open_folder
+from onnxfq.interchange.quantized_models.input_ranges import InputRanges
+from onnxfq.metrics import Metric, find_metric, name_metric
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -36,6 +44,7 @@ def evaluate(
     per_tensor: bool = False,
     kernels: Kernels = "float",
     runtime: str = "onnxruntime",
+    metric: str | Metric | None = None,
     options: RunOptions | None = None,
 ) -> Evaluation:
     """Compare one candidate, or several by name, with the reference in one pass over the feeds.
@@ -50,15 +59,20 @@ def evaluate(
         kernels: "integer" sums int8 products of Q/DQ candidates in integers, as fused kernels do.
         runtime: runs the candidates on the CPU: onnxruntime, or a target that opens models, such as openvino.
             The reference always runs in ONNX Runtime.
+        metric: of the task, a name in `onnxfq.metrics.METRICS`, package.module:function, or a function. It is
+            called once for each model with the outputs of each sample, and the labels or else the samples.
         options: batch, threads, device and progress.
 
     Raises an OnnxfqError in one line.
     """
     options = options or RunOptions()
+    measure = None if metric is None else find_metric(metric)
     opener = _find_opener(runtime)
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
-    base = with_unique_names(read_model(reference)[0])
-    candidates = {name: with_unique_names(read_model(model)[0]) for name, model in given.items()}
+    with open_folder(reference, data, None) as (decoder, feeds_given, _):
+        base = with_unique_names(read_model(decoder)[0])
+    data = data if feeds_given is None else feeds_given
+    candidates = {name: with_unique_names(read_model(find_decoder(one))[0]) for name, one in given.items()}
     notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]
     if kernels == "integer":
         for name, proto in candidates.items():
@@ -71,10 +85,16 @@ def evaluate(
     # State passes from one sample to the next; with batch 0 feeds stay as they are given.
     batch = min(options.batch, 1) if judged.states else options.batch
     feeds = open_feeds(base, data, batch, replace(options.data, survey=False))
+    given_feeds: Iterable[Feed] = feeds
+    if list_open(judged) and not judged.states:
+        kept = KeptFeeds(feeds)
+        outputs = keep_outputs(base, judged, kept.read_samples(LEAST_FEEDS), options.threads, options.device)
+        judged, given_feeds = with_columns(judged, find_columns(judged, output_names(base), outputs)), kept
+    ranges = InputRanges()
     found = score_models(
         base,
         candidates,
-        feeds,
+        ranges.watch(given_feeds),
         reference_name=_label(reference, "float"),
         labels=None if labels is None else read_labels(labels),
         more_labels=options.data.limit is not None,
@@ -86,7 +106,20 @@ def evaluate(
         judged=_keep_common(judged, candidates.values()),
         opener=opener,
     )
-    return found.model_copy(update={"notes": (*found.notes, *notes)})
+    disagreeing = [f"{name}: {line}" for name, proto in candidates.items() for line in ranges.explain(proto)]
+    found = found.model_copy(update={"notes": (*found.notes, *notes, *disagreeing)})
+    if metric is None or measure is None:
+        return found
+    truth = None if labels is None else read_labels(labels)
+    run = partial(run_metric, measure, feeds=feeds, labels=truth, threads=options.threads)
+    device = options.device if opener is None else "cpu"
+    values = {
+        name: run(Side(proto, output_names(proto), options.exact, opener=opener if name else None), device)
+        for name, proto in {"": base, **candidates}.items()
+    }
+    scores = tuple(one.model_copy(update={"metric": values[one.candidate]}) for one in found.candidates)
+    update = {"metric": name_metric(metric), "metric_value": values[""], "candidates": scores}
+    return found.model_copy(update=update)
 
 
 def compare_forms(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +14,10 @@ from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import explain_mode
 from onnxfq.errors import RecipeError
+from onnxfq.execution.column_parts import find_columns, list_open, with_columns
+from onnxfq.execution.reference_runs import ReferenceRuns, keep_outputs
 from onnxfq.execution.sequences import STREAM_FEEDS, FedBack
-from onnxfq.execution.sides import Side, run_sides
+from onnxfq.execution.sides import LEAST_FEEDS, Side, run_sides
 from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_stored_in
 from onnxfq.graph.external.sizes import STAGED, is_large
 from onnxfq.graph.external.tensor import is_external
@@ -23,8 +25,10 @@ from onnxfq.graph.external.weightless import with_weights
 from onnxfq.graph.io.load import normalize_model, read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.steps import name_nodes
+from onnxfq.graph.normalize.write_out_functions import make_runnable
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_outputs
-from onnxfq.graph.signature import computed_tensors
+from onnxfq.graph.patterns.parts import OutputPart
+from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
@@ -45,6 +49,7 @@ class QuantizeSession:
         runs: number of feeds of a pass, if known.
         scratch: storage of large weights while models are built.
         loaded: the normalised model before its target prepared it.
+        columns: parts of outputs that their values tell; None before the float model ran on kept samples.
     """
 
     reference: onnx.ModelProto
@@ -54,6 +59,7 @@ class QuantizeSession:
     runs: int | None
     scratch: Scratch | None
     loaded: Model
+    columns: Mapping[str, tuple[OutputPart, ...]] | None = None
 
     def for_target(self, target: str) -> QuantizeSession:
         """Return the session of the same model and data for another target, which prepares the model.
@@ -80,7 +86,8 @@ class QuantizeSession:
     @cached_property
     def judged(self) -> JudgedTensors:
         """The tensors that judge the model; of logits those that `reference` has too."""
-        return judge_outputs(self.model.proto).with_logits(computed_tensors(self.reference))
+        judged = judge_outputs(self.model.proto).with_logits(computed_tensors(self.reference))
+        return with_columns(judged, self.columns or {})
 
     @cached_property
     def compared(self) -> onnx.ModelProto:
@@ -88,18 +95,34 @@ class QuantizeSession:
         has_all = self.judged.sources.keys() <= computed_tensors(self.reference)
         return self.reference if has_all else self.model.proto
 
+    def with_columns(self, runs: ReferenceRuns | None, options: RunOptions) -> QuantizeSession:
+        """Return the session with the parts of outputs that the first kept samples tell; `runs` has runs."""
+        feeds = self.kept[:LEAST_FEEDS]
+        if self.columns is not None or not feeds or not list_open(self.judged):
+            return self
+        outputs = None if runs is None else runs.over(feeds)
+        if outputs is None:
+            with weights_stored_in(self.scratch):
+                kept = keep_outputs(self.compared, self.judged, feeds, options.threads, options.device)
+            outputs = iter(kept)
+        names = output_names(self.compared)
+        return replace(self, columns=find_columns(self.judged, names, list(outputs)))
+
     @property
     def kept(self) -> list[Feed]:
         """The samples to compare models on, a feed each, in the order of their digests.
 
         After a pass, the unseen ones; of few samples, and next to statistics of all, the kept ones.
         """
-        return [] if self.feeds is None else self.feeds.unseen or self.feeds.feeds
+        return [] if self.feeds is None else self.feeds.compared
 
 
 def load_written_recipe(recipe: str | Path | Recipe, options: QuantizeOptions) -> Recipe:
-    """Return the loaded recipe. Raises RecipeError if the written model lacks its rounding or float type."""
+    """Return the loaded recipe. Raises RecipeError for a rounding, float type or GPU that it is not for."""
     loaded = load_recipe(recipe)
+    hardware = target_by_name(loaded.target).hardware
+    if options.gpus and hardware is not None:
+        hardware.refuse(loaded, options.gpus)
     if not target_by_name(loaded.target).has_pairs:
         if options.floats.name in HALF_TYPES:
             raise RecipeError(
@@ -174,8 +197,12 @@ def embed_weights(model: Model, proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy with unique node names; ONNX allows duplicates, ONNX Runtime rejects them."""
+    """Return a copy with unique node names; ONNX allows duplicates, ONNX Runtime rejects them.
+
+    Operators of new opsets that ONNX Runtime lacks are written out.
+    """
     proto = onnx.ModelProto()
     proto.CopyFrom(model)
     name_nodes(proto)
+    make_runnable(proto)
     return proto

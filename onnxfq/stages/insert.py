@@ -27,6 +27,8 @@ SWITCHES_KEY = f"{_KEYS}switches"
 """Metadata of a model with a switch for each tensor: their names in order."""
 TARGET_KEY = f"{_KEYS}target"
 """Metadata of a written model: the name of its target."""
+FLOAT_KEY = f"{_KEYS}float"
+"""Metadata of a written model: the type of its non-quantized part."""
 
 
 def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: int = 0) -> onnx.ModelProto:
@@ -133,5 +135,5 @@ def with_provenance(proto: onnx.ModelProto, plan: Plan, encodings: Encodings) ->
 
 def with_float_type(proto: onnx.ModelProto, name: FloatName) -> onnx.ModelProto:
     """Return `proto`, changed in place, with the type of its non-quantized part in its metadata."""
-    proto.metadata_props.add(key="onnxfq.float", value=name)
+    proto.metadata_props.add(key=FLOAT_KEY, value=name)
     return proto

@@ -93,18 +93,18 @@ class ObserveOptions:
 
 def observed_tensors(model: Model, plan: Plan, options: ObserveOptions) -> list[Observed]:
     """Return the tensors that `plan` observes, in its order. Raises PlanError if their groups are unknown."""
-    in_parts = any(p.spec.equalized or p.spec.observed_granularity != PER_TENSOR for p in plan.activations)
+    in_parts = any(p.observes_channels or p.observed_granularity != PER_TENSOR for p in plan.activations)
     editor = Editor(model.graph()) if in_parts else None  # a graph takes long to build
     stop, feed_ranges = options.nonfinite == "stop", options.feed_ranges
     found = []
     for placement in plan.activations:
-        shape, channels, spec = None, 0, placement.spec
+        shape, channels, by_channel = None, 0, placement.observes_channels
         if editor is not None:
-            tensor = find_channels(editor, placement) if spec.equalized else editor.tensor(placement)
+            tensor = find_channels(editor, placement) if by_channel else editor.tensor(placement)
             shape = find_observed_shape(placement, tensor)
-            channels = int(tensor.shape[spec.granularity.axis]) if spec.equalized else 0
+            channels = int(tensor.shape[placement.spec.granularity.axis]) if by_channel else 0
         found.append(
-            Observed(placement.tensor, spec.observed_granularity, shape, channels, stop, feed_ranges)
+            Observed(placement.tensor, placement.observed_granularity, shape, channels, stop, feed_ranges)
         )
     return found
 

@@ -74,12 +74,15 @@ class QuantizeOptions(RunOptions):
     Attributes:
         floats: the type of the non-quantized part; tensors that do not fit in it stay in float32.
         runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
+        gpus: names such as l4 or compute capabilities such as SM89; a recipe with a format that one of them
+            lacks is refused.
         ray: address of a Ray cluster, or "local", that observes, gathers moments and rounds weights by them;
             the written model is the same to the bit.
     """
 
     floats: FloatOptions = ALL_FLOAT32
     runtime: str | None = None
+    gpus: tuple[str, ...] = ()
     ray: str | None = None
 
     @staticmethod

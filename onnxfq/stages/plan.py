@@ -23,11 +23,19 @@ from onnxfq.graph.queries import (
     read_in_float,
 )
 from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.placement.channel_scales import scale_channels
 from onnxfq.placement.equalization import equalize_depthwise
-from onnxfq.placement.left_out import OPERATORS, leave_out_depthwise, leave_out_log_spectra, leave_out_small
+from onnxfq.placement.left_out import (
+    OPERATORS,
+    leave_out_depthwise,
+    leave_out_log_spectra,
+    leave_out_small,
+)
+from onnxfq.placement.light_weights import leave_out_light
 from onnxfq.placement.operators import decide_operators, place_biases
 from onnxfq.placement.pass_through_ops import list_moves, place_bridges
 from onnxfq.placement.residual_adds import residual_skip
+from onnxfq.placement.short_runs import leave_out_short_runs
 from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
@@ -62,7 +70,8 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     decisions = decide_operators(graph, _decide_weighted(graph, recipe, policy), recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = [_note_float_readers(p, tensors) for p in _merge(decisions)]
-    if not policy.absorbed:  # its Mul would stand between an operator and the pair that it is fused with
+    placements = scale_channels(placements, graph, policy)
+    if policy.equalizes:
         placements = equalize_depthwise(placements, graph, recipe)
     placements, bridges = place_bridges(placements, graph, recipe, policy)
     bridges += list_moves(placements, graph, policy)
@@ -120,14 +129,14 @@ def observation_plan(model: Model) -> Plan:
     itself. Raises ModelError as `make_plan`.
     """
     model = prepare_model(model, RECIPES[_WIDEST[0]].target)
-    all_nodes = {"log_spectra": "quantize", "conv_transpose": "quantize"}
+    all_nodes = dict.fromkeys(("log_spectra", "conv_transpose", "unfused_attention"), "quantize")
     wide = [RECIPES[name].model_copy(update=all_nodes) for name in _WIDEST]
     # Equalized tensors have no common scale, and so their Concat has one only where nothing is equalized.
     wide.append(wide[0].override(activations={"equalize": "none"}))
     plans = [make_plan(model, recipe) for recipe in wide]
     placements = {p.tensor: p for plan in plans for p in plan.activations}
     # A tensor with ranges of channels also has the statistics of the whole tensor.
-    placements |= {p.tensor: p for plan in plans for p in plan.activations if p.spec.equalized}
+    placements |= {p.tensor: p for plan in plans for p in plan.activations if p.observes_channels}
     return plans[0].model_copy(update={"recipe": "all", "placements": tuple(placements.values())})
 
 
@@ -172,7 +181,10 @@ def _as_a_whole(
         decisions = leave_out_depthwise(decisions, nodes)
     if recipe.small_shapes != "quantize":
         decisions = leave_out_small(decisions, nodes, OPERATORS[recipe.small_shapes])
-    return policy.revise(decisions, nodes)
+        decisions = leave_out_short_runs(decisions, nodes, OPERATORS["convolutions"])
+    if recipe.least_weight_bytes:
+        decisions = leave_out_light(decisions, nodes, recipe.least_weight_bytes)
+    return policy.revise(decisions, nodes, recipe)
 
 
 def _decide_residuals(

@@ -57,7 +57,7 @@ def _is_probability(model: Model, tensor: str) -> bool:
 
 
 def _is_calibrated(placement: Placement) -> bool:
-    return not (placement.spec.dynamic or placement.spec.equalized or placement.calibrator.is_fixed)
+    return not (placement.spec.dynamic or placement.observes_channels or placement.calibrator.is_fixed)
 
 
 def warn_zeroed_values(model: Model, plan: Plan, statistics: Statistics, encodings: Encodings) -> None:

@@ -84,7 +84,9 @@ class WrittenFile:
             log.warning("%s could not be restored: %s%s", self.path, error.strerror or error, kept)
 
     def size(self) -> int:
-        """Return the bytes of the file."""
+        """Return the bytes of the file, or of all files in the folder."""
+        if self.is_folder and self.named is not None:
+            return folder_bytes(self.named)
         place = self.handle if self.named is None else self.named
         return 0 if place is None else os.stat(place).st_size
 
@@ -97,6 +99,11 @@ class WrittenFile:
         for handle in (self.handle, self._lock):
             if handle is not None:
                 os.close(handle)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the bytes of all files in `folder`."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _remove(path: Path, is_folder: bool) -> None:

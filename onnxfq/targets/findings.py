@@ -6,14 +6,24 @@ import re
 from collections import Counter
 from typing import Literal
 
+from onnxfq.documents.engine_listing import EngineListing
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
+from onnxfq.targets.engine_figures import EngineComparison
 
 Severity = Literal["refused", "float", "wrong", "warning"]
 """refused: no engine. float: it runs, but not in low precision. wrong: it computes other values."""
 
 Verdict = Literal["low", "weight-only", "mixed", "float", "missing"]
 """Precision in which an engine runs a node, see `EngineNode`."""
+
+_EIGHT_BITS: tuple[Verdict, ...] = ("low", "weight-only")
+
+Expected = Literal["low", "weight-only", "MXFP8"]
+"""Precision that a graph wants of a node: all operands low, the constant alone, or both in MXFP8.
+
+MXFP8 counts apart: TensorRT for RTX 1.7.1 has no kernel for it and multiplies in a half type. B200 has one.
+"""
 
 _NAMED = 3
 """Most nodes that a line of text names for findings like its first one."""
@@ -44,20 +54,17 @@ class Finding(Record):
 
 
 class CheckCoverage(Record):
-    """Number of nodes of one operator that keep their expected precision.
-
-    Attributes:
-        expects: "low" if all multiplied inputs are quantized, "weight-only" if only the constant is.
-    """
+    """Number of nodes of one operator that keep their expected precision; of MXFP8, weights of 8 bits."""
 
     op_type: str
-    expects: Literal["low", "weight-only"]
+    expects: Expected
     kept: int
     promised: int
 
     def __str__(self) -> str:
         """Return `Conv 52/52 low`."""
-        return f"{self.op_type} {self.kept}/{self.promised} {self.expects}"
+        apart = " weights, multiplied in half by TensorRT for RTX" if self.expects == "MXFP8" else ""
+        return f"{self.op_type} {self.kept}/{self.promised} {self.expects}{apart}"
 
 
 class EngineNode(Record):
@@ -74,9 +81,14 @@ class EngineNode(Record):
     device: str
     node: str
     op_type: str
-    expects: Literal["low", "weight-only"]
+    expects: Expected
     verdict: Verdict
     why: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        """Tell whether it runs as expected; an MXFP8 product at least has a weight of 8 bits."""
+        return self.verdict == self.expects or (self.expects == "MXFP8" and self.verdict in _EIGHT_BITS)
 
 
 class CheckResult(Record):
@@ -86,6 +98,8 @@ class CheckResult(Record):
         coverage: coverage by the rules, or by the engines if some were built.
         builder: name and version of the builder; empty without a build.
         engine: precision of each expected low-precision node in the engines.
+        listing: layers and times of an engine that was built elsewhere; None without its files.
+        against: the engines beside those of the same graph without pairs; empty if these were not built.
     """
 
     source: str
@@ -94,6 +108,8 @@ class CheckResult(Record):
     coverage: tuple[CheckCoverage, ...]
     builder: str = ""
     engine: tuple[EngineNode, ...] = ()
+    listing: EngineListing | None = None
+    against: tuple[EngineComparison, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -108,7 +124,9 @@ class CheckResult(Record):
         found = ", ".join(f"{counts[severity]} {severity}" for severity in _ORDER if counts[severity])
         how = f"built by {self.builder}" if self.builder else "by the rules, nothing was built"
         lines.append(f"coverage   {', '.join(map(str, self.coverage)) or 'no quantized operator'} ({how})")
+        lines += [] if self.listing is None else self.listing.lines()
         lines.append(f"findings   {found or 'none'}")
+        lines += [line for compared in self.against for line in compared.lines()]
         return "\n".join(lines)
 
 

@@ -17,6 +17,9 @@ Shape = tuple[int, ...]
 Profile = tuple[Shape, Shape, Shape]
 """Smallest, most frequent and largest shape of one input."""
 
+Range = tuple[int, int]
+"""Smallest and largest size of one dimension."""
+
 ENDS = ("min", "opt", "max")
 """Names of the shapes of a profile, as TensorRT's tools have them."""
 
@@ -31,12 +34,13 @@ _PIXELS = 224
 _OTHER = 64
 
 
-def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, Profile]:
+def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int | Range]]) -> dict[str, Profile]:
     """Return a profile for each input of `proto` with open dimensions.
 
     Args:
         proto: the model.
-        shapes: shape by input name; an open first dimension goes from 1 to the given size.
+        shapes: shape by input name, each size a number or a range; an open first dimension goes from 1 to a
+            given number.
 
     Open dimensions of other inputs get defaults: the first goes from 1 to 8, the last two of an image are
     224, all others 64. Dimensions of equal names get equal sizes. Raises DataError for an unknown input or a
@@ -49,11 +53,14 @@ def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dic
             raise DataError(
                 f"a shape is given for {name!r}, which the model does not take{nearest(name, inputs)}"
             )
-    named: dict[str, tuple[int, int]] = {}
+    named: dict[str, Range] = {}
     found = {}
     for name, tensor in inputs.items():
         dims = list(tensor.shape.dim)
-        given = _check_dims(name, dims, shapes[name]) if name in shapes else None
+        given = shapes.get(name)
+        if given is not None:
+            for end in zip(*map(_ends_of, given), strict=True):
+                _check_dims(name, dims, end)
         ranges = [
             _range(axis, len(dims), dim, None if given is None else given[axis], named)
             for axis, dim in enumerate(dims)
@@ -86,7 +93,7 @@ class ShapeCount:
 
 
 def cover_shapes(
-    proto: onnx.ModelProto, count: ShapeCount, shapes: Mapping[str, Sequence[int]]
+    proto: onnx.ModelProto, count: ShapeCount, shapes: Mapping[str, Sequence[int | Range]]
 ) -> dict[str, Profile]:
     """Return a profile for each input with open dimensions, from the shapes in `count`.
 
@@ -146,13 +153,15 @@ def check_covered(found: Mapping[str, Profile], feeds: Sequence[Feed]) -> None:
                 )
 
 
+def _ends_of(size: int | Range) -> Range:
+    return (size, size) if isinstance(size, int) else size
+
+
 def _text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
-def _check_dims(
-    name: str, dims: list[onnx.TensorShapeProto.Dimension], given: Sequence[int]
-) -> Sequence[int]:
+def _check_dims(name: str, dims: list[onnx.TensorShapeProto.Dimension], given: Sequence[int]) -> None:
     fixed = [dim.dim_value if dim.dim_value > 0 else None for dim in dims]
     fits = len(given) == len(fixed) and all(
         f in (None, g) and g > 0 for f, g in zip(fixed, given, strict=True)
@@ -165,22 +174,23 @@ def _check_dims(
             f"input {name!r} would have {prod(given):,} elements in the given shape {_text(given)}; TensorRT "
             f"takes up to {MOST_ELEMENTS:,}, give less"
         )
-    return given
 
 
 def _range(
     axis: int,
     rank: int,
     dim: onnx.TensorShapeProto.Dimension,
-    given: int | None,
-    named: dict[str, tuple[int, int]],
-) -> tuple[int, int]:
+    given: int | Range | None,
+    named: dict[str, Range],
+) -> Range:
     """Return (smallest, largest) size of one dimension; store it for dimensions of the same name."""
     if dim.dim_value > 0:
         return dim.dim_value, dim.dim_value
     if dim.dim_param and dim.dim_param in named:
         return named[dim.dim_param]
-    if given is not None:
+    if isinstance(given, tuple):
+        size = given
+    elif given is not None:
         size = (1 if axis == 0 else given, given)
     elif axis == 0:
         size = (1, LARGEST_BATCH)

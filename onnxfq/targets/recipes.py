@@ -21,21 +21,21 @@ def make_recipe(
     target: str,
     activations: dict[str, Any] | None,
     weights: dict[str, Any] | None = None,
-    **choices: str,
+    **choices: str | int,
 ) -> Recipe:
     """Return a recipe of `target`. Without `weights` these are int8, a scale per output channel."""
     schemes = {"activations": activations, "weights": weights or {"qtype": "int8"}}
     return Recipe.model_validate({"name": name, "target": target, **schemes, **choices})
 
 
-def make_block_recipe(name: str, target: str, qtype: str, scale_type: str) -> Recipe:
+def make_block_recipe(name: str, target: str, qtype: str, scale_type: str, **choices: str | int) -> Recipe:
     """Return a recipe of OCP MX or NVFP4: weights and activations in blocks, each with a small scale.
 
     Scales of MX are the formula's. NVFP4 weights take the scales of least squared error.
     """
     scheme = {"qtype": qtype, "scale_type": scale_type, "granularity": "blocked"}
     weights = {"calibrator": "mse"} if scale_type == "e4m3" else {}
-    return make_recipe(name, target, scheme | {"dynamic": True}, scheme | weights)
+    return make_recipe(name, target, scheme | {"dynamic": True}, scheme | weights, **choices)
 
 
 def load_recipe(recipe: str | Path | Recipe) -> Recipe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import onnx
 from numpy.typing import NDArray
@@ -19,8 +19,8 @@ from onnxfq.passes.qdq_form import PLAIN, QdqForm
 from onnxfq.placement.float_casts import CastFreeRule, CastRule, no_rule, take_casts
 from onnxfq.placement.target_policy import TargetPolicy
 from onnxfq.runtime.unsupported_ops import FOREIGN_DOMAINS
-from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.profiles import Profile
+from onnxfq.targets.findings import CheckResult, Finding
+from onnxfq.targets.profiles import Profile, Range
 from onnxfq.targets.recipes import RECIPES
 
 
@@ -31,10 +31,16 @@ class BuildOptions:
     Attributes:
         shapes: shapes of inputs with open dimensions by name, see `profiles`.
         seconds: time limit for one engine.
+        against: "half" to build the same graph without pairs too, and compare; TensorRT alone has it.
+        covered: profiles in place of those by `shapes`.
+        values: numbers of integer inputs that TensorRT reads while it builds, such as a shape, by name.
     """
 
-    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    shapes: Mapping[str, Sequence[int | Range]] = field(default_factory=dict)
     seconds: float = 600.0
+    against: Literal["", "half"] = ""
+    covered: Mapping[str, Profile] | None = None
+    values: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 Values = Mapping[str, NDArray[Any]]
@@ -58,6 +64,9 @@ Profiler = Callable[[AnyModel, int, Feed], Mapping[tuple[str, str], float]]
 Check = Callable[[onnx.ModelProto, str, BuildOptions | None], CheckResult]
 """Takes a Q/DQ model, its name for messages, and options for a build; None for no build."""
 
+EngineCheck = Callable[[onnx.ModelProto, str, Path, Path | None], CheckResult]
+"""Takes a Q/DQ model, its name for messages, and files with the layers and the times of an engine."""
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -77,6 +86,23 @@ class Samples:
     feeds: Sequence[Feed]
     results: Sequence[Values]
     agreements: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """GPUs of a target by name, and what runs on all of those that are given.
+
+    Attributes:
+        describe: returns lines with the formats of each GPU.
+        judge: tells whether a recipe runs; None if that is unknown.
+        refuse: raises RecipeError for a recipe that does not run, with the nearest that does.
+        check: returns what a model has that the GPUs lack.
+    """
+
+    describe: Callable[[Sequence[str]], list[str]]
+    judge: Callable[[Recipe, Sequence[str]], bool | None]
+    refuse: Callable[[Recipe, Sequence[str]], None]
+    check: Callable[[onnx.ModelProto, Sequence[str]], list[Finding]]
 
 
 @dataclass(frozen=True)
@@ -111,13 +137,16 @@ class Target:
         cast_free: rule for float32 nodes that would have a Cast in front of them.
         conversion: name of the recipe that `convert` starts from; empty for none.
         check: rules over a Q/DQ model.
+        check_engine: the same with what an engine of the model does, built elsewhere.
         run: an engine of the target on this machine.
         values: opens a model in its runtime on this machine, with the float part in float32.
         open: its runtime on this machine as users open it, for times.
         profile: the same runtime's own account of its time.
         kit: files that `handoff` writes.
+        compares: whether its builder also builds the same graph without pairs.
         capabilities: by number format, the least compute capability of a GPU that multiplies in it, 89 for
             8.9; empty for a target whose hardware is not told by it.
+        hardware: its GPUs by name; None for a target without them.
     """
 
     name: str
@@ -131,12 +160,15 @@ class Target:
     cast_free: CastFreeRule = take_casts
     conversion: str = ""
     check: Check | None = None
+    check_engine: EngineCheck | None = None
     run: Runner | None = None
     values: Opener | None = None
     open: Opener | None = None
     profile: Profiler | None = None
     kit: Kit | None = None
+    compares: bool = False
     capabilities: Mapping[str, int] = field(default_factory=dict)
+    hardware: Hardware | None = None
 
 
 Part = TypeVar("Part")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 
 from onnxfq.errors import RecipeError, nearest
 from onnxfq.graph.io.load import read_model
-from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.target import DEFAULT_TARGET, BuildOptions, collect_parts
+from onnxfq.targets.findings import CheckResult, worst_first
+from onnxfq.targets.target import DEFAULT_TARGET, BuildOptions, collect_parts, target_by_name
 
 
 def check(
-    model: str | Path | onnx.ModelProto, target: str = DEFAULT_TARGET, *, build: BuildOptions | None = None
+    model: str | Path | onnx.ModelProto,
+    target: str = DEFAULT_TARGET,
+    *,
+    build: BuildOptions | None = None,
+    layers: str | Path | None = None,
+    profile: str | Path | None = None,
+    gpus: Sequence[str] = (),
 ) -> CheckResult:
     """Return findings where `target` deviates from the Q/DQ `model`; nothing is changed or written.
 
@@ -22,12 +29,36 @@ def check(
         target: a target with rules. The rules need nothing installed.
         build: also open the model in the runtime or builder of the target, which may be an extra and needs
             no GPU, and report the precision of each node.
+        layers: what the target's tools exported of an engine of the model that was built elsewhere: the
+            precision of each node there, and what is fused. It takes the place of `build`.
+        profile: times of the layers of the same engine.
+        gpus: names or compute capabilities; formats that one of them lacks are refused.
 
     Raises ModelError for a model that cannot be read, RecipeError for a target without rules, and with
-    `build` RuntimeLibraryError and DataError.
+    `build` or `layers` RuntimeLibraryError and DataError.
     """
-    rules = collect_parts(lambda one: one.check)
+    rules, readers = collect_parts(lambda one: one.check), collect_parts(lambda one: one.check_engine)
     if target not in rules:
         raise RecipeError(f"there are no rules for target {target!r}{nearest(target, rules)}")
+    if layers is not None and target not in readers:
+        raise RecipeError(f"no engines are read of target {target!r}{nearest(target, readers)}")
+    if build is not None and build.against and not target_by_name(target).compares:
+        raise RecipeError(
+            f"the builder of target {target!r} compares with no graph without pairs; leave out --against, or "
+            "give target tensorrt"
+        )
     proto, _, source = read_model(model)
-    return rules[target](proto, source, build)
+    if layers is None:
+        return _add_gpus(rules[target](proto, source, build), proto, gpus)
+    times = None if profile is None else Path(profile)
+    return _add_gpus(readers[target](proto, source, Path(layers), times), proto, gpus)
+
+
+def _add_gpus(found: CheckResult, proto: onnx.ModelProto, gpus: Sequence[str]) -> CheckResult:
+    """Return the result with what the model has that a GPU lacks. Raises RecipeError without any GPU."""
+    hardware = target_by_name(found.target).hardware
+    if not gpus:
+        return found
+    if hardware is None:
+        raise RecipeError(f"target {found.target} has no GPUs by name; leave gpus out")
+    return found.model_copy(update={"findings": worst_first([*found.findings, *hardware.check(proto, gpus)])})

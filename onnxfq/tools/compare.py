@@ -22,6 +22,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.ops import ONNX_QUANTIZERS
 from onnxfq.graph.signature import boundaries
+from onnxfq.interchange.quantized_models.input_ranges import InputRanges
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.support.records import Record
@@ -55,6 +56,7 @@ class Comparison(Record):
     Attributes:
         missing: the tensors that `b` lacks.
         shares: outputs of integers, texts and booleans: the share of equal elements.
+        notes: inputs whose calibrated range and data disagree.
     """
 
     format: Literal["onnxfq.comparison/1"] = "onnxfq.comparison/1"
@@ -65,6 +67,7 @@ class Comparison(Record):
     tensors: tuple[TensorDifference, ...]
     missing: tuple[str, ...] = ()
     shares: tuple[EqualShare, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def first(self) -> TensorDifference | None:
@@ -98,6 +101,7 @@ class Comparison(Record):
         lines += [f"{hidden} more; all are in --json"] if hidden else []
         if self.missing:
             lines.append(f"{self.b} has no {', '.join(self.missing)}")
+        lines += [f"note       {note}" for note in self.notes]
         return "\n".join(lines)
 
 
@@ -132,7 +136,8 @@ def compare(
     if not any(node.op_type in ONNX_QUANTIZERS for node in proto.graph.node):
         raise ModelError(f"{source} has no QuantizeLinear in its main graph; give a Q/DQ model")
     runners = [runner(name) for name in (a, b)]
-    given = list(islice(open_feeds(proto, data, options.batch, options.data), feeds))
+    ranges = InputRanges()
+    given = list(ranges.watch(islice(open_feeds(proto, data, options.batch, options.data), feeds)))
     if not given:
         raise DataError("there is no feed to compare on; give data")
     tensors = boundaries(proto)
@@ -177,6 +182,7 @@ def compare(
         tensors=tuple(found),
         missing=tuple(name for name in tensors if name in missing),
         shares=tuple(EqualShare.of(name, count) for name, count in counts.items()),
+        notes=tuple(ranges.explain(proto)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -31,6 +31,7 @@ from onnxfq.targets.profiles import (
     ENDS,
     Ends,
     Profile,
+    Range,
     ShapeCount,
     check_covered,
     cover_shapes,
@@ -65,8 +66,9 @@ def handoff(
     target: str = DEFAULT_TARGET,
     data: Data | None = None,
     build: BuildOptions | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int | Range]] | None = None,
     ends: Ends | None = None,
+    gpus: Sequence[str] = (),
     options: RunOptions | None = None,
 ) -> Handoff:
     """Write the Q/DQ `model`, shapes, commands, samples with expected outputs and findings into `folder`.
@@ -77,9 +79,10 @@ def handoff(
         target: a target with tools.
         data: its first feeds are the samples, and the shapes of all its feeds make the profiles; without data
             the samples are random numbers.
-        build: build as well for the findings, as `check` does.
+        build: build as well for the findings, as `check` does, for the profiles of the folder.
         shapes: of inputs with open dimensions, as for `check`.
         ends: shapes that replace those of the profiles: {"min" | "opt" | "max": {input: shape}}.
+        gpus: names or compute capabilities, as for `check`.
         options: batch, threads and how data is read.
 
     Raises OutputError for a folder with files in it, RecipeError for a target without tools, DataError for
@@ -89,7 +92,6 @@ def handoff(
     kit = _kit_of(target)
     check_folder(path)
     proto, _, source = read_model(model)
-    found = check(proto, target, build=build).model_copy(update={"source": source})
     notes: list[str] = []
     count = ShapeCount()
     if data is None:
@@ -103,6 +105,8 @@ def handoff(
             pass
         wanted = set_ends(proto, cover_shapes(proto, count, shapes), ends or {})
     check_covered(wanted, feeds)
+    covered = None if build is None else replace(build, covered=wanted)
+    found = check(proto, target, build=covered, gpus=gpus).model_copy(update={"source": source})
     missing = explain_unsupported(proto)
     results = [] if missing else list(_results(proto, feeds, Session(proto, options.threads, exact=True)))
     agreements = {} if missing else _compare_roundings(proto, feeds, results, options.threads)

@@ -31,6 +31,7 @@ COMMANDS = {
     "calibrate, table": "calibrate m.onnx --plan p.json --statistics m.stats.npz -o q.json --table-csv OUT",
     "insert": "insert m.onnx --plan p.json --encodings c.json -o OUT",
     "convert": "convert m.onnx --data d.npz -o OUT",
+    "cast": "cast m.onnx --data d.npz -o OUT",
     "calibrate, format": "calibrate m.onnx --plan p.json --encodings c.json --format tensorrt-cache -o OUT",
     "observe --merge": "observe --merge m.stats.npz other.stats.npz -o OUT",
 }

@@ -105,7 +105,7 @@ def test_a_recipe_that_fails_is_a_line(capfd: pytest.CaptureFixture[str]) -> Non
         ("--recipe tensorrt-int8 -o here", "it is a folder; give a file name"),
         ("--recipe tensorrt-int8 --recipe int8 -o out", "two recipes are called tensorrt-int8"),
         ("--recipe tensorrt-int8 --recipe int9 -o out", "unknown recipe 'int9'"),
-        ("-o out.onnx --build", "--build is for several recipes"),
+        ("-o out.onnx --shape x:1x2", "--shape needs --build"),
     ],
 )
 def test_mistakes(capfd: pytest.CaptureFixture[str], line: str, said: str) -> None:

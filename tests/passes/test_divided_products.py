@@ -18,7 +18,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_qdq
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.target import BuildOptions
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.rewrites.block_formats import block_writer
 from onnxfq.tools.check import check
 

@@ -11,20 +11,23 @@ from builders import build, feed_for, linear, planned, weights, with_override
 from engines import build_all, counts, unmeasured
 
 from onnxfq.documents.plan import Plan
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
 from onnxfq.graph.patterns.attention import find_attentions
 from onnxfq.pipeline import quantize
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.attention import count_tokens
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import Job, builder_installed, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
+from onnxfq.tools.check import check
 
+PRODUCTS = ("scores", "mix")
 BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 
-def heads(head: int, tokens: int = 64, count: int = 2) -> onnx.ModelProto:
-    """Multi-head attention with projections before and behind it, fixed shapes."""
+def heads(head: int, tokens: int | str = 64, count: int = 2) -> onnx.ModelProto:
+    """Multi-head attention with projections before and behind it, for one sample."""
     width = head * count
     return build(
         f"""g (float[1,{tokens},{width}] x) => (float[1,{tokens},{width}] y) {{
@@ -39,8 +42,8 @@ def heads(head: int, tokens: int = 64, count: int = 2) -> onnx.ModelProto:
             [project] y = MatMul (m3, wo) }}""",
         {
             **{f"w{n}": weights(width, width, seed=i) * np.float32(0.1) for i, n in enumerate("qkvo")},
-            "split": np.asarray([1, tokens, count, head], np.int64),
-            "join": np.asarray([1, tokens, width], np.int64),
+            "split": np.asarray([1, 0, count, head], np.int64),
+            "join": np.asarray([1, 0, width], np.int64),
             "factor": np.float32(head**-0.5),
         },
     )
@@ -51,13 +54,22 @@ def why_of(plan: Plan, node: str) -> set[str]:
     return {p.why for p in plan.placements if any(use.node == node for use in p.uses)}
 
 
-def fused(proto: onnx.ModelProto, recipe: str, folder: Path) -> dict[str, int]:
+def left_out(proto: onnx.ModelProto, recipe: str) -> dict[str, str]:
+    """Return why the plan leaves nodes in float, by name."""
+    return {s.name: s.why for s in planned(proto, recipe).skipped if s.kind == "node"}
+
+
+def fused(proto: onnx.ModelProto, recipe: str | Recipe, folder: Path) -> dict[str, int]:
     """Return how many attentions TensorRT for RTX fuses, by architecture."""
-    (reports,) = build_all(folder, {"m": unmeasured(proto, recipe)}).values()
+    (reports,) = build_all(folder, {"m": unmeasured(proto, recipe, "fp16")}).values()
     return {
         capability: sum(layer.is_attention for layer in parse_layers(report.layers))
         for capability, report in reports.items()
     }
+
+
+UNFUSED = {("tensorrt-int8", 80, 64), ("tensorrt-int8", 32, 577), ("tensorrt-fp8", 64, 31)}
+"""Recipe, head size and tokens of attentions that the builder does not fuse in the format of the recipe."""
 
 
 @BUILDER
@@ -69,25 +81,54 @@ def fused(proto: onnx.ModelProto, recipe: str, folder: Path) -> dict[str, int]:
         ("tensorrt-int8", 32, 577),
         ("tensorrt-fp8", 64, 64),
         ("tensorrt-fp8", 80, 64),
+        ("tensorrt-fp8", 64, 31),
+        ("tensorrt-fp8", 64, 32),
+        ("tensorrt-int8", 64, 31),
     ],
 )
 def test_the_plan_says_what_is_fused(recipe, head, tokens, tmp_path: Path):
     """The engine has one kernel for the attention exactly if the plan reports no limit."""
-    proto = heads(head, tokens)
-    told = any("not fused: " in why for why in why_of(planned(proto, recipe), "scores"))
-    assert told == (recipe == "tensorrt-int8" and (head, tokens) != (64, 64))
-    assert set(fused(proto, recipe, tmp_path).values()) == {0 if told else 1}
+    proto, quantized = heads(head, tokens), load_recipe(recipe).override(unfused_attention="quantize")
+    told = any("not fused: " in why for why in why_of(planned(proto, quantized), "scores"))
+    assert told == ((recipe, head, tokens) in UNFUSED)
+    assert set(fused(proto, quantized, tmp_path).values()) == {0 if told else 1}
+    left = {s.name: s.why for s in planned(proto, recipe).skipped if s.name in ("scores", "mix")}
+    assert len(left) == 2 * told and all("in a half type it is one kernel" in why for why in left.values())
+    assert set(fused(proto, recipe, tmp_path).values()) == {1}
 
 
 def test_limits_are_told():
-    """The reason names the limit and the number found, of heads and of tokens, for both products."""
+    """The reason names the limit and the number found, of heads, tokens and keys, for both products."""
     for node in ("scores", "mix"):
-        assert any("heads of 16, 32, 64, these have 80" in w for w in why_of(planned(heads(80)), node))
-        many = planned(heads(64, 600))
-        assert any("up to 512 tokens, these are 600" in why for why in why_of(many, node))
+        assert "heads of 16, 32, 64, these have 80" in left_out(heads(80), "tensorrt-int8")[node]
+        assert "up to 512 tokens, these are 600" in left_out(heads(64, 600), "tensorrt-int8")[node]
+        assert "has 32 keys and more, these are 24" in left_out(heads(64, 24), "tensorrt-fp8")[node]
     assert not any("fused" in why for why in why_of(planned(heads(80), "tensorrt-fp8"), "mix"))
+    # No half type fuses heads of 512 either, so they stay quantized.
     large = why_of(planned(heads(512), "tensorrt-fp8"), "mix")
     assert any("heads of up to 256, these have 512" in why for why in large)
+
+
+def test_an_open_number_of_keys_is_no_float8() -> None:
+    """A float8 attention with an open number of keys stays in float, unless the recipe asks for it."""
+    proto = decode("T", "C")
+    assert all("if the profile begins at 32 keys" in left_out(proto, "tensorrt-fp8")[n] for n in PRODUCTS)
+    asked = load_recipe("tensorrt-fp8").override(unfused_attention="quantize")
+    assert all(any("begins at 32 keys" in why for why in why_of(planned(proto, asked), n)) for n in PRODUCTS)
+    assert not left_out(decode(1, "C"), "tensorrt-fp8").keys() & set(PRODUCTS)
+
+
+@BUILDER
+@pytest.mark.parametrize(("least", "expected"), [(1, 0), (31, 0), (32, 1)])
+def test_the_least_end_of_the_profile_decides(least: int, expected: int, tmp_path: Path) -> None:
+    """Float8 attention with open tokens is fused if the profile begins at 32 of them."""
+    asked = load_recipe("tensorrt-fp8").override(unfused_attention="quantize")
+    path, proto = tmp_path / "m.onnx", unmeasured(heads(64, "T"), asked, "fp16")
+    onnx.save(proto, path)
+    assert [one.message for one in check(proto).findings if "begins at 32 keys" in one.message]
+    profile = {"x": tuple((1, tokens, 128) for tokens in (least, 64, 128))}
+    (report,) = run_jobs([Job(path, "SM89", profile)], 120)
+    assert sum(layer.is_attention for layer in parse_layers(report.layers)) == expected
 
 
 @pytest.mark.parametrize(("kept", "other"), [("scores", "mix"), ("mix", "scores")])
@@ -348,6 +389,7 @@ def test_small_float8():
     deep = "a depthwise convolution, which sums over no channels" + remedy.format("depthwise")
     assert {s.name: s.why for s in plan.skipped if s.kind == "node"} == {
         "one": small.format("16 channels in and 32 out"),
+        "two": "between float operators its pairs cost 59,456 bytes" + remedy.format("small_shapes"),
         "four": small.format("32 channels in and 32 out in 4 groups"),
         "deep": deep,
     }

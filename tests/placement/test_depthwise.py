@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 from builders import build, planned, weights
 
+import onnxfq
+from onnxfq.calibration.calibrators.groups import choose_channel_ranges
+from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError, SpecError
 from onnxfq.graph.io.load import load
+from onnxfq.numerics.granularity import CHANNELS, PER_TENSOR
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.targets.recipes import load_recipe
 
@@ -24,6 +29,12 @@ def network(rest: str = "", shape: str = "N,3,6,6", **more: object) -> onnx.Mode
         {rest or "[last] y = Conv (d, w2)"} }}"""
     constants = {"w0": weights(4, 3, 1, 1), "w1": weights(4, 1, 3, 3), "w2": weights(2, 4, 1, 1)}
     return build(text, constants | more)
+
+
+def twice() -> onnx.ModelProto:
+    """A depthwise convolution with two outputs of each channel."""
+    text = "g (float[N,4,6,6] h) => (float[N,8,6,6] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"
+    return build(text, {"w1": weights(8, 1, 3, 3)})
 
 
 def spec_of(proto: onnx.ModelProto, tensor: str = "h", recipe: str | Recipe = "tensorrt-int8") -> QuantSpec:
@@ -42,6 +53,25 @@ def test_input_of_a_depthwise_convolution() -> None:
 def test_node_units_take_no_mul() -> None:
     """Where an operator is fused with the pair behind it, no Mul may stand between them."""
     assert not any(p.spec.equalized for p in planned(network(), "onnxruntime-int8").placements)
+
+
+def test_a_scale_for_each_channel_where_the_target_takes_it() -> None:
+    """There no Mul is needed; a tensor that is read as a whole, or of unknown channels, has one scale."""
+    spec = spec_of(network(), recipe="openvino-int8")
+    assert str(spec) == "uint8 asymmetric per-axis 1" and not spec.equalized
+    shared = network("[last] e = Conv (h, w2)\n y = Concat <axis = 1> (d, e)")
+    assert spec_of(shared, recipe="openvino-int8").granularity == PER_TENSOR
+    text = "g (float[N,C,6,6] h) => (float[a,b,c,d] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"
+    for proto in (build(text, {"w1": weights(4, 1, 3, 3)}), twice()):
+        assert spec_of(proto, recipe="openvino-int8").equalized
+
+
+def test_channels_that_a_recipe_names() -> None:
+    """A recipe may also give depthwise convolutions scales of channels, with a calibrator of its own."""
+    named = onnxfq.Override(nodes=("depth",), activations={"granularity": "per_axis", "calibrator": "mse"})
+    plan = planned(network(), load_recipe("openvino-int8").override(overrides=(named,)))
+    made = next(p for p in plan.placements if p.tensor == "h")
+    assert (made.spec.granularity, made.calibrator.name) == (CHANNELS, "mse")
 
 
 @pytest.mark.parametrize(
@@ -82,8 +112,7 @@ def test_open_channels() -> None:
 
 def test_several_outputs_a_channel() -> None:
     """A channel that is read for several outputs is still one."""
-    text = """g (float[N,4,6,6] h) => (float[N,8,6,6] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"""
-    assert spec_of(build(text, {"w1": weights(8, 1, 3, 3)})).equalized
+    assert spec_of(twice()).equalized
 
 
 @pytest.mark.parametrize(
@@ -131,3 +160,38 @@ def test_depthwise_in_float() -> None:
     plan = planned(network(), recipe)
     assert {s.name: s.rule for s in plan.skipped if s.kind == "node"} == {"depth": "depthwise"}
     assert {p.tensor for p in plan.activations} == {"x", "d"}
+
+
+def by_channel(x: np.ndarray) -> Encoding:
+    """The encoding for OpenVINO of `x`, the input of a depthwise convolution with ten samples."""
+    text = "g (float[N,4,6,6] h) => (float[a,b,c,d] y) { y = Conv <group = 4, pads = [1,1,1,1]> (h, w1) }"
+    model = load(build(text, {"w1": weights(4, 1, 3, 3)}))
+    plan = onnxfq.make_plan(model, load_recipe("openvino-int8"))
+    statistics = onnxfq.collect_statistics(model, plan, [{"h": x}])
+    assert statistics.groups == {}  # ranges alone, so that statistics stay small
+    changed = onnxfq.calibrate(model, plan, statistics, "mse")["h"]
+    made = onnxfq.calibrate(model, plan, statistics)["h"]
+    assert changed == made  # no calibrator changes them
+    return made
+
+
+def test_ranges_of_channels_leave_room() -> None:
+    """For what twice the samples would give, within the whole tensor; a dead channel has the whole range."""
+    x = np.zeros((10, 4, 6, 6), np.float32)
+    x[0, 0, 0], x[1, 1, 0], x[2, 2, 0] = 8.0, 1.0, -0.5
+    scale, zero_point = (np.asarray(one) for one in (by_channel(x).scale, by_channel(x).zero_point))
+    growth = np.sum(1 / np.arange(1, 21)) / np.sum(1 / np.arange(1, 11))
+    # Channel 2 has the least number of all, so its range cannot grow.
+    np.testing.assert_allclose(scale * 255, [8.0, growth, 0.5, 8.5], rtol=1e-5)
+    np.testing.assert_array_equal(zero_point, [0, 0, 255, 15])
+
+
+@pytest.mark.parametrize("count", [2, 8, 64])
+def test_growth_is_that_of_exponential_tails(count: int) -> None:
+    """On average the largest of twice as many draws has the chosen range."""
+    drawn = np.random.default_rng(count).exponential(size=(40_000, 2 * count))
+    observed, later = drawn[:, :count].max(1).mean(), drawn.max(1).mean()
+    ranges = np.array([[0, observed], [0, 1e6]], np.float32)
+    np.testing.assert_allclose(
+        choose_channel_ranges(ranges, count)[1][0], later, rtol=0.01
+    )  # of random draws

@@ -16,7 +16,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.runtime.session import Session
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.tools.check import check
 from onnxfq.tools.convert import convert
 

@@ -61,6 +61,12 @@ BRANCHES = """g (float[N,9,16] x, bool c) => (float[N,9,8] y) {
                 else_branch = no () => (float[N,9,8] q) { k = MatMul (n, m1) q = MatMul (k, m2) }> }"""
 TWO_PRODUCTS = """g (float[N,9,16] x, float[N,9,16] u) => (float[N,9,8] s) {
     a = Mul (x, g) y = MatMul (a, m2) c = Mul (u, g2) z = MatMul (c, m6) s = Add (y, z) }"""
+TERMS = """g (float[N,3,12,12] x) => (float[N,8,1,1] y) {
+    c = Conv <pads = [1,1,1,1]> (x, w0, b) d = Conv <pads = [1,1,1,1]> (x, w4) s = Add (c, d) r = Relu (s)
+    e = Conv <group = 8, pads = [1,1,1,1]> (r, w5) p = GlobalAveragePool (e) y = Conv (p, w3) }"""
+VECTOR = """g (float[N,3,12,12] x) => (float[N,8,1,1] y) {
+    c = Conv <pads = [1,1,1,1]> (x, w0, b) h = HardSigmoid (c) m = Mul (c, h) v = Div (m, d8)
+    d = Conv <pads = [1,1,1,1]> (v, w1) p = GlobalAveragePool (d) y = Conv (p, w3) }"""
 NETWORKS = {"chain": CHAIN, "gated": GATED, "attention": ATTENTION}
 
 
@@ -74,6 +80,9 @@ def network(text: str, outliers: float = 1.0) -> onnx.ModelProto:
         "w1": weights(8, 8, 3, 3, seed=1) / 8,
         "w2": weights(8, 8, 3, 3, seed=2) / 8,
         "w3": weights(8, 8, 1, 1, seed=3),
+        "w4": weights(8, 3, 3, 3, seed=4),
+        "w5": weights(8, 1, 3, 3, seed=5),
+        "d8": np.full((1, 8, 1, 1), 6, np.float32),
         "m0": weights(16, 16) / 4,
         "m1": weights(16, 16, seed=1) / 4,
         "m2": weights(16, 8, seed=2),
@@ -155,6 +164,22 @@ def test_function_preserving_factors_cost_nothing(name: str) -> None:
     one_scale = {"granularity": "per_tensor"}
     if name != "chain":  # whose last weights have rows of other sizes, which no factor makes even
         assert np.mean([sqnr(scaled, recipe("cross_layer", **one_scale)) for scaled in draws]) > plain - 1
+
+
+@pytest.mark.parametrize("text", [TERMS, VECTOR], ids=["terms of a sum", "a vector that is there"])
+def test_the_default_finds_what_factors_cost(text: str) -> None:
+    """A term of a sum has one scale though its reader has one for each channel; a divisor takes factors."""
+    proto = network(text)
+    plain, scaled = sqnr(proto, recipe("none")), scale_channels(proto, 0)
+    given = {"x": np.concatenate([feed["x"] for feed in feeds(proto, 48)])}
+    lost, cured = (
+        onnxfq.quantize(scaled, given, recipe="tensorrt-int8", accuracy=onnxfq.AccuracyTarget(repair=way))
+        for way in (None, "auto")
+    )
+    assert output_db(compared_on_all(proto, lost)) < plain - 6
+    assert output_db(compared_on_all(proto, cured)) > plain - 0.5
+    assert len(cured.model.proto.graph.node) == len(load(scaled).proto.graph.node)
+    assert cured.trial("equalize").is_kept and not cured.trial("protected").is_kept
 
 
 @pytest.mark.skipif("ONNXFQ_MODELS" not in os.environ, reason="no trained networks at hand")
@@ -373,10 +398,10 @@ def test_the_least_expected_error_is_a_search_over_the_grid() -> None:
         x,
         np.square(x / 3),
         live,
+        FactorFormat(int8),
         w,
         np.arange(16)[:, None],
         np.zeros((1, 1), int),
-        FactorFormat(int8),
         FactorFormat(int8, Granularity(1)),
     )
     choice = choose_factors(ids, [one], [], np.zeros(16), 20, steps=True)

@@ -105,7 +105,7 @@ def _sqnr(candidate: Candidate, feeds) -> float:
 
 def test_what_gains_too_little_is_left() -> None:
     """The same candidate gains nothing, and a worse one loses."""
-    candidate, judge = judge_of(24)
+    candidate, judge = judge_of(96)
     same = candidate.with_recipe(COARSE)
     worse = candidate.with_recipe(RECIPE.override(activations={"calibrator": "range:-0.1,0.1"}))
     for other in (same, worse):
@@ -155,13 +155,23 @@ def test_remedies_follow_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "gain, free_is_kept, other_is_kept", [(0.2, False, False), (0.3, True, False), (0.6, True, True)]
+    "count, gain, free_is_kept, other_is_kept",
+    [
+        (96, 0.2, False, False),
+        (96, 0.3, True, False),
+        (96, 0.6, True, True),
+        (24, 0.9, False, False),
+        (24, 1.1, True, True),
+        (4, 1.3, False, False),
+        (4, 1.5, True, True),
+    ],
 )
 def test_what_costs_nothing_needs_half_of_the_gain(
-    monkeypatch: pytest.MonkeyPatch, gain: float, free_is_kept: bool, other_is_kept: bool
+    monkeypatch: pytest.MonkeyPatch, count: int, gain: float, free_is_kept: bool, other_is_kept: bool
 ) -> None:
-    """Both kinds gain enough on the samples that choose; the few that prove are noisy."""
-    candidate, judge = judge_of(24)
+    """Both kinds gain enough on the samples that choose; 4 or 2 that prove need 1 or 1.4 dB."""
+    candidate, judge = judge_of(count)
+    assert len(split_samples(judge.kept).proving) == {96: 8, 24: 4, 4: 2}[count]
     other = candidate.with_recipe(COARSE)
     monkeypatch.setattr(
         Judge, "score", lambda self, some, feeds: [gain if one is other else 0.0 for one in some]

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, weights
-from detector_heads import detector
+from detector_heads import detector, one_tensor
 
 import onnxfq
 from onnxfq.cli.main import main
@@ -152,6 +152,38 @@ def test_boxes_do_not_hide_scores(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert boxes.sqnr_db == pytest.approx(sqnr(slice(0, 4)), abs=1e-3)
     assert scores.sqnr_db == pytest.approx(sqnr(slice(4, None)), abs=1e-3)
     assert found.lowest_db == scores.sqnr_db < whole.sqnr_db - 2
+
+
+def test_columns_of_other_size_are_parts(tmp_path: Path) -> None:
+    """Boxes 640 times as large as the scores of the same product hide nothing; NumPy divides the same."""
+    proto = one_tensor()
+    x = np.random.default_rng(3).standard_normal((60, 16), dtype=np.float32)
+    recipe = onnxfq.load_recipe("tensorrt-int8").override(
+        overrides=[{"op_types": ["Mul"], "keep_float": True}], weights={"granularity": "per_tensor"}
+    )
+    result = onnxfq.quantize(proto, {"x": x}, tmp_path / "q.onnx", recipe=recipe)
+    parts = {one.part: one for one in result.evaluation.candidates[0].parts}
+    assert [*parts] == ["channels 0-3", "channels 4-6"]
+    assert result.evaluation.lowest_db == min(one.sqnr_db for one in parts.values())
+    assert result.candidate is not None and result.candidate.session.judged.parts["y"][1].ranges == {
+        1: (4, 7)
+    }
+    for batch in (1, 60):
+        options = onnxfq.RunOptions(batch=batch)
+        scores = onnxfq.evaluate(proto, result.simulation, {"x": x}, options=options).candidates[0]
+        wanted, given = (Session(one, 1).run({"x": x})[0].astype(float) for one in (proto, result.simulation))
+        for part, places in (("channels 0-3", slice(0, 4)), ("channels 4-6", slice(4, 7))):
+            want, have = wanted[:, places], given[:, places]
+            truth = 10 * math.log10(np.square(want).sum() / np.square(want - have).sum())
+            (found,) = (one.sqnr_db for one in scores.parts if one.part == part)
+            assert found == pytest.approx(truth, abs=0.05)  # float sums in another order
+    board = result.candidate.open_toggles(onnxfq.RunOptions())
+    feeds = result.candidate.session.kept[:6]
+    ratio = board.noise(feeds, [board.everything])[0]
+    assert -10 * math.log10(ratio) == pytest.approx(
+        onnxfq.evaluate(proto, result.simulation, feeds).lowest_db,
+        abs=0.3,  # ranges of all samples
+    )
 
 
 def test_probabilities_decide_and_logits_are_told() -> None:

@@ -100,6 +100,20 @@ def test_each_recipe_gives_what_it_gives_alone() -> None:
         assert_same_as_alone(outcome, recipe, downsample())
 
 
+def test_ranges_of_channels_are_part_of_their_statistics() -> None:
+    """Recipes that scale and that equalize the channels of one tensor share a pass, in any order."""
+    text = """g (float[N,4,6,6] x) => (float[] y) {
+        [conv1] c = Conv (x, w1) [depth] d = Conv <group = 4> (c, w2) [conv2] y = Conv (d, w3) }"""
+    proto = build(text, {"w1": weights(4, 4, 1, 1), "w2": weights(4, 1, 3, 3), "w3": weights(2, 4, 1, 1)})
+    recipes = ["tensorrt-int8", "openvino-int8", "onnxruntime-int8"]
+    for order in (recipes, recipes[::-1]):
+        data = Passes()
+        outcomes = quantize(proto, data, recipe=order, accuracy=OFF)
+        assert data.count == 1
+        for outcome, recipe in zip(outcomes, order, strict=True):
+            assert_same_as_alone(outcome, recipe, proto)
+
+
 def test_repair_is_the_same_too() -> None:
     """Remedies read the same samples as after a pass for one recipe."""
     for outcome in quantize(downsample(), {"x": SAMPLES}, recipe=BOTH):

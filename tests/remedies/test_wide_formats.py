@@ -74,7 +74,7 @@ def test_compute_capabilities_are_read(gpu: str, capability: int) -> None:
     assert AccuracyTarget(gpu=gpu).capability == capability
 
 
-@pytest.mark.parametrize("gpu", ["L4", "", "8", "SM8.9.1", "-8.9"])
+@pytest.mark.parametrize("gpu", ["L5", "", "8", "SM8.9.1", "-8.9"])
 def test_other_words_are_no_gpu(gpu: str) -> None:
     """The error says what is wanted."""
     with pytest.raises(DataError, match="give its compute capability, such as 8.9 or SM89"):

@@ -52,6 +52,7 @@ CHECKS = {
         "checkpoints both ways, with transformers and onnxruntime",
         "python tests/slow/check_checkpoints.py",
     ),
+    "GenAI": ("folders of language models that GenAI generates from", "python tests/slow/check_genai.py"),
     "Haswell": ("int8 on a processor without VNNI, emulated", "python tests/slow/check_haswell.py"),
     "suite of AIMET": (
         "its own tests, with its names given to ours",

@@ -31,7 +31,7 @@ from onnxfq.stages.insert import insert_qdq
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.write import write_model
 from onnxfq.targets.target import BuildOptions
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.tools.check import check
 
 FP16, BF16 = FloatOptions("fp16"), FloatOptions("bf16")

@@ -20,7 +20,7 @@ from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import with_target_qdq
 from onnxfq.targets.reading.context import read
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 from onnxfq.tools.check import check
 

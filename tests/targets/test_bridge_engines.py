@@ -11,7 +11,7 @@ from engines import build_all, unmeasured
 
 import onnxfq
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import EngineLayer, parse_layers
 
 pytestmark = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")

@@ -22,7 +22,8 @@ from onnxfq.targets.findings import CheckResult, Finding
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder import build as building
-from onnxfq.targets.tensorrt.builder.build import Report, builder_installed
+from onnxfq.targets.tensorrt.builder import jobs
+from onnxfq.targets.tensorrt.builder.jobs import Report, builder_installed
 from onnxfq.targets.tensorrt.rules.structure import STANDARD, UNSUPPORTED
 
 OPSET = {"opset": 21, "ir": 10}
@@ -130,7 +131,7 @@ def test_unnamed_nodes_are_told_apart() -> None:
 
 def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without TensorRT for RTX one line says what to install; the rules work."""
-    monkeypatch.setattr(building, "builder_installed", lambda: False)
+    monkeypatch.setattr(jobs, "builder_installed", lambda: False)
     with pytest.raises(RuntimeLibraryError, match=r"pip install 'onnxfq\[tensorrt\]'"):
         onnxfq.check(conv(), build=BuildOptions())
     assert onnxfq.check(conv()).passed

@@ -13,7 +13,7 @@ from engines import build_all, unmeasured, verdicts
 import onnxfq
 from onnxfq.targets.reading.context import read
 from onnxfq.targets.target import BuildOptions
-from onnxfq.targets.tensorrt.builder.build import Report, builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import Report, builder_installed
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 from onnxfq.tools.check import check
 

@@ -32,6 +32,7 @@ TEXT = "\n".join(
         line("plain_myl0_4", "correlation", "4,64:Float", "", "plain"),
         line("signal_5", "signal", "", "", "s"),
         line("x_gemm_mha_v2_6", "kgen", "4,4:Int8 4,4:Int8 4,4:Half 4,4:Int8", "", "scores;mix"),
+        line("y_gemm_mha_v2_8", "kgen", "4,4:Int8 4,4:Bool 4,4:Int8", "4,4:Int8", "learned"),
         line("pad_7", "runtime_function", "", "64,17:FP4E2M1 64,1:FP4E2M1", "odd"),
         line("odd_U9_8", "gemm", "16,64:FP4E2M1 64,18:FP4E2M1 1,4,32:FP8", "", "odd"),
         "",
@@ -49,6 +50,7 @@ TEXT = "\n".join(
         ("plain", "float"),
         ("scores", "low"),
         ("mix", "low"),
+        ("learned", "low"),
         ("odd", "low"),
         ("s", "missing"),
         ("other", "missing"),
@@ -61,5 +63,5 @@ def test_verdict(node: str, expected: str) -> None:
 
 def test_layers_end_with_the_list() -> None:
     """Text after the list is not a layer, and an unknown format gives none."""
-    assert [layer.kind for layer in parse_layers(TEXT)][-1] == "gemm" and len(parse_layers(TEXT)) == 9
+    assert [layer.kind for layer in parse_layers(TEXT)][-1] == "gemm" and len(parse_layers(TEXT)) == 10
     assert parse_layers("Layers:\nlayer 1: gemm") == ()

@@ -21,7 +21,7 @@ from onnxfq.numerics.float_types import FloatName
 from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.reading.context import read
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 

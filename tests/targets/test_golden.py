@@ -18,7 +18,7 @@ from engines import build_all, counts, unmeasured
 
 import onnxfq
 from onnxfq.numerics.float_types import FloatName
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.tools.check import check
 
 pytestmark = [

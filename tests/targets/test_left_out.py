@@ -11,7 +11,7 @@ from engines import build_all, unmeasured, verdicts
 from onnxfq.errors import ModelError
 from onnxfq.targets.reading.context import read
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
 pytestmark = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")

@@ -12,20 +12,22 @@ import numpy as np
 import onnx
 import pytest
 from builders import attention, build, conv_transpose, feed_for, stage, two_branch, weights
+from integer_kernels import simulate
 from one_operator import dequantized, integers, one_operator, pair, weight
 
 import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.errors import DataError, RecipeError, RuntimeLibraryError
+from onnxfq.numerics.granularity import CHANNELS
 from onnxfq.runtime.session import Session
 from onnxfq.targets.findings import CheckResult
-from onnxfq.targets.openvino.runtime import open_model, profile_model
+from onnxfq.targets.openvino.runtime import compile_model, open_model, profile_model
 from onnxfq.targets.target import BuildOptions
 
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
 STACK = {"w_q": integers(4, 64, 64), "ws": np.full(64, np.float32(0.03)), "wz": np.zeros(64, np.int8)}
-CHANNELS = {"sc": np.linspace(0.02, 0.04, 8, dtype=np.float32), "zc": np.full(8, 128, np.uint8)}
+SCALES = {"sc": np.linspace(0.02, 0.04, 8, dtype=np.float32), "zc": np.full(8, 128, np.uint8)}
 BY_CHANNEL = "q = QuantizeLinear <axis = 1> (x, sc, zc) f = DequantizeLinear <axis = 1> (q, sc, zc) "
 CONV = dequantized() + "y = Conv (d, w)"
 TRANSPOSED = dequantized(1) + "y = ConvTranspose (d, w)"
@@ -36,21 +38,33 @@ Planted = tuple[onnx.ModelProto, str, str]
 
 def planted() -> Iterator[tuple[str, Planted]]:
     """Yield (name, (network of one operator, rule that reports it in float, verdict of OpenVINO))."""
-    square, rows = weight(SQUARE), "2,8,64"
+    square, tokens = weight(SQUARE), "2,8,64"
     yield "conv", (one_operator(CONV, square), "", "low")
     groups = dequantized() + "y = Conv <group = 2> (d, w)"
     yield "groups", (one_operator(groups, weight((8, 4, 3, 3))), "", "low")
     yield "signed", (one_operator(CONV, square, dtype=np.int8), "", "low")
     depthwise = BY_CHANNEL + dequantized() + "y = Conv <group = 8> (f, w)"
-    yield "depthwise scales", (one_operator(depthwise, weight((8, 1, 3, 3)) | CHANNELS), "", "low")
+    yield "depthwise scales", (one_operator(depthwise, weight((8, 1, 3, 3)) | SCALES), "", "low")
+    apart = SCALES | {"zc": np.arange(100, 180, 10).astype(np.uint8)}
+    yield "depthwise zero points", (one_operator(depthwise, weight((8, 1, 3, 3)) | apart), "", "low")
+    rows = depthwise.replace("axis = 1> (q", "axis = 2> (q").replace("axis = 1> (x", "axis = 2> (x")
+    yield "scales of rows", (one_operator(rows, weight((8, 1, 3, 3)) | apart), "activation-scales", "float")
+    volume, eight = dequantized() + "y = Conv <group = 8> (d, w)", weight((8, 1, 3, 3, 3))
+    yield "volume", (one_operator(volume, eight, "1,8,8,8,8"), "zero-point", "weight-only")
+    yield "signed volume", (one_operator(volume, eight, "1,8,8,8,8", dtype=np.int8), "", "low")
     several = BY_CHANNEL + dequantized() + "y = Conv (f, w)"
-    yield "channel scales", (one_operator(several, square | CHANNELS), "activation-scales", "float")
+    yield "channel scales", (one_operator(several, square | SCALES), "activation-scales", "float")
+    offset = {"z": np.asarray(9, np.int8)}
+    yield (
+        "signed zero point",
+        (one_operator(CONV, square | offset, dtype=np.int8), "zero-point", "weight-only"),
+    )
     unsigned = weight(SQUARE, dtype=np.uint8, zero=128)
     yield "unsigned weight", (one_operator(CONV, unsigned), "weight-type", "float")
     yield "zero point of a weight", (one_operator(CONV, weight(SQUARE, zero=3)), "weight-type", "float")
     yield "weight alone", (one_operator(CONV.replace("(d,", "(x,"), square), "weight-only", "float")
     linear = dequantized(1) + "y = MatMul (x, w)"
-    yield "linear weight alone", (one_operator(linear, weight(MATRIX, 1), rows), "", "weight-only")
+    yield "linear weight alone", (one_operator(linear, weight(MATRIX, 1), tokens), "", "weight-only")
     gemm = dequantized() + "y = Gemm <transB = 1> (d, w, b)"
     yield "gemm", (one_operator(gemm, weight(MATRIX) | {"b": weights(64)}, "8,64"), "", "low")
     yield "stack", (one_operator(dequantized(2) + "y = MatMul (d, w)", STACK, "4,8,64"), "", "low")
@@ -99,6 +113,24 @@ def silu() -> onnx.ModelProto:
     )
 
 
+def mobile(activation: str = "Relu (a)", strides: int = 2) -> onnx.ModelProto:
+    """Two blocks with depthwise convolutions, and a product without an activation between them."""
+    step = f"pads = [1,1,1,1], strides = [{strides},{strides}]"
+    return build(
+        f"""g (float[1,3,12,12] x) => (float[] y) {{
+            [c0] a = Conv <pads = [1,1,1,1]> (x, w0, b0) h = {activation}
+            [depth0] b = Conv <group = 8, {step}> (h, w1, b0) k = Clip (b, zero, six)
+            [c1] c = Conv (k, w2) [c2] e = Conv (c, w3) s = Sigmoid (e) f = Mul (e, s)
+            [depth1] g = Conv <group = 16, pads = [2,2,2,2]> (f, w4) [c3] y = Conv (g, w5) }}""",
+        {
+            "w0": weights(8, 3, 3, 3), "b0": weights(8), "w1": weights(8, 1, 3, 3, seed=1),
+            "w2": weights(6, 8, 1, 1, seed=2), "w3": weights(16, 6, 1, 1, seed=3),
+            "w4": weights(16, 1, 5, 5, seed=4), "w5": weights(4, 16, 1, 1, seed=5),
+            "zero": np.float32(0), "six": np.float32(6),
+        },
+    )  # fmt: skip
+
+
 def gated() -> onnx.ModelProto:
     """A gate over the channels of a convolution, and poolings."""
     return build(
@@ -133,6 +165,7 @@ def biased() -> onnx.ModelProto:
     [
         (two_branch(), "Conv 3/3 low, Add 1/1 low"),
         (silu(), "Conv 3/3 low"),
+        (mobile(), "Conv 6/6 low"),
         (
             gated(),
             "Conv 4/4 low, MaxPool 1/1 low, GlobalAveragePool 1/1 low, Mul 1/1 low, AveragePool 1/1 low, "
@@ -142,7 +175,7 @@ def biased() -> onnx.ModelProto:
         (biased(), "MatMul 2/2 low"),
         (conv_transpose(), "ConvTranspose 1/1 low"),
     ],
-    ids=["residual", "silu", "gated", "attention", "biased", "transposed"],
+    ids=["residual", "silu", "mobile", "gated", "attention", "biased", "transposed"],
 )
 def test_recipe_runs_low(proto: onnx.ModelProto, coverage: str) -> None:
     """Every pair of the recipe is one that OpenVINO computes with."""
@@ -158,10 +191,66 @@ def test_signed_where_zero_points_cost_the_kernel() -> None:
     assert ("int8", True) in formats.values()
 
 
+def test_no_zero_point_in_front_of_scales_of_channels() -> None:
+    """A convolution whose result has them reads int8; not the network's input, whose sign is unknown."""
+    plan = onnxfq.make_plan(onnxfq.load(mobile()), onnxfq.load_recipe("openvino-int8"))
+    signed = {p.tensor for p in plan.activations if p.spec.symmetric}
+    assert signed == {"c"}
+    by_channel = {p.tensor for p in plan.activations if p.spec.granularity == CHANNELS}
+    assert by_channel == {"h", "f"}
+
+
+def kernel_of(model: onnx.ModelProto, node: str) -> str:
+    """Return the kernel that OpenVINO chooses for a node."""
+    layers = [op.get_rt_info() for op in compile_model(model, 1).get_runtime_model().get_ordered_ops()]
+    names = {str(i["originalLayersNames"].astype(str)): str(i["primitiveType"].astype(str)) for i in layers}
+    return next(kernel for name, kernel in names.items() if node in name.split(","))
+
+
+def test_a_zero_point_and_scales_of_channels_cost_the_kernel() -> None:
+    """A failure means that the rule can go, except on processors without these kernels."""
+    feeds = [feed_for(mobile(), seed) for seed in range(3)]
+    made = onnxfq.quantize(mobile(), feeds, recipe="openvino-int8").qdq
+    (q,) = (node for node in made.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "c")
+    zero = next(tensor for tensor in made.graph.initializer if tensor.name == q.input[2])
+    assert "brgconv" in (fast := kernel_of(made, "c2")) or "avx512" not in fast
+    zero.CopyFrom(onnx.numpy_helper.from_array(np.asarray(137, np.uint8), zero.name))
+    del made.graph.value_info[:]
+    assert kernel_of(made, "c2").startswith("jit")
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("strides", [1, 2])
+@pytest.mark.parametrize("activation", ["Relu (a)", "Clip (a, zero, six)", "LeakyRelu <alpha = 0.3> (a)"])
+def test_numbers_of_scales_of_channels(activation: str, strides: int) -> None:
+    """OpenVINO gives the numbers of exact integer arithmetic, but for elements behind a tie."""
+    proto = onnx.shape_inference.infer_shapes(mobile(activation, strides))
+    off = onnxfq.AccuracyTarget(repair=None)
+    feeds = [feed_for(proto, seed) for seed in range(3)]
+    made = onnxfq.quantize(proto, feeds, recipe="openvino-int8", accuracy=off).qdq
+    assert [node.op_type for node in made.graph.node].count("Mul") == 1  # of the SiLU
+    feed = feed_for(proto, 7)
+    wanted, found = simulate(made, feed)["y"], open_model(made, 1)(feed)["y"]
+    assert np.mean(np.abs(found - wanted) > 1e-5 * np.abs(wanted).max()) <= 0.03
+
+
+def test_zero_points_of_channels_with_several_outputs() -> None:
+    """OpenVINO takes the zero points of other channels; the rule says so, and equal ones are right."""
+    text = BY_CHANNEL + dequantized() + "y = Conv <group = 8> (f, w)"
+    feed = {"x": np.random.default_rng(0).normal(size=(1, 8, 8, 8)).astype(np.float32)}
+    for zeros, rules in ((np.arange(100, 180, 10), {"channel-zero-points"}), (np.full(8, 128), set())):
+        model = one_operator(text, weight((16, 1, 3, 3)) | SCALES | {"zc": zeros.astype(np.uint8)})
+        result = onnxfq.check(model, "openvino")
+        assert {found.rule for found in result.findings} == rules and result.passed == (not rules)
+        got, wanted = open_model(model, 1)(feed)["y"], Session(model, 1, exact=True).run(feed)[0]
+        assert (np.abs(got - wanted).max() > 1) == bool(rules)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"activations": {"dynamic": True}}, "use dynamic: false"),
+        ({"activations": {"qtype": "int8"}}, "int8 with a zero point in float; use uint8"),
         ({"activations": {"qtype": "uint16"}}, "activations of 8 bits only, not uint16"),
         ({"weights": {"qtype": "int4"}}, "symmetric int8 weights only, not int4"),
         ({"weights": {"symmetric": False}}, "not int8 with zero points"),
@@ -172,8 +261,9 @@ def test_signed_where_zero_points_cost_the_kernel() -> None:
 def test_formats_that_are_refused(changes: dict[str, dict[str, object]], says: str) -> None:
     """A format that OpenVINO multiplies in float is refused with the remedy."""
     recipe = onnxfq.load_recipe("openvino-int8").override(**changes)
+    model = gated() if says.startswith("int8") else attention()
     with pytest.raises(RecipeError, match=says):
-        onnxfq.make_plan(onnxfq.load(attention()), recipe)
+        onnxfq.make_plan(onnxfq.load(model), recipe)
 
 
 def test_values_are_those_of_onnx_runtime() -> None:

@@ -2,11 +2,13 @@
 
 A failing test here means that a rewrite can go. The planted cases of `shared-constant`, `recurrent-cast`,
 `dynamic-rank` and `attention-parts` say the same of `separate_constants`, of casts in front of loops, of rows
-of block formats and of joined pairs.
+of block formats and of joined pairs; `test_short_runs.py` and `test_attention_policy.py` say it of short runs
+and of attention in float.
 """
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +17,31 @@ import pytest
 from builders import build, stage, weights
 from engines import build_all, counts, unmeasured
 
+import onnxfq
 from onnxfq.errors import OnnxfqError
 from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.passes.qdq_form import QdqForm
+from onnxfq.placement import float_casts
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import with_target_qdq
 from onnxfq.targets import tensorrt
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.targets.tensorrt.rewrites.block_formats import block_writer
 
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+MEASURED = "1.7.1"
+"""Release of TensorRT for RTX that every rewrite was measured with."""
+
 BARE = QdqForm(block_writer)
 """TensorRT's operators without edits of the graph or functions."""
+
+
+@needs_builder
+def test_the_release_is_the_measured_one() -> None:
+    """With another release all tests of this file are due: each that fails names a rewrite that can go."""
+    assert version("tensorrt_rtx").startswith(MEASURED), "run this file, drop what fails, and set MEASURED"
 
 
 @needs_builder
@@ -112,3 +125,43 @@ def test_onnxruntime_lacks_the_operators() -> None:
     bare = with_qdq(staged.model, staged.plan, staged.encodings, form=BARE).proto
     with pytest.raises(OnnxfqError, match="TRT_MXFP8"):
         Session(bare, 1)
+
+
+@needs_builder
+def test_a_factor_behind_attention_prevents_fusion(tmp_path: Path) -> None:
+    """`equalize`: with a Mul between an int8 attention and the pair behind it there is no single kernel."""
+    plain = unmeasured(attention(guarded=False), "tensorrt-int8", "fp16")
+    scaled = onnx.ModelProto()
+    scaled.CopyFrom(plain)
+    place, quantizer = next(
+        (place, node)
+        for place, node in enumerate(scaled.graph.node)
+        if node.op_type == "QuantizeLinear" and node.input[0] == "j"
+    )
+    factors = np.linspace(0.5, 2, 256).astype(np.float16)
+    scaled.graph.initializer.append(onnx.numpy_helper.from_array(factors, "factors"))
+    quantizer.input[0] = "scaled"
+    scaled.graph.node.insert(place, onnx.helper.make_node("Mul", ["j", "factors"], ["scaled"], "scale"))
+    models = {"plain": plain, "scaled": scaled}
+    reports = build_all(tmp_path, models)
+    rows = {name: counts(models[name], reports[name])["SM89"] for name in models}
+    assert rows["plain"]["attention in one kernel"] == 1
+    assert "attention in one kernel" not in rows["scaled"]
+
+
+@needs_builder
+def test_scales_of_two_types_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`_keep_whole_products`: a product of stacks with float32 and float16 scales is not built."""
+    constants = {"w": weights(64, 64) * np.float32(1e-3), "g": np.float32(1e3)}
+    text = "g (float[2,16,64] x) => (float[2,16,64] y) { r = Relu (x) [mm] m = MatMul (r, w) y = Mul (m, g) }"
+    proto = build(text, constants, opset=18)
+    feeds = [{"x": weights(2, 16, 64)}]
+    options = onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions("fp16"))
+    rewritten = onnxfq.quantize(proto, feeds, options=options).qdq
+    monkeypatch.setattr(float_casts, "_keep_whole_products", lambda graph, nodes: None)
+    plain = onnxfq.quantize(proto, feeds, options=options).qdq
+    built = {
+        name: all(report.built for report in reports.values())
+        for name, reports in build_all(tmp_path, {"plain": plain, "rewritten": rewritten}).items()
+    }
+    assert built == {"plain": False, "rewritten": True}

@@ -34,7 +34,7 @@ from onnxfq.interchange.quantized_models.operators import HANDLERS
 from onnxfq.runtime.session import Session
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.targets.target import BuildOptions
-from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.tools.check import check
 from onnxfq.tools.convert import Conversion, convert
 

@@ -87,7 +87,14 @@ def test_scripts(written, release):
     folder, _, _ = written
     script = folder / f"tensorrt{release}.sh"
     assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
-    trtexec, polygraphy = (shlex.split(line) for line in script.read_text().splitlines()[3:])
+    head, tool, otherwise, note, build, listing, end, compared = script.read_text().splitlines()[3:]
+    assert (head, otherwise, end) == ("if command -v trtexec > /dev/null; then", "else", "fi")
+    assert "container" in note and shlex.split(listing) == ["python3", "layers.py"]
+    assert shlex.split(build)[:2] == ["polygraphy", "convert"] and (folder / "layers.py").exists()
+    assert ("--strongly-typed" in build) == (release == 10) and "x:[8,3,6,6]" in build
+    trtexec, polygraphy = shlex.split(tool), shlex.split(compared)
+    pair = {"--exportLayerInfo=layers.json", "--exportProfile=profile.json", "--separateProfileRun"}
+    assert pair < set(trtexec) and "--profilingVerbosity=detailed" in trtexec
     assert (trtexec[0], polygraphy[:2]) == ("trtexec", ["polygraphy", "run"])
     assert ("--stronglyTyped" in trtexec) == ("--strongly-typed" in polygraphy) == (release == 10)
     assert not {"--fp16", "--int8", "--best", "--fp8"} & {*trtexec, *polygraphy}
@@ -293,3 +300,26 @@ def test_the_limit_fits_the_expected_outputs():
     words = kit.polygraphy(11, {}, True, limits)
     at = words.index("--cosine-similarity-threshold")
     assert words[at + 1 : at + 4] == ["0.99", "a:0.9168", "c:0.0000"]
+
+
+def test_the_scripts_do_without_trtexec(written: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    """A machine without trtexec is told what has it, and Polygraphy and layers.py take its place."""
+    folder, _, _ = written
+    for name in ("polygraphy", "python3"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $1" >> "{tmp_path}/ran"\n')
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
+    run = subprocess.run(
+        ["/bin/sh", str(folder / "tensorrt11.sh")],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"PATH": str(tmp_path)},
+    )
+    assert (tmp_path / "ran").read_text().split("\n")[:3] == [
+        "polygraphy convert",
+        "python3 layers.py",
+        "polygraphy run",
+    ]
+    assert "trtexec is not installed: it comes with TensorRT's container" in run.stderr
+    compile((folder / "layers.py").read_text(), "layers.py", "exec")

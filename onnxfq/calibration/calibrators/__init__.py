@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pydantic
 
-from onnxfq.calibration.calibrators.best_error import best_error
+from onnxfq.calibration.calibrators.best_error import best_error, know_range
 from onnxfq.calibration.calibrators.entropy import entropy
 from onnxfq.calibration.calibrators.fixed import check_known, check_range, fix_range, known
 from onnxfq.calibration.calibrators.method_parameters import Check, Parameter, read_parameters, spell
@@ -89,7 +89,9 @@ def register_calibrator(name: str, method: CalibrationMethod) -> None:
     taken = CALIBRATORS.get(name)
     if not name.isidentifier():
         raise SpecError(f"calibrator {name!r}: a name must be an identifier, as sigma")
-    if name == EXTERNAL.name or (taken and taken.function.__module__ != method.function.__module__):
+    if name in (EXTERNAL.name, BY_CHANNEL.name) or (
+        taken and taken.function.__module__ != method.function.__module__
+    ):
         raise SpecError(f"calibrator {name!r}: the name is taken; register it under another")
     CALIBRATORS[name] = method
 
@@ -154,7 +156,7 @@ class Calibrator(Record):
         """
         function = self._look_up().function
         if function.__module__.startswith(_OWN):
-            return function(statistics, spec, *self.parameters)
+            return know_range(str(self), lambda *given: function(*given, *self.parameters), statistics, spec)
         # Others need the statistics too.
         arrays = {name: value for name, value in vars(statistics).items() if isinstance(value, np.ndarray)}
         shared: dict[str, Any] = read_only(arrays)
@@ -200,3 +202,5 @@ MINMAX = Calibrator(name="minmax")
 MSE = Calibrator(name="mse")
 EXTERNAL = Calibrator(name="external")
 """Marks scales from a file of another tool, which no calibrator computed."""
+BY_CHANNEL = Calibrator(name="by_channel")
+"""Marks ranges by channel, which `choose_channel_ranges` of `groups.py` finds in place of a calibrator."""

@@ -55,8 +55,21 @@ def best_error(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, fl
     """
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
-    ranges = [method(statistics, spec) for method in METHODS.values()]
+    ranges = [know_range(name, method, statistics, spec) for name, method in METHODS.items()]
     return ranges[choose_range(statistics, spec, ranges)]
+
+
+def know_range(
+    name: str,
+    method: Callable[[TensorStatistics, QuantSpec], tuple[float, float]],
+    statistics: TensorStatistics,
+    spec: QuantSpec,
+) -> tuple[float, float]:
+    """Return the range of a method, which is chosen once for the same statistics."""
+    known, key = statistics.ranges, (name, spec)
+    if key not in known:
+        known[key] = method(statistics, spec)
+    return known[key]
 
 
 def choose_range(statistics: TensorStatistics, spec: QuantSpec, ranges: list[tuple[float, float]]) -> int:

@@ -56,6 +56,38 @@ def calibrate_groups(
     return ends[:, 0].reshape(statistics.shape), ends[:, 1].reshape(statistics.shape)
 
 
+def choose_channel_ranges(
+    ranges: NDArray[np.float32], samples: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return (rmin, rmax) [C] of channels with the observed `ranges` [C, 2], 0 included.
+
+    One channel has few values, and new data soon leaves their range. Therefore it grows by what twice the
+    samples would add, within the range of the whole tensor, which a channel of zeros gets too. Source: the
+    largest of n values with an exponential tail is on average proportional to the n-th harmonic number (A.
+    Renyi, "On the theory of order statistics", 1953).
+
+    Args:
+        ranges: by channel; without finite values (+inf, -inf).
+        samples: number of samples that were observed.
+    """
+    ends = np.where(np.isfinite(ranges), ranges, 0.0).astype(np.float64)
+    low, high = np.minimum(ends[:, 0], 0.0), np.maximum(ends[:, 1], 0.0)
+    least, most = low.min(initial=0.0), high.max(initial=0.0)
+    growth = round(_harmonic(2 * samples) / _harmonic(samples), 6)  # the same on all machines
+    dead = (low == 0.0) & (high == 0.0)
+    return (
+        np.where(dead, least, np.maximum(low * growth, least)),
+        np.where(dead, most, np.minimum(high * growth, most)),
+    )
+
+
+def _harmonic(count: int) -> float:
+    """Return 1 + 1/2 + ... + 1/count, with a relative error below 1e-6 from 10 on; at least 1."""
+    if count < 10:
+        return sum(1.0 / n for n in range(1, max(count, 1) + 1))
+    return float(np.log(count) + np.euler_gamma + 0.5 / count - 1.0 / (12 * count**2))
+
+
 def group_sqnr_db(
     statistics: GroupStatistics, rmin: NDArray[np.float64], rmax: NDArray[np.float64], spec: QuantSpec
 ) -> float:

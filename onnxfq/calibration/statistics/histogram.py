@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,11 @@ class TensorStatistics:
     def finite(self) -> int:
         """Number of finite values."""
         return self.elements - self.nans - self.infinities
+
+    @cached_property
+    def ranges(self) -> dict[Hashable, tuple[float, float]]:
+        """Ranges that calibrators, which are pure, have chosen so far, by calibrator and format."""
+        return {}
 
     @property
     def amax(self) -> float:

@@ -126,7 +126,7 @@ class Statistics:
             return self.channels[tensor]
         raise StatisticsError(
             f"the statistics of tensor {tensor!r}, over {self[tensor].elements} elements, lack the channel "
-            "ranges for equalization; observe again with this plan, or use equalize: none"
+            "ranges that the plan wants; observe again with it, or use equalize: none where it equalizes"
         )
 
     def merge(self, other: Statistics) -> Statistics:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +13,20 @@ from onnxfq.graph.channels.operators import Context, Fold, read_node
 from onnxfq.graph.channels.ties import FIXED, Ids, connect
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
+
+
+class Carried(NamedTuple):
+    """A tensor with channels of a group that no operator with weights sums over.
+
+    Attributes:
+        tensor: its name.
+        inputs: the free variables of its channels, [C].
+        axis: of these channels.
+    """
+
+    tensor: str
+    inputs: Ids
+    axis: int
 
 
 @dataclass(frozen=True)
@@ -23,6 +39,7 @@ class ChannelGroup:
         readers: constants whose operator sums over the channels; they are divided by the factors.
         writers: constants that make the channels; they are multiplied by the factors.
         explicit: whether a new Mul applies the factors, because no constant takes them up.
+        carried: other tensors with these channels, such as the terms of a sum.
     """
 
     name: str
@@ -30,6 +47,7 @@ class ChannelGroup:
     readers: tuple[Fold, ...]
     writers: tuple[Fold, ...]
     explicit: bool = False
+    carried: tuple[Carried, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,7 +105,19 @@ def analyze_channels(model: Model, outside: frozenset[str] = frozenset()) -> Ana
         if fold.summed and (free[fold.inputs] == FIXED).all()
     }
     own = {name: free[ids] for name, ids in context.own.items()}
-    return Analysis(context.ties.count, folds, tuple(_group(folds, own, len(free))), blocked, own)
+    carried = _find_carried({name: free[ids] for name, ids in context.ids.items()})
+    groups = tuple(_group(folds, own, len(free), carried))
+    return Analysis(context.ties.count, folds, groups, blocked, own)
+
+
+def _find_carried(ids_by_tensor: Mapping[str, Ids]) -> list[Carried]:
+    """Return the tensors with free factors along one axis."""
+    carried = []
+    for name, ids in ids_by_tensor.items():
+        wide = [axis for axis, size in enumerate(ids.shape) if size > 1]
+        if len(wide) == 1 and (ids != FIXED).any():
+            carried.append(Carried(name, ids.reshape(-1), wide[0]))
+    return carried
 
 
 def _explain(fold: Fold, index: GraphIndex, classes: Ids, reasons: dict[int, str]) -> str:
@@ -120,7 +150,9 @@ def _tie_shared(context: Context) -> None:
                 context.ties.tie(first.minus, fold.minus)
 
 
-def _group(folds: tuple[Fold, ...], own: dict[str, Ids], count: int) -> list[ChannelGroup]:
+def _group(
+    folds: tuple[Fold, ...], own: dict[str, Ids], count: int, carried: Sequence[Carried]
+) -> list[ChannelGroup]:
     """Return the groups of the free classes that some operator sums over and some constant makes."""
     sides = [np.unique(ids[ids != FIXED]) for fold in folds for ids in (fold.plus, fold.minus)]
     sides = [side for side in sides if side.size]
@@ -141,12 +173,17 @@ def _group(folds: tuple[Fold, ...], own: dict[str, Ids], count: int) -> list[Cha
             elif fold.op_type == "Div":  # a divisor makes the channels, by its inverse
                 writers[int(joined[free[0]])].append(fold)
     outer = {int(joined[ids[ids != FIXED][0]]) for ids in own.values() if (ids != FIXED).any()}
+    by_group: defaultdict[int, list[Carried]] = defaultdict(list)
+    for one in carried:
+        for number in np.unique(joined[one.inputs[one.inputs != FIXED]]).tolist():
+            by_group[number].append(one)
     made = []
     for number in sorted(readers):
         if number not in writers and number not in outer:
             continue
         members = np.flatnonzero(joined == number)
         members = members[np.isin(members, np.concatenate(sides))]
+        summed = {fold.summed for fold in readers[number]}
         made.append(
             ChannelGroup(
                 readers[number][0].summed,
@@ -154,6 +191,7 @@ def _group(folds: tuple[Fold, ...], own: dict[str, Ids], count: int) -> list[Cha
                 tuple(readers[number]),
                 tuple(writers[number]),
                 number in outer,
+                tuple(one for one in by_group[number] if one.tensor not in summed),
             )
         )
     return made

@@ -32,6 +32,7 @@ class Fold:
         inputs: variables of that tensor's channels, [C]; empty without it.
         layout: index of that tensor's channel, of the shape of `minus`; empty without it.
         axis: axis of these channels in that tensor.
+        widens: whether a single number becomes one for each channel.
     """
 
     constant: str
@@ -43,6 +44,7 @@ class Fold:
     inputs: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
     layout: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
     axis: int = 0
+    widens: bool = False
 
 
 class Context:
@@ -194,11 +196,7 @@ def _transpose(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) ->
 def _concat(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
     parts = [context.of(name) for name in node.input]
     axis = attrs["axis"] % parts[0].ndim
-    sizes = []
-    for name in node.input:
-        shape = context.index.shape(name)
-        assert shape is not None
-        sizes.append(shape[axis])
+    sizes = [(context.index.shape(name) or ())[axis] for name in node.input]
     widest = [max(part.shape[a] for part in parts) for a in range(parts[0].ndim)]
     if all(part.shape[axis] == 1 for part in parts):  # not along the channels
         for part in parts[1:]:
@@ -345,7 +343,7 @@ def _mul_constant(node: onnx.NodeProto, data: str, constant: str, context: Conte
     plus, minus = (made, ids) if node.op_type == "Mul" else (ids, made)
     if wide:
         plus, minus = _trim(plus, values), _trim(minus, values)
-    context.folds.append(Fold(constant, node.name, node.op_type, plus, minus))
+    context.folds.append(Fold(constant, node.name, node.op_type, plus, minus, widens=not wide))
     context.ids[node.output[0]] = made
     return True
 

@@ -15,7 +15,7 @@ from onnxfq.graph.external import sizes
 from onnxfq.graph.external.streaming import read_without_values
 from onnxfq.graph.external.tensor import SCRATCH, ExternalTensor, attach, is_external, list_tensors
 from onnxfq.support.files import check_output
-from onnxfq.support.outputs import pending_sizes
+from onnxfq.support.outputs import folder_bytes, pending_sizes
 
 _FIELDS = frozenset({"location", "offset", "length", "checksum", "basepath"})
 """Fields of a reference to a data file."""
@@ -85,8 +85,13 @@ def own_data(path: Path) -> re.Pattern[str]:
 
 
 def model_bytes(model: Path) -> int:
-    """Return the bytes of the model at `model` with its data, as the running command leaves them."""
+    """Return the bytes of the model at `model` with its data, as the running command leaves them.
+
+    A folder counts with all its files.
+    """
     path, written = _real(model), {_real(file): size for file, size in pending_sizes().items()}
+    if path not in written and path.is_dir():
+        return folder_bytes(path)
     if path not in written:
         return sum(file.stat().st_size for file in {path, *map(_real, data_files(model))})
     own = own_data(path)

@@ -30,6 +30,7 @@ from onnxfq.graph.normalize.repair import repair
 from onnxfq.graph.normalize.shapes import add_shapes, correct_shapes
 from onnxfq.graph.normalize.stored_scales import find_stored_scales
 from onnxfq.graph.normalize.strip_quantizers import strip_quantizers
+from onnxfq.graph.normalize.write_out_functions import lower_opset, write_out_functions
 from onnxfq.graph.saturation import ValueLimit
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.support.reading import open_input, read_bytes
@@ -95,11 +96,13 @@ def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: 
         add_shapes(proto)
         check_products(proto, source)
         attention = write_out_attention(proto)
+        written = write_out_functions(proto)
+        lowered = lower_opset(proto)
         if attention:
             add_shapes(proto)
         constants = {t.name: t for t in proto.graph.initializer}
         stored = {name: StoredWeight(constants[name], scales[name]) for name in scales if name in constants}
-        said = tuple(filter(None, [*notes, note, attention]))
+        said = tuple(filter(None, [*notes, note, attention, written, lowered]))
         return Model(proto, sha256, source, said, stored, limits)
     except shape_inference.InferenceError as fault:
         raise ModelError(

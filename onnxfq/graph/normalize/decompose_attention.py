@@ -102,9 +102,9 @@ def write_out_attention(proto: onnx.ModelProto) -> str:
     """Replace each Attention of ai.onnx, in place, by MatMul, Softmax, MatMul; return a note.
 
     `proto` has shapes and unique names. The result follows the definition of Attention-23 and -24, except
-    that the scale multiplies the queries instead of its root multiplying both sides. An Attention stays whole
-    if it has a window, lengths of keys, its scores as an output, a Softmax of another type, dequantized
-    operands, or open sizes that are needed.
+    that the scale multiplies the queries instead of its root multiplying both sides. An Attention is left
+    to `write_out_functions` if it has a window, lengths of keys, its scores as an output, a Softmax of
+    another type, or open sizes that are needed. With dequantized operands it stays whole.
     """
     index = GraphIndex.of_model(proto)
     dequantized = {name for name, node in index.makers.items() if node.op_type == "DequantizeLinear"}

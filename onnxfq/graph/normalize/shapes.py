@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 from onnx import shape_inference
+from onnx.helper import make_tensor_type_proto
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.weightless import strip_weights
@@ -60,6 +61,8 @@ def correct_shapes(proto: onnx.ModelProto) -> str:
     inferred = shape_inference.infer_shapes(bare)
     for graph, known in zip(list_graphs(proto.graph), list_graphs(inferred.graph), strict=True):
         found = {value.name: value.type for value in (*known.value_info, *known.output)}
+        for tensor in graph.initializer:  # constants were nodes: a shape may still stand for their output
+            found[tensor.name] = make_tensor_type_proto(tensor.data_type, tensor.dims)
         for value in graph.output:
             if value.name in found and _differ(value.type, found[value.name]):
                 value.type.CopyFrom(found[value.name])

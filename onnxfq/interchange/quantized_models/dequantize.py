@@ -99,6 +99,8 @@ class Unfolding:
         self.constants, self.outputs = dict(self.index.constants), self.index.outputs
         self.names = self.index.names
         self.nodes: list[onnx.NodeProto] = []
+        # The node of the source that is converted.
+        self.node = onnx.NodeProto()
         # Tensor of the source -> its float tensor, if it differs or the source has quantized numbers there.
         self.real: dict[str, str] = {}
         self.quantized: set[str] = set()
@@ -115,6 +117,7 @@ class Unfolding:
         nodes = [node for node in self.graph.node if not self._fold(node)]
         self.numbers = find_grids(nodes, self.constants, self.grid, self.source)
         for node in nodes:
+            self.node = node
             self._keep_captured(node)
             handler = self.handlers.get(node.op_type)
             if handler is not None:

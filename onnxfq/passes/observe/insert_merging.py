@@ -47,7 +47,7 @@ def with_merging(model: Model, plan: Plan, feed_ranges: bool = False, all_finite
             before = [] if groups is None else [groups]
             given = gs.Variable(names.given, np.int64, [*before, empty_state().size])
             graph.inputs.append(given)
-            if placement.spec.equalized:
+            if placement.observes_channels:
                 outputs += merge_channels(editor, placement, opset, all_finite)
             starts: dict[str, gs.Tensor] = {names.merged: given}
             if feed_ranges:

@@ -42,7 +42,7 @@ def find_observed_shape(placement: Placement, tensor: gs.Tensor) -> tuple[int, .
 
     Raises PlanError when the number of groups is open, or larger than an observer supports.
     """
-    granularity, shape = placement.spec.observed_granularity, tensor.shape
+    granularity, shape = placement.observed_granularity, tensor.shape
     if granularity == PER_TENSOR:
         return None
     where = f"tensor {placement.tensor!r} is {granularity}"
@@ -127,7 +127,7 @@ def _observe(editor: Editor, around: dict[int, Holder], placement: Placement) ->
         if 0 in start.shape:
             made[-1].shape = [f"{name}/{part}"]
     ranges: list[gs.Variable] = []
-    if placement.spec.equalized:
+    if placement.observes_channels:
         attrs = {"channel_ranges": 1}
         output = observe_output(name, *CHANNEL_RANGES.outputs)
         ranges = [gs.Variable(output, np.float32, [f"{name}/count", 2])]

@@ -52,6 +52,8 @@ const measured = [
   { title: "own dB", value: (row, at) => lowest(row, at, "sqnr_db"), text: (row, at) => db(lowest(row, at, "sqnr_db")), kind: "n medium", hint: "SQNR of the quantized inputs by themselves, the lowest" },
   { title: "middle dB", value: (row, at) => lowest(row, at, "middle_db"), text: (row, at) => db(lowest(row, at, "middle_db")), kind: "n medium", low: true, hint: "the same for the values of middle size; low: typical values are lost" },
   { title: "cost", value: (row) => number(row.multiplies), text: (row) => percent(row.multiplies), kind: "n wide", hint: "share of the multiply-adds" },
+  { title: "engine", value: (row) => row.ran || "", kind: "medium", both: true, hint: "precision in the engine" },
+  { title: "engine ms", value: (row) => number(row.engine_ms), text: (row) => { const ms = number(row.engine_ms); return ms === null ? "" : ms.toFixed(4); }, kind: "n medium", both: true, hint: "time in the engine, of a layer of several nodes in equal parts" },
   { title: "format", value: formats, kind: "wide", both: true },
   { title: "range", value: (row, at) => ((activation(row, at) || {}).observed || [null])[0], text: (row, at) => ends((activation(row, at) || {}).observed), kind: "n wide" },
   { title: "grid", value: (row, at) => ((activation(row, at) || {}).grid || [null])[0], text: (row, at) => ends((activation(row, at) || {}).grid), kind: "n wide" },

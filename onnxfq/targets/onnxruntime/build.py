@@ -13,12 +13,13 @@ from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.runtime.optimized_graph import VERSION, optimize_graph
 from onnxfq.targets.findings import EngineNode, Finding, Verdict
+from onnxfq.targets.onnxruntime.float_kernels import explain_half
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
 from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.operands import ExpectedPrecision
 from onnxfq.targets.reading.proof import Built, describe_node
-from onnxfq.targets.reading.quantizer_reader import quantizer
+from onnxfq.targets.reading.quantizer_reader import quantizer, type_name
 from onnxfq.targets.target import BuildOptions
 
 DEVICE = "CPU"
@@ -90,6 +91,10 @@ def explain_float(promised: ExpectedPrecision, op_types: Collection[str]) -> str
     site = promised.site
     if promised.expects == "weight-only":
         return "ONNX Runtime dequantizes the weight before it multiplies; quantize the input too"
+    halves = {operand.pair.float_type for operand in promised.operands if operand.pair is not None}
+    halves -= {TensorProto.FLOAT, TensorProto.UNDEFINED}
+    if halves:
+        return explain_half(type_name(min(halves)))
     if site.op == "MatMul" and _GEMMS & set(op_types):
         return (
             "ONNX Runtime joins it with the sum behind it to a Gemm, and fuses it only with a bias of int32 "

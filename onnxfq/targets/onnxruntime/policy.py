@@ -16,6 +16,7 @@ from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
 from onnxfq.support.attempts import attempt
 from onnxfq.targets.onnxruntime.check import check_model
+from onnxfq.targets.onnxruntime.float_kernels import note_float_kernels
 from onnxfq.targets.onnxruntime.product_biases import join_biases, widen_biases
 from onnxfq.targets.onnxruntime.recipes import RECIPES
 from onnxfq.targets.target import Target
@@ -111,9 +112,11 @@ ONNXRUNTIME = Target(
             "per tensor: ONNX Runtime's kernels of MatMul take one scale of a weight with more than two axes"
         ),
         keeps_float=_keeps_float,
+        revise=note_float_kernels,
         operators=_UNITS,
         runs_in_integers=_runs_in_integers,
         absorbed=frozenset({"Relu", "Clip"}),
+        equalizes=False,
         bridges=lambda node, qtype: node.op == "MaxPool" and qtype.bits == 8,
         bias_qtype="int32",
     ),

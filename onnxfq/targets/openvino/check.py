@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from onnxfq.graph.index import Shape
 from onnxfq.graph.ops import CONVOLUTIONS, FAKE_QUANTIZE_OPS
 from onnxfq.targets.findings import CheckResult, Finding
 from onnxfq.targets.openvino.build import build_model
@@ -71,14 +72,18 @@ def wide_pairs(reading: CheckContext) -> Iterator[Finding]:
 
 
 def zero_points(reading: CheckContext) -> Iterator[Finding]:
-    """Report zero points of products of two activations, and of the inputs of a ConvTranspose: in float."""
+    """Report zero points of products of two activations and of some convolutions: in float.
+
+    These are ConvTranspose, depthwise ones over three dimensions, and every one whose input is int8.
+    """
     for promised in reading.promises:
-        if promised.site.op in UNITS or (
-            promised.site.op != "ConvTranspose" and any(o.constant for o in promised.operands)
-        ):
+        if promised.site.op in UNITS:
             continue
+        weighted = any(operand.constant for operand in promised.operands)
+        takes = weighted and promised.site.op != "ConvTranspose" and len(_depthwise_shape(promised)) <= 4
         for operand, q in _activations(promised):
-            if q.zero_point is not None and np.any(q.zero_point):
+            signed = promised.site.op == "Conv" and q.qtype == TensorProto.INT8
+            if (signed or not takes) and q.zero_point is not None and np.any(q.zero_point):
                 message = (
                     f"its input {operand.tensor!r} has a zero point other than 0, and OpenVINO multiplies it "
                     "in float; use int8 and symmetric: true"
@@ -91,12 +96,27 @@ def activation_scales(reading: CheckContext) -> Iterator[Finding]:
     """Report several scales of an activation: only a depthwise convolution keeps them, along its channels."""
     for promised in reading.promises:
         for operand, q in _activations(promised):
-            if q.scale is not None and q.scale.size > 1 and not _is_depthwise(promised):
+            if q.scale is not None and q.scale.size > 1 and not (_depthwise_shape(promised) and q.axis == 1):
                 message = (
                     f"its input {operand.tensor!r} has several scales, and OpenVINO multiplies it in float; "
                     "use granularity: per_tensor"
                 )
                 yield make_finding("activation-scales", "float", promised.site, message, operand.tensor)
+
+
+def channel_zero_points(reading: CheckContext) -> Iterator[Finding]:
+    """Report zero points that differ by channel where a channel has several outputs: OpenVINO mixes them."""
+    for promised in reading.promises:
+        shape = _depthwise_shape(promised)
+        for operand, q in _activations(promised):
+            if q.zero_point is None or q.axis != 1 or not shape or shape[0] == q.zero_point.size:
+                continue
+            if np.unique(q.zero_point).size > 1:
+                message = (
+                    f"its input {operand.tensor!r} has a zero point for each channel and {shape[0]} outputs, "
+                    "and OpenVINO takes the zero points of other channels; use granularity: per_tensor"
+                )
+                yield make_finding("channel-zero-points", "wrong", promised.site, message, operand.tensor)
 
 
 def weight_types(reading: CheckContext) -> Iterator[Finding]:
@@ -144,10 +164,12 @@ def _activations(promised: ExpectedPrecision) -> Iterator[tuple[QuantizedOperand
             yield operand, operand.pair
 
 
-def _is_depthwise(promised: ExpectedPrecision) -> bool:
+def _depthwise_shape(promised: ExpectedPrecision) -> Shape:
+    """Return the shape of the weight of a depthwise convolution; () for other nodes."""
     weight = promised.weight
     shape = None if weight is None else promised.site.index.shape(weight.tensor)
-    return promised.site.op == "Conv" and shape is not None and shape[1] == 1 and shape[0] != 1
+    depthwise = promised.site.op == "Conv" and shape is not None and shape[1] == 1 and shape[0] != 1
+    return shape if depthwise and shape is not None else ()
 
 
 RULES: tuple[Rule, ...] = (
@@ -156,6 +178,7 @@ RULES: tuple[Rule, ...] = (
     wide_pairs,
     zero_points,
     activation_scales,
+    channel_zero_points,
     weight_types,
     lone_weights,
     shared_zero_points,

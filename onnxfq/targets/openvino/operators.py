@@ -14,6 +14,7 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.graph.constant_integers import evaluate_integers
 from onnxfq.graph.ops import is_weighted
+from onnxfq.placement.left_out import is_depthwise
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.placement.target_policy import NodeDecision, Slots
 
@@ -42,6 +43,20 @@ def choose_operators(decisions: Iterable[NodeDecision], nodes: Collection[gs.Nod
     chosen = [decision for decision in decided if decision is not None]
     low = {decision.node for decision in chosen if decision.placements}
     return [d for d in chosen if d.op_type != "MaxPool" or _is_read_by(by_name[d.node].outputs[0], low)]
+
+
+def takes_channel_scales(node: gs.Node) -> bool:
+    """Tell whether OpenVINO multiplies in 8 bits for `node` with a scale and a zero point for each channel.
+
+    Depthwise convolutions take them along axis 1. With several outputs of a channel OpenVINO takes the zero
+    points of other channels, and in three dimensions it multiplies in float.
+    """
+    return is_depthwise(node) and node.inputs[1].shape[0] == node.attrs["group"] and not is_volume(node)
+
+
+def is_volume(node: gs.Node) -> bool:
+    """Tell whether `node` is a depthwise convolution over three dimensions."""
+    return is_depthwise(node) and len(node.inputs[1].shape) > 4
 
 
 def _choose(decision: NodeDecision, node: gs.Node, products: set[str]) -> NodeDecision | None:
@@ -84,16 +99,21 @@ def _is_read_by(tensor: gs.Tensor, names: Collection[str]) -> bool:
     return bool(tensor.outputs) and all(reader.name in names for reader in tensor.outputs)
 
 
-def _ends_in(tensor: gs.Tensor, products: set[str]) -> bool:
+def _ends_in(tensor: gs.Tensor, products: Collection[str]) -> bool:
     """Tell whether `tensor` is the result of a node of `products`, with what OpenVINO fuses into it."""
+    return find_product(tensor, products) is not None
+
+
+def find_product(tensor: gs.Tensor, products: Collection[str]) -> gs.Node | None:
+    """Return the node of `products` that OpenVINO computes `tensor` with; None if another layer does."""
     while tensor.inputs:
         node = tensor.inputs[0]
         if node.name in products:
-            return True
+            return node
         if node.op not in _FUSED and not _gates_itself(node):
-            return False
+            return None
         tensor = node.inputs[0]
-    return False
+    return None
 
 
 def _gates_itself(node: gs.Node) -> bool:

@@ -12,17 +12,23 @@ from dataclasses import replace
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, is_weighted
-from onnxfq.graph.queries import producer_op
+from onnxfq.graph.queries import is_never_negative
 from onnxfq.numerics.float_types import find_storage_qtype
-from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.numerics.granularity import CHANNELS
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
-from onnxfq.targets.openvino.operators import OPERATORS, choose_operators
+from onnxfq.targets.openvino.operators import (
+    OPERATORS,
+    choose_operators,
+    find_product,
+    is_volume,
+    takes_channel_scales,
+)
+from onnxfq.targets.reading.static_scales import refuse_scales, refuse_several
 
-# No negative value: the zero point of an unsigned grid is 0.
-_NOT_NEGATIVE = frozenset({"HardSigmoid", "Relu", "Sigmoid", "Softmax"})
 _BRIDGES = ONE_SCALE | {"AveragePool"}
 _WEIGHTS_ALONE = ("int4", "int8", "uint4", "uint8")
 
@@ -30,17 +36,16 @@ _WEIGHTS_ALONE = ("int4", "int8", "uint4", "uint8")
 def _refuses(placement: Placement, operands: Operands) -> str:
     spec = placement.spec
     base = (find_storage_qtype(spec.qtype) or spec.qtype).name
-    if spec.dynamic or spec.scale_type != "float32":
-        return "OpenVINO multiplies in 8 bits with constant float32 scales only; use dynamic: false"
-    if spec.zero_point == "fractional":
-        return "OpenVINO takes integer zero points only; use zero_point: integer"
+    if refusal := refuse_scales(spec, "OpenVINO"):
+        return refusal
     if placement.role == "weight":
         return _refuses_weight(placement, base, operands)
     if base not in ("int8", "uint8"):
         return f"OpenVINO multiplies activations of 8 bits only, not {base}; use uint8 or int8"
-    if spec.observed_granularity != PER_TENSOR:
-        return "OpenVINO takes one scale of an activation; use granularity: per_tensor"
-    return ""
+    if operands.node.op == "Conv" and base == "int8" and not spec.symmetric:
+        return "OpenVINO multiplies int8 with a zero point in float; use uint8, or symmetric: true"
+    by_channel = spec.granularity == CHANNELS and takes_channel_scales(operands.node)
+    return "" if by_channel else refuse_several(spec, "OpenVINO")
 
 
 def _refuses_weight(placement: Placement, base: str, operands: Operands) -> str:
@@ -62,30 +67,59 @@ def _keeps_float(operands: Operands) -> str:
     return ""
 
 
-def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[NodeDecision]:
-    """Return `decisions` for the operators that gain, with a signed grid where no zero point is multiplied.
+def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
+    """Return `decisions` for the operators that gain, with a signed grid where a zero point costs the kernel.
 
-    OpenVINO multiplies two activations, and the input of a ConvTranspose, in float if one has a zero point.
+    OpenVINO multiplies two activations, and the inputs of a ConvTranspose and of a depthwise convolution over
+    three dimensions, in float if one has a zero point.
+    A convolution with a zero point in front and scales of channels behind has a slow kernel only (`jit`
+    instead of `brgconv` in release 2026.4.1).
     """
     decisions = choose_operators(decisions, nodes)
-    weighted = {node.name for node in nodes if is_weighted(node)}
+    products = {node.name: node for node in nodes if is_weighted(node)}
+    plain = {
+        d.node
+        for d in decisions
+        if d.node in products and not _may_have_zero_point(products[d.node], d.placements)
+    }
+    plain |= _find_before_channel_scales(decisions, nodes)
     signed = {
         placement.tensor
         for decision in decisions
-        if decision.node in weighted and not _may_have_zero_point(decision)
+        if decision.node in plain
         for placement in decision.placements
         if placement.role == "activation"
     }
-    signed -= {t.name for node in nodes for t in node.outputs if producer_op(t) in _NOT_NEGATIVE}
+    signed -= {t.name for node in nodes for t in node.outputs if is_never_negative(t)}
     return [
         replace(decision, placements=tuple(_make_signed(p, signed) for p in decision.placements))
         for decision in decisions
     ]
 
 
-def _may_have_zero_point(decision: NodeDecision) -> bool:
-    """Tell whether OpenVINO multiplies for this node in 8 bits if its activation has a zero point."""
-    return decision.op_type != "ConvTranspose" and any(p.role == "weight" for p in decision.placements)
+def _find_before_channel_scales(decisions: Collection[NodeDecision], nodes: Collection[gs.Node]) -> set[str]:
+    """Return the names of the convolutions whose results have a scale for each channel.
+
+    The input of the network has unknown signs, so a convolution that reads it is none of them.
+    """
+    placing = {decision.node for decision in decisions if decision.placements}
+    scaled = {node.name for node in nodes if node.name in placing and takes_channel_scales(node)}
+    before = set()
+    for node in nodes:
+        data = node.inputs[0] if node.name in scaled else None
+        if data is None or any(reader.name in placing - scaled for reader in data.outputs):
+            continue
+        product = find_product(data, placing)
+        if product is not None and product.op == "Conv" and product.inputs[0].inputs:
+            before.add(product.name)
+    return before
+
+
+def _may_have_zero_point(node: gs.Node, placements: Collection[Placement]) -> bool:
+    """Tell whether OpenVINO multiplies for `node` in 8 bits if its activation has a zero point."""
+    if node.op == "ConvTranspose" or is_volume(node):
+        return False
+    return any(placement.role == "weight" for placement in placements)
 
 
 def _make_signed(placement: Placement, tensors: Collection[str]) -> Placement:
@@ -109,4 +143,5 @@ POLICY = TargetPolicy(
     revise=_revise,
     bridges=_is_bridge,
     operators=OPERATORS,
+    channel_scales=takes_channel_scales,
 )

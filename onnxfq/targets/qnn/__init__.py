@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
+from onnxfq.graph.normalize.turned_weights import store_turned
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.support.attempts import attempt
 from onnxfq.targets.qnn.check import check_model
 from onnxfq.targets.qnn.policy import POLICY
 from onnxfq.targets.qnn.recipes import RECIPES
-from onnxfq.targets.qnn.turned_weights import store_turned
 from onnxfq.targets.target import Target
 
 QNN = Target(

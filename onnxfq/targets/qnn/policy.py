@@ -13,12 +13,13 @@ import onnx_graphsurgeon as gs
 
 from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.documents.plan import Placement
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import is_weighted
 from onnxfq.graph.queries import producer_op
 from onnxfq.numerics.float_types import find_storage_qtype
-from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.targets.qnn.operators import ABSORBED, OPERATORS, needs_one_scale
+from onnxfq.targets.reading.static_scales import refuse_scales, refuse_several
 
 _ACTIVATIONS = ("uint8", "uint16")
 # The HTP computes these in 16 bits on one grid only: scale 1/65536 from 0, and 1/32768 around the middle.
@@ -28,10 +29,8 @@ _GRIDS = {"Sigmoid": (0.0, 65535 / 65536), "Tanh": (-1.0, 32767 / 32768)}
 def _refuses(placement: Placement, operands: Operands) -> str:
     spec = placement.spec
     base = (find_storage_qtype(spec.qtype) or spec.qtype).name
-    if spec.dynamic or spec.scale_type != "float32":
-        return "QNN takes constant float32 scales only; use dynamic: false"
-    if spec.zero_point == "fractional":
-        return "QNN takes integer zero points only; use zero_point: integer"
+    if refusal := refuse_scales(spec, "QNN"):
+        return refusal
     op = operands.node.op
     if placement.role == "weight" and (is_weighted(operands.node) or OPERATORS[op].weights):
         if base not in ("int8", "int4") or not spec.symmetric:
@@ -40,12 +39,10 @@ def _refuses(placement: Placement, operands: Operands) -> str:
         return "QNN takes no scales of blocks; use per_axis" if spec.granularity.is_blocked else ""
     if base not in _ACTIVATIONS:
         return f"QNN takes activations of uint8 or uint16, not {base}; use one of them"
-    if spec.observed_granularity != PER_TENSOR:
-        return "QNN takes one scale of an activation; use granularity: per_tensor"
-    return ""
+    return refuse_several(spec, "QNN")
 
 
-def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node]) -> list[NodeDecision]:
+def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
     """Return `decisions` without operators that vanish, with the grids that the HTP computes on.
 
     A weight that another operator reads too, such as a tied table of words, is in float there.
@@ -106,6 +103,7 @@ POLICY = TargetPolicy(
     revise=_revise,
     operators=OPERATORS,
     absorbed=ABSORBED,
+    equalizes=False,
     bias_qtype="int32",
     one_scale=needs_one_scale,
 )

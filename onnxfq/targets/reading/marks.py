@@ -13,7 +13,7 @@ import onnx
 
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.ops import SCALES
-from onnxfq.targets.profiles import profiles
+from onnxfq.targets.profiles import Range, profiles
 from onnxfq.targets.reading.context import CheckContext
 
 # A runtime may give the name of such an operator to the product that it is joined with.
@@ -26,7 +26,7 @@ def find_marks(names: Iterable[str]) -> set[int]:
     return {int(number) for name in names for number in _MARK.findall(name)}
 
 
-def mark_promises(reading: CheckContext, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
+def mark_promises(reading: CheckContext, shapes: Mapping[str, Sequence[int | Range]]) -> onnx.ModelProto:
     """Return a copy of the model with marked promised nodes, for a runtime to open.
 
     Args:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
 from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
+from onnxfq.targets.findings import Expected
 from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
 
@@ -60,12 +60,12 @@ class ExpectedPrecision:
     """Node that the graph wants in low precision: at least one of its multiplied inputs is quantized.
 
     Attributes:
-        expects: "weight-only" if only the constant is quantized, otherwise "low".
+        expects: "weight-only" if only the constant is quantized, "MXFP8" if both are, otherwise "low".
     """
 
     site: NodeSite
     operands: tuple[QuantizedOperand, ...]
-    expects: Literal["low", "weight-only"] = field(default="low")
+    expects: Expected = field(default="low")
 
     @property
     def weight(self) -> QuantizedOperand | None:
@@ -111,7 +111,9 @@ def promise(site: NodeSite, units: Units | None = None) -> ExpectedPrecision | N
     block_format = not floats and any(o.pair is not None and "MXFP8" in o.pair.site.op for o in operands)
     if units is not None and floats and not only_weight:
         return None
-    return ExpectedPrecision(site, operands, "weight-only" if only_weight or block_format else "low")
+    return ExpectedPrecision(
+        site, operands, "weight-only" if only_weight else "MXFP8" if block_format else "low"
+    )
 
 
 def operand(site: NodeSite, slot: int) -> QuantizedOperand:

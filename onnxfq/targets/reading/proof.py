@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from onnxfq.targets.engine_figures import EngineComparison
 from onnxfq.targets.findings import CheckCoverage, CheckResult, EngineNode, Finding, Verdict, worst_first
 from onnxfq.targets.reading.context import CheckContext, Rule
 from onnxfq.targets.reading.operands import ExpectedPrecision
@@ -12,11 +13,16 @@ from onnxfq.targets.reading.operands import ExpectedPrecision
 
 @dataclass(frozen=True)
 class Built:
-    """Results of the engines of one model: version of the builder, refusals, and each promised node."""
+    """Results of the engines of one model: version of the builder, refusals, and each promised node.
+
+    Attributes:
+        against: the engines beside those without pairs, if these were asked for.
+    """
 
     builder: str = ""
     findings: tuple[Finding, ...] = ()
     nodes: tuple[EngineNode, ...] = ()
+    against: tuple[EngineComparison, ...] = ()
 
 
 def describe_node(promised: ExpectedPrecision, device: str, verdict: Verdict, why: str = "") -> EngineNode:
@@ -63,6 +69,7 @@ def prove(
         coverage=coverage_of(reading.promises, broken),
         builder=built.builder,
         engine=built.nodes,
+        against=built.against,
     )
 
 
@@ -73,7 +80,8 @@ def _unsaid(
     new = [] if any(found.severity == "refused" for found in findings) else list(built.findings)
     lost: dict[str, list[EngineNode]] = {}
     for node in built.nodes:
-        if node.verdict != node.expects and node.node not in broken and node.op_type not in told_by_rule:
+        told = node.node in broken or node.op_type in told_by_rule or node.expects == "MXFP8"
+        if not node.is_kept and not told:
             lost.setdefault(node.node, []).append(node)
     return new + [_lost(nodes) for nodes in lost.values()]
 
@@ -88,9 +96,9 @@ def _lost(nodes: list[EngineNode]) -> Finding:
 
 def _find_broken(reading: CheckContext, built: Built) -> set[str]:
     """Return the promised nodes that some engine does not keep; all if there is no engine."""
-    if built.findings:
+    if any(found.severity == "refused" for found in built.findings):
         return {promised.site.name for promised in reading.promises}
-    return {node.node for node in built.nodes if node.verdict != node.expects}
+    return {node.node for node in built.nodes if not node.is_kept}
 
 
 def find_broken(findings: Iterable[Finding], promises: Iterable[ExpectedPrecision]) -> set[str]:

@@ -26,6 +26,8 @@ from onnxfq.targets.tensorrt.rewrites.refused_forms import (
 )
 from onnxfq.targets.tensorrt.rewrites.split_projections import divide_products
 from onnxfq.targets.tensorrt.tools.check import check_model
+from onnxfq.targets.tensorrt.tools.engine_files import check_engine
+from onnxfq.targets.tensorrt.tools.gpu_fit import HARDWARE
 from onnxfq.targets.tensorrt.tools.kit import KIT
 from onnxfq.targets.tensorrt.tools.runner import refuse_times, run_engine
 
@@ -79,8 +81,11 @@ TENSORRT = Target(
     cast_free=_wants_no_cast,
     conversion="tensorrt-int8",
     check=check_model,
+    check_engine=check_engine,
     run=run_engine,
     open=refuse_times,
     kit=KIT,
+    compares=True,
     capabilities=LEAST_CAPABILITY,
+    hardware=HARDWARE,
 )

@@ -2,9 +2,12 @@
 
 Measured on TensorRT for RTX 1.7.1, limits and weight-only products behind a fused attention alike. Source of
 the limits: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; int8 heads of 16, 32 or
-64 and up to 512 tokens, float8 heads of up to 256. An attention with one quantized product is not fused, and
-none is in MXFP8 or NVFP4. One query, as in a decode step over a cache, has its own kernel that multiplies in
-float: int8 pairs prevent it, and float8 pairs become part of it. In block formats, and in int8 with one
+64 and up to 512 tokens, float8 heads of up to 256. float8 also needs 32 keys, at the least end of a profile:
+an encoder of six blocks has 6 fused attentions and 68 layers for 32 to 256 tokens, none and 103 for 1 to 256;
+in a half type 62. Half types fuse heads of 16 to 256 for any number of tokens. An attention that its own
+format does not fuse stays in float where a half type does. One with a single quantized product is not fused,
+and none is in MXFP8 or NVFP4. One query, as in a decode step over a cache, has its own kernel that multiplies
+in float: int8 pairs prevent it, and float8 pairs become part of it. In block formats, and in int8 with one
 query, both products stay in float, one kernel in a half type. An open number of queries counts as several: a
 prompt has the most of the work, and its int8 products are fused.
 
@@ -30,15 +33,27 @@ from onnxfq.graph.patterns.attention import Attention, Part, Projection, find_at
 from onnxfq.numerics.float_types import block_format_name
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import place_activation, refuse
-from onnxfq.targets.tensorrt.limits import ONE_QUERY, exceed_limit, is_one_query
+from onnxfq.targets.tensorrt.limits import (
+    HALF_HEADS,
+    ONE_QUERY,
+    exceed_limit,
+    is_one_query,
+    needs_least_keys,
+)
 
 _RULE = "attention"
+_REMEDY = (
+    "; in a half type it is one kernel; to quantize it nevertheless, set unfused_attention: quantize in the "
+    "recipe"
+)
 MOVES_BEHIND = frozenset({"Cast", "Identity", "Reshape", "Transpose"})
 """Operators allowed between a fused attention and the product behind it."""
 
 
-def decide_attentions(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -> list[NodeDecision]:
-    """Return `decisions` with each attention quantized whole or not at all, and notes on fusion limits.
+def decide_attentions(
+    decisions: list[NodeDecision], nodes: Iterable[gs.Node], recipe: Recipe
+) -> list[NodeDecision]:
+    """Return `decisions` with each attention quantized whole or not at all, by the limits of fusion.
 
     Weight-only products behind an attention of one sample stay in float.
     """
@@ -60,10 +75,11 @@ def decide_attentions(decisions: list[NodeDecision], nodes: Iterable[gs.Node]) -
             found[quantized[0].node] = quantized[0].leave_out(_RULE, why)
         elif quantized and is_one_query(attention.scores) and not _is_float8(quantized[0]):
             found |= {one.node: one.leave_out(_RULE, ONE_QUERY) for one in quantized}
-        elif quantized:
-            note = _explain_unfused(attention, quantized[0])
-            for decision in quantized if note else ():
-                found[decision.node] = _add_note(decision, note)
+        elif quantized and (note := _explain_unfused(attention, quantized[0])):
+            if recipe.unfused_attention == "float" and _has_half_kernel(attention):
+                found |= {one.node: one.leave_out("unfused-attention", note + _REMEDY) for one in quantized}
+            else:
+                found |= {one.node: one.with_note(note) for one in quantized}
     return [found[decision.node] for decision in decisions]
 
 
@@ -105,17 +121,20 @@ def count_tokens(attention: Attention[gs.Node]) -> int | None:
 
 def _explain_unfused(attention: Attention[gs.Node], decision: NodeDecision) -> str:
     """Return why both products run separately; empty if they are fused, or if it is unknown."""
-    is_float8 = _is_float8(decision)
-    limit = exceed_limit(is_float8, _size(attention.scores.inputs[0], -1), count_tokens(attention))
+    is_float8, (queries, keys) = _is_float8(decision), attention.scores.inputs[:2]
+    if is_float8 and (keys.shape is None or is_one_query(attention.scores)):
+        return ""
+    count = _size(keys, -1)
+    limit = exceed_limit(is_float8, _size(queries, -1), count_tokens(attention), count)
     kernels = f"TensorRT's {'float8' if is_float8 else 'int8'} attention"
-    return (
-        f"not fused: {kernels} has {limit}; in float it may be fewer kernels with more bytes" if limit else ""
-    )
+    why = f"{kernels} has {limit}" if limit else needs_least_keys(is_float8, count)
+    return f"not fused: {why}" if why else ""
 
 
-def _add_note(decision: NodeDecision, note: str) -> NodeDecision:
-    placements = tuple(p.model_copy(update={"why": f"{p.why}; {note}"}) for p in decision.placements)
-    return replace(decision, placements=placements)
+def _has_half_kernel(attention: Attention[gs.Node]) -> bool:
+    """Tell whether the attention is one kernel in a half type, as one of unknown sizes usually is."""
+    head = _size(attention.scores.inputs[0], -1)
+    return head is None or HALF_HEADS[0] <= head <= HALF_HEADS[1]
 
 
 def _size(tensor: gs.Tensor, axis: int) -> int | None:

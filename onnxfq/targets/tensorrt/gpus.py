@@ -1,10 +1,20 @@
-"""Number formats by GPU: the least compute capability that multiplies in each.
+"""GPUs by name, and the number formats that each multiplies in: one table, each cell with its source.
 
-Source: NVIDIA's support matrices of TensorRT 10 and 11, and builds of TensorRT for RTX for each capability: a
-product in a format that the GPU lacks does not build.
+A format has the least compute capability that NVIDIA's support matrices of TensorRT 10 and 11 give it. Builds
+of TensorRT for RTX 1.7.1 for SM75, 80, 86, 89, 120 and 121 agree: a product in a format that the GPU lacks
+does not build. A cell without a source is unknown.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnxfq.errors import DataError, nearest
+
+MATRIX = "NVIDIA's support matrix of TensorRT 10 and 11"
+BUILDS = "builds of TensorRT for RTX 1.7.1"
 
 LEAST_CAPABILITY: dict[str, int] = {
     "int8": 75,
@@ -13,3 +23,128 @@ LEAST_CAPABILITY: dict[str, int] = {
     "float4e2m1": 100,
 }
 """Compute capability, ten times the number that NVIDIA prints: 89 for 8.9."""
+
+_BUILT = frozenset({75, 80, 86, 89, 120, 121})
+
+CAPABILITIES: dict[str, int] = {
+    "orin": 87,
+    "l4": 89,
+    "a100": 80,
+    "h100": 90,
+    "rtx40": 89,
+    "rtx50": 120,
+    "b200": 100,
+    "thor": 110,
+    "dla": 0,
+}
+"""Compute capability of the GPUs with a name; DLA, an accelerator next to the GPU of Orin, has none."""
+
+FORMATS = {
+    "int8": "int8",
+    "int4 weights": "int4",
+    "float8": "float8e4m3fn",
+    "MXFP8": "MXFP8",
+    "NVFP4": "float4e2m1",
+}
+"""Formats as lines name them, and their keys in the table."""
+
+DLA = (
+    "dla takes int8 by Q/DQ from TensorRT 11.4.1 on, on Orin, with one scale for each activation; it has no "
+    "open shapes and leaves the operators that it lacks to the GPU"
+)
+
+
+@dataclass(frozen=True)
+class NamedGpu:
+    """A GPU, or DLA.
+
+    Attributes:
+        name: as it was given.
+        capability: 89 for 8.9; 0 for DLA.
+    """
+
+    name: str
+    capability: int
+
+    @property
+    def is_dla(self) -> bool:
+        """Whether it is DLA."""
+        return self.capability == 0
+
+    def __str__(self) -> str:
+        """Return `l4 (SM89)`."""
+        number = f"SM{self.capability}"
+        return self.name if self.is_dla or self.name.upper() == number else f"{self.name} ({number})"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Whether products of a format run on a GPU; None if no source says it.
+
+    Attributes:
+        source: who says it; what is known, where nobody says it.
+    """
+
+    runs: bool | None
+    source: str
+
+
+_NUMBER = re.compile(r"(?:sm_?)?(\d{1,2})\.?(\d)", re.IGNORECASE)
+
+
+def read_gpu(text: str) -> NamedGpu:
+    """Return the GPU of a name or of a compute capability: l4, 8.9, 89, SM89 and sm_89.
+
+    Raises DataError for other text, with the names.
+    """
+    known = CAPABILITIES.get(text.lower())
+    if known is not None:
+        return NamedGpu(text.lower(), known)
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        hint = nearest(text.lower(), CAPABILITIES) or f"; known: {', '.join(CAPABILITIES)}"
+        raise DataError(
+            f"gpu is {text!r:.40}; give its compute capability, such as 8.9 or SM89, or a name{hint}"
+        )
+    return NamedGpu(f"SM{match[1]}{match[2]}", int(match[1] + match[2]))
+
+
+def find_cell(key: str, gpu: NamedGpu) -> Cell:
+    """Return whether products of the format `key`, a value of `FORMATS`, run on `gpu`."""
+    if gpu.is_dla:
+        known = key == "int8"
+        return Cell(True if known else None, "TensorRT 11.4.1" if known else "no source says it of DLA")
+    if key == "MXFP8":
+        return _find_mxfp8(gpu)
+    least = LEAST_CAPABILITY[key]
+    source = f"{MATRIX}, and {BUILDS}" if gpu.capability in _BUILT else MATRIX
+    return Cell(gpu.capability >= least, f"from SM{least} on: {source}")
+
+
+def _find_mxfp8(gpu: NamedGpu) -> Cell:
+    if gpu.capability == 100:
+        return Cell(True, MATRIX)
+    if gpu.capability in _BUILT:
+        return Cell(None, f"in {BUILDS} its products run in half")
+    return Cell(None, "no source says it")
+
+
+def runs_on_all(key: str, gpus: Sequence[NamedGpu]) -> bool | None:
+    """Return whether a format runs on all of `gpus`; None if that is unknown of one and false of none."""
+    cells = {find_cell(key, gpu).runs for gpu in gpus}
+    return False if False in cells else None if None in cells else True
+
+
+def describe_gpus(gpus: Sequence[NamedGpu]) -> list[str]:
+    """Return a line for each GPU with the formats that run there, those that do not, and those unknown."""
+    lines = []
+    for gpu in gpus:
+        cells = {name: find_cell(key, gpu) for name, key in FORMATS.items()}
+        words = [
+            f"{what} {', '.join(names)}"
+            for what, runs in (("runs", True), ("lacks", False), ("unknown:", None))
+            if (names := [name for name, cell in cells.items() if cell.runs is runs])
+        ]
+        lines.append(f"{gpu}: {'; '.join(words)}")
+        lines += [DLA] if gpu.is_dla else []
+    return lines

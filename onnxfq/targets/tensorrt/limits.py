@@ -26,6 +26,13 @@ INT8_HEADS = (16, 32, 64)
 """Head sizes of the fused int8 kernel (NVIDIA, fused attention)."""
 INT8_TOKENS = 512
 FLOAT8_HEAD = 256
+FLOAT8_KEYS = 32
+"""Fewest keys of the fused float8 kernel, at the least end of the profile if their number is open.
+
+The documentation does not name it. Queries have no such limit, int8 and half types neither.
+"""
+HALF_HEADS = (16, 256)
+"""Smallest and largest head of the fused kernel of half types, which takes any number of tokens."""
 
 ONE_QUERY = "TensorRT has one kernel for an attention of one query, which int8 pairs prevent"
 TWO_COMPUTED = "TensorRT multiplies two computed tensors in float, MXFP8 or not"
@@ -86,20 +93,30 @@ def explain_right_side(shape: Sequence[int | str | None] | None) -> str:
     return f"TensorRT builds NVFP4 products for right-hand tensors of fixed sizes only, not {list(shape)}"
 
 
-def exceed_limit(is_float8: bool, head: int | None, tokens: int | None) -> str:
+def exceed_limit(is_float8: bool, head: int | None, tokens: int | None, keys: int | None) -> str:
     """Return the exceeded limit of TensorRT's fused attention; empty for none, or for unknown sizes.
 
     Args:
         is_float8: whether queries are float8, int8 otherwise.
         head: size of a query.
-        tokens: number of queries or keys.
+        tokens: number of queries or keys, the larger one.
+        keys: number of keys.
     """
+    if is_float8 and keys is not None and keys < FLOAT8_KEYS:
+        return f"{FLOAT8_KEYS} keys and more, these are {keys}"
     if head is not None and (head > FLOAT8_HEAD if is_float8 else head not in INT8_HEADS):
         allowed = f"up to {FLOAT8_HEAD}" if is_float8 else ", ".join(map(str, INT8_HEADS))
         return f"heads of {allowed}, these have {head}"
     if not is_float8 and tokens is not None and tokens > INT8_TOKENS:
         return f"up to {INT8_TOKENS} tokens, these are {tokens}"
     return ""
+
+
+def needs_least_keys(is_float8: bool, keys: int | None) -> str:
+    """Return what a profile needs for a fused attention with this number of keys, None for an open one."""
+    if not is_float8 or keys is not None:
+        return ""
+    return f"its number of keys is open, and float8 is fused if the profile begins at {FLOAT8_KEYS} keys"
 
 
 def is_one_query(scores: Node) -> bool:

@@ -13,6 +13,12 @@ LAYERS = "Layers:"
 """First word of the message that lists the engine; without it the format has changed."""
 
 _LOW = frozenset({"Int8", "UInt8", "FP8", "Int4", "FP4", "FP4E2M1"})
+_BITS = {
+    **dict.fromkeys(("Int8", "UInt8", "FP8", "E8M0", "Bool"), 8),
+    **dict.fromkeys(("Int4", "FP4", "FP4E2M1"), 4),
+    **dict.fromkeys(("Half", "BFloat16"), 16),
+    "Int64": 64,
+}
 # Kinds that move data or signal; they compute no part of a node.
 _GLUE = frozenset({"signal", "wait", "kernel_marker", "shape_call", "memset", "copy", "jmp", "cjmp"})
 # Kinds that multiply only if no other layer does; a runtime function pads a weight of odd size.
@@ -29,15 +35,22 @@ class EngineOperand:
     Attributes:
         count: number of elements; None if it is open.
         dtype: type in the log.
+        least: number of elements with one for each open size.
     """
 
     count: int | None
     dtype: str
+    least: int = 1
 
     @property
     def is_data(self) -> bool:
         """Tell whether it is more than one number, so not a scale."""
         return self.count is None or self.count > 1
+
+    @property
+    def bytes(self) -> int:
+        """Its size, with one for each open size."""
+        return -(-self.least * _BITS.get(self.dtype, 32) // 8)
 
     @property
     def is_low(self) -> bool:
@@ -57,7 +70,13 @@ class EngineLayer:
     kind: str
     inputs: tuple[EngineOperand, ...]
     constants: tuple[EngineOperand, ...]
+    outputs: tuple[EngineOperand, ...]
     nodes: tuple[str, ...]
+
+    @property
+    def is_kernel(self) -> bool:
+        """Tell whether it computes or moves data; others signal or wait."""
+        return self.kind not in _GLUE
 
     @property
     def is_attention(self) -> bool:
@@ -74,9 +93,8 @@ def parse_layers(text: str) -> tuple[EngineLayer, ...]:
             break
         # Nodes of a body read `node | branch (then_branch) | if (If)`.
         nodes = tuple(name.split(" | ")[0] for name in _NODE.findall(line))
-        layers.append(
-            EngineLayer(found[1], found[2], _operands(line, "Inputs"), _operands(line, "Constants"), nodes)
-        )
+        inputs, constants, outputs = (_operands(line, name) for name in ("Inputs", "Constants", "Outputs"))
+        layers.append(EngineLayer(found[1], found[2], inputs, constants, outputs, nodes))
     return tuple(layers)
 
 
@@ -88,19 +106,20 @@ def verdict(layers: Sequence[EngineLayer], node: str) -> Verdict:
     inputs = [operand for operand in layer.inputs if operand.is_data]
     constants = [operand for operand in layer.constants if operand.is_data]
     low = [operand for operand in inputs if operand.is_low]
-    low_constant = any(operand.is_low for operand in constants)
-    if layer.is_attention and len(low) >= 3:  # a fourth one is the mask
+    low_constants = [operand for operand in constants if operand.is_low]
+    # A fourth operand is the mask. Queries that a network has learned are constant.
+    if layer.is_attention and low and len(low) + len(low_constants) >= 3:
         return "low"
-    if inputs and len(low) == len(inputs) and (len(inputs) > 1 or low_constant):
+    if inputs and len(low) == len(inputs) and (len(inputs) > 1 or low_constants):
         return "low" if layer.kind != _LATE_GEMM else "mixed"
-    if low_constant:
+    if low_constants:
         return "weight-only"
     return "mixed" if low else "float"
 
 
 def _find_layer(layers: Sequence[EngineLayer], node: str) -> EngineLayer | None:
     """Return the layer that multiplies for `node`; library kernels go before generated ones."""
-    own = [layer for layer in layers if node in layer.nodes and layer.kind not in _GLUE]
+    own = [layer for layer in layers if node in layer.nodes and layer.is_kernel]
     ranked = sorted(own, key=lambda layer: (layer.kind in _HELPERS, "_gemm" not in layer.name))
     return ranked[0] if ranked else None
 
@@ -113,13 +132,8 @@ def _operands(line: str, field: str) -> tuple[EngineOperand, ...]:
     for text in _TENSOR.findall(found[1]) if found else ():
         dtype, dims = re.search(r"Datatype: (\w+)", text), re.search(r"Dimensions: \[([^\]]*)\]", text)
         if dtype is not None:
-            operands.append(EngineOperand(_count(dims[1] if dims else ""), dtype[1]))
+            sizes = [size for size in (dims[1] if dims else "").split(",") if size.strip()]
+            known = [int(size) for size in sizes if size.strip().isdecimal()]
+            count = prod(known) if len(known) == len(sizes) else None
+            operands.append(EngineOperand(count, dtype[1], prod(known)))
     return tuple(operands)
-
-
-def _count(dims: str) -> int | None:
-    try:
-        sizes = [int(size) for size in dims.split(",") if size.strip()]
-    except ValueError:
-        return None
-    return None if any(size < 0 for size in sizes) else prod(sizes)

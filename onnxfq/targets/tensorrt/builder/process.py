@@ -18,7 +18,7 @@ def build(job: dict[str, Any]) -> dict[str, Any]:
     """Parse and build one model.
 
     Args:
-        job: path of the model, capability such as SM89, and profiles as `profiles` returns them.
+        job: the fields of `Job`.
 
     Returns version, parsed, built, errors of the parser as [node, operator, text], errors of the log, and the
     layers, empty for none.
@@ -53,16 +53,21 @@ def build(job: dict[str, Any]) -> dict[str, Any]:
         "errors": log.errors,
         "layers": "",
     }
-    if not parsed:
+    if not parsed or not job["build"]:
         return report
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     config.num_compute_capabilities = 1
     config.set_compute_capability(getattr(trt.ComputeCapability, job["capability"]), 0)
-    if job["profiles"]:
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    values = {tensor.name: job["values"].get(tensor.name) for tensor in inputs if tensor.is_shape_tensor}
+    if job["profiles"] or any(values.values()):
         profile = builder.create_optimization_profile()
         for name, (low, usual, high) in job["profiles"].items():
             profile.set_shape(name, low, usual, high)
+        for name, numbers in values.items():
+            if numbers:
+                profile.set_shape_input(name, numbers, numbers, numbers)
         config.add_optimization_profile(profile)
     report["built"] = builder.build_serialized_network(network, config) is not None
     report["layers"] = log.layers

@@ -25,7 +25,7 @@ from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.operands import QuantizedOperand, operand
 from onnxfq.targets.reading.quantizer_reader import QUANTIZE_OPS
 from onnxfq.targets.tensorrt.attention import MOVES_BEHIND
-from onnxfq.targets.tensorrt.limits import ONE_QUERY, exceed_limit, is_one_query
+from onnxfq.targets.tensorrt.limits import ONE_QUERY, exceed_limit, is_one_query, needs_least_keys
 
 _HALVES = tuple(half.onnx_type for half in HALF_TYPES.values())
 # Pairs instead of guards: TensorRT for RTX 1.7.1 does not fuse with a guard between the products.
@@ -50,7 +50,8 @@ def attentions(reading: CheckContext) -> Iterator[Finding]:
     """Warn of quantized multi-head attention that runs in separate kernels.
 
     Source: NVIDIA, fused attention: pairs on queries, keys, the Softmax and values; for int8 a quantized
-    reader too, heads of 16, 32 or 64 and up to 512 tokens; for float8 heads of up to 256.
+    reader too, heads of 16, 32 or 64 and up to 512 tokens; for float8 heads of up to 256, and by measurement
+    32 keys.
     """
     for found, operands in _attentions(reading):
         pairs = [o.pair for o in operands if o.pair is not None]
@@ -121,12 +122,15 @@ def _explain_unfused(
         return ""  # a product with one side in float: placement.check_one_side reports it
     if bare:
         return f"{', '.join(map(repr, bare))} stays in float; quantize all four inputs or none"
-    is_float8 = _is_float8(operands)
-    if not is_float8 and is_one_query(found.scores):
-        return f"{ONE_QUERY}; leave it in float"
-    limit = exceed_limit(is_float8, head, tokens)
+    is_float8, columns = _is_float8(operands), found.scores.inputs[1].shape
+    if is_one_query(found.scores):
+        return "" if is_float8 else f"{ONE_QUERY}; leave it in float"
+    keys = columns[-1] if columns else None
+    limit = exceed_limit(is_float8, head, tokens, keys)
     if limit and is_float8:
         return f"float8 kernels have {limit}; leave it in float"
+    if is_float8 and columns:
+        return needs_least_keys(is_float8, keys)
     if limit:
         return f"int8 kernels have {limit}; use float8"
     # Fully masked rows are replaced by 0 after the second product.

@@ -14,6 +14,7 @@ from onnx import TensorProto
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.node_sites import NodeSite
+from onnxfq.targets.tensorrt.refused_forms import ON_CLASSIC
 
 MOST_TOP = 3840
 """Largest K of TopK (ITopKLayer)."""
@@ -94,10 +95,29 @@ def _find_upper_case(site: NodeSite) -> str:
 
 
 def _find_plugin(site: NodeSite) -> str:
-    return "TensorRT for RTX 1.7.1 lacks its plugin; export without it, or build with a TensorRT that has one"
+    return ON_CLASSIC
 
 
-def _find_float32(site: NodeSite) -> str:
+def _find_floored(site: NodeSite) -> str:
+    modes = [
+        site.attribute(name, usual)
+        for name, usual in (
+            ("mode", b"nearest"),
+            ("coordinate_transformation_mode", b"half_pixel"),
+            ("nearest_mode", b"round_prefer_floor"),
+        )
+    ]
+    if modes != [b"nearest", b"tf_half_pixel_for_nn", b"floor"]:
+        return ""
+    return "it is tf_half_pixel_for_nn with floor, which TensorRT lacks; export it as asymmetric with floor"
+
+
+def _find_attention(site: NodeSite) -> str:
+    if any(site.node.output[1:]) or site.input(4) or site.input(5):
+        return (
+            "TensorRT has ONNX's Attention with one output and without past keys only; write it as MatMul, "
+            "Softmax, MatMul"
+        )
     output = site.outputs[0]
     if output.index.dtype(output.name) != TensorProto.FLOAT:
         return ""
@@ -105,11 +125,14 @@ def _find_float32(site: NodeSite) -> str:
 
 
 FORMS: Mapping[str, Callable[[NodeSite], str]] = {
-    "Attention": _find_float32,
+    "Attention": _find_attention,
     "Dropout": _find_training,
     "Einsum": _find_upper_case,
     "MaxPool": _find_indices,
+    "NonMaxSuppression": _find_plugin,
     "NonZero": _find_plugin,
+    "Resize": _find_floored,
+    "RoiAlign": _find_plugin,
     "TopK": _find_large_k,
 }
 """Op type -> why TensorRT refuses a form that is not one attribute, with the remedy; empty if it takes it."""
@@ -118,9 +141,14 @@ FORMS: Mapping[str, Callable[[NodeSite], str]] = {
 def operator_forms(reading: CheckContext) -> Iterator[Finding]:
     """Refuse forms of operators that the parser or the builder refuses."""
     for site in reading.sites:
-        why = FORMS[site.op](site) if site.op in FORMS else ""
-        for message in filter(None, (why, *_find_beyond(site))):
+        for message in find_refused(site):
             yield make_finding("operator-form", "refused", site, message)
+
+
+def find_refused(site: NodeSite) -> Iterator[str]:
+    """Yield why TensorRT refuses the form of `site`, with the remedy, one line for each place."""
+    why = FORMS[site.op](site) if site.op in FORMS else ""
+    yield from filter(None, (why, *_find_beyond(site)))
 
 
 RULES: tuple[Rule, ...] = (operator_forms,)

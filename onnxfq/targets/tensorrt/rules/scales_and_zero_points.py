@@ -27,6 +27,22 @@ def zero_points(reading: CheckContext) -> Iterator[Finding]:
             yield make_finding("zero-point", "refused", q.site, message, q.data)
 
 
+_STORED = frozenset({"Cast", "Constant", "Identity"})
+
+
+def computed_zero_points(reading: CheckContext) -> Iterator[Finding]:
+    """Refuse zero points that another operator than a Cast makes from a constant.
+
+    NvInfer.h wants a Constant or a Cast of one; the builder: "Quantized constant is only allowed before DQ".
+    TensorRT for RTX 1.7.1 also takes an Identity.
+    """
+    for q in _first_with(reading, 2):
+        maker = q.site.index.maker(q.site.input(2))
+        if maker is not None and maker.op not in _STORED | _DYNAMIC:
+            message = f"{maker.op} {maker.name!r} makes the zero point of {q.data!r}; store it as a constant"
+            yield make_finding("zero-point", "refused", q.site, message, q.data)
+
+
 def scale_values(reading: CheckContext) -> Iterator[Finding]:
     """Refuse scales that are 0, negative or NaN; report infinite ones, which TensorRT takes.
 
@@ -100,4 +116,4 @@ def _first_with(reading: CheckContext, slot: int) -> Iterator[Quantizer]:
             yield q
 
 
-RULES: tuple[Rule, ...] = (zero_points, scale_values, scale_counts, runtime_scales)
+RULES: tuple[Rule, ...] = (zero_points, computed_zero_points, scale_values, scale_counts, runtime_scales)

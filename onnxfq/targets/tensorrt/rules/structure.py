@@ -14,6 +14,7 @@ from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.operands import operand as find_operand
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer
+from onnxfq.targets.tensorrt.refused_forms import CLASSIC_ALONE, ON_CLASSIC
 
 UNSUPPORTED = frozenset(
     "AffineGrid Bernoulli BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CenterCropPad Col2Im "
@@ -49,6 +50,8 @@ def operators(reading: CheckContext) -> Iterator[Finding]:
             remedy = "run `onnxfq convert`, or quantize with a recipe for TensorRT; both write Q/DQ"
         elif site.op in QUANTIZED_OPS:
             remedy = "quantize with QuantizeLinear and DequantizeLinear, symmetric"
+        elif site.op in CLASSIC_ALONE:
+            remedy = ON_CLASSIC
         else:
             remedy = "rewrite it in ONNX operators, or load a plugin of this name"
         message = f"TensorRT's parser has no operator {site.op} of domain {site.node.domain!r}; {remedy}"

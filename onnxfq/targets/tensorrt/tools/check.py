@@ -14,10 +14,13 @@ from onnxfq.targets.tensorrt.builder.build import build_model
 from onnxfq.targets.tensorrt.rules import (
     attention,
     blocks,
+    classic,
     float4,
+    newer_operators,
     number_types,
     operator_forms,
     placement,
+    refused_forms,
     scales_and_zero_points,
     structure,
 )
@@ -45,11 +48,14 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
 RULES: tuple[Rule, ...] = (
     *structure.RULES,
     *operator_forms.RULES,
+    *newer_operators.RULES,
+    *refused_forms.RULES,
     *number_types.RULES,
     *scales_and_zero_points.RULES,
     *blocks.RULES,
     *float4.RULES,
     *placement.RULES,
     *attention.RULES,
+    *classic.RULES,
     structure.skip_branches,
 )

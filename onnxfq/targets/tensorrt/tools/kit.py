@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from onnxfq.graph.signature import boundaries
@@ -17,6 +16,13 @@ from onnxfq.interchange.polygraphy_json import inputs_json, outputs_json
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.profiles import ENDS, Profile
 from onnxfq.targets.target import Kit, Samples
+from onnxfq.targets.tensorrt.tools.scripts import (
+    LAYERS_FILE,
+    LIST_COMMAND,
+    LIST_LAYERS,
+    PROFILE_FILE,
+    script,
+)
 
 RELEASES = (10, 11)
 """Major versions of TensorRT that commands are written for."""
@@ -64,7 +70,15 @@ def trtexec(
     words += [f"--shapes={','.join(open_inputs)}"] if open_inputs else []
     given = [f"{_quote_name(name)}:raw/{file}" for name, file in files.items()]
     words.append(f"--loadInputs={','.join(given)}")
-    return [*words, "--profilingVerbosity=detailed", "--dumpLayerInfo", "--exportLayerInfo=layers.json"]
+    words += ["--profilingVerbosity=detailed", "--dumpLayerInfo", f"--exportLayerInfo={LAYERS_FILE}"]
+    return [*words, "--dumpProfile", f"--exportProfile={PROFILE_FILE}", "--separateProfileRun"]
+
+
+def build_engine(release: int, profiles: Mapping[str, Profile]) -> list[str]:
+    """Return Polygraphy's command that builds `model.plan` with the names of its layers, without trtexec."""
+    words = ["polygraphy", "convert", "model.onnx", "--convert-to", "trt", "-o", "model.plan"]
+    words += ["--profiling-verbosity", "detailed"]
+    return words + _typing(release) + _end_shapes(profiles)
 
 
 def polygraphy(
@@ -97,18 +111,20 @@ def polygraphy_tensors(
 
 
 def _polygraphy_run(release: int, profiles: Mapping[str, Profile]) -> list[str]:
-    words = ["polygraphy", "run", "model.onnx", "--trt"]
-    words += ["--strongly-typed"] if release < 11 else []
-    for number, end in enumerate(ENDS):
-        shapes = [f"{name}:[{','.join(map(str, profile[number]))}]" for name, profile in profiles.items()]
-        words += [f"--trt-{end}-shapes", *shapes] if shapes else []
+    words = ["polygraphy", "run", "model.onnx", "--trt", *_typing(release), *_end_shapes(profiles)]
     return [*words, "--load-inputs", "inputs.json"]
 
 
-def script(commands: Sequence[Sequence[str]]) -> str:
-    """Return a POSIX shell script that runs `commands` in its own folder until one fails."""
-    lines = ["#!/bin/sh", "set -e", 'cd "$(dirname "$0")"', *(shlex.join(words) for words in commands)]
-    return "\n".join(lines) + "\n"
+def _typing(release: int) -> list[str]:
+    return ["--strongly-typed"] if release < 11 else []
+
+
+def _end_shapes(profiles: Mapping[str, Profile]) -> list[str]:
+    words: list[str] = []
+    for number, end in enumerate(ENDS):
+        shapes = [f"{name}:[{','.join(map(str, profile[number]))}]" for name, profile in profiles.items()]
+        words += [f"--trt-{end}-shapes", *shapes] if shapes else []
+    return words
 
 
 _LONGEST = 200
@@ -146,12 +162,13 @@ def write_texts(samples: Samples) -> dict[str, str]:
     limits, files = cosine_limits(samples.agreements), raw_files(samples.first)
     made = {"inputs.json": inputs_json(samples.feeds)}
     made |= {"outputs.json": outputs_json(samples.results)} if expected else {}
+    made["layers.py"] = LIST_LAYERS
     for release in RELEASES:
         lines = [
             trtexec(release, shapes, samples.first, files),
             polygraphy(release, shapes, expected, limits),
         ]
-        made[f"tensorrt{release}.sh"] = script(lines)
+        made[f"tensorrt{release}.sh"] = script(lines, [build_engine(release, shapes), LIST_COMMAND])
         layers = polygraphy_tensors(release, shapes, boundaries(samples.proto))
         made[f"layers{release}.sh"] = script([layers])
     return made
@@ -167,8 +184,10 @@ def write_readme(found: CheckResult, notes: Sequence[str], samples: Samples) -> 
         ("model.onnx", "the model, with Q/DQ and all weights inside"),
         (
             "tensorrt10.sh, tensorrt11.sh",
-            "build, time and compare with trtexec and Polygraphy of that release",
+            "build, time and compare with trtexec and Polygraphy of that release; without trtexec, which "
+            "TensorRT's container, .deb and .tar packages have and its pip package lacks, Polygraphy builds",
         ),
+        ("layers.py", f"lists the layers of the engine in {LAYERS_FILE} where trtexec is missing"),
         (
             "layers10.sh, layers11.sh",
             f"save TensorRT's tensors in front of every QuantizeLinear into {TENSORS_FILE}",
@@ -194,10 +213,17 @@ def write_readme(found: CheckResult, notes: Sequence[str], samples: Samples) -> 
             for name, limit in limits.items()
         ]
     lines += ["", "## Findings", "", "```text", found.table(), "```", ""]
-    lines.append(
-        "A layer that should run in low precision and shows Float or Half in `layers.json` was not fused; "
-        "compare its name with the coverage above."
-    )
+    lines += [
+        "## What the engine runs",
+        "",
+        f"The scripts write {LAYERS_FILE}, and trtexec {PROFILE_FILE} too. Bring both back:",
+        "",
+        "```sh",
+        f"onnxfq check model.onnx --layers {LAYERS_FILE} --profile {PROFILE_FILE}",
+        "```",
+        "",
+        "names the operators above that run in low precision there, what is fused, and where time goes.",
+    ]
     lines += ["", "## Find where TensorRT differs", "", "```sh", "sh layers11.sh"]
     lines += [f"onnxfq compare model.onnx --data inputs --batch 0 --candidate {TENSORS_FILE}", "```"]
     return "\n".join(lines) + "\n"

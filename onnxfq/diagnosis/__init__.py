@@ -1,0 +1,1 @@
+"""Diagnosis of a quantized file that somebody else made: reading, measuring, causes, repairs."""

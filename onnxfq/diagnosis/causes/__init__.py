@@ -1,0 +1,1 @@
+"""Causes of a bad quantized file, a family a file."""

@@ -1,0 +1,142 @@
+"""Calibration on other data: another preprocessing, or too few samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.data import Feed
+from onnxfq.diagnosis.causes.ranges import APART, BETTER, LEAVING, TRIED, all_fits, bias_edits, set_fit
+from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.range_reading import RangeReading
+from onnxfq.remedies.judge import GAINED_SHARE
+
+A_BIT = 0.75
+"""Share of the noise that goes where a bit of precision was lost, 6 dB."""
+
+# Mean and deviation of ImageNet's pixels in 0..1, the usual ones (torchvision's documentation).
+_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+Transform = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+def find_other_preprocessing(patient: Patient) -> Iterator[Suspicion]:
+    """Yield the preprocessing under which the ranges of the whole file fit the data."""
+    readings = _read(patient, patient.feeds[:TRIED]) if patient.board is not None else []
+    before = _mean_misfit(readings)
+    if len(readings) < 2 or before < APART:
+        return
+    misfits = {}
+    for name, transform in _transforms(patient).items():
+        feeds = [_apply(feed, transform) for feed in patient.feeds[:TRIED]]
+        tried = _read(patient, feeds)
+        closer = sum(one.misfit < other.misfit for one, other in zip(tried, readings, strict=True))
+        if 2 * closer > len(readings):
+            misfits[name] = _mean_misfit(tried)
+    name = min(misfits, key=lambda one: misfits[one], default="")
+    if not name or misfits[name] > BETTER * before:
+        return
+    inputs = [value.name for value in patient.proto.graph.input]
+    yield _recalibrate(
+        patient,
+        "preprocessing",
+        f"the file was calibrated on other values: its {len(readings)} ranges are {100 * before:.0f} % off "
+        f"those of the data, and {100 * misfits[name]:.0f} % if the data is {name}",
+        tensor=inputs[0],
+        is_certain=True,
+    )
+
+
+def find_few_samples(patient: Patient) -> Iterator[Suspicion]:
+    """Yield a calibration whose ranges are left by unseen samples all over the file."""
+    readings = _read(patient, patient.feeds) if patient.board is not None else []
+    left = [reading for reading in readings if reading.overrun > LEAVING]
+    if len(left) < 3 or 2 * len(left) < len(readings):
+        return
+    most = max(left, key=lambda reading: reading.overrun)
+    change = all_fits(patient)
+    alone = patient.gain(Change(grids={number: change.grids[number] for number in most.numbers}))
+    if patient.gain(change) < max(A_BIT, alone + GAINED_SHARE):
+        return
+    yield _recalibrate(
+        patient,
+        "few_samples",
+        f"unseen samples leave {len(left)} of {len(readings)} ranges, at {most.quantizer.tensor!r} by "
+        f"{100 * most.overrun:.0f} % of the width: too few samples calibrated it",
+    )
+
+
+def _recalibrate(
+    patient: Patient, kind: str, evidence: str, tensor: str = "", *, is_certain: bool = False
+) -> Suspicion:
+    """Return the suspicion that every range has to come from the data."""
+    change = all_fits(patient)
+    edits = [
+        partial(set_fit, quantizer=group[0], fit=change.grids[group[0].number]) for group in patient.groups
+    ]
+    edits += [edit for group in patient.groups for edit in bias_edits(patient, group)]
+    return Suspicion(
+        kind=kind,
+        evidence=evidence,
+        tensor=tensor,
+        repair=f"the ranges of the data for all {len(patient.groups)} scales",
+        harm=patient.gain(change),
+        is_whole=True,
+        is_certain=is_certain,
+        numbers=tuple(quantizer.number for quantizer in patient.form.activations),
+        change=change,
+        edits=tuple(edits),
+    )
+
+
+def _read(patient: Patient, feeds: list[Feed] | Any) -> list[RangeReading]:
+    values = patient.values if feeds is patient.feeds else patient.collect(feeds)
+    readings = []
+    for group in patient.groups:
+        together = values[group[0].number]
+        for quantizer in group[1:]:
+            together += values[quantizer.number]
+        if together.power:
+            readings.append(RangeReading.of(group, together))
+    return readings
+
+
+def _mean_misfit(readings: list[RangeReading]) -> float:
+    return float(np.mean([reading.misfit for reading in readings])) if readings else 0.0
+
+
+def _apply(feed: Feed, transform: Transform) -> Feed:
+    return {
+        name: transform(array).astype(array.dtype) if array.dtype.kind == "f" else array
+        for name, array in feed.items()
+    }
+
+
+def _transforms(patient: Patient) -> dict[str, Transform]:
+    """Return the usual preprocessings that may have been left out or added, by what is said of them."""
+    found: dict[str, Transform] = {
+        "multiplied by 255": lambda x: x * 255,
+        "divided by 255": lambda x: x / 255,
+        "in -1..1 in place of 0..1": lambda x: x * 2 - 1,
+        "in 0..1 in place of -1..1": lambda x: (x + 1) / 2,
+        "in -1..1 in place of bytes": lambda x: x / 127.5 - 1,
+        "in bytes in place of -1..1": lambda x: (x + 1) * 127.5,
+    }
+    arrays = [array for array in patient.feeds[0].values() if array.dtype.kind == "f"]
+    for axis in (1, 3):
+        if not arrays or not all(array.ndim == 4 and array.shape[axis] == 3 for array in arrays):
+            continue
+        shape = [3 if at == axis else 1 for at in range(4)]
+        mean, deviation = np.reshape(_MEAN, shape), np.reshape(_DEVIATION, shape)
+        found |= {
+            "without mean and deviation": lambda x, m=mean, d=deviation: x * d + m,  # type: ignore[misc]
+            "with mean and deviation taken out": lambda x, m=mean, d=deviation: (x - m) / d,  # type: ignore[misc]
+            "with channels in the other order": lambda x, a=axis: np.flip(x, a),  # type: ignore[misc]
+        }
+    return found

@@ -1,0 +1,179 @@
+"""Ranges that do not fit the values of their tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.range_reading import RangeReading, typical
+from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer
+from onnxfq.diagnosis.reading.values import GridFit
+
+WIDE = 1.5
+"""Width of a range over its values' from which it is too wide: samples of one kind differ by less."""
+
+APART = 0.1
+"""Mean misfit of all ranges from which other preprocessing is tried; another draw of samples makes less."""
+
+BETTER = 0.5
+"""Part of the misfit that the right preprocessing leaves at most."""
+
+TRIED = 4
+"""Samples on which a preprocessing is tried."""
+
+LEAVING = 0.1
+"""How far values leave a range, over their width, to be unlike the ones that calibrated it."""
+
+OUTLYING = 3.0
+"""Misfit over the typical one of a file from which samples do not explain it."""
+
+SHIFTED = 0.1
+"""Move of both ends to one side, over the width of the values, that no other draw of samples makes."""
+
+COARSE_DB = 3.0
+"""Error over a better range's from which saturation is harmful: twice the noise."""
+
+LOST_DB = 6.0
+"""Error over a better range's from which typical values are lost: a bit of precision."""
+
+
+def find_ranges(patient: Patient) -> Iterator[Suspicion]:
+    """Yield scales whose range is too wide or too narrow for the data, or cannot hold its sign."""
+    if patient.board is None:
+        return
+    readings = [RangeReading.of(group, patient.group_values(group)) for group in patient.groups]
+    ratios, misfits = [r.ratio for r in readings], [r.misfit for r in readings]
+    shifts = [abs(r.shift) for r in readings]
+    for reading in readings:
+        if reading.values.power == 0.0:
+            continue
+        kind, evidence, is_certain = _explain(reading, typical(ratios), typical(misfits), typical(shifts))
+        if kind:
+            other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
+            if other is not None and patient.are_tied(reading.numbers, other.numbers):
+                continue
+            if other is not None:
+                kind = "foreign_parameters"
+                evidence += f"; its scale and zero point are those of {other.quantizer.tensor!r}"
+            yield _suspect(patient, reading, kind, evidence, is_certain)
+
+
+def _explain(reading: RangeReading, ratio: float, misfit: float, shift: float) -> tuple[str, str, bool]:
+    """Return the kind of fault, its evidence, and whether it is a fault at any harm; empty without one."""
+    quantizer, values = reading.quantizer, reading.values
+    low, high = quantizer.grid.limits
+    covers = f"the range is {low:.4g}..{high:.4g} and the data is {values.low:.4g}..{values.high:.4g}"
+    below, above = values.saturated(quantizer)
+    sample = values.sample
+    if quantizer.starts_at_zero and values.is_signed:
+        part, energy = values.below_zero
+        return (
+            "unsigned_on_signed",
+            f"{covers}: {100 * part:.3g} % of the values, with {100 * energy:.3g} % of the energy, become 0",
+            True,
+        )
+    if reading.ratio > WIDE and reading.ratio > WIDE * min(ratio, 1.0):
+        used = f"{covers}: {100 * reading.steps_used:.2g} % of its grid is used"
+        return "wide_range", used, reading.ratio > WIDE * ratio
+    if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING + reading.wander[1]:
+        side = "both ends" if min(below, above) > 0 else ("the lower end" if below else "the upper end")
+        share = f"{covers}: {100 * (below + above):.3g} % of the values saturate at {side}"
+        is_outlier = reading.misfit > OUTLYING * misfit
+        far = reading.overrun > 1 - 1 / WIDE and is_outlier
+        if abs(reading.shift) > max(SHIFTED + reading.wander[0], OUTLYING * shift):
+            share, far = (
+                f"{share}, the other is {100 * abs(reading.shift):.2g} % of the width too far out",
+                True,
+            )
+        return "clipping", f"{share}, {reading.excess_db:.1f} dB over the best range", far
+    if reading.excess_db >= LOST_DB and not below + above:
+        half = quantizer.grid.scale / 2
+        zeros = float((abs(sample) < half).mean())
+        lost = f"{covers}: {100 * zeros:.3g} % of the values become 0"
+        return "lost_values", f"{lost}, {reading.excess_db:.1f} dB over the best range", False
+    return "", "", False
+
+
+def _owner(reading: RangeReading, readings: Sequence[RangeReading]) -> RangeReading | None:
+    """Return another tensor that has the same scale and zero point, and whose values they fit."""
+    grid = reading.quantizer.grid
+    for other in readings:
+        same = (other.quantizer.grid.scale, other.quantizer.grid.zero) == (grid.scale, grid.zero)
+        if other is not reading and same and 1 / WIDE < other.ratio < WIDE:
+            return other
+    return None
+
+
+def _suspect(
+    patient: Patient, reading: RangeReading, kind: str, evidence: str, is_certain: bool
+) -> Suspicion:
+    quantizer = reading.quantizer
+    is_input = any(value.name == quantizer.tensor for value in patient.proto.graph.input)
+    if is_input and kind in ("wide_range", "clipping"):
+        kind, evidence = "preprocessing", f"the input was calibrated on other values: {evidence}"
+    fit, harm = choose_fit(patient, reading)
+    return Suspicion(
+        kind=kind,
+        evidence=evidence,
+        tensor=quantizer.tensor,
+        node=quantizer.node,
+        repair=f"the range of the data: scale {fit.scale:.4g}, zero point {fit.zero:g}",
+        harm=harm,
+        is_certain=is_certain,
+        numbers=reading.numbers,
+        change=patient.fit_change(reading.group, fit),
+        edits=(partial(set_fit, quantizer=quantizer, fit=fit), *bias_edits(patient, reading.group)),
+    )
+
+
+def choose_fit(patient: Patient, reading: RangeReading) -> tuple[GridFit, float]:
+    """Return the grid that holds all values or the one of least error, whichever is better, and the harm."""
+    fits = dict.fromkeys(reading.fits)
+    harms = [(patient.harm(reading.numbers, patient.fit_change(reading.group, fit)), fit) for fit in fits]
+    harm, fit = max(harms, key=lambda row: row[0])
+    return fit, harm
+
+
+def set_fit(editor: FileEditor, quantizer: ActivationQuantizer, fit: GridFit) -> None:
+    """Write a grid to the file."""
+    editor.set_grid(quantizer, fit)
+
+
+def bias_edits(patient: Patient, group: Sequence[ActivationQuantizer]) -> list[partial[None]]:
+    """Return the edits that give layers behind these quantizers the biases of the float model.
+
+    A bias in integers was rounded in steps of the range of its layer's input, and is as wrong as that.
+    """
+    if patient.floats is None:
+        return []
+    outputs = {f"diagnosed/{quantizer.number}/out" for quantizer in group}
+    stored = {one.constant for one in patient.form.constants if one.is_bias}
+    integer = {node.name for node in patient.index.nodes if node.op_type in ("QGemm", "QLinearConv")}
+    edits = []
+    for node in patient.form_index.nodes:
+        layer = patient.floats.layers.get(node.name)
+        has_stored = len(node.input) > 2 and (node.input[2] in stored or node.name in integer)
+        if layer is not None and layer.bias is not None and node.input[0] in outputs and has_stored:
+            edits.append(partial(restore_bias, layer=node.name, values=layer.bias))
+    return edits
+
+
+def restore_bias(editor: FileEditor, layer: str, values: NDArray[np.float32]) -> None:
+    """Write a bias to the file."""
+    editor.set_bias(layer, values)
+
+
+def all_fits(patient: Patient) -> Change:
+    """Return the change that gives every scale the range of the data."""
+    change = Change()
+    for group in patient.groups:
+        values = patient.group_values(group)
+        change |= patient.fit_change(group, values.full_fit(group[0]))
+    return change

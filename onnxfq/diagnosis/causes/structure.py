@@ -1,0 +1,217 @@
+"""Pairs in the wrong place: twice, inside what a kernel fuses, or missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import onnx
+
+from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.stored_weight import channel_axis
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.ops import MOVES, WEIGHTED_INPUTS
+
+FUSED = ("BatchNormalization", "Clip", "Relu")
+"""Operators that kernels compute with the convolution in front."""
+
+_LAYERS = ("Conv", "ConvTranspose", "Gemm")
+
+MOST_LEFT = 1 / 3
+"""Part of the layers up to which those in float are exceptions, not the way of a file."""
+
+
+def find_double(patient: Patient) -> Iterator[Suspicion]:
+    """Yield tensors that are quantized twice in a row, on two grids."""
+    makers = patient.index.makers
+    for quantizer in patient.form.activations:
+        before = makers.get(quantizer.tensor)
+        if quantizer.op_type != "QuantizeLinear" or before is None or before.op_type != "DequantizeLinear":
+            continue
+        first = next(
+            (q for q in patient.form.activations if q.scale == before.input[1] and q is not quantizer), None
+        )
+        grid = quantizer.grid
+        if first is None or first.grid.agrees(grid):
+            continue
+        repair = Change(off=frozenset({quantizer.number}))
+        yield Suspicion(
+            kind="double_quantization",
+            evidence=f"quantized by a scale of {first.grid.scale:.4g}, and again by one of {grid.scale:.4g}",
+            tensor=quantizer.tensor,
+            node=quantizer.node,
+            repair="the second pair removed",
+            harm=_harm(patient, quantizer.number, repair),
+            is_certain=True,
+            numbers=(quantizer.number,),
+            change=repair,
+            edits=(partial(_bypass, node=quantizer.node),),
+        )
+
+
+def find_inside_fusion(patient: Patient) -> Iterator[Suspicion]:
+    """Yield pairs between a layer and the Relu or BatchNormalization behind it, if they are few.
+
+    Quantizers of some tools put one there always: that is their way, and no fault of the file.
+    """
+    index = patient.index
+    direct = sum(
+        index.makers[node.input[0]].op_type in _LAYERS
+        for node in index.nodes
+        if node.op_type in FUSED and node.input[0] in index.makers
+    )
+    inside = []
+    for quantizer in patient.form.activations:
+        maker = index.makers.get(quantizer.tensor)
+        if quantizer.op_type != "QuantizeLinear" or maker is None or maker.op_type not in _LAYERS:
+            continue
+        readers = _readers_of_pair(index, quantizer.tensor)
+        if readers and all(node.op_type in FUSED for node in readers):
+            inside.append((quantizer, maker, readers))
+    if len(inside) > direct:
+        return
+    for quantizer, maker, readers in inside:
+        repair = Change(off=frozenset({quantizer.number}))
+        yield Suspicion(
+            kind="pair_inside_fusion",
+            evidence=(
+                f"a pair stands between {maker.op_type} {maker.name!r} and {readers[0].op_type} "
+                f"{readers[0].name!r}, which a kernel computes together; {direct} others have none"
+            ),
+            tensor=quantizer.tensor,
+            node=quantizer.node,
+            repair="the pair removed",
+            harm=_harm(patient, quantizer.number, repair),
+            is_certain=True,
+            numbers=(quantizer.number,),
+            change=repair,
+            edits=(partial(_bypass, node=quantizer.node),),
+        )
+
+
+def _readers_of_pair(index: GraphIndex, tensor: str) -> list[onnx.NodeProto]:
+    """Return what reads the dequantized form of a tensor."""
+    codes = [n.output[0] for n in index.readers.get(tensor, ()) if n.op_type == "QuantizeLinear"]
+    values = [n.output[0] for name in codes for n in index.readers.get(name, ())]
+    return [node for name in values for node in index.readers.get(name, ())]
+
+
+def find_missing(patient: Patient) -> Iterator[Suspicion]:
+    """Yield sums that read a tensor in float although it has a pair, where other sums read pairs."""
+    index = patient.index
+    pairs = _pairs_by_tensor(patient)
+    sums = [n for n in index.nodes if n.op_type == "Add" and all(name in index.makers for name in n.input)]
+    full = [node for node in sums if all(_is_pair(index, name) for name in node.input)]
+    for node in sums:
+        floats = [name for name in node.input if not _is_pair(index, name)]
+        beside = [name for name in floats if name in pairs]
+        is_bare = len(floats) == len(node.input)
+        is_quantized = any(r.op_type == "QuantizeLinear" for r in index.readers.get(node.output[0], ()))
+        if not beside or not (is_bare or (is_quantized and 2 * len(full) >= len(sums) - 1)):
+            continue
+        name = beside[-1]
+        yield Suspicion(
+            kind="missing_pair",
+            evidence=f"{node.op_type} {node.name!r} reads {name!r} in float; other readers have its pair",
+            tensor=name,
+            node=node.name,
+            repair="the pair that stands beside it",
+            is_certain=True,
+            edits=(partial(_redirect, old=name, new=pairs[name], node=node.name),),
+        )
+
+
+def find_left_in_float(patient: Patient) -> Iterator[Suspicion]:
+    """Yield layers of the middle in float between quantized ones, where these are few."""
+    index, constants = patient.index, patient.index.constants
+    layers = [
+        node
+        for node in index.nodes
+        if node.op_type in WEIGHTED_INPUTS and any(_is_weight(index, name) for name in node.input[:2])
+    ]
+    floats = [n for n in layers if not any(_is_pair(index, name) for name in n.input[:2])]
+    pairs = _pairs_by_tensor(patient)
+    if len(floats) > MOST_LEFT * len(layers):
+        return
+    for node in floats:
+        name, weight = node.input[0], node.input[1]
+        if node in (layers[0], layers[-1]) or name not in pairs or weight not in constants:
+            continue
+        yield Suspicion(
+            kind="left_in_float",
+            evidence=f"{node.op_type} {node.name!r} is in float between quantized layers; "
+            f"{len(layers) - len(floats)} of {len(layers)} are quantized, and its input has a pair",
+            tensor=name,
+            node=node.name,
+            repair="the pair of its input, and a pair for its weight",
+            is_certain=True,
+            edits=(partial(_quantize_layer, node=node.name, old=name, new=pairs[name]),),
+        )
+
+
+def find_shifted(patient: Patient) -> Iterator[Suspicion]:
+    """Yield numbers that are read by another scale or zero point than they were given."""
+    for node, tensor in patient.form.shifted:
+        yield Suspicion(
+            kind="mismatched_pair",
+            evidence="its numbers are written by one scale or zero point and read by another",
+            tensor=tensor,
+            node=node,
+            is_certain=True,
+        )
+
+
+def _harm(patient: Patient, number: int, repair: Change) -> float:
+    return 0.0 if patient.board is None else patient.harm((number,), repair)
+
+
+def _is_pair(index: GraphIndex, name: str) -> bool:
+    """Tell whether a tensor comes from a DequantizeLinear, moves between them left aside."""
+    maker = index.makers.get(name)
+    while maker is not None and maker.op_type in MOVES:
+        maker = index.makers.get(maker.input[0])
+    return maker is not None and maker.op_type == "DequantizeLinear"
+
+
+def _is_weight(index: GraphIndex, name: str) -> bool:
+    """Tell whether a tensor is a constant, behind its pair or not."""
+    maker = index.makers.get(name)
+    while maker is not None and maker.op_type in (*MOVES, "QuantizeLinear", "DequantizeLinear"):
+        name = maker.input[0]
+        maker = index.makers.get(name)
+    return name in index.constants and len(index.constants[name].dims) > 1
+
+
+def _pairs_by_tensor(patient: Patient) -> dict[str, str]:
+    """Return the dequantized form of each tensor with a pair."""
+    found = {}
+    for node in patient.index.nodes:
+        if node.op_type == "QuantizeLinear":
+            for reader in patient.index.readers.get(node.output[0], ()):
+                if reader.op_type == "DequantizeLinear":
+                    found[node.input[0]] = reader.output[0]
+    return found
+
+
+def _bypass(editor: FileEditor, node: str) -> None:
+    editor.bypass(node)
+
+
+def _redirect(editor: FileEditor, old: str, new: str, node: str) -> None:
+    editor.redirect(old, new, (node,))
+
+
+def _quantize_layer(editor: FileEditor, node: str, old: str, new: str) -> None:
+    """Give a layer the pair of its input, and its weight a pair of int8 with a scale for each channel."""
+    editor.redirect(old, new, (node,))
+    layer = next(one for one in editor.graph.node if one.name == node)
+    values = np.asarray(tensor_array(editor.constant(layer.input[1])), np.float32)
+    axis = channel_axis(layer, values.ndim) or 0
+    around = tuple(at for at in range(values.ndim) if at != axis)
+    scale = np.maximum(np.abs(values).max(around) / 127, np.finfo(np.float32).tiny).astype(np.float32)
+    editor.insert_pair(layer.input[1], scale, np.zeros(scale.shape, np.int8), (node,), axis)

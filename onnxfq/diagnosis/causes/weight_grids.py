@@ -1,0 +1,132 @@
+"""Weights whose scales lie along the wrong axis, or are too wide for their channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxfq.diagnosis.causes.weight_reading import (
+    WeightReading,
+    is_per_axis,
+    set_weight,
+    suspect_weight,
+)
+from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import FileEditor
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.stored_weight import requantize
+from onnxfq.graph.stored_grid import StoredGrid
+
+FILLED = 0.98
+"""Part of the largest number that each channel reaches along the axis by which it was rounded."""
+
+USED = 0.6
+"""Part of the grid that all channels of a weight leave unused above, where its scale is too wide."""
+
+LEAST_GRID = 0.1
+"""Part of the grid that a channel uses, below which its scale is one for others."""
+
+
+def find_axis(patient: Patient, reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:
+    """Return that the scales belong to another axis: along that one each channel fills the grid."""
+    grid = reading.constant.grid
+    axis = grid.granularity.axis
+    if axis is None or grid.granularity.block_size is not None:
+        return None
+    fills = {at: _fill(grid.steps, at) for at, size in enumerate(grid.steps.shape) if size == grid.scale.size}
+    right = max(fills, key=lambda at: fills[at], default=axis)
+    if right == axis or fills[right] < FILLED or fills.get(axis, 1.0) >= FILLED:
+        return None
+    turned = StoredGrid(grid.steps, grid.scale, replace(grid.granularity, axis=right))
+    text = (
+        f"its {grid.scale.size} scales are applied along axis {axis}, and its integers fill the grid along "
+        f"axis {right}"
+    )
+    change = Change(constants={reading.constant.constant: turned.values})
+    return suspect_weight(
+        patient,
+        reading,
+        "wrong_axis",
+        text,
+        f"the scales along axis {right}",
+        change,
+        True,
+        partial(_set_axes, scale=reading.constant.scale, axis=right),
+    )
+
+
+def find_spread(
+    patient: Patient, reading: WeightReading, others: Sequence[WeightReading]
+) -> Suspicion | None:
+    """Return that channels of very different size share one scale."""
+    axis, steps = reading.axis, reading.constant.grid.steps
+    if axis is None or is_per_axis(reading) or steps.shape[axis] < 2:
+        return None
+    around = tuple(at for at in range(steps.ndim) if at != axis)
+    reach = np.abs(steps).max(around)
+    used = reach / max(int(reach.max()), 1)
+    typical = float(np.median(used))
+    if typical >= LEAST_GRID:
+        return None
+    channel = int(np.argmax(reach))
+    text = (
+        f"channel {channel} of {used.size} sets the scale of all: others use {100 * typical:.2g} % of "
+        "the grid"
+    )
+    if reading.floats is None:
+        return suspect_weight(
+            patient,
+            reading,
+            "channel_spread",
+            text,
+            "a scale for each channel; give the float model",
+            Change(),
+            True,
+        )
+    weight = requantize(reading.floats, reading.constant, axis)
+    return suspect_weight(
+        patient,
+        reading,
+        "channel_spread",
+        text,
+        f"a scale for each of {used.size} channels",
+        Change(constants={reading.constant.constant: weight.rounded}),
+        True,
+        partial(set_weight, constant=reading.constant, weight=weight),
+    )
+
+
+def find_unused(
+    patient: Patient, reading: WeightReading, others: Sequence[WeightReading]
+) -> Suspicion | None:
+    """Return that the scale is too wide for every channel; tools leave a bit unused on purpose too."""
+    used = float(np.abs(reading.constant.grid.steps).max()) / 127
+    if reading.floats is None or reading.constant.kind != "int8" or used > USED:
+        return None
+    weight = requantize(reading.floats, reading.constant, reading.axis if is_per_axis(reading) else None)
+    return suspect_weight(
+        patient,
+        reading,
+        "weight_scale",
+        f"its numbers reach {100 * used:.2g} % of the grid",
+        "the range of its values",
+        Change(constants={reading.constant.constant: weight.rounded}),
+        False,
+        partial(set_weight, constant=reading.constant, weight=weight),
+    )
+
+
+def _fill(steps: NDArray[np.int32], axis: int) -> float:
+    """Return the least part of the largest number that a channel along `axis` reaches."""
+    around = tuple(at for at in range(steps.ndim) if at != axis)
+    reach = np.abs(steps).max(around)
+    return float(reach.min()) / max(float(reach.max()), 1.0)
+
+
+def _set_axes(editor: FileEditor, scale: str, axis: int) -> None:
+    editor.set_axes(scale, axis)

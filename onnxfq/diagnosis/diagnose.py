@@ -1,0 +1,132 @@
+"""`diagnose`: what is wrong with a quantized file that somebody else made, and what cures it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import onnx
+
+from onnxfq.data import Data, Feed
+from onnxfq.data.labels import Labels
+from onnxfq.diagnosis.diagnosis import Diagnosis
+from onnxfq.diagnosis.measure import Measure
+from onnxfq.diagnosis.ranking import find_suspicions, rank
+from onnxfq.diagnosis.reading.board import Board
+from onnxfq.diagnosis.reading.float_model import FloatModel
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.switched_form import SwitchedForm, switch_form
+from onnxfq.diagnosis.recipe import recipe_text
+from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
+from onnxfq.diagnosis.repairs import Repairs
+from onnxfq.errors import DataError, ModelError
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.io.data_paths import check_model_output
+from onnxfq.graph.io.load import read_model, standard_form
+from onnxfq.graph.ops import ONNXFQ_DOMAIN
+from onnxfq.graph.signature import output_names
+from onnxfq.metrics import Metric
+from onnxfq.numerics.float_types import FLOAT_CODES
+from onnxfq.stages.options import RunOptions, open_feeds
+from onnxfq.stages.write import write_model
+from onnxfq.support.files import write_text
+from onnxfq.targets.lower_fake_quantize import lift, lower
+
+FEEDS = 64
+"""Samples of the data that are read: more of them move the ends of ranges by about a step."""
+
+TASK_FEEDS = 1024
+"""Samples that are read for a metric of the task, which single ones move."""
+
+
+def diagnose(
+    model: str | Path | onnx.ModelProto,
+    *,
+    reference: str | Path | onnx.ModelProto | None = None,
+    data: Data | None = None,
+    labels: Labels | None = None,
+    metric: str | Metric | None = None,
+    target: str | None = None,
+    output: str | Path | None = None,
+    recipe_output: str | Path | None = None,
+    options: RunOptions | None = None,
+) -> Diagnosis:
+    """Return what is wrong with a quantized model, ranked by what it costs, and write the repaired one.
+
+    Args:
+        model: a quantized model of any tool, with Q/DQ pairs, integer operators or FakeQuantize nodes: a path
+            or a ModelProto. It is not changed.
+        reference: the float model that it was made of. Tensors are matched by name and by values, weights by
+            values; without it the float form is derived from the file.
+        data: as `quantize` takes it; at most FEEDS samples are read. Without data only the file is read.
+        labels: of the data, as in `AccuracyTarget`; figures are top-1 of at most TASK_FEEDS samples.
+        metric: of the task, as in `AccuracyTarget`; figures are its values.
+        target: a target whose rules count too.
+        output: where to write the model with all repairs; every scale that no repair names is kept exactly.
+            Without a repair nothing is written.
+        recipe_output: where to write the recipe that makes such a file from the float model.
+        options: batch, threads and how data is read.
+
+    Raises ModelError for a model that cannot be read, has no quantizers or an operator without a float form,
+    DataError for data that does not fit it, RecipeError for an unknown target.
+    """
+    options = options or RunOptions()
+    if output is not None:
+        check_model_output(output, model, data)
+        if data is None:
+            raise DataError("a repair is measured; give data")
+    count = FEEDS if labels is None and metric is None else TASK_FEEDS
+    patient = _open(model, reference, data, target or "", options, count)
+    recipe = None if recipe_output is None else recipe_text(patient)
+    causes = rank(patient, find_suspicions(patient))
+    repairs = Repairs(Measure.of(patient, options.threads, metric, labels))
+    diagnosis = repairs.report(causes, (*LAYER_DETECTORS, *RANGE_DETECTORS))
+    if output is not None and repairs.is_changed:
+        write_model(repairs.together, output, patient.feeds[:1], options.threads)
+        diagnosis = diagnosis.model_copy(update={"written": str(output)})
+    if recipe_output is not None and recipe is not None:
+        write_text(recipe_output, recipe)
+    return diagnosis
+
+
+def _open(
+    model: str | Path | onnx.ModelProto,
+    reference: str | Path | onnx.ModelProto | None,
+    data: Data | None,
+    target: str,
+    options: RunOptions,
+    count: int = FEEDS,
+) -> Patient:
+    """Return the file with its sessions and its data."""
+    proto, _, source = read_model(model)
+    if any((node.op_type, node.domain) == ("FakeQuantize", ONNXFQ_DOMAIN) for node in proto.graph.node):
+        lifted = lift(proto)
+        proto = proto if lifted is None else lower(lifted)
+    standard_form(proto)
+    form = switch_form(proto, source)
+    feeds = _read_feeds(proto, data, options, count)
+    board = None if data is None else Board(form, _compared(form, source), options.threads)
+    floats = None if reference is None else FloatModel.open(reference, options.threads)
+    return Patient(source, proto, form, board, floats, feeds, target)
+
+
+def _read_feeds(proto: onnx.ModelProto, data: Data | None, options: RunOptions, count: int) -> Sequence[Feed]:
+    """Return the first samples of the data. Raises DataError if there is none."""
+    if data is None:
+        return []
+    opened = open_feeds(proto, data, options.batch, replace(options.data, survey=False))
+    feeds = list(islice(opened, count))
+    if not feeds:
+        raise DataError("there is no sample in the data; give at least 1")
+    return feeds
+
+
+def _compared(form: SwitchedForm, source: str) -> list[str]:
+    """Return the float outputs. Raises ModelError without one."""
+    types = GraphIndex.of_model(form.proto).types
+    names = [name for name in output_names(form.proto) if types.get(name, 0) in FLOAT_CODES]
+    if not names:
+        raise ModelError(f"{source} has no output of floats; cut it in front of its last choice of a class")
+    return names

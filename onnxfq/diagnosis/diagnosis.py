@@ -1,0 +1,89 @@
+"""`Diagnosis`: the causes, the verdict and the table."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from onnxfq.diagnosis.reading.cause import Cause
+from onnxfq.documents.scores import TensorRow
+from onnxfq.support.records import Record
+from onnxfq.support.tables import table_lines
+
+LOW_DB = 20.0
+"""SQNR below which a file without a single cause has a loss worth a word."""
+
+
+class Diagnosis(Record):
+    """Result of `diagnose`.
+
+    Attributes:
+        source: name of the file.
+        verdict: at most three lines.
+        causes: the most harmful first.
+        looked_at: what was looked for.
+        unmatched: quantized tensors that the float model has not.
+        quantizers: how many the file has, of activations and of constants.
+        samples: of the data.
+        unit: of the figures: dB of SQNR on samples that chose nothing, or of the metric on all.
+        tensors: values and grids of the activations that causes name.
+        before: figure of the file; None without data.
+        after: the same with all repairs together; None without a repair.
+        written: path of the repaired model; empty if none was written.
+    """
+
+    format: Literal["onnxfq.diagnosis/1"] = "onnxfq.diagnosis/1"
+    source: str
+    verdict: str
+    causes: tuple[Cause, ...]
+    looked_at: tuple[str, ...]
+    unmatched: tuple[str, ...] = ()
+    quantizers: int
+    samples: int
+    unit: str = "dB"
+    tensors: tuple[TensorRow, ...] = ()
+    before: float | None = None
+    after: float | None = None
+    written: str = ""
+
+    def table(self) -> str:
+        """Return the verdict, and a row for each cause."""
+        lines = [self.verdict]
+        if self.causes:
+            rows: list[tuple[str, ...]] = [
+                ("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")
+            ]
+            for cause in self.causes:
+                figures = ("" if db is None else f"{db:.1f}" for db in (cause.before, cause.after))
+                rows.append((cause.kind, cause.tensor or cause.node, *figures, cause.evidence, cause.repair))
+            lines += ["", *table_lines(rows, names=(1,))]
+        if self.unmatched:
+            lines.append(f"not in the float model: {', '.join(self.unmatched)}")
+        lines.append(f"looked at {self.quantizers} quantizers: {', '.join(self.looked_at)}")
+        return "\n".join(lines)
+
+
+def verdict_of(causes: tuple[Cause, ...], before: float | None, after: float | None, unit: str = "dB") -> str:
+    """Return at most three lines: the first cause, its repair, and how many causes there are."""
+    measured = "" if before is None else f" ({before:.1f} {unit})"
+    if not causes:
+        if before is not None and unit == "dB" and before < LOW_DB:
+            return (
+                f"no single cause found{measured}: the loss is spread evenly over the quantizers\n"
+                "quantize the float model with `onnxfq quantize`, which tries remedies for it"
+            )
+        return f"no fault found{measured}" if before is not None else "no fault found without data; give data"
+    first = causes[0]
+    where = f" of {first.tensor or first.node}" if first.tensor or first.node else ""
+    lines = [f"{first.kind.replace('_', ' ')}{where}: {first.evidence}"]
+    if first.before is not None and first.after is not None:
+        lines.append(f"{first.repair}: {first.before:.1f} {unit} becomes {first.after:.1f}")
+    elif first.repair:
+        lines.append(f"repair: {first.repair}")
+    if len(causes) > 1:
+        together = (
+            ""
+            if after is None or before is None
+            else f"; all repairs: {before:.1f} {unit} becomes {after:.1f}"
+        )
+        lines.append(f"{len(causes) - 1} more cause(s) below{together}")
+    return "\n".join(lines)

@@ -1,0 +1,52 @@
+"""Rows of the tensors that causes name: histogram, grid and channels, for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.documents.scores import TensorRow
+from onnxfq.numerics.metrics import ratio_db
+
+BINS = 128
+"""Bins of a histogram on the page."""
+
+MOST = 24
+"""Tensors that are drawn."""
+
+
+def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRow, ...]:
+    """Return a row for each activation that a cause names, in the order of the causes; none without data."""
+    if patient.board is None:
+        return ()
+    named = dict.fromkeys((number, cause.kind) for cause in causes for number in cause.numbers)
+    kinds: dict[int, list[str]] = {}
+    for number, kind in named:
+        kinds.setdefault(number, []).append(kind)
+    rows = []
+    for number, names in list(kinds.items())[:MOST]:
+        quantizer, values = patient.form.activations[number], patient.values[number]
+        if not values.sample.size:
+            continue
+        counts, edges = np.histogram(values.sample, BINS)
+        noise = values.noise(quantizer.grid.scale, quantizer.grid.zero, quantizer)
+        rows.append(
+            TensorRow(
+                tensor=quantizer.tensor,
+                role="activation",
+                format=quantizer.grid.kind.name,
+                bits=quantizer.grid.kind.itemsize * 8,
+                calibrator="of the file",
+                why=", ".join(names).replace("_", " "),
+                sqnr_db=ratio_db(values.power, noise),
+                observed=(values.low, values.high),
+                grid=quantizer.grid.limits,
+                edges=(float(edges[0]), float(edges[-1])),
+                counts=tuple(int(count) for count in counts),
+                channels=tuple(float(size) for size in values.channels),
+            )
+        )
+    return tuple(rows)

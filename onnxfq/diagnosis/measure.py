@@ -1,0 +1,90 @@
+"""`Measure`: the figure by which repairs are judged: SQNR in dB, or the metric of a task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxfq.data import Feed
+from onnxfq.data.labels import Labels, read_labels
+from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.errors import DataError
+from onnxfq.graph.signature import output_names
+from onnxfq.metrics import Metric, check_metric_name, raise_metric
+from onnxfq.numerics.metrics import ErrorSums, ratio_db
+from onnxfq.remedies.task_metric import top1
+from onnxfq.runtime.session import Session
+from onnxfq.support.user_code import faults_of
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Figure of a file: SQNR, or the metric of a task.
+
+    Attributes:
+        patient: with the samples and the outputs in float.
+        threads: of sessions.
+        unit: of the figures.
+        function: metric of the task; None for the SQNR.
+        labels: for the metric; None without.
+    """
+
+    patient: Patient
+    threads: int
+    unit: str = "dB"
+    function: Metric | None = None
+    labels: Any = None
+
+    @staticmethod
+    def of(patient: Patient, threads: int, metric: str | Metric | None, labels: Labels | None) -> Measure:
+        """Return the measure; labels alone are for top-1 accuracy. Raises DataError without data."""
+        check_metric_name(metric)
+        if metric is None and labels is None:
+            return Measure(patient, threads)
+        if patient.board is None:
+            raise DataError("labels and a metric are measured on data; give data")
+        truth = None if labels is None else read_labels(labels, whole=metric is None)
+        if metric is None:
+            return Measure(patient, threads, "points of top-1", top1, truth)
+        return Measure(patient, threads, *raise_metric(metric), truth)
+
+    def reported(self, proto: onnx.ModelProto) -> float:
+        """Return the figure that is reported: on samples that chose nothing, or of the task on all."""
+        return self.sqnr_db(proto, self.patient.proving) if self.function is None else self._task(proto)
+
+    def sqnr_db(self, proto: onnx.ModelProto, feeds: Sequence[Feed]) -> float:
+        """Return the SQNR in dB of the worst output of a file; -inf if an output is NaN."""
+        board = self.patient.board
+        if board is None:
+            raise DataError("a repair is measured; give data")
+        session = Session(proto, self.threads)
+        sums = [ErrorSums() for _ in board.outputs]
+        for feed in feeds:
+            results = session.run(feed, board.outputs)
+            for at, (want, have) in enumerate(zip(self.patient.references[id(feed)], results, strict=True)):
+                if want.shape == have.shape:
+                    sums[at] += ErrorSums.from_arrays(want, have)
+        ratios = [ratio_db(total.signal, total.noise) for total in sums]
+        return -math.inf if any(map(math.isnan, ratios)) else min(ratios)
+
+    def _task(self, proto: onnx.ModelProto) -> float:
+        """Return the metric on all samples that were read."""
+        assert self.function is not None
+        session, names, feeds = Session(proto, self.threads), output_names(proto), self.patient.feeds
+        outputs = (dict(zip(names, session.run(feed, list(names)), strict=True)) for feed in feeds)
+        truth: Any = feeds
+        if self.labels is not None:
+            rows = sum(len(next(iter(feed.values()))) for feed in feeds)
+            truth = self.labels[:rows]
+            if len(truth) < rows:
+                raise DataError(f"there are {len(truth)} labels for {rows} samples; give a label for each")
+        with faults_of(self.unit):
+            value = float(np.asarray(self.function(outputs, truth)).item())
+        if not math.isfinite(value):
+            raise DataError(f"{self.unit} returned {value}; return a finite number")
+        return value

@@ -1,0 +1,1 @@
+"""A quantized file in one form: its quantizers with switches, its values, its float model, its copies."""

@@ -1,0 +1,261 @@
+"""`FileEditor`: repairs of a quantized file; what no repair names keeps its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from onnxfq.diagnosis.reading.stored_weight import RequantizedWeight, is_per_axis
+from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, StoredConstant
+from onnxfq.diagnosis.reading.values import GridFit
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.names import Names
+from onnxfq.interchange.quantized_models.number_grids import input_name
+
+_INTEGER_BIASES = {"QGemm": 6, "QLinearConv": 8}
+# Op type -> the slot of its int32 bias, in units of the product of both scales.
+
+
+class FileEditor:
+    """A copy of a file that repairs change."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        """Copy the model."""
+        self.proto = onnx.ModelProto()
+        self.proto.CopyFrom(proto)
+        self.graph = self.proto.graph
+        self.names: Names = GraphIndex.of_model(self.proto).names
+        self._tensors = {tensor.name: tensor for tensor in self.graph.initializer}
+
+    def array(self, name: str) -> NDArray[np.generic] | None:
+        """Return the values of an initializer; None for another tensor."""
+        tensor = self._tensors.get(name)
+        return None if tensor is None else np.asarray(tensor_array(tensor))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of an initializer."""
+        return tuple(self._tensors[name].dims)
+
+    def store(self, name: str, values: NDArray[np.generic]) -> None:
+        """Give an initializer other values of its type, or add one."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            self.graph.initializer.append(numpy_helper.from_array(values, name))
+            self._tensors[name] = self.graph.initializer[-1]
+            return
+        tensor.CopyFrom(numpy_helper.from_array(values.astype(tensor_array(tensor).dtype), name))
+
+    def add(self, stem: str, values: NDArray[np.generic]) -> str:
+        """Add an initializer and return its name, `stem` or the next that is free."""
+        name = self.names.claim(stem)
+        self.store(name, values)
+        return name
+
+    def maker(self, tensor: str) -> onnx.NodeProto | None:
+        """Return the node that computes a tensor."""
+        return next((node for node in self.graph.node if tensor in node.output), None)
+
+    def set_grid(self, quantizer: ActivationQuantizer, fit: GridFit) -> None:
+        """Give the quantizers with the scale of `quantizer` another grid; biases keep their real values."""
+        scale = quantizer.scale
+        biases = [(node, self._bias_values(node)) for node in self.graph.node if self._reads(node, scale)]
+        self.store(scale, np.asarray(fit.scale, np.float32).reshape(self.shape(scale)))
+        if fit.zero != quantizer.grid.zero:
+            zero = np.asarray(fit.zero).astype(quantizer.grid.kind)
+            shape = self.shape(quantizer.zero_point) if quantizer.zero_point else ()
+            name = self.add(f"{scale}/zero_point", zero.reshape(shape))
+            for node in self.graph.node:
+                for slot, read in enumerate(node.input):
+                    if read == scale and slot + 1 < len(node.input):
+                        node.input[slot + 1] = name
+                    elif read == scale:
+                        node.input.append(name)
+        for node, values in biases:
+            self._store_bias(node, values)
+
+    def set_weight(self, constant: StoredConstant, weight: RequantizedWeight) -> None:
+        """Give a stored weight other numbers and scales; the biases of its readers keep their real values."""
+        biases = [(n, self._bias_values(n)) for n in self.graph.node if self._reads(n, constant.scale)]
+        stored = self.array(constant.data)
+        if stored is not None and stored.dtype.kind == "f":
+            self.store(constant.data, weight.values)
+        else:
+            self.store(constant.data, weight.numbers)
+        old = self.array(constant.scale)
+        if old is not None and (old.shape == weight.scale.shape or old.size == weight.scale.size):
+            self.store(constant.scale, weight.scale.reshape(old.shape))
+        else:
+            self._widen(constant, weight)
+        zero = self.array(constant.zero_point)
+        if zero is not None and zero.size == weight.zero.size:
+            self.store(constant.zero_point, weight.zero.reshape(zero.shape))
+        for node, values in biases:
+            self._store_bias(node, values)
+
+    def scale_weight(self, constant: StoredConstant, factor: float) -> None:
+        """Divide the scale of a stored weight by a factor; biases keep their real values."""
+        biases = [(n, self._bias_values(n)) for n in self.graph.node if self._reads(n, constant.scale)]
+        old = np.asarray(self.array(constant.scale))
+        self.store(constant.scale, old / factor)
+        for node, values in biases:
+            self._store_bias(node, values)
+
+    def _widen(self, constant: StoredConstant, weight: RequantizedWeight) -> None:
+        """Give a weight with one scale a scale for each channel."""
+        names = [
+            self.add(f"{constant.scale}/channels", weight.scale),
+            self.add(f"{constant.scale}/zero_points", weight.zero),
+        ]
+        for node in self.graph.node:
+            for slot, read in enumerate(list(node.input)):
+                if read == constant.scale:
+                    node.input[slot] = names[0]
+                    if slot + 1 < len(node.input):
+                        node.input[slot + 1] = names[1]
+                    if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+                        self.set_axis(node, weight.axis or 0)
+
+    def set_axis(self, node: onnx.NodeProto, axis: int) -> None:
+        """Give a Q or DQ another axis."""
+        kept = [attribute for attribute in node.attribute if attribute.name != "axis"]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute("axis", axis)])
+
+    def set_axes(self, scale: str, axis: int) -> None:
+        """Give every Q and DQ with this scale another axis."""
+        for node in self.graph.node:
+            if node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.input[1] == scale:
+                self.set_axis(node, axis)
+
+    def set_bias(self, layer: str, values: NDArray[np.float32]) -> None:
+        """Give a layer, by its name, a bias of these real values."""
+        node = next(node for node in self.graph.node if node.name == layer)
+        slot = _INTEGER_BIASES.get(node.op_type, 2)
+        if not input_name(node, slot):
+            kind = np.int32 if node.op_type in _INTEGER_BIASES else np.float32
+            name = self.add(f"{layer}/bias", np.zeros(values.shape, kind))
+            if slot < len(node.input):
+                node.input[slot] = name
+            else:
+                node.input.append(name)
+        self._store_bias(node, values)
+
+    def bypass(self, quantizing: str) -> None:
+        """Remove the pair whose Q has this name: its readers read what it quantized."""
+        first = next(node for node in self.graph.node if node.name == quantizing)
+        pairs = [
+            n for n in self.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == first.output[0]
+        ]
+        for pair in pairs:
+            self.redirect(pair.output[0], first.input[0])
+            self.graph.node.remove(pair)
+        self.graph.node.remove(first)
+
+    def redirect(self, old: str, new: str, only: Sequence[str] = ()) -> None:
+        """Make the readers of a tensor, all or the ones of these names, read another one."""
+        for node in self.graph.node:
+            if not only or node.name in only:
+                node.input[:] = [new if name == old else name for name in node.input]
+        if not only and any(value.name == old for value in self.graph.output):
+            self.graph.node.append(
+                helper.make_node("Identity", [new], [old], self.names.claim(f"{old}/same"))
+            )
+
+    def constant(self, name: str) -> onnx.TensorProto:
+        """Return an initializer."""
+        return self._tensors[name]
+
+    def insert_pair(
+        self,
+        tensor: str,
+        scale: NDArray[np.float32],
+        zero: NDArray[np.generic],
+        readers: Sequence[str],
+        axis: int,
+    ) -> None:
+        """Put a pair behind a tensor, in front of these nodes."""
+        names = [self.add(f"{tensor}/scale", scale), self.add(f"{tensor}/zero", zero)]
+        codes, values = self.names.claim(f"{tensor}/q"), self.names.claim(f"{tensor}/dq")
+        maker = self.maker(tensor)
+        place = 0 if maker is None else list(self.graph.node).index(maker) + 1
+        self.redirect(tensor, values, readers)
+        first = helper.make_node("QuantizeLinear", [tensor, *names], [codes], codes, axis=axis)
+        self.graph.node.insert(place, first)
+        second = helper.make_node("DequantizeLinear", [codes, *names], [values], values, axis=axis)
+        self.graph.node.insert(place + 1, second)
+
+    def _reads(self, node: onnx.NodeProto, scale: str) -> bool:
+        """Tell whether a layer with a bias has an operand with this scale."""
+        if node.op_type in _INTEGER_BIASES:
+            return scale in (node.input[1], node.input[4])
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or not input_name(node, 2):
+            return False
+        pairs = [self.maker(node.input[slot]) for slot in (0, 1)]
+        return any(p is not None and p.op_type == "DequantizeLinear" and p.input[1] == scale for p in pairs)
+
+    def _bias_scale(self, node: onnx.NodeProto) -> NDArray[np.float64] | None:
+        """Return the product of the scales of data and weight of a layer."""
+        if node.op_type in _INTEGER_BIASES:
+            scales = [self.array(node.input[slot]) for slot in (1, 4)]
+        else:
+            pairs = [self.maker(node.input[slot]) for slot in (0, 1)]
+            are_pairs = all(pair is not None and pair.op_type == "DequantizeLinear" for pair in pairs)
+            scales = [self.array(pair.input[1]) if pair and are_pairs else None for pair in pairs]
+        if scales[0] is None or scales[1] is None or scales[0].size != 1:
+            return None
+        return np.asarray(scales[0], np.float64).reshape(()) * np.asarray(scales[1], np.float64).reshape(-1)
+
+    def _bias_values(self, node: onnx.NodeProto) -> NDArray[np.float64] | None:
+        """Return the real values of a stored bias; None if it is not stored in integers."""
+        scale: NDArray[Any] | None
+        if node.op_type in _INTEGER_BIASES:
+            scale = self._bias_scale(node)
+            stored = self.array(input_name(node, _INTEGER_BIASES[node.op_type]))
+        else:
+            pair = self.maker(node.input[2])
+            if pair is None or pair.op_type != "DequantizeLinear":
+                return None
+            stored, scale = self.array(pair.input[0]), self.array(pair.input[1])
+        if stored is None or scale is None:
+            return None
+        return np.asarray(stored, np.float64) * np.asarray(scale, np.float64)
+
+    def _store_bias(self, node: onnx.NodeProto, values: NDArray[np.generic] | None) -> None:
+        """Store the real values of a bias, in integers if the layer has them; None stores nothing."""
+        if values is None:
+            return
+        scale = self._bias_scale(node)
+        if node.op_type in _INTEGER_BIASES:
+            if scale is not None:
+                self.store(input_name(node, _INTEGER_BIASES[node.op_type]), to_int32(values, scale))
+            return
+        pair = self.maker(node.input[2])
+        if pair is None:
+            if input_name(node, 2) in self._tensors:
+                self.store(node.input[2], np.asarray(values))
+        elif pair.op_type == "DequantizeLinear":
+            if scale is None:
+                scale = np.asarray(self.array(pair.input[1]), np.float64)
+            name = pair.input[1]
+            if np.prod(self.shape(name)) == scale.size:
+                self.store(name, scale.reshape(self.shape(name)))
+            elif is_per_axis(scale):
+                pair.input[1] = self.add(f"{name}/channels", scale.astype(np.float32))
+                self._match_zero_point(pair, scale.size)
+                self.set_axis(pair, 0)
+            self.store(pair.input[0], to_int32(values, scale))
+
+    def _match_zero_point(self, pair: onnx.NodeProto, count: int) -> None:
+        if input_name(pair, 2):
+            pair.input[2] = self.add(f"{pair.input[2]}/channels", np.zeros(count, np.int32))
+
+
+def to_int32(values: NDArray[np.generic], scale: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the integers of a bias in units of its scale, within int32."""
+    return np.clip(np.rint(np.asarray(values, np.float64) / scale), -(2**31), 2**31 - 1).astype(np.int64)

@@ -1,0 +1,206 @@
+"""`FloatModel`: the float model of a quantized file, matched with it by names and by values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.data import Feed
+from onnxfq.diagnosis.reading.board import Board, Change, Limit
+from onnxfq.diagnosis.reading.switched_form import SwitchedForm
+from onnxfq.errors import DataError, ModelError
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.io.load import load
+from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
+from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
+from onnxfq.graph.signature import output_names, with_outputs
+from onnxfq.runtime.session import Session
+
+ALIKE = 0.8
+"""Correlation from which tensors or weights of equal shape may be the same one.
+
+Unrelated ones stay far below, and a coarse or saturated grid keeps it.
+"""
+
+_NEAR = 0.02
+"""Loss of correlation for which a tensor of the same name is preferred."""
+
+
+@dataclass(frozen=True)
+class MatchedLayer:
+    """A layer of the float model that has the weight of one of the file.
+
+    Attributes:
+        node: its name.
+        weight: values in the layout of the file.
+        bias: values; None without a constant one.
+    """
+
+    node: str
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32] | None
+
+
+@dataclass
+class FloatModel:
+    """The float model.
+
+    Attributes:
+        proto: with each BatchNormalization folded that can be.
+        tensors: by number of a quantizer, the float tensor that it quantizes.
+        layers: by node of the float form of the file, the layer with its weight.
+        unmatched: quantized tensors of the file without a float one.
+    """
+
+    proto: onnx.ModelProto
+    session: Session
+    index: GraphIndex
+    tensors: dict[int, str] = field(default_factory=dict)
+    layers: dict[str, MatchedLayer] = field(default_factory=dict)
+    unmatched: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def open(model: str | Path | onnx.ModelProto, threads: int) -> FloatModel:
+        """Return the float model. Raises ModelError for one that cannot be read or is quantized."""
+        loaded = load(model)
+        if any(node.op_type in QUANTIZED_OPS for node in loaded.proto.graph.node):
+            raise ModelError(f"{loaded.source} is quantized; give the float model that the file was made of")
+        proto = fold_batch_norm(loaded).proto
+        index = GraphIndex.of_model(proto)
+        inner = [name for node in proto.graph.node for name in node.output if name]
+        floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.UNDEFINED}
+        wanted = [name for name in inner if index.types.get(name, 0) in floats]
+        return FloatModel(proto, Session(with_outputs(proto, wanted), threads), index)
+
+    def run(self, feed: Feed, names: Sequence[str]) -> list[NDArray[Any]]:
+        """Return tensors of one feed, inputs among them."""
+        computed = [name for name in names if name not in feed]
+        values = dict(zip(computed, self.session.run(feed, computed), strict=True)) if computed else {}
+        return [np.asarray(feed[name]) if name in feed else values[name] for name in names]
+
+    def match_outputs(self, form: SwitchedForm, outputs: Sequence[str]) -> list[str]:
+        """Return the outputs of the float model for the ones of the file, by name or by place.
+
+        Raises DataError if the numbers of outputs differ.
+        """
+        mine, all_of_file = output_names(self.proto), output_names(form.proto)
+        if set(outputs) <= set(mine):
+            return list(outputs)
+        if len(mine) != len(all_of_file):
+            raise DataError(
+                f"the float model has {len(mine)} outputs and the quantized one {len(all_of_file)}, by other "
+                "names; give the float model that it was made of"
+            )
+        return [mine[all_of_file.index(name)] for name in outputs]
+
+    def match(self, board: Board, feeds: Sequence[Feed], *, keeps_relus: bool) -> None:
+        """Match tensors by values on some feeds, and the weights of layers by values too.
+
+        keeps_relus: whether the file has its Relu and Clip operators; else ranges do their work.
+        """
+        candidates = [*feeds[0], *self.session.output_names]
+        floats = _stack(self.run(feed, candidates) for feed in feeds)
+        inner = _stack(board.run(feed, Change(), board.inner) for feed in feeds)
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for at, array in enumerate(floats):
+            by_shape.setdefault(array.shape, []).append(at)
+        for quantizer, array in zip(board.form.activations, inner, strict=True):
+            places = by_shape.get(array.shape, [])
+            alike = {candidates[at]: correlate(array, floats[at]) for at in places}
+            best = max(alike.values(), default=0.0)
+            own = (
+                quantizer.tensor if quantizer.tensor in alike else quantizer.tensor.removesuffix("_quantized")
+            )
+            if own in alike and alike[own] >= best - _NEAR:
+                self.tensors[quantizer.number] = own
+            elif best >= ALIKE:
+                self.tensors[quantizer.number] = max(alike, key=lambda name: alike[name])
+            elif own in alike:
+                self.tensors[quantizer.number] = own
+            else:
+                self.unmatched.append(quantizer.tensor)
+            if not keeps_relus and quantizer.starts_at_zero and quantizer.number in self.tensors:
+                self._advance(quantizer.number)
+        self._match_layers(board.form)
+
+    def _advance(self, number: int) -> None:
+        """Go from a tensor to the Relu or Clip that is its only reader: the range does the work of that."""
+        name = self.tensors[number]
+        readers = self.index.readers.get(name, [])
+        if len(readers) == 1 and readers[0].op_type in ("Relu", "Clip") and name not in self.index.outputs:
+            self.tensors[number] = readers[0].output[0]
+
+    def limits(self, form: SwitchedForm) -> dict[int, Limit]:
+        """Return the ends that a Relu or Clip gives the matched tensors, where the file has neither."""
+        found: dict[int, Limit] = {}
+        for quantizer in form.activations:
+            maker = self.index.makers.get(self.tensors.get(quantizer.number, ""))
+            if quantizer.plain == quantizer.real or maker is None:
+                continue
+            if maker.op_type == "Relu":
+                found[quantizer.number] = (0.0, math.inf)
+            elif maker.op_type == "Clip":
+                low, high = (self._number(maker, slot) for slot in (1, 2))
+                found[quantizer.number] = (
+                    -math.inf if low is None else low,
+                    math.inf if high is None else high,
+                )
+        return found
+
+    def _number(self, node: onnx.NodeProto, slot: int) -> float | None:
+        name = node.input[slot] if slot < len(node.input) else ""
+        tensor = self.index.constants.get(name)
+        return None if tensor is None else float(tensor_array(tensor).reshape(-1)[0])
+
+    def _match_layers(self, form: SwitchedForm) -> None:
+        """Match layers by the values of their weights, in both layouts of a matrix."""
+        weights: list[tuple[onnx.NodeProto, NDArray[Any]]] = []
+        for node in self.index.nodes:
+            for slot in WEIGHTED_INPUTS.get(node.op_type, ()):
+                tensor = self.index.constants.get(node.input[slot])
+                if tensor is not None:
+                    weights.append((node, np.asarray(tensor_array(tensor), np.float32)))
+        constants = {tensor.name: tensor for tensor in form.proto.graph.initializer}
+        for node in form.proto.graph.node:
+            slots = WEIGHTED_INPUTS.get(node.op_type, ())
+            name = next((node.input[slot] for slot in slots if node.input[slot] in constants), "")
+            if not name:
+                continue
+            stored = np.asarray(tensor_array(constants[name]), np.float32)
+            alike: list[tuple[float, bool, onnx.NodeProto, NDArray[Any]]] = []
+            for other, values in weights:
+                for turned in (values, values.T) if values.ndim == 2 else (values,):
+                    if turned.shape == stored.shape:
+                        alike.append((abs(correlate(stored, turned)), other.name == node.name, other, turned))
+            best = max(alike, key=lambda row: row[0] + _NEAR * row[1], default=None)
+            if best is not None and best[0] >= ALIKE:
+                self.layers[node.name] = MatchedLayer(best[2].name, best[3], self._bias(best[2]))
+
+    def _bias(self, node: onnx.NodeProto) -> NDArray[np.float32] | None:
+        has_bias = node.op_type in ("Conv", "ConvTranspose", "Gemm") and len(node.input) > 2
+        tensor = self.index.constants.get(node.input[2]) if has_bias else None
+        return None if tensor is None else np.asarray(tensor_array(tensor), np.float32)
+
+
+def _stack(runs: Iterable[list[NDArray[Any]]]) -> list[NDArray[Any]]:
+    """Return each tensor over all runs, one behind the other; of runs of several shapes the first."""
+    rows = list(runs)
+    return [
+        np.stack(arrays) if len({a.shape for a in arrays}) == 1 else arrays[0][None]
+        for arrays in zip(*rows, strict=True)
+    ]
+
+
+def correlate(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """Return the cosine of two arrays of equal shape, 0 if one of them is zero or not finite."""
+    a, b = np.asarray(one, np.float64).ravel(), np.asarray(other, np.float64).ravel()
+    product = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / product if product and np.isfinite(product) else 0.0

@@ -1,0 +1,274 @@
+"""`Patient`: everything that is known about a quantized file before a cause is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.data import Feed
+from onnxfq.diagnosis.reading.board import Board, Change, Limit, Noise, quantizers_by_scale
+from onnxfq.diagnosis.reading.float_model import FloatModel
+from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, SwitchedForm
+from onnxfq.diagnosis.reading.values import GridFit, TensorValues
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.ops import DATA_MOVEMENT, WEIGHTED_INPUTS
+from onnxfq.remedies.samples import split_samples
+
+FAITHFUL_DB = 20.0
+"""SQNR from which the float form of the file computes what the float model does; int8 weights keep it."""
+
+
+@dataclass
+class Patient:
+    """A quantized file, its data and what was measured.
+
+    Attributes:
+        source: its name in messages.
+        proto: the file, normalised; never changed.
+        form: its float form with switches.
+        board: a session of the form; None without data.
+        floats: the float model; None if none was given.
+        feeds: of the data.
+        target: whose rules count; empty for none.
+        cured: repairs of constants, which hold for what is measured in float.
+    """
+
+    source: str
+    proto: onnx.ModelProto
+    form: SwitchedForm
+    board: Board | None
+    floats: FloatModel | None
+    feeds: Sequence[Feed]
+    target: str = ""
+    cured: Change = field(default_factory=Change)
+
+    def __post_init__(self) -> None:
+        """Match the float model and compute the reference outputs."""
+        if self.board is None:
+            return
+        if self.floats is not None:
+            self.floats.match(self.board, self.feeds[:2], keeps_relus=self.keeps_relus)
+            unknown = {n: ends for n, ends in self._guess_limits().items() if n not in self.floats.tensors}
+            self.board.limits = unknown | self.floats.limits(self.form)
+        else:
+            self.board.limits = self._guess_limits()
+
+    @cached_property
+    def index(self) -> GraphIndex:
+        """The graph of the file."""
+        return GraphIndex.of_model(self.proto)
+
+    @cached_property
+    def form_index(self) -> GraphIndex:
+        """The graph of its float form."""
+        return GraphIndex.of_model(self.form.proto)
+
+    @cached_property
+    def choosing(self) -> Sequence[Feed]:
+        """The samples that measure causes and choose repairs."""
+        return split_samples(self.feeds).choosing
+
+    @cached_property
+    def proving(self) -> Sequence[Feed]:
+        """The samples that measure what is reported, and from which nothing is learnt."""
+        return split_samples(self.feeds).proving
+
+    @cached_property
+    def references(self) -> dict[int, list[NDArray[Any]]]:
+        """The outputs in float of every feed, by its identity."""
+        board = self._measured
+        if self.floats is None:
+            return {id(feed): board.run(feed, board.nothing | self.cured) for feed in self.feeds}
+        names = self.floats.match_outputs(self.form, board.outputs)
+        return {id(feed): self.floats.run(feed, names) for feed in self.feeds}
+
+    @property
+    def _measured(self) -> Board:
+        if self.board is None:
+            raise ValueError("no data was given")
+        return self.board
+
+    def noise(self, change: Change, feeds: Sequence[Feed] | None = None) -> Noise:
+        """Return the noise of a change on some feeds, by default on those that choose."""
+        feeds = self.choosing if feeds is None else feeds
+        return self._measured.noise(feeds, [self.references[id(feed)] for feed in feeds], change)
+
+    @cached_property
+    def whole(self) -> Noise:
+        """The noise of the file as it is."""
+        return self.noise(Change())
+
+    @cached_property
+    def floor(self) -> Noise:
+        """The noise with all activations in float: weights and the graph make it."""
+        return self.noise(self._measured.nothing | self.cured)
+
+    @cached_property
+    def is_faithful(self) -> bool:
+        """Whether the float form of the file computes what the float model does."""
+        return self.floats is None or self.floor.db >= FAITHFUL_DB
+
+    @cached_property
+    def groups(self) -> list[list[ActivationQuantizer]]:
+        """Quantizers that share a scale in the file."""
+        return quantizers_by_scale(self.form)
+
+    @cached_property
+    def values(self) -> list[TensorValues]:
+        """Values of the data in front of each quantizer, in float."""
+        return self.collect(self.feeds)
+
+    def collect(self, feeds: Sequence[Feed], change: Change | None = None) -> list[TensorValues]:
+        """Return the values in front of each quantizer for these feeds, in float.
+
+        They are the float model's where the form of the file computes something else.
+        change: of constants.
+        """
+        board = self._measured
+        change = board.nothing | self.cured if change is None else board.nothing | self.cured | change
+        rows = [board.run(feed, change, board.inner) for feed in feeds]
+        if self.floats is not None and not self.is_faithful:
+            names = [self.floats.tensors.get(q.number) for q in self.form.activations]
+            known = [name for name in names if name is not None]
+            for row, feed in zip(rows, feeds, strict=True):
+                floats = dict(zip(known, self.floats.run(feed, known), strict=True))
+                row[:] = [floats.get(name or "", array) for name, array in zip(names, row, strict=True)]
+        return [
+            TensorValues.of([self._limited(q, row[q.number]) for row in rows], self._channels_last(q))
+            for q in self.form.activations
+        ]
+
+    def _limited(self, quantizer: ActivationQuantizer, array: NDArray[Any]) -> NDArray[Any]:
+        low, high = self._measured.limits.get(quantizer.number, (-math.inf, math.inf))
+        return np.clip(array, low, high) if (low, high) != (-math.inf, math.inf) else array
+
+    def _channels_last(self, quantizer: ActivationQuantizer) -> bool:
+        """Tell whether the channels of a tensor are along its last axis: no convolution is next to it."""
+        maker = self.form_index.makers.get(quantizer.plain)
+        around = [maker, *self.readers(quantizer)]
+        return not any(node is not None and "Conv" in node.op_type for node in around)
+
+    def readers(self, quantizer: ActivationQuantizer) -> list[onnx.NodeProto]:
+        """Return the nodes of the float form that read what a quantizer gives."""
+        return self.form_index.readers.get(f"diagnosed/{quantizer.number}/out", [])
+
+    def group_values(self, group: Sequence[ActivationQuantizer]) -> TensorValues:
+        """Return the values of all tensors that share a scale."""
+        values = self.values[group[0].number]
+        for quantizer in group[1:]:
+            values += self.values[quantizer.number]
+        return values
+
+    def harm(self, numbers: Sequence[int], repair: Change) -> float:
+        """Return what these quantizers alone add to the noise over what they add with the repair.
+
+        It is a share of the noise of the file, of the output where it is most.
+        """
+        alone = self._measured.only(numbers)
+        if numbers:
+            alone |= self.cured
+        return self.noise(alone).share_over(self.noise(alone | repair), self.whole)
+
+    def cure(self, change: Change) -> None:
+        """Take repairs of constants as done for what is measured in float, and forget what was measured."""
+        self.cured |= change
+        for name in ("references", "whole", "floor", "is_faithful", "values"):
+            self.__dict__.pop(name, None)
+
+    def left_by(self, change: Change) -> float:
+        """Return the noise with a change over the file's, of the output where it is most."""
+        pairs = zip(self.noise(change).ratios, self.whole.ratios, strict=True)
+        return max((new / old for new, old in pairs if old > 0 and math.isfinite(old)), default=0.0)
+
+    def gain(self, repair: Change) -> float:
+        """Return the share of the noise of the file that a repair takes away."""
+        return self.whole.share_over(self.noise(repair), self.whole)
+
+    def _guess_limits(self) -> dict[int, Limit]:
+        """Return the limits of tensors whose range seems to do the work of a Relu that the file lacks.
+
+        A tool removes all of these operators or none: one that is left behind a layer shows that this file
+        has them all. A range that ends at 6 does the work of Clip(0, 6).
+        """
+        if self.keeps_relus:
+            return {}
+        limits: dict[int, Limit] = {}
+        for quantizer in self.form.activations:
+            maker = self.form_index.makers.get(quantizer.plain)
+            is_layer = maker is not None and (maker.op_type in WEIGHTED_INPUTS or maker.op_type == "Add")
+            is_inner = is_layer and not self._is_last(quantizer) and not self._is_biased(quantizer)
+            if quantizer.plain != quantizer.real and quantizer.starts_at_zero and is_inner:
+                step, end = quantizer.grid.scale, quantizer.grid.limits[1]
+                limits[quantizer.number] = (0.0, 6.0 if abs(end - 6) <= step / 2 else math.inf)
+        return limits
+
+    def _is_last(self, quantizer: ActivationQuantizer) -> bool:
+        """Tell whether no layer follows: a network does not end in a Relu."""
+        waiting, seen = [f"diagnosed/{quantizer.number}/out"], set()
+        while waiting:
+            name = waiting.pop()
+            for node in self.form_index.readers.get(name, ()) if name not in seen else ():
+                if node.op_type in WEIGHTED_INPUTS:
+                    return False
+                waiting += node.output
+            seen.add(name)
+        return True
+
+    def _is_biased(self, quantizer: ActivationQuantizer) -> bool:
+        """Tell whether it stands between a MatMul and the Add of its bias, where no Relu is."""
+        maker = self.form_index.makers.get(quantizer.plain)
+        return (
+            maker is not None
+            and maker.op_type == "MatMul"
+            and any(
+                node.op_type == "Add" and any(name in self.form_index.constants for name in node.input)
+                for node in self.readers(quantizer)
+            )
+        )
+
+    @cached_property
+    def tied(self) -> list[set[int]]:
+        """Numbers of the quantizers that meet at each Concat, which some targets want on one grid."""
+        names = {f"diagnosed/{q.number}/out": q.number for q in self.form.activations}
+        plain = {q.plain: q.number for q in self.form.activations}
+        sets = []
+        for node in self.form_index.nodes:
+            if node.op_type == "Concat":
+                reached = {plain[name] for name in node.output if name in plain}
+                sets.append(reached | {names[n] for n in map(self._source, node.input) if n in names})
+        return sets
+
+    def are_tied(self, numbers: Sequence[int], others: Sequence[int]) -> bool:
+        """Tell whether some of these quantizers and some of the others meet at a Concat."""
+        return any(members & {*numbers} and members & {*others} for members in self.tied)
+
+    def _source(self, name: str) -> str:
+        """Return the tensor that a moved or resized one comes from."""
+        maker = self.form_index.makers.get(name)
+        while maker is not None and maker.op_type in (*DATA_MOVEMENT, "Resize", "Upsample"):
+            name = maker.input[0]
+            maker = self.form_index.makers.get(name)
+        return name
+
+    @cached_property
+    def keeps_relus(self) -> bool:
+        """Whether a Relu or Clip reads what a layer computes."""
+        for node in self.form_index.nodes:
+            if node.op_type in ("Relu", "Clip"):
+                maker = self.form_index.makers.get(node.input[0])
+                while maker is not None and maker.name.startswith("diagnosed/"):
+                    maker = self.form_index.makers.get(maker.input[0 if maker.op_type != "Where" else 2])
+                if maker is not None and (maker.op_type in WEIGHTED_INPUTS or maker.op_type == "Add"):
+                    return True
+        return False
+
+    def fit_change(self, group: Sequence[ActivationQuantizer], fit: GridFit) -> Change:
+        """Return the change that gives all quantizers of a group one grid."""
+        return Change(grids={quantizer.number: fit for quantizer in group})

@@ -1,0 +1,170 @@
+"""Folders of ONNX Runtime GenAI: a decoder, its configuration and its tokenizer.
+
+Source: genai_config.json as onnxruntime-genai 0.18 writes it, with `model.context_length`, and in
+`model.decoder` the names of the file, the inputs and the outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import onnx
+
+from onnxfq.data import Data, Feed, InputSpec
+from onnxfq.data.model_inputs import input_specs
+from onnxfq.data.texts import SUFFIXES, TextTokens, read_texts
+from onnxfq.errors import DataError, ModelError
+from onnxfq.graph.external.sizes import SMALL
+from onnxfq.graph.external.streaming import read_without_values
+from onnxfq.graph.io.data_paths import data_files
+from onnxfq.support.files import replace_folder
+from onnxfq.support.outputs import writing
+from onnxfq.support.reading import read_bytes
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+CONFIG = "genai_config.json"
+
+WINDOW = 512
+"""Tokens of a sample made of texts, unless the context of the model is shorter."""
+
+
+@dataclass(frozen=True)
+class GenaiFolder:
+    """A folder that GenAI loads.
+
+    Attributes:
+        path: of the folder.
+        model: path of the decoder in it.
+        config: content of genai_config.json.
+    """
+
+    path: Path
+    model: Path
+    config: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> GenaiFolder:
+        """Read the configuration. Raises ModelError for a folder that GenAI would not load."""
+        place = path / CONFIG
+        try:
+            config = json.loads(read_bytes(place))
+            name = config["model"]["decoder"]["filename"]
+        except OSError as fault:
+            raise ModelError(
+                f"cannot read {place}: {fault.strerror or fault}; give a folder of ONNX Runtime GenAI, or "
+                "the path of a model"
+            ) from None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ModelError(f"{place} names no model.decoder.filename; export the folder again") from None
+        if not isinstance(name, str) or not name or Path(name).name != name:
+            raise ModelError(
+                f"{place}: the decoder {name!r:.80} is not a file of the folder; export it again"
+            )
+        model = path / name
+        if model.is_symlink() and not model.resolve().is_relative_to(path.resolve()):
+            raise ModelError(f"{model} leads out of the folder; copy the model into it")
+        if not model.is_file():
+            raise ModelError(f"{place} names the decoder {name!r}, which the folder lacks; export it again")
+        return cls(path, model, config)
+
+    @property
+    def window(self) -> int:
+        """Tokens of a sample."""
+        length = self.config["model"].get("context_length")
+        return min(WINDOW, length) if isinstance(length, int) and length > 1 else WINDOW
+
+    def feeds(self, data: Data | None) -> Data | None:
+        """Return the feeds of the texts in `data`, a path of a file of texts; other data as it is.
+
+        Raises DataError for texts that cannot be read, and for inputs that texts do not give.
+        """
+        if not isinstance(data, (str, Path)) or Path(data).suffix not in SUFFIXES:
+            return data
+        tokens = TextTokens(self.path)
+        specs = input_specs(read_without_values(self.model, SMALL))
+        windows = list(tokens.windows(read_texts(Path(data)), self.window))
+        return [self._feed(specs, window) for window in windows]
+
+    def _feed(self, specs: tuple[InputSpec, ...], tokens: list[int]) -> Feed:
+        """Return the inputs that read `tokens` from an empty cache."""
+        given = self.config["model"]["decoder"].get("inputs", {})
+        row = np.arange(len(tokens))[None]
+        known = {
+            given.get("input_ids", "input_ids"): np.array([tokens]),
+            given.get("attention_mask", "attention_mask"): np.ones_like(row),
+            given.get("position_ids", "position_ids"): row,
+        }
+        return {spec.name: self._value(spec, known) for spec in specs}
+
+    def _value(self, spec: InputSpec, known: dict[str, Any]) -> Any:
+        if spec.name in known:
+            return known[spec.name].astype(spec.dtype)
+        head = self.config["model"]["decoder"].get("head_size")
+        if spec.shape is None or len(spec.shape) != len(_CACHE) or not isinstance(head, int):
+            raise DataError(
+                f"texts give tokens, a mask, positions and empty caches, and no input {spec.name!r}; give "
+                "the inputs as .npz"
+            )
+        return np.zeros((1, spec.shape[1] or 1, 0, spec.shape[3] or head), spec.dtype)
+
+    def copy_rest(self, folder: Path) -> None:
+        """Copy all files but the decoder and its data to `folder`. Raises OutputError."""
+        own = {self.model.resolve(), *(path.resolve() for path in data_files(self.model))}
+        for source in sorted(self.path.rglob("*")):
+            inside = source.relative_to(self.path)
+            if source.resolve() in own or source.is_symlink() or not source.is_file():
+                continue
+            with writing(folder / inside):
+                (folder / inside).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, folder / inside)
+
+
+_CACHE = ("batch", "heads", "past", "head_size")
+"""Axes of a cache of keys or values."""
+
+
+@contextmanager
+def open_folder(
+    model: str | Path | onnx.ModelProto, data: Data | None, output: str | Path | None
+) -> Iterator[tuple[str | Path | onnx.ModelProto, Data | None, str | Path | None]]:
+    """Yield the model, the feeds and the path of the new model of a folder of GenAI; others as given.
+
+    `output` is then a new folder with the other files too, which appears when the block ends.
+    """
+    if not isinstance(model, (str, Path)) or not Path(model).is_dir():
+        yield model, data, output
+        return
+    folder = GenaiFolder.read(Path(model))
+    feeds = folder.feeds(data)
+    if output is None:
+        yield folder.model, feeds, None
+        return
+    with replace_folder(output) as place:
+        folder.copy_rest(place)
+        yield folder.model, feeds, place / folder.model.name
+
+
+def open_folders(function: Function) -> Function:
+    """Return a function of a model, data and an output that takes a folder too, see `open_folder`."""
+
+    @functools.wraps(function)
+    def call(model: Any, data: Any, output: Any = None, **options: Any) -> Any:
+        with open_folder(model, data, output) as given:
+            return function(*given, **options)
+
+    return cast(Function, call)
+
+
+def find_decoder(model: str | Path | onnx.ModelProto) -> str | Path | onnx.ModelProto:
+    """Return the decoder of a folder of GenAI, others as given. Raises ModelError for another folder."""
+    is_folder = isinstance(model, (str, Path)) and Path(model).is_dir()
+    return GenaiFolder.read(Path(model)).model if is_folder else model

@@ -1,0 +1,61 @@
+"""Placement for ONNX Runtime GenAI: what MatMulNBits can hold, by its schema in ONNX Runtime 1.32."""
+
+from __future__ import annotations
+
+from onnxfq.documents.plan import Placement
+from onnxfq.placement.target_policy import Operands, TargetPolicy
+
+BITS = (4, 8)
+"""Widths of weights that the kernels for CPUs take."""
+
+_LEAST_BLOCK = 16
+
+_MATRIX = 2
+"""Axes of the weight."""
+
+ROUNDED_INPUT = "int8[-127,127]"
+"""Numbers of the input at accuracy level 4; its scale is the largest magnitude of a block over 127."""
+
+
+def _refuses(placement: Placement, operands: Operands) -> str:
+    if placement.role == "activation":
+        return _refuses_activation(placement)
+    spec = placement.spec
+    if not (not spec.qtype.is_float and spec.qtype.bits in BITS and spec.qtype.full_range):
+        return f"MatMulNBits stores int4, uint4, int8 and uint8, not {spec.qtype}; use qtype: int4"
+    if spec.scale_type != "float32" or spec.zero_point == "fractional":
+        return "MatMulNBits has float scales and integer zero points; leave out scale_type and zero_point"
+    size = spec.granularity.block_size
+    if size is None or size < _LEAST_BLOCK or size & (size - 1):
+        return (
+            f"MatMulNBits has blocks of a power of two from {_LEAST_BLOCK} on, not {spec.granularity}; use "
+            "granularity: blocked with block_size: 32, 64 or 128"
+        )
+    return ""
+
+
+def _refuses_activation(placement: Placement) -> str:
+    spec = placement.spec
+    if (
+        spec.dynamic
+        and spec.qtype.name == ROUNDED_INPUT
+        and spec.symmetric
+        and spec.granularity.block_size is not None
+    ):
+        return ""
+    return (
+        f"MatMulNBits rounds its input to {ROUNDED_INPUT} in blocks, at run time, and not to {spec}; use "
+        f"activations: null, or qtype: {ROUNDED_INPUT}, dynamic: true, granularity: blocked"
+    )
+
+
+def _keeps_float(operands: Operands) -> str:
+    node = operands.node
+    weights = [placement for placement in operands.placements if placement.role == "weight"]
+    on_the_right = node.op == "MatMul" and [one.tensor for one in weights] == [node.inputs[1].name]
+    if on_the_right and len(operands.weight_shapes[weights[0].tensor]) == _MATRIX:
+        return ""
+    return "MatMulNBits multiplies by a constant matrix on the right of a MatMul only"
+
+
+POLICY = TargetPolicy(refuses=_refuses, keeps_float=_keeps_float)

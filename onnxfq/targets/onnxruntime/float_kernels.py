@@ -1,0 +1,83 @@
+"""Products that ONNX Runtime multiplies in float despite their pairs, for the plan.
+
+Found by the graphs that release 1.31.1 runs. The pairs stay: the weights are a fourth as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.placement.node_units import find_written
+from onnxfq.placement.target_policy import NodeDecision
+
+_CLIPPING = ("Clip", "Relu")
+
+
+def note_float_kernels(
+    decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe
+) -> list[NodeDecision]:
+    """Return `decisions` with the reason in the placements of products that run in float."""
+    by_name = {node.name: node for node in nodes}
+    order = {node.name: number for number, node in enumerate(nodes)}
+    bodies = [body for node in nodes for body in node.attrs.values() if isinstance(body, gs.Graph)]
+    inside = {inner.name: number for number, body in enumerate(bodies) for inner in body.nodes}
+    leaving = {id(tensor) for body in bodies for tensor in body.outputs}
+
+    def explain(node: gs.Node) -> str:
+        if node.op == "MatMul" and _is_joined(node, order):
+            return "ONNX Runtime joins it with the sum behind it to a Gemm, which it runs in float"
+        if node.op == "Conv":
+            result = find_written(node.outputs[0], (), _CLIPPING)
+            if id(result) in leaving or len({inside.get(reader.name) for reader in result.outputs}) > 1:
+                return "ONNX Runtime runs it in float, for its result leaves the body that computes it"
+        return ""
+
+    return [_note(d, _explain_types(d) or explain(by_name[d.node])) for d in decisions]
+
+
+def explain_half(float_type: str) -> str:
+    """Return why products of tensors of `float_type` run in float, with the remedy."""
+    return (
+        f"ONNX Runtime puts Casts between {float_type} pairs and most products, which then run in float; "
+        "convert the model to float32 first"
+    )
+
+
+def _explain_types(decision: NodeDecision) -> str:
+    halves = sorted({placement.float_type for placement in decision.placements} - {"float32"})
+    return explain_half(halves[0]) if halves else ""
+
+
+def _note(decision: NodeDecision, why: str) -> NodeDecision:
+    noted = (
+        p if not why or p.why.endswith(why) else p.model_copy(update={"why": f"{p.why}; {why}"})
+        for p in decision.placements
+    )
+    return replace(decision, placements=tuple(noted))
+
+
+def _is_joined(product: gs.Node, order: dict[str, int]) -> bool:
+    """Tell whether the product and the Add behind it become a Gemm; of two products the last one does."""
+    other = _find_addend(product)
+    if other is None:
+        return False
+    maker = other.inputs[0] if other.inputs else None
+    rival = maker is not None and maker.op == "MatMul" and _find_addend(maker) is not None
+    return maker is None or not rival or order[maker.name] < order[product.name]
+
+
+def _find_addend(product: gs.Node) -> gs.Tensor | None:
+    """Return what an Add that alone reads a product of matrices adds to it; None without such an Add."""
+    (result,) = product.outputs
+    matrices = all(tensor.shape is None or len(tensor.shape) == 2 for tensor in product.inputs)
+    if not matrices or [reader.op for reader in result.outputs] != ["Add"]:
+        return None
+    (add,) = result.outputs
+    if add.domain not in STANDARD_DOMAINS:
+        return None
+    return next((tensor for tensor in add.inputs if tensor is not result), None)

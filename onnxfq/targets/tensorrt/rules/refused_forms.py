@@ -1,0 +1,67 @@
+"""Rule about forms of operators in the table that the parser made (`refused_forms`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from onnx import TensorProto
+
+from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.targets.findings import Finding
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.node_sites import NodeSite
+from onnxfq.targets.reading.quantizer_reader import QUANTIZE_OPS
+from onnxfq.targets.tensorrt.refused_forms import RefusedForm, refused_forms
+from onnxfq.targets.tensorrt.rules.operator_forms import find_refused
+
+_SAID = "TensorRT's parser refuses"
+
+
+def table_forms(reading: CheckContext) -> Iterator[Finding]:
+    """Refuse forms of operators that the parser refused when the table was made."""
+    for site in reading.sites:
+        if site.node.domain not in STANDARD_DOMAINS or any(find_refused(site)):
+            continue  # another rule names the remedy
+        for form in refused_forms().get(site.op, ()):
+            message = _describe(site, form)
+            if message:
+                yield make_finding("operator-form", "refused", site, message)
+                break
+
+
+def _describe(site: NodeSite, form: RefusedForm) -> str:
+    """Return the finding of `form` at `site`; empty if the node has another form."""
+    if form.kind == "attribute":
+        found = _plain(site.attribute(form.place))
+        other = "export it with another value, or compute it by other operators"
+        return f"{form.place} is {form.value!r}, which {_SAID}; {other}" if found == form.value else ""
+    if form.kind == "output":
+        asked = len(site.node.output) > form.value and site.node.output[form.value]
+        return f"it gives output {form.value}, which {_SAID}; export it with fewer outputs" if asked else ""
+    if form.kind == "input":
+        return "" if site.input(form.value) else f"input {form.value} is left out, which {_SAID}; give it"
+    name = site.input(0)
+    code = TensorProto.DataType.Value(form.value)
+    if site.index.dtype(name) != code or site.index.is_constant(name) or _is_quantized(site, name):
+        return ""
+    kind = form.value.lower()
+    return f"it reads {kind} numbers, which {_SAID} for {site.op}; put a Cast in front of it"
+
+
+def _plain(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _is_quantized(site: NodeSite, tensor: str) -> bool:
+    """Tell whether a Q makes the numbers of `tensor`, directly or through nodes that keep the type."""
+    maker, code = site.index.maker(tensor), site.index.dtype(tensor)
+    while maker is not None and maker.op not in QUANTIZE_OPS:
+        name = maker.input(0)
+        if not name or site.index.dtype(name) != code:
+            return False
+        maker = site.index.maker(name)
+    return maker is not None
+
+
+RULES: tuple[Rule, ...] = (table_forms,)

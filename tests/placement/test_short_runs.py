@@ -1,0 +1,114 @@
+"""Short runs of float8 convolutions between float ones stay in float, where their pairs move more bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, planned, weights
+from engines import build_all, unmeasured
+
+from onnxfq.stages import plan as stages_plan
+from onnxfq.targets.reading.context import read
+from onnxfq.targets.recipes import load_recipe
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
+from onnxfq.targets.tensorrt.builder.layers import parse_layers
+from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
+from onnxfq.targets.tensorrt.rules.structure import EXTRA
+
+FP8 = load_recipe("tensorrt-fp8")
+
+
+def dense(blocks: int, size: int = 64) -> onnx.ModelProto:
+    """Residual dense blocks, whose steps have 16 channels, and two convolutions behind, as of ESRGAN."""
+    text, constants = "[stem] t0 = Conv <pads = [1,1,1,1]> (x, stem)", {"stem": weights(32, 3, 3, 3)}
+    for i in range(blocks):
+        parts = f"t{i}"
+        for j in range(4):
+            constants[f"s{i}{j}"] = weights(16, 32 + 16 * j, 3, 3)
+            text += f" [step{i}{j}] r{i}{j} = Conv <pads = [1,1,1,1]> ({f'p{i}{j}' if j else parts}, s{i}{j})"
+            text += f" a{i}{j} = LeakyRelu <alpha = 0.2> (r{i}{j})"
+            joined = ", ".join([f"t{i}", *(f"a{i}{k}" for k in range(j + 1))])
+            text += f" p{i}{j + 1} = Concat <axis = 1> ({joined})"
+        constants[f"l{i}"] = weights(32, 96, 3, 3)
+        text += f" [last{i}] o{i} = Conv <pads = [1,1,1,1]> (p{i}4, l{i})"
+        text += f" f{i} = Mul (o{i}, fifth) t{i + 1} = Add (t{i}, f{i})"
+    text += f" [body] b = Conv <pads = [1,1,1,1]> (t{blocks}, body) c = Resize (b, , twice)"
+    text += (
+        " [up] u = Conv <pads = [1,1,1,1]> (c, up) e = LeakyRelu <alpha = 0.2> (u) [end] y = Conv (e, end)"
+    )
+    constants |= {name: weights(32, 32, 3, 3, seed=1) for name in ("body", "up")}
+    constants |= {"end": weights(3, 32, 3, 3), "fifth": np.float32(0.2)}
+    constants["twice"] = np.asarray([1, 1, 2, 2], np.float32)
+    return build(f"g (float[1,3,{size},{size}] x) => (float[] y) {{ {text} }}", constants, opset=18)
+
+
+def left_out(proto: onnx.ModelProto) -> dict[str, str]:
+    """Return why nodes stay in float, by name."""
+    return {s.name: s.why for s in planned(proto, FP8).skipped if s.kind == "node"}
+
+
+def test_runs_that_cost_more_than_they_save() -> None:
+    """A convolution behind a Concat of float parts stays in float; two that read each other do not."""
+    why = left_out(dense(3))
+    assert all("between float operators" in why[f"last{i}"] for i in range(3))
+    assert all("set small_shapes: quantize" in text for text in why.values())
+    assert not {"body", "up"} & why.keys()
+    asked = planned(dense(3), FP8.override(small_shapes="quantize"))
+    assert not [s for s in asked.skipped if s.name.startswith("last")]
+
+
+def test_all_in_low_precision_is_one_run() -> None:
+    """Without a float convolution nothing is judged, however small."""
+    proto = build(
+        "g (float[N,32,9,9] x) => (float[] y) { [c] y = Conv (x, w) }", {"w": weights(32, 32, 3, 3)}
+    )
+    assert not left_out(proto)
+
+
+def chain(weight: int, size: int) -> onnx.ModelProto:
+    """Two convolutions of `weight` channels behind a depthwise one, on maps of `size` by `size`."""
+    return build(
+        f"""g (float[1,{weight},{size},{size}] x) => (float[] y) {{
+        [deep] d = Conv <group = {weight}, pads = [1,1,1,1]> (x, w0) [one] a = Conv (d, w1)
+        [two] y = Conv (a, w2) }}""",
+        {
+            "w0": weights(weight, 1, 3, 3),
+            "w1": weights(32, weight, 1, 1),
+            "w2": weights(weight, 32, 1, 1, seed=1),
+        },
+    )
+
+
+@pytest.mark.parametrize(("channels", "size", "kept"), [(512, 1, False), (2048, 1, True), (2048, 32, False)])
+def test_bytes_decide(channels: int, size: int, kept: bool) -> None:
+    """Weights pay for the kernel of the entry and the numbers that it quantizes."""
+    proto = chain(channels, size)
+    proto.graph.node.append(onnx.helper.make_node("MatMul", ["other", "big"], ["z"], "large"))
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("other", 1, [32, 32]))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, [32, 32]))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights(32, 32), "big"))
+    why = left_out(proto)
+    assert "large" not in why
+    assert ({"one", "two"} & why.keys() == set()) == kept
+
+
+def test_a_model_of_short_runs_alone_is_quantized() -> None:
+    """If nothing would be left, the pairs stay, and the plan says why they gain little."""
+    plan = planned(chain(512, 1), FP8)
+    assert {use.node for p in plan.activations for use in p.uses} == {"one", "two"}
+    assert all("no better one" in p.why for p in plan.placements)
+
+
+@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+def test_engines_have_fewer_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without short runs the engine has at most two layers more than in half; with them twelve."""
+    proto = dense(3)
+    runs = unmeasured(proto, FP8, "fp16")
+    monkeypatch.setattr(stages_plan, "leave_out_short_runs", lambda decisions, nodes, op_types: decisions)
+    models = {"runs": runs, "all": unmeasured(proto, FP8, "fp16"), "half": without_pairs(read(runs, EXTRA))}
+    built = build_all(tmp_path, models)
+    count = {name: len(parse_layers(reports.popitem()[1].layers)) for name, reports in built.items()}
+    assert count["runs"] <= count["half"] + 2 and count["all"] >= count["half"] + 12, count

@@ -1,0 +1,147 @@
+"""Quantizes folders of GenAI's own builder, and generates from them in ONNX Runtime GenAI.
+
+    python tests/slow/check_genai.py
+
+Not a pytest. An environment of its own has torch, transformers and onnxruntime-genai, which brings the CPU's
+onnxruntime. It builds a Llama, a Qwen and a Phi of random weights, and generates. Along the 32 greedy tokens
+of the float model int8 weights must keep 30 dB of the logits. They must keep the first token wherever the two
+best of the float model differ by more than four times the noise. int4 must be better than the builder's own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import onnxfq
+
+PACKAGES = ("torch==2.13.0", "onnxruntime", "onnxruntime-genai", "transformers", "onnx_ir")
+KINDS = ("Llama", "Qwen2", "Phi3")
+
+BUILD = """
+import sys, torch, transformers
+from tokenizers import Tokenizer, models, trainers, pre_tokenizers
+kind, out = sys.argv[1:]
+text = ["The quick brown fox jumps over the lazy dog.", "Once upon a time there was a little girl."]
+tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+alphabet = pre_tokenizers.ByteLevel.alphabet()
+special = ["<unk>", "<s>", "</s>"]
+trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+tokenizer.train_from_iterator(text, trainer)
+names = dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="</s>")
+tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+torch.manual_seed(0)
+config = getattr(transformers, kind + "Config")(
+    vocab_size=len(tokenizer), hidden_size=128, intermediate_size=272, num_hidden_layers=3,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+    original_max_position_embeddings=512,
+    bos_token_id=1, eos_token_id=2, pad_token_id=2, tie_word_embeddings=False,
+)
+getattr(transformers, kind + "ForCausalLM")(config).save_pretrained(out)
+tokenizer.save_pretrained(out)
+"""
+
+GENERATE = """
+import sys, json, numpy as np, onnxruntime_genai as og
+folder, given = sys.argv[1], json.loads(sys.argv[2])
+model = og.Model(folder)
+parameters = og.GeneratorParams(model)
+parameters.set_search_options(max_length=64, do_sample=False)
+generator = og.Generator(model, parameters)
+generator.append_tokens(np.array([[1, 40, 50, 60]], np.int32))
+logits, tokens = [], []
+for step in range(32):
+    logits.append(np.array(generator.get_logits())[0, -1])
+    if given:
+        token = given[step]
+        generator.append_tokens(np.array([[token]], np.int32))
+    else:
+        generator.generate_next_token()
+        token = int(generator.get_next_tokens()[0])
+    tokens.append(token)
+np.savez(sys.argv[3], logits=np.array(logits), tokens=tokens)
+"""
+
+
+def main() -> int:
+    """Build, quantize and generate; return 1 if a rule does not hold."""
+    faults = []
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        venv.create(root / "env", with_pip=True)
+        python = str(root / "env" / "bin" / "python")
+        run([python, "-m", "pip", "install", "-q", *PACKAGES])
+        for kind in KINDS:
+            faults += [f"{kind}: {fault}" for fault in check(kind, root / kind, python)]
+    print("\n".join(faults) or "all rules hold")
+    return int(bool(faults))
+
+
+def run(words: list[str]) -> None:
+    """Run a command; raise with its output if it fails."""
+    ended = subprocess.run(words, capture_output=True, text=True)
+    if ended.returncode:
+        raise RuntimeError(
+            f"{words[:4]} ended with {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-3000:]}"
+        )
+
+
+def check(kind: str, root: Path, python: str) -> list[str]:
+    """Return what is wrong with one kind of network."""
+    root.mkdir()
+    run([python, "-c", BUILD, kind, str(root / "hf")])
+    for precision in ("fp32", "int4"):
+        words = [
+            "-m",
+            "onnxruntime_genai.models.builder",
+            "-i",
+            str(root / "hf"),
+            "-o",
+            str(root / precision),
+        ]
+        words += ["-p", precision, "-e", "cpu", "-c", str(root / "cache")]
+        run([python, *words, "--extra_options", "int4_block_size=32"])
+    texts = root / "texts.jsonl"
+    random = np.random.default_rng(0)
+    words = "the quick brown fox jumps over a lazy dog once upon time there was little girl".split()
+    texts.write_text("\n".join(json.dumps(" ".join(random.choice(words, 300))) for _ in range(16)))
+    for recipe in ("genai-int8", "genai-int4"):
+        onnxfq.quantize(root / "fp32", texts, root / recipe, recipe=recipe)
+    wanted, tokens = generate(root / "fp32", root, python, [])
+    first_two = np.sort(wanted, axis=-1)[:, -2:]
+    noises = {}
+    faults = []
+    for folder in ("genai-int8", "genai-int4", "int4"):
+        logits, _ = generate(root / folder, root, python, tokens)
+        noises[folder] = noise = np.sqrt(np.mean((logits - wanted) ** 2))
+        sqnr = 20 * np.log10(np.sqrt(np.mean(wanted**2)) / noise)
+        print(f"{kind} {folder}: {sqnr:.1f} dB along 32 tokens")
+        if folder == "genai-int8":
+            clear = first_two[:, 1] - first_two[:, 0] > 4 * noise
+            other = (logits.argmax(-1) != wanted.argmax(-1)) & clear
+            faults += [f"{folder} has {sqnr:.1f} dB, under 30"] if sqnr < 30 else []
+            faults += [f"{folder} has another first token {other.sum()} times"] if other.any() else []
+    if noises["genai-int4"] >= noises["int4"]:
+        faults.append("genai-int4 has more noise than the builder's int4")
+    return faults
+
+
+def generate(folder: Path, root: Path, python: str, tokens: list[int]) -> tuple[np.ndarray, list[int]]:
+    """Return the logits of 32 steps, and their tokens: the given ones, or those of greedy search."""
+    out = root / "steps.npz"
+    run([python, "-c", GENERATE, str(folder), json.dumps(tokens), str(out)])
+    with np.load(out) as steps:
+        return steps["logits"], steps["tokens"].tolist()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,249 @@
+"""`check --layers`: exported layers and times of an engine, mapped to the nodes of the model."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from builders import BUILDERS, feed_for
+from exported_engines import classic_layer, export_listing, profile_of
+
+import onnxfq
+from onnxfq.cli.main import main
+from onnxfq.errors import DataError, RecipeError
+from onnxfq.targets.target import BuildOptions
+from onnxfq.targets.tensorrt.builder.build import builder_installed
+from onnxfq.targets.tensorrt.builder.exported import read_layers
+
+needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+MODELS = ["two_branch", "attention", "conv_relu", "gemm", "grouped", "mlp"]
+
+
+def quantized(name: str, path: Path) -> onnx.ModelProto:
+    """Write the int8 model of a builder to `path`."""
+    proto = BUILDERS[name]()
+    return onnxfq.quantize(proto, [feed_for(proto, seed) for seed in range(3)], path).qdq
+
+
+def classic(release: int = 10) -> dict[str, Any]:
+    """What classic TensorRT says of `two_branch`: three convolutions, the sum fused into the second."""
+    ends = ["Bindings"] if release == 10 else ["I/O Tensors"]
+    layers = [
+        classic_layer("h/q + head", "Reformat", ["FP32"], "Int8", ["h/q"]),
+        classic_layer(
+            "w1/dq + conv1 + PWN(relu1)",
+            "CaskConvolution",
+            ["Int8"],
+            "Int8",
+            ["conv1", "relu1"],
+            ("Int8", 144),
+        ),
+        classic_layer(
+            "conv2 + add",
+            "CaskConvolution",
+            ["Int8", "Int8"],
+            "Int8",
+            ["conv2", "add", "relu2"],
+            ("Int8", 144),
+        ),
+        classic_layer("conv3", "CaskConvolution", ["Int8"], "FP32", ["conv3"], ("Int8", 144)),
+    ]
+    return {"Layers": layers, **{end: ["x", "y"] for end in ends}}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An int8 model in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    quantized("two_branch", Path("q.onnx"))
+    return Path("q.onnx")
+
+
+def write(content: Any, name: str = "layers.json") -> Path:
+    """Write JSON."""
+    Path(name).write_text(json.dumps(content))
+    return Path(name)
+
+
+@needs_builder
+@pytest.mark.parametrize("name", [name for name in MODELS if name in BUILDERS])
+def test_the_builders_own_listing(name: str, tmp_path: Path) -> None:
+    """The builder's listing in the inspector's form says of each node what `--build` says."""
+    quantized(name, tmp_path / "q.onnx")
+    built = onnxfq.check(tmp_path / "q.onnx", build=BuildOptions())
+    listing = export_listing(tmp_path / "q.onnx")
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps(listing))
+    found = onnxfq.check(tmp_path / "q.onnx", layers=path)
+    seen = {node.node: node.verdict for node in built.engine if node.device == "SM89"}
+    assert {node.node: node.verdict for node in found.engine} == seen and seen
+    assert found.coverage == built.coverage
+    assert found.listing is not None and len(found.listing.layers) == len(listing["Layers"])
+
+
+@pytest.mark.parametrize("release", [10, 11])
+def test_classic_layers(model: Path, release: int) -> None:
+    """Convolutions of TensorRT 10 and 11 run in the types of their input and weights; names are mapped."""
+    found = onnxfq.check(model, layers=write(classic(release)))
+    assert {node.node: node.verdict for node in found.engine} == dict.fromkeys(
+        ["conv1", "conv2", "conv3"], "low"
+    )
+    assert found.passed and found.listing is not None
+    assert [layer.promised for layer in found.listing.layers] == [(), ("conv1",), ("conv2",), ("conv3",)]
+    assert found.listing.layers[0].only_quantizes
+    assert "Conv 3/3 low (built by the engine of layers.json)" in found.table()
+
+
+def test_names_stand_for_missing_metadata(model: Path) -> None:
+    """Without metadata the joined names of a layer are its nodes, pointwise ones in their wrapping too."""
+    content = classic()
+    for layer in content["Layers"]:
+        del layer["Metadata"]
+    layers = read_layers(write(content))
+    assert layers[1].layer.nodes == ("w1/dq", "conv1", "relu1")
+    assert {node.verdict for node in onnxfq.check(model, layers="layers.json").engine} == {"low"}
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (
+            {"Inputs": [{"Dimensions": [1, 4, 6, 6], "Format/Datatype": "Row major linear FP16"}]},
+            "weight-only",
+        ),
+        ({"Weights": {"Type": "Half", "Count": 144}}, "mixed"),
+        ({"Metadata": "[ONNX Layer: relu1]", "Name": "relu1"}, "missing"),
+        ({"LayerType": "Reformat"}, "missing"),
+        ({"LayerType": "Myelin"}, "missing"),
+    ],
+    ids=str,
+)
+def test_planted_differences(model: Path, change: dict[str, Any], verdict: str) -> None:
+    """A layer that computes otherwise than promised is named, with what it does; the others stay."""
+    content = classic()
+    content["Layers"][1] |= change
+    found = onnxfq.check(model, layers=write(content))
+    assert {node.node: node.verdict for node in found.engine} == {
+        "conv1": verdict,
+        "conv2": "low",
+        "conv3": "low",
+    }
+    lost = [finding for finding in found.findings if finding.rule == "engine"]
+    assert [finding.node for finding in lost] == ["conv1"] and f"has {verdict} on the engine" in lost[
+        0
+    ].message
+    assert not found.passed and str(found.coverage[0]) == "Conv 2/3 low"
+
+
+def test_times(model: Path) -> None:
+    """Times of layers add up, are mapped to the nodes, and a profile in any order is read by names."""
+    content = classic()
+    write(profile_of(content, [0.25, 1.0, 2.0, 0.5]), "profile.json")
+    found = onnxfq.check(model, layers=write(content), profile="profile.json")
+    assert found.listing is not None and found.listing.milliseconds == 3.75
+    assert [found.listing.time_of(node) for node in ("conv1", "conv2", "conv3", "head")] == [1, 2, 0.5, None]
+    table = found.table()
+    assert "3.750 ms in all layers, by profile.json" in table
+    assert table.index("conv2") < table.index("conv1 and 1 more")
+    totals = [
+        {"count": 4},
+        *({"name": layer["Name"], "timeMs": 8.0} for layer in reversed(content["Layers"])),
+    ]
+    write(totals, "profile.json")
+    again = onnxfq.check(model, layers="layers.json", profile="profile.json")
+    assert again.listing is not None and [layer.ms for layer in again.listing.layers] == [2.0] * 4
+
+
+def test_times_by_module(tmp_path: Path) -> None:
+    """Time goes to the modules that torch's exporter notes of the nodes."""
+    proto = quantized("two_branch", tmp_path / "q.onnx")
+    for node in proto.graph.node:
+        if node.name in ("conv1", "conv2", "conv3"):
+            scopes = f"['', 'body.{node.name}', '{node.name}']"
+            node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
+    layers, profile = tmp_path / "l.json", tmp_path / "p.json"
+    layers.write_text(json.dumps(classic()))
+    profile.write_text(json.dumps(profile_of(classic(), [0.25, 1.0, 2.0, 0.5])))
+    found = onnxfq.check(proto, layers=layers, profile=profile)
+    assert found.listing is not None
+    assert found.listing.by_module() == {"body.conv2": 2.0, "body.conv1": 1.0, "body.conv3": 0.5}
+    assert "body.conv2" in found.table()
+
+
+def test_wrong_files(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Files that are none of this, of another engine or of another model: one line that says what to give."""
+    good = classic()
+    other = copy.deepcopy(good)
+    for number, layer in enumerate(other["Layers"]):
+        layer |= {"Metadata": f"[ONNX Layer: n{number}]", "Name": f"n{number}"}
+    broken = copy.deepcopy(good)
+    del broken["Layers"][2]["LayerType"]
+    for content, words in [
+        ([], "it has no list 'Layers'"),
+        ({"Layers": []}, "it has no list 'Layers'"),
+        (
+            {"Layers": ["conv1", "conv2"]},
+            "names of layers only, without types; build the engine with --profiling",
+        ),
+        (broken, "layer 2 has no Name, LayerType"),
+        (other, "names no node of q.onnx; give the model that the engine was built from"),
+    ]:
+        write(content)
+        assert main(["check", "q.onnx", "--layers", "layers.json"]) == 1
+        error = capfd.readouterr().err
+        assert words in error and error.count("\n") == 1, error
+    write(good)
+    for times, words in [
+        ({"a": 1}, "holds no times of layers"),
+        ([{"count": 3}], "holds no times of layers"),
+        (profile_of(other, [1, 1, 1, 1]), "names none of the engine's layers"),
+    ]:
+        write(times, "profile.json")
+        assert main(["check", "q.onnx", "--layers", "layers.json", "--profile", "profile.json"]) == 1
+        assert words in capfd.readouterr().err
+    Path("layers.json").write_text("{")
+    with pytest.raises(DataError, match=r"layers.json is not valid json"):
+        onnxfq.check("q.onnx", layers="layers.json")
+    with pytest.raises(RecipeError, match="no engines are read of target 'openvino'"):
+        onnxfq.check("q.onnx", "openvino", layers="layers.json")
+    assert main(["check", "q.onnx", "--profile", "profile.json"]) == 2
+    assert main(["check", "q.onnx", "--build", "--layers", "layers.json"]) == 2
+
+
+def test_beside_the_noise(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The page of a result has precision and time of each layer of the engine; another engine is refused."""
+    onnx.save(BUILDERS["two_branch"](), "m.onnx")
+    np.savez("d.npz", x=np.concatenate([feed_for(BUILDERS["two_branch"](), seed)["x"] for seed in range(3)]))
+    assert main("quantize m.onnx --data d.npz -o q.onnx --artifacts kept -q".split()) == 0
+    write(profile_of(classic(), [0.25, 1.0, 2.0, 0.5]), "profile.json")
+    write(classic())
+    capfd.readouterr()
+    assert main("check q.onnx --layers layers.json --profile profile.json --json".split()) == 0
+    Path("ran.json").write_text(capfd.readouterr().out)
+    result = next(Path("kept").glob("*.result.json"))
+    assert main(["report", str(result), "--engine", "ran.json", "-o", "page.html", "--json"]) == 0
+    rows = {row["node"]: row for row in json.loads(capfd.readouterr().out)[0]["layers"]}
+    assert {name: (row["ran"], row["engine_ms"]) for name, row in rows.items() if row["ran"]} == {
+        "conv1": ("low", 1.0),
+        "conv2": ("low", 2.0),
+        "conv3": ("low", 0.5),
+    }
+    assert '"engine_ms"' in Path("page.html").read_text()
+    other = json.loads(Path("ran.json").read_text())
+    write({**other, "engine": []}, "ran.json")
+    assert main(["report", str(result), "--engine", "ran.json", "-o", "page.html"]) == 1
+    assert "names no layer of these results" in capfd.readouterr().err
+
+
+def test_json(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The record holds layers, nodes and times, and reads back as it was."""
+    write(classic())
+    assert main(["check", "q.onnx", "--layers", "layers.json", "--json"]) == 0
+    text = capfd.readouterr().out
+    assert onnxfq.CheckResult.model_validate_json(text) == onnxfq.check("q.onnx", layers="layers.json")
+    assert np.isclose(sum(len(layer["nodes"]) for layer in json.loads(text)["listing"]["layers"]), 7)

@@ -1,0 +1,69 @@
+"""Products that ONNX Runtime multiplies in float despite their pairs: the plan says so."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from builders import build, weights
+
+import onnxfq
+from onnxfq.targets.target import BuildOptions
+
+HALF = {"w": weights(16, 16).astype(np.float16), "k": weights(4, 4, 3, 3).astype(np.float16)}
+FLOAT = {"w": weights(16, 16), "v": weights(16, 16, seed=1), "u": weights(16, 4), "r": weights(16)}
+FLOAT |= {f"k{number}": weights(4, 4, 3, 3, seed=number) for number in range(4)}
+TWO = "g (float[1,16] x, float[1,16] z) => (float[] y)"
+SUM = "[sum] s = Add (a, b) t = Tanh (s) [last] y = MatMul (t, u)"
+BRANCHES = """g (float[1,4,9,9] x, bool some) => (float[] y) {
+    [first] c = Conv (x, k0) h = Relu (c) i = Conv (h, k1)
+    j = If (some) <
+        then_branch = one () => (float[] p) { [one] p = Conv (h, k2) },
+        else_branch = other () => (float[] q) { [other] q = Conv (h, k3) } >
+    y = Add (i, j) }"""
+NETWORKS = {
+    "half matmul": ("g (float16[2,6,16] x) => (float16[] y) { [first] y = MatMul (x, w) }", HALF, {"first"}),
+    "half conv": ("g (float16[1,4,9,9] x) => (float16[] y) { [first] y = Conv (x, k) }", HALF, {"first"}),
+    "two products": (
+        f"{TWO} {{ [first] a = MatMul (x, w) [second] b = MatMul (z, v) {SUM} }}", FLOAT, {"second"},
+    ),
+    "two products the other way": (
+        f"{TWO} {{ [second] b = MatMul (z, v) [first] a = MatMul (x, w) {SUM} }}", FLOAT, {"first"},
+    ),
+    "a sum with an input": (
+        f"{TWO} {{ [first] a = MatMul (x, w) b = Relu (z) {SUM} }}", FLOAT, {"first"},
+    ),
+    "a bias": (
+        f"{TWO} {{ [first] a = MatMul (x, w) s = Add (a, r) [last] y = MatMul (s, u) }}", FLOAT, set(),
+    ),
+    "stacked": (
+        "g (float[2,6,16] x, float[2,6,16] z) => (float[] y) { [first] a = MatMul (x, w) y = Add (a, z) }",
+        FLOAT, set(),
+    ),
+    "branches": (BRANCHES, FLOAT, {"first", "one", "other"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_plan_names_what_runs_in_float(name: str) -> None:
+    """The nodes that the plan names are those that ONNX Runtime itself runs in float."""
+    text, constants, noted = NETWORKS[name]
+    proto = onnx.shape_inference.infer_shapes(build(text, constants))
+    feeds = []
+    for seed in range(3):
+        rng, feed = np.random.default_rng(seed), {}
+        for value in proto.graph.input:
+            tensor = value.type.tensor_type
+            shape = [size.dim_value for size in tensor.shape.dim]
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+            feed[value.name] = (rng.standard_normal(shape) + seed - 1).astype(dtype)
+        feeds.append(feed)
+    off = onnxfq.AccuracyTarget(repair=None)
+    made = onnxfq.quantize(proto, feeds, recipe="onnxruntime-int8", accuracy=off)
+    whys = {use.node: p.why for p in made.plan.placements if p.role == "weight" for use in p.uses}
+    assert {node for node, why in whys.items() if "ONNX Runtime" in why} == noted
+    result = onnxfq.check(made.qdq, "onnxruntime", build=BuildOptions())
+    in_float = {node.node for node in result.engine if node.verdict == "float" and node.node in whys}
+    assert in_float == noted
+    said = [found.message for found in result.findings if found.rule == "engine"]
+    assert ("convert the model to float32 first" in "".join(said)) == name.startswith("half")

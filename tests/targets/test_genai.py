@@ -1,0 +1,230 @@
+"""GenAI: MatMulNBits beside the simulation and ONNX Runtime's kernels, folders, texts and perplexity."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from builders import build, weights
+from genai_folders import CONTEXT, WORDS, decoder, feeds, write_folder
+
+import onnxfq
+from onnxfq.cli.main import main
+from onnxfq.data.texts import TextTokens, read_texts
+from onnxfq.errors import OnnxfqError
+from onnxfq.metrics import perplexity
+from onnxfq.runtime.session import Session
+
+PRODUCT = "g (float[N,K] x) => (float[] y) { y = MatMul (x, w) }"
+
+
+def run_plain(proto: onnx.ModelProto, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Return the outputs of a session as GenAI opens it."""
+    return list(onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feed))
+
+
+def recipe(rounded: bool, **scheme: object) -> onnxfq.Recipe:
+    """Return a recipe of blocks of 32 with changes, with or without the rounding of inputs."""
+    chosen = onnxfq.load_recipe("genai-int4").override(weights=scheme)
+    return chosen if rounded else chosen.model_copy(update={"activations": None})
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        {"qtype": "int4"},
+        {"qtype": "int4", "block_size": 16},
+        {"qtype": "uint4", "symmetric": False, "block_size": 64},
+        {"qtype": "int8", "block_size": 128},
+        {"qtype": "uint8", "symmetric": False},
+        {"qtype": "int4", "symmetric": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("inner", [172, 64, 20])
+def test_values(inner: int, scheme: dict[str, object], rounded: bool) -> None:
+    """The written product gives the simulation's values, in blocks that do not divide the axis too."""
+    proto = build(PRODUCT, {"w": weights(inner, 24)})
+    x = np.random.default_rng(0).normal(size=(7, inner)).astype(np.float32)
+    chosen = recipe(rounded, **scheme)
+    if rounded:
+        size = scheme.get("block_size", 32)
+        chosen = chosen.override(activations={"block_size": size})
+    result = onnxfq.quantize(proto, [{"x": x}], recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None))
+    (node,) = result.qdq.graph.node
+    attributes = {a.name: a.i for a in node.attribute}
+    assert node.op_type == "MatMulNBits" and attributes["accuracy_level"] == (4 if rounded else 0)
+    wanted = Session(result.simulation, exact=True).run({"x": x})[0]
+    # The kernels sum floats in another order.
+    np.testing.assert_allclose(run_plain(result.qdq, {"x": x})[0], wanted, atol=2e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", ["genai-int4", "genai-int8"])
+def test_decoder(name: str) -> None:
+    """All linear layers become MatMulNBits, and all names stay."""
+    result = onnxfq.quantize(decoder(), feeds(8), recipe=name)
+    before, after = decoder().graph, result.qdq.graph
+    for field in ("input", "output"):
+        assert [v.name for v in getattr(before, field)] == [v.name for v in getattr(after, field)]
+    kinds = [node.op_type for node in after.node]
+    assert kinds.count("MatMulNBits") == 6 and "MatMul" not in kinds and "DequantizeLinear" not in kinds
+    feed = feeds(9)[-1]
+    wanted = Session(result.simulation, exact=True).run(feed)[0]
+    found = run_plain(result.qdq, feed)[0]
+    # Rounded inputs turn differences of a last bit into steps of the grid.
+    assert 10 * np.log10(np.sum(wanted**2) / np.sum((wanted - found) ** 2)) > 40
+
+
+@pytest.mark.parametrize(
+    ("scheme", "reason"),
+    [
+        ({"granularity": "per_axis", "block_size": None}, "has blocks of a power of two"),
+        ({"block_size": 48}, "has blocks of a power of two"),
+        ({"qtype": "float8e4m3fn"}, "stores int4, uint4, int8 and uint8"),
+        ({"qtype": "int6"}, "stores int4, uint4, int8 and uint8"),
+        ({"scale_type": "e8m0"}, "has float scales"),
+    ],
+)
+def test_refused_formats(scheme: dict[str, object], reason: str) -> None:
+    """A format that MatMulNBits cannot hold is an error of the recipe, with another format."""
+    with pytest.raises(OnnxfqError, match=reason):
+        onnxfq.make_plan(onnxfq.load(build(PRODUCT, {"w": weights(64, 64)})), recipe(False, **scheme))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[64,K] x) => (float[64,K] y) { y = MatMul (w, x) }",
+        "g (float[N,64] x) => (float[N,64] y) { y = Gemm (x, w) }",
+        "g (float[N,64] x) => (float[2,N,64] y) { y = MatMul (x, stack) }",
+    ],
+)
+def test_left_in_float(text: str) -> None:
+    """Other products stay in float, with the reason."""
+    proto = build(text, {"w": weights(64, 64), "stack": weights(2, 64, 64)})
+    with pytest.raises(OnnxfqError, match="nothing to quantize.* on the right of a MatMul only"):
+        onnxfq.make_plan(onnxfq.load(proto), recipe(False))
+
+
+def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder becomes a folder that ONNX Runtime runs, with all other files, from a file of texts."""
+    source = write_folder(tmp_path / "float")
+    texts = tmp_path / "texts.jsonl"
+    random = np.random.default_rng(0)
+    lines = [{"text": " ".join(random.choice(WORDS, 80))} for _ in range(10)]
+    texts.write_text("\n".join(map(json.dumps, lines)))
+    made = tmp_path / "int8"
+    assert (
+        main(["quantize", str(source), "--data", str(texts), "--recipe", "genai-int8", "-o", str(made)]) == 0
+    )
+    assert "MatMul 6/6" in capsys.readouterr().out
+    assert {p.name for p in made.iterdir()} == {"genai_config.json", "model.onnx", "tokenizer.json"}
+    assert (made / "genai_config.json").read_text() == (source / "genai_config.json").read_text()
+    line = ["evaluate", str(source), str(made), "--data", str(texts), "--metric", "perplexity", "--json"]
+    assert main(line) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["metric"] == "perplexity"
+    figures = record["metric_value"], record["candidates"][0]["metric"]
+    tokens = TextTokens(source)
+    losses, count = 0.0, 0
+    for window in tokens.windows(read_texts(texts), CONTEXT):
+        feed = feeds(1)[0] | {
+            "input_ids": np.array([window]),
+            "attention_mask": np.ones((1, len(window)), int),
+        }
+        logits = torch.tensor(run_plain(onnx.load(source / "model.onnx"), feed)[0][0, :-1])
+        losses += float(torch.nn.functional.cross_entropy(logits, torch.tensor(window[1:]), reduction="sum"))
+        count += len(window) - 1
+    assert figures[0] == pytest.approx(np.exp(losses / count), rel=1e-5)  # float32 against float64
+    assert figures[1] == pytest.approx(figures[0], rel=0.02)
+
+
+BROKEN = {
+    "no config": lambda folder: (folder / "genai_config.json").unlink(),
+    "not JSON": lambda folder: (folder / "genai_config.json").write_text("{"),
+    "no name": lambda folder: (folder / "genai_config.json").write_text('{"model": {"decoder": {}}}'),
+    "a list": lambda folder: (folder / "genai_config.json").write_text("[]"),
+    "deep": lambda folder: (folder / "genai_config.json").write_text("[" * 10**5),
+    "outside": lambda folder: rename(folder, "../float/model.onnx"),
+    "absolute": lambda folder: rename(folder, str(folder / "model.onnx")),
+    "number": lambda folder: rename(folder, 3),
+    "missing": lambda folder: rename(folder, "other.onnx"),
+    "link": lambda folder: link_out(folder),
+    "no data file": lambda folder: (folder / "model.onnx.data").unlink(),
+    "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
+    "wrong tokenizer": lambda folder: (folder / "tokenizer.json").write_text("{}"),
+}
+
+
+def rename(folder: Path, name: object) -> None:
+    """Let the configuration name another decoder."""
+    config = json.loads((folder / "genai_config.json").read_text())
+    config["model"]["decoder"]["filename"] = name
+    (folder / "genai_config.json").write_text(json.dumps(config))
+
+
+def link_out(folder: Path) -> None:
+    """Move the decoder out of the folder, and leave a link."""
+    (folder / "model.onnx").rename(folder.parent / "elsewhere.onnx")
+    (folder / "model.onnx").symlink_to(folder.parent / "elsewhere.onnx")
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_broken_folders(fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged folder is one line, and nothing is written."""
+    folder = write_folder(tmp_path / "float")
+    (tmp_path / "t.txt").write_text("once upon a time there was a little girl")
+    BROKEN[fault](folder)
+    before = sorted(tmp_path.rglob("*"))
+    out = str(tmp_path / "new")
+    assert main(["quantize", str(folder), "--data", str(tmp_path / "t.txt"), "-o", out]) == 1
+    lines = [one for one in capsys.readouterr().err.splitlines() if one.startswith("onnxfq: error: ")]
+    assert len(lines) == 1, lines
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("t.jsonl", b"{", "line 1 is not JSON"),
+        ("t.jsonl", b'"a text"\n{"title": "x"}', "line 2 has no text"),
+        ("t.jsonl", b"\n\n", "holds no text"),
+        ("t.txt", b" \n", "holds no text"),
+        ("t.txt", b"\xff\xfe", "is not UTF-8 text at byte 0"),
+    ],
+)
+def test_wrong_texts(name: str, content: bytes, reason: str, tmp_path: Path) -> None:
+    """A file of other content is an error that names the line."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(OnnxfqError, match=reason):
+        read_texts(tmp_path / name)
+
+
+def test_windows(tmp_path: Path) -> None:
+    """Texts follow each other in windows of one length, and no token is lost but a last one alone."""
+    tokens = TextTokens(write_folder(tmp_path / "float"))
+    windows = list(tokens.windows(["a little girl", "was there once"], 4))
+    assert windows == [[3, 7, 8, 6], [5, 1]]
+    assert [len(window) for window in tokens.windows(["a little girl was there"], 4)] == [4]
+
+
+def test_perplexity() -> None:
+    """Masked tokens do not count, and the figure is torch's cross entropy."""
+    random = np.random.default_rng(1)
+    logits, ids = random.normal(size=(2, 6, 9)).astype(np.float32), random.integers(0, 9, (2, 6))
+    mask = np.ones((2, 6), np.int64)
+    mask[1, 4:] = 0
+    kept = torch.tensor(np.where(mask[:, 1:] != 0, ids[:, 1:], -100))
+    loss = torch.nn.functional.cross_entropy(torch.tensor(logits[:, :-1]).transpose(1, 2).double(), kept)
+    sample = {"input_ids": ids, "attention_mask": mask}
+    assert perplexity(iter([{"logits": logits}]), [sample]) == pytest.approx(float(loss.exp()), rel=1e-12)
+    with pytest.raises(OnnxfqError, match="needs an input 'input_ids'"):
+        perplexity(iter([{"y": logits[0]}]), [sample])
+    with pytest.raises(OnnxfqError, match="at least two tokens"):
+        perplexity(iter([{"y": logits[:, :1]}]), [{"input_ids": ids[:, :1]}])
