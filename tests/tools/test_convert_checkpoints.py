@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from onnxfq.cli.main import main
-from onnxfq.errors import ModelError, RecipeError
+from onnxfq.errors import ModelError, PlanError, RecipeError
 from onnxfq.interchange.checkpoints import WRITTEN, QuantizedCheckpoint
 from onnxfq.interchange.checkpoints.folder import Checkpoint
 from onnxfq.interchange.checkpoints.layer import FloatLayer
 from onnxfq.interchange.checkpoints.stored_layers import StoredLayers
+from onnxfq.interchange.checkpoints.tensor_file import read_head, write_tensors
 from onnxfq.tools.apply_checkpoint import apply_checkpoint
 from onnxfq.tools.export_checkpoint import export_checkpoint
 
@@ -394,3 +395,42 @@ def test_large_weights_go_through_a_file(tmp_path: Path, monkeypatch: pytest.Mon
         for file in ("a.onnx", "b.onnx")
     ]
     assert tensors[0] == tensors[1]
+
+
+def test_half_graphs_hold_the_same_numbers(tmp_path: Path) -> None:
+    """A float16 graph gets the numbers of GPTQ, whose scales are float16; scales of bfloat16 are refused."""
+    proto = builder_graph()
+    for tensor in proto.graph.initializer:
+        tensor.CopyFrom(
+            numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name)
+        )
+    proto.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    stored = StoredLayers(onnx.load(quantized("gptq", tmp_path / "q.onnx", proto)))
+    (place,) = [p for p in stored.places() if "o_proj" in p.tensor]
+    made, wanted = (
+        stored.read(place),
+        QuantizedCheckpoint(CHECKPOINTS / "gptq").read(f"{LAYER}.self_attn.o_proj"),
+    )
+    assert not isinstance(wanted, FloatLayer)
+    assert np.array_equal(made.numbers, wanted.numbers) and np.array_equal(made.scale, wanted.scale)
+    small = CHECKPOINTS / "modelopt-fp8"
+    with pytest.raises(
+        PlanError, match="is float16 in the graph, and a scale of the checkpoint is not exact"
+    ):
+        apply_checkpoint(small, proto, tmp_path / "r.onnx")
+
+
+def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
+    """A checkpoint that ties its head has no tensor for it: the graph's head gets the embedding."""
+    folder = tmp_path / "tied"
+    shutil.copytree(CHECKPOINTS / "gptq", folder)
+    path = folder / "model.safetensors"
+    arrays = {n: np.array(e.array()) for n, e in read_head(path).items() if n != "lm_head.weight"}
+    write_tensors(path, arrays)
+    config = json.loads((folder / "config.json").read_text())
+    with pytest.raises(ModelError, match="products of the graph have no weight in the checkpoint"):
+        apply_checkpoint(folder, builder_graph())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    applied = apply_checkpoint(folder, builder_graph())
+    head = numpy_helper.to_array(applied.model.constants["lm_head.MatMul.weight"])
+    assert np.array_equal(head, arrays["model.embed_tokens.weight"].astype(np.float32).T)

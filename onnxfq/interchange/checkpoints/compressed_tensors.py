@@ -12,7 +12,6 @@ A value is (number - zero) * scale. Source: compressed-tensors 0.20 (compressors
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from onnxfq.errors import ModelError
 from onnxfq.interchange.checkpoints.float_numbers import make_fp4_layer, read_exponents
 from onnxfq.interchange.checkpoints.folder import Checkpoint
+from onnxfq.interchange.checkpoints.groups import find_scheme
 from onnxfq.interchange.checkpoints.layer import FloatLayer, InputFormat, Layer, with_positive_scales
 from onnxfq.interchange.checkpoints.packing import unpack_words
 from onnxfq.numerics.float_types import FLOATS
@@ -33,10 +33,6 @@ PARTS = (
     *("weight_global_scale", "input_scale", "input_zero_point", "input_global_scale"),
 )
 _DENSE = "dense"
-_LONGEST = 400
-"""Characters of patterns, and of the modules that they are compared with."""
-_REPEATED = re.compile(r"[*+{]")
-_GROUP_REPEATED = re.compile(r"\)[*+?{]")
 MX_BLOCK = 32
 
 
@@ -64,7 +60,7 @@ def find(checkpoint: Checkpoint) -> list[str]:
 
 def read(checkpoint: Checkpoint, module: str) -> Layer:
     """Return a layer. Raises ModelError for tensors that do not fit their scheme."""
-    scheme = _find_scheme(checkpoint, module)
+    scheme = find_scheme(checkpoint, module)
     weights, inputs = _arguments(scheme, "weights"), _arguments(scheme, "input_activations")
     given = _read_input(checkpoint, module, inputs) if inputs else None
     if f"{module}.weight_global_scale" in checkpoint:
@@ -106,45 +102,6 @@ def read(checkpoint: Checkpoint, module: str) -> Layer:
             values = (numbers.astype(np.float32) - zeros[:, order]) * scale[:, order]
             return FloatLayer(module, values, "its groups follow the order of activations (actorder)", kind)
     return layer
-
-
-def _find_scheme(checkpoint: Checkpoint, module: str) -> Mapping[str, Any]:
-    """Return the group of a module: by its name or pattern, else the one for a class of modules."""
-    groups = checkpoint.quantization.get("config_groups")
-    groups = list(groups.values()) if isinstance(groups, Mapping) else []
-    schemes = [group for group in groups if isinstance(group, Mapping)]
-    for group in schemes:
-        targets = group.get("targets")
-        if any(_names(str(target), module) for target in (targets if isinstance(targets, list) else [])):
-            return group
-    general = [
-        group
-        for group in schemes
-        if not any("." in str(t) or str(t).startswith("re:") for t in group.get("targets") or [])
-    ]
-    if len(general) != 1:
-        raise ModelError(
-            f"{checkpoint.path}: config_groups has {len(general)} groups for layer {module!r}; name it in one"
-        )
-    return general[0]
-
-
-def _names(target: str, module: str) -> bool:
-    """Tell whether a target names a module, by a pattern too.
-
-    Raises ModelError for a group that repeats, and for many repetitions: their search may never end.
-    """
-    pattern = target.removeprefix("re:")
-    if pattern == target or len(module) > _LONGEST:
-        return target == module
-    try:
-        if len(pattern) > _LONGEST or _GROUP_REPEATED.search(pattern) or len(_REPEATED.findall(pattern)) > 3:
-            raise re.error("it repeats too much")
-        return re.match(pattern, module) is not None
-    except (re.error, RecursionError, OverflowError) as fault:
-        raise ModelError(
-            f"config_groups: the pattern {target!r:.60} is not used: {fault}; name the modules in its place"
-        ) from None
 
 
 def _arguments(scheme: Mapping[str, Any], name: str) -> Mapping[str, Any]:

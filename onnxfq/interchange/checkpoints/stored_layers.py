@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import TensorProto
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import tensor_array
@@ -191,10 +192,12 @@ class StoredLayers:
         if scale is None or scale.size != 1:
             return None
         zero = self._constant(maker.input[2]) if len(maker.input) > 2 and maker.input[2] else None
-        code = attribute(source, "output_dtype") if source is not None else 0
-        dtype = zero.dtype if zero is not None else onnx.helper.tensor_dtype_to_np_dtype(code or 2)
+        code = attribute(source, "output_dtype", TensorProto.UINT8) if source is not None else 0
+        qtype = next((q for q in QTYPES.values() if q.full_range and q.onnx_type == code), None)
+        if zero is not None:
+            qtype = _find_qtype(zero.dtype, tensor)
         point = 0 if zero is None else int(zero.reshape(-1)[0])
-        return InputFormat(_find_qtype(dtype, tensor), float(scale.reshape(-1)[0]), point)
+        return None if qtype is None else InputFormat(qtype, float(scale.reshape(-1)[0]), point)
 
     def _constant(self, name: str) -> NDArray[Any] | None:
         tensor = self._constants.get(name)

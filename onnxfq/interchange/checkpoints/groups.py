@@ -1,0 +1,54 @@
+"""Groups of a configuration of compressed-tensors: the scheme of a module, by name, pattern or class."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from onnxfq.errors import ModelError
+from onnxfq.interchange.checkpoints.folder import Checkpoint
+
+_LONGEST = 400
+"""Characters of patterns, and of the modules that they are compared with."""
+_REPEATED = re.compile(r"[*+{]")
+_GROUP_REPEATED = re.compile(r"\)[*+?{]")
+
+
+def find_scheme(checkpoint: Checkpoint, module: str) -> Mapping[str, Any]:
+    """Return the group of a module: by its name or pattern, else the one for a class of modules."""
+    groups = checkpoint.quantization.get("config_groups")
+    groups = list(groups.values()) if isinstance(groups, Mapping) else []
+    schemes = [group for group in groups if isinstance(group, Mapping)]
+    for group in schemes:
+        targets = group.get("targets")
+        if any(_names(str(target), module) for target in (targets if isinstance(targets, list) else [])):
+            return group
+    general = [
+        group
+        for group in schemes
+        if not any("." in str(t) or str(t).startswith("re:") for t in group.get("targets") or [])
+    ]
+    if len(general) != 1:
+        raise ModelError(
+            f"{checkpoint.path}: config_groups has {len(general)} groups for layer {module!r}; name it in one"
+        )
+    return general[0]
+
+
+def _names(target: str, module: str) -> bool:
+    """Tell whether a target names a module, by a pattern too.
+
+    Raises ModelError for a group that repeats, and for many repetitions: their search may never end.
+    """
+    pattern = target.removeprefix("re:")
+    if pattern == target or len(module) > _LONGEST:
+        return target == module
+    try:
+        if len(pattern) > _LONGEST or _GROUP_REPEATED.search(pattern) or len(_REPEATED.findall(pattern)) > 3:
+            raise re.error("it repeats too much")
+        return re.match(pattern, module) is not None
+    except (re.error, RecursionError, OverflowError) as fault:
+        raise ModelError(
+            f"config_groups: the pattern {target!r:.60} is not used: {fault}; name the modules in its place"
+        ) from None
