@@ -136,7 +136,7 @@ def read_page() -> tuple[dict[str, str], dict[str, list[str]]]:
     """Return the row and the lines of each check that the page has; none without a page."""
     text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
     rows = {match["name"]: line for line in text.splitlines() if (match := ROW.match(line))}
-    parts = re.findall(r"^## (.+)\n\n```text\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL)
+    parts = re.findall(r"^## ([^\n]+)\n\n```text\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL)
     return rows, {name: said.splitlines() for name, said in parts}
 
 
