@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx
 
 from onnxfq.data import Feed
@@ -15,7 +14,7 @@ from onnxfq.data.labels import Labels, read_labels
 from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.errors import DataError
 from onnxfq.graph.signature import output_names
-from onnxfq.metrics import Metric, check_metric_name, raise_metric
+from onnxfq.metrics import Metric, check_metric_name, raise_metric, read_value
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
 from onnxfq.remedies.task_metric import top1
 from onnxfq.runtime.session import Session
@@ -84,7 +83,4 @@ class Measure:
             if len(truth) < rows:
                 raise DataError(f"there are {len(truth)} labels for {rows} samples; give a label for each")
         with faults_of(self.unit):
-            value = float(np.asarray(self.function(outputs, truth)).item())
-        if not math.isfinite(value):
-            raise DataError(f"{self.unit} returned {value}; return a finite number")
-        return value
+            return read_value(self.function(outputs, truth), self.unit)

@@ -7,7 +7,6 @@ Source: genai_config.json as onnxruntime-genai 0.18 writes it, with `model.conte
 from __future__ import annotations
 
 import functools
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from onnxfq.graph.io.data_paths import data_files
 from onnxfq.support.files import replace_folder
 from onnxfq.support.outputs import writing
 from onnxfq.support.reading import read_bytes
+from onnxfq.support.records import read_json
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -57,7 +57,7 @@ class GenaiFolder:
         """Read the configuration. Raises ModelError for a folder that GenAI would not load."""
         place = path / CONFIG
         try:
-            config = json.loads(read_bytes(place))
+            config = read_json(read_bytes(place).decode("utf-8"))
             name = config["model"]["decoder"]["filename"]
         except OSError as fault:
             raise ModelError(

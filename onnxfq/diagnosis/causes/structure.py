@@ -13,6 +13,7 @@ from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.stored_weight import channel_axis
+from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import MOVES, WEIGHTED_INPUTS
@@ -39,18 +40,12 @@ def find_double(patient: Patient) -> Iterator[Suspicion]:
         grid = quantizer.grid
         if first is None or first.grid.agrees(grid):
             continue
-        repair = Change(off=frozenset({quantizer.number}))
-        yield Suspicion(
+        yield _suspect_pair(
+            patient,
+            quantizer,
             kind="double_quantization",
             evidence=f"quantized by a scale of {first.grid.scale:.4g}, and again by one of {grid.scale:.4g}",
-            tensor=quantizer.tensor,
-            node=quantizer.node,
             repair="the second pair removed",
-            harm=_harm(patient, quantizer.number, repair),
-            is_certain=True,
-            numbers=(quantizer.number,),
-            change=repair,
-            edits=(partial(_bypass, node=quantizer.node),),
         )
 
 
@@ -76,22 +71,32 @@ def find_inside_fusion(patient: Patient) -> Iterator[Suspicion]:
     if len(inside) > direct:
         return
     for quantizer, maker, readers in inside:
-        repair = Change(off=frozenset({quantizer.number}))
-        yield Suspicion(
-            kind="pair_inside_fusion",
-            evidence=(
-                f"a pair stands between {maker.op_type} {maker.name!r} and {readers[0].op_type} "
-                f"{readers[0].name!r}, which a kernel computes together; {direct} others have none"
-            ),
-            tensor=quantizer.tensor,
-            node=quantizer.node,
-            repair="the pair removed",
-            harm=_harm(patient, quantizer.number, repair),
-            is_certain=True,
-            numbers=(quantizer.number,),
-            change=repair,
-            edits=(partial(_bypass, node=quantizer.node),),
+        evidence = (
+            f"a pair stands between {maker.op_type} {maker.name!r} and {readers[0].op_type} "
+            f"{readers[0].name!r}, which a kernel computes together; {direct} others have none"
         )
+        yield _suspect_pair(
+            patient, quantizer, kind="pair_inside_fusion", evidence=evidence, repair="the pair removed"
+        )
+
+
+def _suspect_pair(
+    patient: Patient, quantizer: ActivationQuantizer, *, kind: str, evidence: str, repair: str
+) -> Suspicion:
+    """Return the suspicion of a pair that should not be there; its repair is to remove it."""
+    change = Change(off=frozenset({quantizer.number}))
+    return Suspicion(
+        kind=kind,
+        evidence=evidence,
+        tensor=quantizer.tensor,
+        node=quantizer.node,
+        repair=repair,
+        harm=_harm(patient, quantizer.number, change),
+        is_certain=True,
+        numbers=(quantizer.number,),
+        change=change,
+        edits=(partial(_bypass, node=quantizer.node),),
+    )
 
 
 def _readers_of_pair(index: GraphIndex, tensor: str) -> list[onnx.NodeProto]:
