@@ -23,6 +23,7 @@ from onnxfq.graph.queries import (
     read_in_float,
 )
 from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.placement.caches import place_caches
 from onnxfq.placement.channel_scales import scale_channels
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.left_out import (
@@ -79,6 +80,8 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     if strict:
         _refuse_idle_overrides(graph, recipe, considered, {p.tensor for p in placements})
     _refuse_moved_weights(placements, recipe)
+    caches = {placement.tensor: placement for placement in place_caches(graph, recipe)}
+    placements = [p for p in placements if p.tensor not in caches] + list(caches.values())
     biases = list(place_biases(placements, graph, recipe, policy))
     placements += biases
     opaque = list(opaque_operators(graph))

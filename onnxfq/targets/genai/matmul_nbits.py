@@ -17,7 +17,7 @@ from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor, import_domain
-from onnxfq.passes.qdq_form import Writer, expand_to_one_axis, quantize_in_chunks
+from onnxfq.passes.qdq_form import expand_to_one_axis, quantize_in_chunks
 
 DOMAIN = "com.microsoft"
 
@@ -26,18 +26,13 @@ _INT8_INPUT = 4
 """Accuracy level whose kernels round the input to int8, with a scale for each block."""
 
 
-def choose_writer(placement: Placement) -> Writer | None:
-    """Return the writer of a placed tensor: all that the policy lets through."""
-    return _write_weight if placement.role == "weight" else _note_rounding
-
-
-def _note_rounding(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding) -> None:
+def note_rounding(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Encoding) -> None:
     """Let the products that read an input which is rounded at run time do that themselves."""
     for use in placement.uses:
         editor.node(use.node).attrs[_LEVEL] = _INT8_INPUT
 
 
-def _write_weight(editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding) -> None:
+def write_weight(editor: Editor, placement: Placement, tensor: gs.Constant, encoding: Encoding) -> None:
     """Replace the products that read the weight `tensor` by MatMulNBits."""
     name, bits = placement.tensor, encoding.spec.qtype.bits
     values = constant_array(tensor)
