@@ -66,7 +66,7 @@ def _check_attention(node: gs.Node, outputs: Collection[int]) -> None:
     for slot, past in PASTS.items():
         if node.inputs[past].is_empty() or node.inputs[past].inputs or id(node.outputs[slot]) not in outputs:
             why = "its cache is not an input and an output of the model"
-        elif float_type(node.inputs[slot]) != "float32":
+        elif float_type(node.inputs[past]) != "float32":
             why = "its keys and values are not float32, which ONNX Runtime needs for a quantized cache"
     if why:
         raise RecipeError(f"node {node.name!r}: {why}; leave out --kv, or export the decoder again")

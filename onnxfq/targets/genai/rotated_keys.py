@@ -15,8 +15,8 @@ from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.targets.genai.matmul_nbits import DOMAIN
 
-_ENDS, _COS, _SIN, _POSITIONS, _NORMS = 5, 7, 8, 9, 14
-"""Inputs of GroupQueryAttention: number of the last token, tables of angles, positions, first norm inside."""
+_PAST, _ENDS, _COS, _SIN, _POSITIONS, _NORMS = 3, 5, 7, 8, 9, 14
+"""Inputs of GroupQueryAttention: cached keys, number of the last token, tables of angles, positions, first norm inside."""
 
 _ROTATED = "/rotated_outside"
 """End of the names of the nodes that `rotate_outside` makes."""
@@ -78,7 +78,7 @@ def _rotate(editor: Editor, node: gs.Node, positions: dict[str, gs.Tensor]) -> l
 
 
 def _make(editor: Editor, node: gs.Node, part: str, like: gs.Tensor, width: int) -> gs.Variable:
-    variable = editor.variable(f"{node.name}/{part}", like)
+    variable = editor.variable(f"{node.name}/{part}", node.inputs[_PAST])
     variable.shape = [*(like.shape or [None] * 3)[:2], width]
     return variable
 
