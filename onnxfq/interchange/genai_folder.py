@@ -7,6 +7,7 @@ Source: genai_config.json as onnxruntime-genai 0.18 writes it, with `model.conte
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import onnx
+from onnx.numpy_helper import to_array
 
 from onnxfq.data import Data, Feed, InputSpec
 from onnxfq.data.model_inputs import input_specs
@@ -24,8 +26,9 @@ from onnxfq.data.texts import SUFFIXES, TextTokens, read_texts
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.external.sizes import SMALL
 from onnxfq.graph.external.streaming import read_without_values
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import data_files
-from onnxfq.support.files import replace_folder
+from onnxfq.support.files import replace_folder, write_text
 from onnxfq.support.outputs import writing
 from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import read_json
@@ -33,6 +36,9 @@ from onnxfq.support.records import read_json
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 CONFIG = "genai_config.json"
+
+CACHE_SCALES = "kv_cache_scales.json"
+"""Scales of quantized caches."""
 
 WINDOW = 512
 """Tokens of a sample made of texts, unless the context of the model is shorter."""
@@ -139,7 +145,8 @@ def open_folder(
 ) -> Iterator[tuple[str | Path | onnx.ModelProto, Data | None, str | Path | None]]:
     """Yield the model, the feeds and the path of the new model of a folder of GenAI; others as given.
 
-    `output` is then a new folder with the other files too, which appears when the block ends.
+    `output` is then a new folder with the other files and the scales of quantized caches too. It appears when
+    the block ends.
     """
     if not _is_folder(model):
         yield model, data, output
@@ -152,6 +159,27 @@ def open_folder(
     with replace_folder(output) as place:
         folder.copy_rest(place)
         yield folder.model, feeds, place / folder.model.name
+        write_cache_scales(place / folder.model.name)
+
+
+def write_cache_scales(model: Path) -> None:
+    """Write the scales of quantized caches in the decoder `model` beside it, as GenAI's builder reads them.
+
+    By layer in the order of the graph, `k_scales` and `v_scales` hold a number, or one for each channel of
+    each head. Raises OutputError.
+    """
+    proto = read_without_values(model, SMALL) if model.is_file() else onnx.ModelProto()
+    index = GraphIndex.of_model(proto)
+    layers = [node for node in index.nodes if node.op_type == "GroupQueryAttention"]
+    given = [[to_array(index.constants[name]) for name in node.input[12:14]] for node in layers]
+    if not any(given):
+        return
+    keys, values = (
+        [one.item() if one.size == 1 else one.ravel().tolist() for one in part]
+        for part in zip(*given, strict=True)
+    )
+    content = {"scales": {"k_scales": keys, "v_scales": values}, "layer_ids": list(range(len(layers)))}
+    write_text(model.parent / CACHE_SCALES, json.dumps(content))
 
 
 def open_folders(function: Function) -> Function:

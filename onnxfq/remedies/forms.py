@@ -15,6 +15,7 @@ from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.rounding_search import can_round_again
+from onnxfq.stages.cache_error import describe_cache_error
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.evaluate import compare_forms
@@ -107,11 +108,14 @@ def finish_forms(
 
 
 def describe_forms(candidate: Candidate, forms: Forms, judge: Judge) -> list[str]:
-    """Return notes: weights that were quantized before, ranges that nothing reaches, and growing ranges."""
+    """Return notes: weights quantized before, ranges that nothing reaches, error of caches, growing ranges."""
     model = candidate.session.model if candidate.rounding is None else candidate.rounding.model
     lines = [
         compare_stored(model, candidate.plan, forms.encodings).line,
         describe_unreached(forms.encodings),
+        describe_cache_error(
+            model, candidate.plan, forms.encodings, candidate.session.kept, judge.options.threads
+        ),
         judge.start.statistics.describe_growth(),
     ]
     return [line for line in lines if line]

@@ -174,6 +174,10 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["quantize", str(source), "--data", str(tokens), "--recipe", "genai-int8", "-o", str(made)]
     assert main([*line, "--kv", "int8", "--kv-granularity", "channel"]) == 0
     capsys.readouterr()
+    scales = json.loads((made / "kv_cache_scales.json").read_text())
+    assert np.shape(scales["scales"]["k_scales"]) == (1, CACHE_HEADS * HEAD_SIZE) and scales["layer_ids"] == [
+        0
+    ]
     scored = ["evaluate", str(source), str(made), "--data", str(tokens), "--metric", "perplexity", "--json"]
     assert main(scored) == 0
     record = json.loads(capsys.readouterr().out)

@@ -16,7 +16,7 @@ from onnxfq.graph.model import Model
 from onnxfq.targets.genai.matmul_nbits import DOMAIN
 
 _PAST, _ENDS, _COS, _SIN, _POSITIONS, _NORMS = 3, 5, 7, 8, 9, 14
-"""Inputs of GroupQueryAttention: cached keys, number of the last token, tables of angles, positions, first norm inside."""
+"""Inputs of GroupQueryAttention: cached keys, last position, tables of angles, positions, norms inside."""
 
 _ROTATED = "/rotated_outside"
 """End of the names of the nodes that `rotate_outside` makes."""
