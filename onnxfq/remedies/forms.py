@@ -108,7 +108,7 @@ def finish_forms(
 
 
 def describe_forms(candidate: Candidate, forms: Forms, judge: Judge) -> list[str]:
-    """Return notes: weights quantized before, ranges that nothing reaches, error of caches, growing ranges."""
+    """Return notes: weights quantized before, unreached ranges, the error of caches, growing ranges."""
     model = candidate.session.model if candidate.rounding is None else candidate.rounding.model
     lines = [
         compare_stored(model, candidate.plan, forms.encodings).line,

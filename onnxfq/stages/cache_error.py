@@ -50,7 +50,7 @@ def describe_cache_error(
     tensors = list(dict.fromkeys(_attended(proto, [use.node for p in caches for use in p.uses])))
     session = Session(with_outputs(proto, tensors), threads, exact=True)
     parts: list[str] = []
-    for feed, tokens in _join_texts(samples):
+    for feed, tokens in _join_texts(samples, _find_limit(proto)):
         try:
             switched = [feed | {ENABLED_INPUT: np.array(on)} for on in (False, True)]
             wanted, rounded = (session.run(one, tensors) for one in switched)
@@ -79,22 +79,29 @@ def _attended(proto: onnx.ModelProto, readers: Sequence[str]) -> Iterator[str]:
             nodes += index.readers.get(node.output[0], ())
 
 
-def _join_texts(samples: Sequence[Feed]) -> Iterator[tuple[Feed, int]]:
-    """Yield longer and longer texts from empty caches, with their number of tokens."""
+def _find_limit(proto: onnx.ModelProto) -> int:
+    """Return the number of tokens that tables of angles have rows for, and that memory allows."""
+    index = GraphIndex.of_model(proto)
+    tables = [node.input[2] for node in index.nodes if node.op_type == "RotaryEmbedding"]
+    rows = [int(index.constants[name].dims[0]) for name in tables if name in index.constants]
+    return min([_MOST_TOKENS, *rows])
+
+
+def _join_texts(samples: Sequence[Feed], limit: int) -> Iterator[tuple[Feed, int]]:
+    """Yield longer and longer texts from empty caches, with their number of tokens, `limit` at most."""
     rows = [{name: array[:1] for name, array in feed.items()} for feed in samples]
-    axes = [array.shape[1] for row in rows[:1] for array in row.values() if array.ndim == 2]
-    for times in _TIMES if axes else ():
-        if times > 1 and times * max(axes) > _MOST_TOKENS:
-            return
-        joined = [rows[at % len(rows)] for at in range(times)]
-        yield {name: _join([row[name] for row in joined]) for name in rows[0]}, times * max(axes)
+    length = max((array.shape[1] for row in rows[:1] for array in row.values() if array.ndim == 2), default=0)
+    lengths = dict.fromkeys(min(times * length, max(limit, length)) for times in _TIMES if length)
+    for tokens in lengths:
+        parts = [rows[at % len(rows)] for at in range(-(-tokens // length))]
+        yield {name: _join([row[name] for row in parts], tokens) for name in rows[0]}, tokens
 
 
-def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return token numbers and masks one after the other, positions continued, and anything else as it is."""
+def _join(parts: Sequence[np.ndarray], tokens: int) -> np.ndarray:
+    """Return the first token numbers and masks in a row, positions continued, and anything else as it is."""
     first = parts[0]
     if first.ndim != 2 or first.dtype.kind != "i":
         return first
-    joined = np.concatenate(parts, axis=1)
+    joined = np.concatenate(parts, axis=1)[:, :tokens]
     counts = first.shape[1] > 1 and (first == np.arange(first.shape[1])).all()
     return np.arange(joined.shape[1], dtype=first.dtype)[None] if counts else joined

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -147,6 +148,23 @@ def test_float8_inside_attention() -> None:
 
 
 PRODUCT = build("g (float[N,64] x) => (float[N,64] y) { y = MatMul (x, w) }", {"w": weights(64, 64)})
+
+
+@pytest.mark.parametrize(
+    ("base", "proto", "data", "lengths"),
+    [
+        ("genai-int8", decoder(), feeds(6), "at 12 tokens, .* at 48 tokens, .* at 64 tokens"),
+        ("tensorrt-int8-weights", cached_decoder(), cached_feeds(6, 4), "at 4 .* at 16 .* at 64 tokens"),
+    ],
+)
+def test_error_by_length(base: str, proto: onnx.ModelProto, data: list, lengths: str) -> None:
+    """The error of attention is told at 1, 4 and 16 times the length of the texts, or up to the context."""
+    errors = {}
+    for qtype in ("int8", "int4"):
+        notes = " ".join(quantized(base, proto, data, qtype, "per_tensor").staged.notes)
+        assert re.search(f"error of attention over the quantized cache alone: .* {lengths}", notes)
+        errors[qtype] = [float(text) for text in re.findall(r"([\d.]+) % at", notes)]
+    assert all(0 < eight < four for eight, four in zip(errors["int8"], errors["int4"], strict=True))
 
 
 @pytest.mark.parametrize(
