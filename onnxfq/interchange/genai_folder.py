@@ -163,7 +163,7 @@ def open_folder(
 
 
 def write_cache_scales(model: Path) -> None:
-    """Write the scales of quantized caches in the decoder `model` beside it, as GenAI's builder reads them.
+    """Write the scales of the quantized caches of the decoder `model` to a file for GenAI's builder.
 
     By layer in the order of the graph, `k_scales` and `v_scales` hold a number, or one for each channel of
     each head. Raises OutputError.

@@ -12,10 +12,10 @@ from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.scores import Evaluation
 from onnxfq.execution.reference_runs import ReferenceRuns
+from onnxfq.remedies.cache_error import describe_cache_error
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.rounding_search import can_round_again
-from onnxfq.stages.cache_error import describe_cache_error
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.evaluate import compare_forms

@@ -27,9 +27,9 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.placement.rotary_pairs import join_rotary_pairs
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic, fit_weights_to_biases
 from onnxfq.stages.limits import describe_unreached, find_unreached
-from onnxfq.stages.rotary_pairs import join_rotary_pairs
 from onnxfq.stages.stored_weights import compare_stored, encode_on_grid
 from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.reasons import Reason

@@ -1,6 +1,7 @@
 """Quantizes a decoder that it makes itself to int4 by GPTQ, and prints time and memory.
 
-    python tests/slow/check_large_decoder.py [--layers 16] [--width 2048] [--samples 64] [--tokens 512] [--folder FOLDER]
+    python tests/slow/check_large_decoder.py [--layers 16] [--width 2048] [--samples 64] [--tokens 512]
+        [--folder FOLDER]
 
 Not a pytest. 16 layers are 1.1 billion weights: half an hour of processor time, and 15 GB of disk. Checks
 that processor time and resident memory, mapped files included, stay within their limits, that

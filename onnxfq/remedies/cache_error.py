@@ -1,4 +1,4 @@
-"""What a quantized cache costs attention, on texts longer than those that its ranges come from."""
+"""Cost of a quantized cache for attention, on texts longer than those that its ranges come from."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def describe_cache_error(
 ) -> str:
     """Return a line with the relative error of attention over caches as `plan` stores them; empty without.
 
-    Everything but the caches is in float. The error is the root of the sum of squares, over that of the
-    float values, in the mean over all layers.
+    Everything but the caches is in float. The error of a layer is the root of its summed squares,
+    divided by the same root of the float values; the line has the mean over all layers.
 
     Args:
         model: the float model.

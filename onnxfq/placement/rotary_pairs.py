@@ -18,7 +18,7 @@ from onnxfq.graph.model import Model
 
 
 def join_rotary_pairs(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> list[Encoding]:
-    """Return `encodings`; in those of caches with a scale for each channel, rotary pairs have one scale.
+    """Return `encodings` with one scale for a rotary pair in caches that have a scale for each channel.
 
     Args:
         model: as the target prepares it, with keys behind their rotary embedding.
