@@ -71,5 +71,5 @@ def _as_tensor(values: NDArray[Any]) -> Tensor:
 
 
 def _as_array(values: Tensor) -> NDArray[Any]:
-    numbers = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    numbers: NDArray[Any] = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return numbers.view(np.dtype(str(values.dtype).removeprefix("torch."))).reshape(tuple(values.shape))
