@@ -132,6 +132,29 @@ def test_pairs_of_a_concat(qtype: str, granularity: str) -> None:
         np.testing.assert_array_equal(key[0], key[1])
 
 
+def test_prefill_calibrates_decode() -> None:
+    """A text read token by token, over its own cache, gives the ranges of the text as a whole."""
+    texts, steps = feeds(4), []
+    for text in texts:
+        caches = {name: text[name] for name in (KEY, VALUE)}
+        for at in range(text["input_ids"].shape[1]):
+            mask = np.ones((1, at + 1), np.int64)
+            steps.append({"input_ids": text["input_ids"][:, at : at + 1], "attention_mask": mask, **caches})
+            outputs = run(decoder(), steps[-1])
+            caches = {KEY: outputs["present.0.key"], VALUE: outputs["present.0.value"]}
+    ranges = []
+    for data in (texts, steps):
+        model = onnxfq.load(decoder())
+        recipe = onnxfq.load_recipe("genai-int8").override(cache={"qtype": "int8", "granularity": "per_axis"})
+        plan = onnxfq.make_plan(model, recipe)
+        statistics = onnxfq.collect_statistics(model, plan, data)
+        encodings = onnxfq.calibrate(model, plan, statistics)
+        ranges.append([encodings[p.tensor].scale_array for p in plan.placements if p.stored])
+    # The product of one row sums floats in another order.
+    for whole, stepwise in zip(*ranges, strict=True):
+        np.testing.assert_allclose(stepwise, whole, rtol=1e-5)
+
+
 def test_float8_inside_attention() -> None:
     """No kernel on a CPU takes it: the model is written by the schema, which onnx checks, with a note."""
     result = quantized("genai-int8", decoder(), feeds(8), "float8e4m3fn", "per_tensor")

@@ -153,7 +153,30 @@ def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures[1] == pytest.approx(figures[0], rel=0.02)
 
 
+def test_folder_of_another_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recipe of TensorRT writes pairs in blocks into the folder; sensitivity and convert take folders."""
+    source, texts = write_folder(tmp_path / "float"), tmp_path / "texts.txt"
+    texts.write_text(" ".join(np.random.default_rng(0).choice(WORDS, 400)))
+    small = tmp_path / "r.yaml"
+    small.write_text("base: tensorrt-int4\nweights: {block_size: 16, other_block_sizes: []}\n")
+    made, data = tmp_path / "rtx", ["--data", str(texts)]
+    assert main(["quantize", str(source), *data, "--recipe", str(small), "-o", str(made)]) == 0
+    blocks = [
+        node for node in onnx.load(made / "model.onnx").graph.node if node.op_type == "DequantizeLinear"
+    ]
+    assert len(blocks) == 5 and all(any(a.name == "block_size" for a in node.attribute) for node in blocks)
+    session = onnxruntime.InferenceSession(made / "model.onnx")
+    assert np.isfinite(session.run(None, feeds(1)[0])[0]).all()
+    assert main(["sensitivity", str(source), *data, "--recipe", "genai-int8"]) == 0
+    assert "MatMul_19" in capsys.readouterr().out
+    int8 = tmp_path / "int8"
+    assert main(["quantize", str(source), *data, "--recipe", "genai-int8", "-o", str(int8)]) == 0
+    main(["convert", str(int8), "-o", str(tmp_path / "converted.onnx")])
+    assert "DequantizeLinear" in {node.op_type for node in onnx.load(tmp_path / "converted.onnx").graph.node}
+
+
 BROKEN = {
+    "inputs": lambda folder: rename(folder, [3], "inputs"),
     "no config": lambda folder: (folder / "genai_config.json").unlink(),
     "not JSON": lambda folder: (folder / "genai_config.json").write_text("{"),
     "no name": lambda folder: (folder / "genai_config.json").write_text('{"model": {"decoder": {}}}'),
@@ -170,10 +193,10 @@ BROKEN = {
 }
 
 
-def rename(folder: Path, name: object) -> None:
-    """Let the configuration name another decoder."""
+def rename(folder: Path, name: object, field: str = "filename") -> None:
+    """Let the configuration name another decoder, or change another field of it."""
     config = json.loads((folder / "genai_config.json").read_text())
-    config["model"]["decoder"]["filename"] = name
+    config["model"]["decoder"][field] = name
     (folder / "genai_config.json").write_text(json.dumps(config))
 
 
