@@ -57,6 +57,8 @@ class Recipe(Record):
         least_weight_bytes: size of a product's weight in a half type below which it stays in float, if the
             model has larger ones.
         depthwise: whether depthwise convolutions are quantized.
+        embeddings: whether tables of words are stored in the format of weights, in blocks along their rows;
+            GenAI's decoders can.
         log_spectra: whether products of a spectrum whose logarithm is taken are quantized to integers of 8
             bits or less.
         conv_transpose: whether ConvTranspose is quantized for a target that may run it in float nevertheless,
@@ -83,6 +85,7 @@ class Recipe(Record):
     small_shapes: SmallShapes = "quantize"
     least_weight_bytes: Annotated[int, pydantic.Field(ge=0)] = 0
     depthwise: Choice = "quantize"
+    embeddings: Choice = "float"
     log_spectra: Choice = "float"
     conv_transpose: Choice = "float"
     unfused_attention: Choice = "float"

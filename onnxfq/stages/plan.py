@@ -61,6 +61,8 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     that the target rejects; ModelError for a model that is quantized already or has nothing to quantize.
     """
     policy = target_by_name(recipe.target).policy
+    if recipe.embeddings == "quantize" and "Gather" not in policy.operators:
+        raise RecipeError(f"target {recipe.target} has no embeddings in blocks; leave out embeddings")
     typed, untold = with_found_types(prepare_model(model, recipe.target))
     graph = typed.graph()
     if recipe.existing != "keep":

@@ -81,6 +81,25 @@ def test_decoder(name: str) -> None:
     assert 10 * np.log10(np.sum(wanted**2) / np.sum((wanted - found) ** 2)) > 40
 
 
+@pytest.mark.parametrize("qtype", ["int4", "int8", "uint4"])
+def test_embeddings(qtype: str) -> None:
+    """ONNX Runtime looks up the rows that the simulation has; other tables stay in float."""
+    chosen = recipe(False, qtype=qtype, symmetric=qtype != "uint4", block_size=16)
+    chosen = chosen.model_copy(update={"embeddings": "quantize"})
+    result = onnxfq.quantize(decoder(), feeds(8), recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None))
+    kinds = [node.op_type for node in result.qdq.graph.node]
+    assert kinds.count("GatherBlockQuantized") == 1 and kinds.count("MatMulNBits") == 6
+    feed, hidden = feeds(9)[-1], onnx.helper.make_empty_tensor_value_info("hidden")
+    rows = []
+    for proto in (result.qdq, result.simulation):
+        proto.graph.output.append(hidden)
+        rows.append(Session(proto, exact=True).run(feed)[-1])
+    np.testing.assert_allclose(*rows, rtol=1e-6)
+    with pytest.raises(OnnxfqError, match="tensorrt has no embeddings in blocks"):
+        other = onnxfq.load_recipe("tensorrt-int4").model_copy(update={"embeddings": "quantize"})
+        onnxfq.make_plan(onnxfq.load(decoder()), other)
+
+
 @pytest.mark.parametrize(
     ("scheme", "reason"),
     [
