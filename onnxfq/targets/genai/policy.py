@@ -80,7 +80,7 @@ def _keeps_table(operands: Operands) -> str:
 def _choose_tables(
     decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe
 ) -> list[NodeDecision]:
-    """Leave out all Gather but those of the words, and these too unless the recipe quantizes them."""
+    """Leave out each Gather but the table of words, and this too unless the recipe quantizes it."""
     words = {node.name for node in nodes if node.op == "Gather" and not node.inputs[1].inputs}
     if recipe.embeddings == "float":
         words = set()
