@@ -191,6 +191,8 @@ def open_folders(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(model: Any, data: Any, *output: Any, **options: Any) -> Any:
+        if isinstance(options.get("recipe"), list) and _is_folder(model):
+            raise ModelError(f"{model}: a folder of GenAI takes one recipe at a time; quantize it with each")
         with open_folder(model, data, output[0] if output else options.pop("output", None)) as given:
             named = {} if given[2] is None else {"output": given[2]}
             return function(*given[:2], **named, **options)

@@ -62,7 +62,7 @@ def _is_grown(node: gs.Node, outputs: Collection[int]) -> bool:
 def _check_attention(node: gs.Node, outputs: Collection[int]) -> None:
     why = ""
     if node.inputs[1].is_empty() or node.attrs.get("do_rotary", 0):
-        why = "its keys cannot be observed: the width of its query is unknown, or it normalizes keys inside"
+        why = "only recipes of GenAI observe its keys, and not if it normalizes them or has an open width"
     for slot, past in PASTS.items():
         if node.inputs[past].is_empty() or node.inputs[past].inputs or id(node.outputs[slot]) not in outputs:
             why = "its cache is not an input and an output of the model"

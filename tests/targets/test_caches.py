@@ -223,5 +223,12 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(scored) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["candidates"][0]["metric"] == pytest.approx(record["metric_value"], rel=0.03)
-    assert main([*line[:-1], str(tmp_path / "other"), "--kv-granularity", "channel"]) != 0
-    assert "--kv-granularity needs --kv" in capsys.readouterr().err and not (tmp_path / "other").exists()
+    for more, reason in (
+        (["--kv-granularity", "channel"], "--kv-granularity needs --kv"),
+        (["--kv", "int8", "--float", "fp16"], "leave out one of the two"),
+        (["--kv", "int8", "--recipe", "onnxruntime-int8"], "only recipes of GenAI observe its keys"),
+        (["--kv", "int7"], "caches hold int8, int4, float8e4m3fn"),
+    ):
+        words = line[:4] if "--recipe" in more else line[:6]
+        assert main([*words, "-o", str(tmp_path / "other"), *more]) != 0
+        assert reason in capsys.readouterr().err and not (tmp_path / "other").exists()

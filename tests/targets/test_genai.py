@@ -188,6 +188,8 @@ def test_folder_of_another_target(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert np.isfinite(session.run(None, feeds(1)[0])[0]).all()
     assert main(["sensitivity", str(source), *data, "--recipe", "genai-int8"]) == 0
     assert "MatMul_19" in capsys.readouterr().out
+    with pytest.raises(OnnxfqError, match="one recipe at a time"):
+        onnxfq.quantize(source, texts, tmp_path / "both", recipe=["genai-int8", "genai-int4"])
     int8 = tmp_path / "int8"
     assert main(["quantize", str(source), *data, "--recipe", "genai-int8", "-o", str(int8)]) == 0
     main(["convert", str(int8), "-o", str(tmp_path / "converted.onnx")])
