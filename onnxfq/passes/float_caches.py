@@ -7,6 +7,7 @@ from onnx import TensorProto, parser
 
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import replace_nodes
+from onnxfq.placement.caches import ATTENTION, PASTS, SCALES
 
 _STORE_INT8 = """g (float[n] real, float[n] scale) => (int8[n] stored) <
     float low = {-128}, float high = {127}>
@@ -32,9 +33,6 @@ _LOAD_INT4 = """g (uint8[n] stored, float[n] scale) => (float[n] real) <
 
 _FORMS = {TensorProto.INT8: (_STORE_INT8, _LOAD_INT8), TensorProto.UINT8: (_STORE_INT4, _LOAD_INT4)}
 """Storing and reading of a cache of GroupQueryAttention by the type of its elements."""
-
-_PASTS, _SCALES = (3, 4), (12, 13)
-"""Inputs of GroupQueryAttention: the caches of keys and values, and their scales."""
 
 _STORED = "/stored"
 
@@ -64,10 +62,10 @@ def with_float_caches(proto: onnx.ModelProto) -> onnx.ModelProto:
             stored = graph.value_info.add()  # ONNX Runtime infers the length of the past for the present
             stored.CopyFrom(value)
             stored.name = names[value.name]
-            packed = value.type.tensor_type.elem_type == TensorProto.UINT8
-            value.type.tensor_type.elem_type = TensorProto.FLOAT
-            if packed:
-                value.type.tensor_type.shape.dim[-1].dim_value *= 2
+            kind = value.type.tensor_type
+            if kind.elem_type == TensorProto.UINT8 and kind.shape.dim[-1].HasField("dim_value"):
+                kind.shape.dim[-1].dim_value *= 2
+            kind.elem_type = TensorProto.FLOAT
     return made
 
 
@@ -81,14 +79,12 @@ _Parts = tuple[onnx.GraphProto, onnx.GraphProto]
 def _inside_attention(index: GraphIndex) -> dict[_Pair, _Parts]:
     parts = {}
     for node in index.nodes:
-        if node.op_type != "GroupQueryAttention" or len(node.input) <= _SCALES[-1]:
-            continue
-        for past, present, scale in zip(_PASTS, node.output[1:3], _SCALES, strict=True):
+        for slot, past in PASTS.items() if node.op_type == ATTENTION else ():
             form = _FORMS.get(index.types.get(node.input[past], 0))
-            if form is not None:
-                ends = node.input[past], present
+            if form is not None and len(node.input) > SCALES[slot]:
+                ends, scale = (node.input[past], node.output[slot]), node.input[SCALES[slot]]
                 texts = zip(form, ends, strict=True)
-                parts[ends] = tuple(_instantiate(text, name, node.input[scale]) for text, name in texts)
+                parts[ends] = tuple(_instantiate(text, name, scale) for text, name in texts)
     return parts
 
 

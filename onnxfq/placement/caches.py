@@ -20,8 +20,8 @@ from onnxfq.placement.operators import uses_of
 from onnxfq.placement.weighted_ops import activation_placement
 
 ATTENTION = "GroupQueryAttention"
-PASTS = {1: 3, 2: 4}
-"""Inputs of GroupQueryAttention: new keys and values, and the cache of each; outputs in the same order."""
+PASTS, SCALES = {1: 3, 2: 4}, {1: 12, 2: 13}
+"""Inputs of GroupQueryAttention: the cache of new keys and values and its scale; outputs have their order."""
 
 
 def place_caches(graph: gs.Graph, recipe: Recipe) -> Iterator[Placement]:

@@ -16,10 +16,7 @@ from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
-from onnxfq.placement.caches import PASTS
-
-_SCALES = {1: 12, 2: 13}
-"""Inputs of the scales by the input of new keys and values."""
+from onnxfq.placement.caches import PASTS, SCALES
 
 _PACKED_BITS = 4
 
@@ -31,19 +28,15 @@ def write_cache(editor: Editor, placement: Placement, tensor: gs.Tensor, encodin
     heads = int(node.attrs["kv_num_heads"])
     by_channel = encoding.scale_array.ndim > 0
     scale = encoding.scale_array.reshape((1, heads, 1, -1) if by_channel else 1)
-    missing = _SCALES[slot] + 1 - len(node.inputs)
+    missing = SCALES[slot] + 1 - len(node.inputs)
     node.inputs = [*node.inputs, *(gs.Variable.empty() for _ in range(missing))]
-    node.inputs[_SCALES[slot]] = editor.constant(
+    node.inputs[SCALES[slot]] = editor.constant(
         f"{placement.tensor}/scale", partial(make_constant, values=scale)
     )
     kind = "PER_CHANNEL" if by_channel else "PER_TENSOR"
-    node.attrs |= {f"{_name(slot)}_quant_type": kind, "kv_cache_bit_width": qtype.bits}
+    node.attrs |= {f"{'_kv'[slot]}_quant_type": kind, "kv_cache_bit_width": qtype.bits}
     for cache in (node.inputs[PASTS[slot]], node.outputs[slot]):
         packed = qtype.bits == _PACKED_BITS
         cache.dtype = np.dtype(np.uint8) if packed else qtype.onnx_type
         width = tensor.shape[-1] // heads
         cache.shape = [*cache.shape[:-1], width // 2 if packed else width]
-
-
-def _name(slot: int) -> str:
-    return "k" if slot == 1 else "v"
