@@ -30,6 +30,13 @@ from onnxfq.numerics.rounding import Float32Array, round_to_float_grid
 
 SCALE_TYPES = ("float32", "e8m0", "e4m3")
 
+HEADROOM = 2.0
+"""Factor of a global scale of NVFP4 over the least that represents the largest known magnitude.
+
+Unseen activations of up to twice that magnitude do not saturate, and the largest blocks of a weight can have
+larger scales. Being a power of two it changes no other scale, down to 2^-13 of the largest one.
+"""
+
 _SMALLEST = np.float32(2.0**-149)
 _LARGEST = np.finfo(np.float32).max
 _E4M3 = QTYPES["float8e4m3fn"]
@@ -112,11 +119,11 @@ def choose_scales(x: ArrayLike, rule: ScaleRule, granularity: Granularity = PER_
     return Scales(np.asarray(scale, np.float32), np.asarray(zero_point, np.float32), shared)
 
 
-def global_scale_of(amax: float, qtype: QType) -> float:
-    """Return the common factor of the e4m3 scales of a tensor: amax / (448 qmax), 1 if amax is 0."""
+def global_scale_of(amax: float, qtype: QType, headroom: float = 1.0) -> float:
+    """Return the common factor of the e4m3 scales of a tensor: headroom amax / (448 qmax), 1 if amax is 0."""
     if amax == 0:
         return 1.0
-    return float(max(np.float32(amax) / (np.float32(448) * np.float32(qtype.qmax)), _SMALLEST))
+    return float(max(np.float32(amax) / np.float32(448 / headroom * qtype.qmax), _SMALLEST))
 
 
 def element_grid(qtype: QType, scale_type: str) -> QType:

@@ -16,7 +16,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
-from onnxfq.numerics.block_scales import ScaleRule, choose_scales, global_scale_of
+from onnxfq.numerics.block_scales import HEADROOM, ScaleRule, choose_scales, global_scale_of
 from onnxfq.numerics.float_types import HALF_TYPES, FloatName
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def encode_dynamic(placement: Placement, observed: TensorStatistics | None = Non
     if observed is None:
         return Encoding.of_running_model(placement.tensor, spec)
     amax = max(-observed.rmin, observed.rmax)
-    return Encoding.of_running_model(placement.tensor, spec, global_scale_of(amax, spec.qtype))
+    return Encoding.of_running_model(placement.tensor, spec, global_scale_of(amax, spec.qtype, HEADROOM))
 
 
 def encode_biases(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> list[Encoding]:

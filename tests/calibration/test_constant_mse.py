@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -59,16 +60,46 @@ def test_no_scale_is_much_better(name, data):
     ),
 )
 def test_block_formats_are_never_worse(x, kind):
-    """NVFP4 and MX: scales of their type, of at most the error of the published formula in every block."""
+    """NVFP4 and MX: scales of their type, of at most the error of the published formula in every block.
+
+    NVFP4's formula gets the same global scale: headroom makes the smallest scales coarser.
+    """
     rule, blocks = ScaleRule(qtype_by_name(kind[0]), kind[1]), Granularity(1, 8)
     grid = element_grid(rule.qtype, rule.scale_type)
     layout = Layout(blocks, x.shape)
     noise = []
-    for made in (choose_scales(x, rule, blocks), least_error_scales(x, rule, blocks)):
-        y = fake_quantize(x, made.scale, qtype=grid, granularity=blocks)
+    least = least_error_scales(x, rule, blocks)
+    formula = choose_scales(x, rule._replace(global_scale=least.global_scale), blocks)
+    for scales in (formula, least):
+        y = fake_quantize(x, scales.scale, qtype=grid, granularity=blocks)
         noise.append(layout.reduce(np.add, (y.astype(np.float64) - x) ** 2, 0.0))
     assert (noise[1] <= noise[0]).all()
-    assert made.global_scale == choose_scales(x, rule, blocks).global_scale
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_four_over_six_by_hand(data):
+    """Each block of a weight has at most the error of the better of maxima 4 and 6, by ml_dtypes' casts."""
+    x = DATA[data].astype(np.float32)
+    blocks = x.reshape(-1, 16)
+    amax = np.abs(blocks).max(axis=1, keepdims=True)
+    shared = np.float32(2 * amax.max() / (448 * 6))
+
+    def noise_of(scale):
+        y = (blocks / scale).astype(ml_dtypes.float4_e2m1fn).astype(np.float32) * scale
+        return ((y.astype(np.float64) - blocks) ** 2).sum(axis=1)
+
+    by_hand = []
+    for largest in (4, 6):
+        stored = (amax / np.float32(largest) / shared).astype(ml_dtypes.float8_e4m3fn)
+        assert (stored.astype(np.float32) > 0).all() and np.isfinite(stored.astype(np.float32)).all()
+        by_hand.append(noise_of(stored.astype(np.float32) * shared))
+    least = least_error_scales(x, ScaleRule(qtype_by_name("float4e2m1"), "e4m3"), Granularity(1, 16))
+    assert least.global_scale == pytest.approx(shared, rel=1e-6)
+    reached = noise_of(least.scale.reshape(-1, 1))
+    assert (reached <= np.minimum(*by_hand) * (1 + 1e-5)).all()
+    # Both maxima win somewhere, and the choice of either alone is worse.
+    assert (by_hand[0] < by_hand[1]).any() and (by_hand[1] < by_hand[0]).any()
+    assert reached.sum() < min(one.sum() for one in by_hand)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.numerics.affine import fake_quantize
-from onnxfq.numerics.block_scales import ScaleRule, Scales, choose_scales, element_grid
+from onnxfq.numerics.block_scales import (
+    HEADROOM,
+    ScaleRule,
+    Scales,
+    choose_scales,
+    element_grid,
+    global_scale_of,
+)
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qparams import choose_qparams
@@ -69,12 +76,15 @@ def least_error_scales(
 
     e8m0 tries the next power of two as well, which saturates nothing, and the one below. e4m3 tries shares as
     `least_error_ranges` does, and one and a half times the magnitude: the largest value is then 4 and not 6,
-    between which float4e2m1 has no number. All blocks share the global scale of the tensor. `importance` is
-    as in `least_error_ranges`.
+    between which float4e2m1 has no number. Four over Six (Cook et al., 2025) chooses between these two. All
+    blocks share one global scale, with HEADROOM unless it is given. `importance` is as in
+    `least_error_ranges`.
     """
+    if rule.scale_type == "e4m3" and rule.global_scale is None:
+        largest = float(np.abs(values).max(initial=0.0))
+        rule = rule._replace(global_scale=global_scale_of(largest, rule.qtype, HEADROOM))
     whole, layout = choose_scales(values, rule, granularity), Layout(granularity, values.shape)
     rows, factors = layout.to_rows(values), None if importance is None else layout.to_rows(importance)
-    rule = rule._replace(global_scale=whole.global_scale)
     amax = np.abs(rows).max(axis=1, initial=0.0).astype(np.float64)
 
     def scales(factor: Array, at: slice) -> NDArray[np.float32]:
