@@ -16,7 +16,7 @@ from onnxfq.targets.recipes import RECIPES
 
 _OTHERS = {
     "name": "name of the recipe, which reports and written models repeat; default: the name of the file",
-    "base": "built-in recipe to start from; the file lists only what differs from it",
+    "base": "built-in recipe to start from, for an override its schemes; the file lists only what differs",
     "weights": "scheme of constants",
     "overrides": "changes for some tensors or nodes; later ones win",
     "block_size": "number of elements that share a scale, for granularity blocked; default: 32 with "
@@ -42,6 +42,7 @@ def recipe_schema() -> dict[str, Any]:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["properties"]["base"] = {"enum": list(RECIPES), "default": "tensorrt-int8"}
     schemes = schema["$defs"]
+    schemes["Override"]["properties"]["base"] = {"enum": list(RECIPES)}
     for name, scheme in (("activations", "ActivationScheme"), ("weights", "WeightScheme")):
         schemes["Override"]["properties"][name] = {"anyOf": [{"$ref": f"#/$defs/{scheme}"}, {"type": "null"}]}
     for part, kind in (

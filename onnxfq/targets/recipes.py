@@ -67,14 +67,14 @@ def _from_file(path: Path) -> Recipe:
     given = read_content(path, RecipeError)
     if not isinstance(given, dict):
         parse(given, _Document, RecipeError, str(path))
-    base = given.get("base", DEFAULT_RECIPE)
-    if not isinstance(base, str) or base not in RECIPES:
-        raise RecipeError(f"{path}: unknown base {base!r}{nearest(str(base), RECIPES)}")
-    fields = {"name": path.stem, "base": base}
+    base = _find_base(given.get("base", DEFAULT_RECIPE), str(path))
+    fields = {"name": path.stem, "base": base.name}
     for name, value in given.items():
         if name in ("activations", "weights", "cache") or value not in (None, ""):
             fields[name] = value
-    content = merge_fields(RECIPES[base], fields)
+    if isinstance(given.get("overrides"), list):
+        fields["overrides"] = [_with_schemes(one, str(path)) for one in given["overrides"]]
+    content = merge_fields(base, fields)
     document = parse(content, _Document, RecipeError, str(path))
     for number, override in enumerate(document.overrides):
         source = f"{path}: overrides.{number}"
@@ -83,3 +83,18 @@ def _from_file(path: Path) -> Recipe:
             parse(activations, ActivationScheme, RecipeError, f"{source}.activations")
         parse(content["weights"] | override.weights, WeightScheme, RecipeError, f"{source}.weights")
     return Recipe(**{name: getattr(document, name) for name in Recipe.model_fields})
+
+
+def _find_base(name: Any, path: str) -> Recipe:
+    if not isinstance(name, str) or name not in RECIPES:
+        raise RecipeError(f"{path}: unknown base {name!r}{nearest(str(name), RECIPES)}")
+    return RECIPES[name]
+
+
+def _with_schemes(override: Any, path: str) -> Any:
+    """Return an override of a file, with the schemes of its `base` below its own changes."""
+    if not isinstance(override, dict) or "base" not in override:
+        return override
+    schemes = _find_base(override["base"], path).model_dump(mode="json", include={"activations", "weights"})
+    changes = {name: value for name, value in override.items() if name != "base"}
+    return changes | {name: apply_changes(one, changes.get(name, {})) for name, one in schemes.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.weighted_ops import list_numbers
 from onnxfq.targets.recipe_schema import recipe_schema
@@ -113,6 +115,27 @@ def test_overrides(tmp_path, where, calibrator, granularity, keeps_float):
     assert recipe.weight_for(*where).granularity == granularity
     assert recipe.weight_for(*where).calibrator == ("mse" if where[1] == "Gemm" else "minmax")
     assert bool(recipe.explain_float(*where)) is keeps_float
+
+
+def test_an_override_starts_from_another_recipe(tmp_path):
+    """With `base` nodes have the schemes of that recipe, below the override's own changes."""
+    text = "base: tensorrt-nvfp4\noverrides:\n  - {op_types: [Conv], base: tensorrt-fp8}\n"
+    recipe = loaded(tmp_path, text + "  - {nodes: [a], base: onnxruntime-int8, weights: {qtype: int4}}\n")
+    fp8, nvfp4, int8 = map(load_recipe, ("tensorrt-fp8", "tensorrt-nvfp4", "onnxruntime-int8"))
+    for where, base in (
+        (("c", "Conv", "x"), fp8),
+        (("m", "MatMul", "x"), nvfp4),
+        (("a", "MatMul", "x"), int8),
+    ):
+        assert recipe.activation_for(*where) == base.activations
+        changes = {"qtype": qtype_by_name("int4")} if base is int8 else {}
+        assert recipe.weight_for(*where) == base.weights.model_copy(update=changes)
+    printed = json.dumps(recipe.model_dump(mode="json"))
+    assert load_recipe(written(tmp_path, printed, "printed.json")) == recipe
+    weights_alone = loaded(tmp_path, "overrides:\n  - {nodes: [a], base: tensorrt-int4}\n")
+    assert weights_alone.activation_for("a", "MatMul", "x") is None
+    with pytest.raises(RecipeError, match="unknown base 'tensorrt-fp9'; nearest: tensorrt-fp8"):
+        loaded(tmp_path, "overrides:\n  - {nodes: [a], base: tensorrt-fp9}\n")
 
 
 def test_the_reason_of_an_override(tmp_path):
