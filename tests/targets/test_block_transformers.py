@@ -171,3 +171,41 @@ def test_what_stays_in_float(case: str) -> None:
     plan = planned(proto, "tensorrt-nvfp4")
     assert {use for p in plan.placements for use in p.uses} == {Use("lin", 0), Use("lin", 1)}
     assert [s for s in plan.skipped if s.name == "mm" and why in s.why], plan.skipped
+
+
+def convolution_and_linear() -> onnx.ModelProto:
+    """A convolution whose pixels a linear layer mixes, as in the UNet of a diffusion model."""
+    return build(
+        """g (float[N,128,16,16] x) => (float[N,256,256] y) <int64[3] rows = {0, 128, 256}> {
+            [conv] c = Conv <pads = [1,1,1,1]> (x, k)
+            [relu] r = Relu (c)
+            [flat] f = Reshape (r, rows)
+            [turn] t = Transpose <perm = [0,2,1]> (f)
+            [linear] y = MatMul (t, w) }""",
+        {"k": weights(128, 128, 3, 3), "w": weights(128, 256)},
+    )
+
+
+@BUILDER
+@pytest.mark.parametrize("base", ["tensorrt-nvfp4", "tensorrt-mxfp8", "tensorrt-int4"])
+def test_float8_convolutions_beside_blocks(base: str, tmp_path: Path) -> None:
+    """One override gives convolutions fp8 beside linear layers in another format; TensorRT runs them so."""
+    path = tmp_path / "unet.yaml"
+    path.write_text(
+        f"base: {base}\nleast_weight_bytes: 0\noverrides:\n  - {{op_types: [Conv], base: tensorrt-fp8}}\n"
+    )
+    proto = convolution_and_linear()
+    feeds = [{"x": np.random.default_rng(0).normal(size=(2, 128, 16, 16)).astype(np.float32)}]
+    accuracy = onnxfq.AccuracyTarget(repair=None)
+    result = onnxfq.quantize(proto, feeds, recipe=path, accuracy=accuracy)
+    assert [str(row) for row in result.plan.coverage()] == ["Conv 1/1", "MatMul 1/1"]
+    format_of = {use.node: str(p.spec.qtype) for p in result.plan.weights for use in p.uses}
+    linear = str(onnxfq.load_recipe(base).weights.qtype)
+    assert format_of == {"conv": "float8e4m3fn", "linear": linear}
+    assert check(result.qdq).findings == ()
+    (reports,) = build_all(tmp_path, {"unet": result.qdq}).values()
+    for report in reports.values():
+        assert report.built, (report.faults, report.errors)
+        seen = verdicts(read(result.qdq, EXTRA), report)
+        assert seen["conv"].startswith("Conv low"), seen
+        assert len(seen) == 2 and not any("float" in row.split()[1] for row in seen.values()), seen
