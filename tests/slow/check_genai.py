@@ -6,13 +6,16 @@ Not a pytest. An environment of its own has torch, transformers and onnxruntime-
 onnxruntime. It builds a Llama, a Qwen and a Phi of random weights, and generates. Along the 32 greedy tokens
 of the float model int8 weights must keep 30 dB of the logits. They must keep the first token wherever the two
 best of the float model differ by more than four times the noise. The same holds with a cache in int8. In the
-mean int4 must be better than the builder's own.
+mean int4 must be better than the builder's own. The way from a checkpoint to tokens in docs/llm.md must work as
+written.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -87,6 +90,7 @@ def main() -> int:
         if asked.python is None:
             venv.create(root / "env", with_pip=True)
             run([python, "-m", "pip", "install", "-q", *PACKAGES])
+        follow_page(root / "page", python)
         found = {kind: check(kind, root / kind, python) for kind in asked.kinds}
     for kind, figures in found.items():
         for folder in EIGHT_BITS:
@@ -99,13 +103,32 @@ def main() -> int:
     return int(bool(faults))
 
 
-def run(words: list[str]) -> None:
-    """Run a command; raise with its output if it fails."""
-    ended = subprocess.run(words, capture_output=True, text=True)
+def follow_page(folder: Path, python: str) -> None:
+    """Run the commands of docs/llm.md from a checkpoint to tokens; raise unless they generate text."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "llm.md").read_text(encoding="utf-8")
+    way = page.partition("## From a checkpoint to tokens\n")[2].partition("\n## ")[0]
+    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```", way, re.MULTILINE | re.DOTALL))
+    folder.mkdir()
+    (folder / "generate.py").write_text(blocks["python"])
+    (folder / "texts.txt").write_text("the lazy dog jumps over a little girl and the quick brown fox " * 40)
+    run([python, "-c", BUILD, "Llama", str(folder / "llama")])
+    for line in blocks["sh"].splitlines():
+        program, *arguments = shlex.split(line)
+        start = {"python": [python], "onnxfq": [sys.executable, "-m", "onnxfq"]}[program]
+        printed = run([*start, *arguments], folder)
+        print(f"docs/llm.md: {line}")
+    if not printed.startswith("Once upon a time"):
+        raise RuntimeError(f"the last command of docs/llm.md printed {printed!r}")
+
+
+def run(words: list[str], folder: Path | None = None) -> str:
+    """Run a command in `folder` and return what it prints; raise with its output if it fails."""
+    ended = subprocess.run(words, capture_output=True, text=True, cwd=folder)
     if ended.returncode:
         raise RuntimeError(
             f"{words[:4]} ended with {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-3000:]}"
         )
+    return ended.stdout
 
 
 def check(kind: str, root: Path, python: str) -> dict[str, float]:

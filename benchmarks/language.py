@@ -1,0 +1,103 @@
+"""Bits, bytes and perplexity of a language model by recipe: the table of docs/llm.md.
+
+    python benchmarks/language.py MODEL TOKENS [--calibration 32]
+
+The first array of TOKENS, an .npz file, has a text of token numbers in each row. The first rows calibrate, the
+others are scored. Perplexity is that of the fake-quant model. Bytes are those of the weights of products with
+their scales, and bits their mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+
+import onnxfq
+
+
+class Row(NamedTuple):
+    """A row of the table: a built-in recipe, its changes, and what is promised with it."""
+
+    title: str
+    base: str
+    changes: dict[str, Any] = {}
+    promise: dict[str, Any] = {}
+
+
+QRONOS = {"weights": {"rounding": "qronos"}}
+BLOCKS = {"weights": {"rounding": "qronos", "block_size": 32}}
+ALONE: dict[str, Any] = {"activations": None, **QRONOS}
+DROP = {"metric": "perplexity", "max_drop": 0.6, "fallback": "tensorrt-fp8"}
+ROWS = (
+    Row("`tensorrt-int8-weights`", "tensorrt-int8-weights"),
+    Row("`tensorrt-int4` in blocks of 32, `qronos`", "tensorrt-int4", BLOCKS),
+    Row("NVFP4 weights alone (`nvfp4`), nearest", "nvfp4", {"activations": None}),
+    Row("NVFP4 weights alone (`nvfp4`), `qronos`", "nvfp4", ALONE),
+    Row("`tensorrt-nvfp4`, `qronos`", "tensorrt-nvfp4", {"least_weight_bytes": 0, **QRONOS}),
+    Row(
+        "the same, `--max-drop .6 --fallback tensorrt-fp8`",
+        "tensorrt-nvfp4",
+        {"least_weight_bytes": 0, **QRONOS},
+        DROP,
+    ),
+)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("tokens")
+    parser.add_argument("--calibration", type=int, default=32, help="texts that calibrate")
+    asked = parser.parse_args()
+    with np.load(asked.tokens) as arrays:
+        texts = next(iter(arrays.values())).astype(np.int64)
+    print("| weights of products | bits | MB | perplexity |\n|---|---|---|---|")
+    for cells in measure(onnx.load(asked.model), texts[: asked.calibration], texts[asked.calibration :]):
+        print(f"| {' | '.join(cells)} |")
+
+
+def measure(model: onnx.ModelProto, known: np.ndarray, unseen: np.ndarray) -> list[list[str]]:
+    """Return the rows: the float model, and each recipe calibrated by `known` and scored on `unseen`."""
+    feeds, scored = ([{"input_ids": text[None]} for text in texts] for texts in (known, unseen))
+    candidates, sizes = {"float": model}, {}
+    for row in ROWS:
+        recipe = onnxfq.load_recipe(row.base).override(**row.changes)
+        accuracy = onnxfq.AccuracyTarget(repair=None, **row.promise)
+        result = onnxfq.quantize(model, feeds, recipe=recipe, accuracy=accuracy)
+        candidates[row.title], sizes[row.title] = result.simulation, count_bits(result)
+    whole = next(iter(sizes.values()))[0]
+    sizes["float"] = (whole, 32 * whole)
+    scored_by = onnxfq.evaluate(model, candidates, scored, metric="perplexity")
+    perplexities = [candidate.metric for candidate in scored_by.candidates]
+    return [
+        [name, f"{bits / count:.2f}", f"{bits / 8e6:.3f}", f"{perplexity:.2f}"]
+        for (name, (count, bits)), perplexity in zip(
+            ((name, sizes[name]) for name in candidates), perplexities, strict=True
+        )
+    ]
+
+
+def count_bits(result: onnxfq.QuantizeResult) -> tuple[int, int]:
+    """Return the number of weights of products, and their bits with those of their scales."""
+    graph, bits = result.staged.proto.graph, 0
+    sizes = {tensor.name: prod(tensor.dims) for tensor in graph.initializer}
+    # A head that shares the table of words reads it through a Transpose.
+    turned = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Transpose"}
+    read = {turned.get(node.input[1], node.input[1]) for node in graph.node if node.op_type == "MatMul"}
+    weights = read & sizes.keys()
+    encodings = {encoding.tensor: encoding for encoding in result.encodings.encodings}
+    for name in weights:
+        encoding = encodings.get(name)
+        bits += sizes[name] * (32 if encoding is None else encoding.spec.qtype.bits)
+        if encoding is not None:
+            bits += encoding.scale.size * (32 if encoding.spec.scale_type == "float32" else 8)
+    return sum(sizes[name] for name in weights), bits
+
+
+if __name__ == "__main__":
+    main()
