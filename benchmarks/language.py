@@ -2,9 +2,9 @@
 
     python benchmarks/language.py MODEL TOKENS [--calibration 32]
 
-The first array of TOKENS, an .npz file, has a text of token numbers in each row. The first rows calibrate, the
-others are scored. Perplexity is that of the fake-quant model. Bytes are those of the weights of products with
-their scales, and bits their mean.
+The first array of TOKENS, an .npz file, has a text of token numbers in each row. The first rows calibrate,
+the others are scored. Perplexity is that of the fake-quant model. Bytes are those of the weights of products
+with their scales, and bits their mean.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def measure(model: onnx.ModelProto, known: np.ndarray, unseen: np.ndarray) -> li
 
 
 def count_bits(result: onnxfq.QuantizeResult) -> tuple[int, int]:
-    """Return the number of weights of products, and their bits with those of their scales."""
+    """Return how many weights the products have, and the bits of these and of their scales."""
     graph, bits = result.staged.proto.graph, 0
     sizes = {tensor.name: prod(tensor.dims) for tensor in graph.initializer}
     # A head that shares the table of words reads it through a Transpose.

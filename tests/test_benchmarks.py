@@ -183,3 +183,27 @@ def test_float16_models_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert cast.count_nodes(network) == (0, 2) and cast.count_nodes(onnx.load(made)) == (2, 0)
     loads, _, score, *counts = cast.judge(tmp_path / "model.onnx", made, feeds)
     assert loads == "yes" and float(score) > 40 and counts == ["2", "0"]
+
+
+def test_a_language_model_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits by hand: 4 a number, 8 for the scale of 16; a tied table counts once; the page has every row."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import language
+
+    decoder = build(
+        """g (int64[N,S] input_ids) => (float[N,S,64] logits) {
+            e = Gather (table, input_ids) [up] h = MatMul (e, w) [act] r = Relu (h)
+            [turn] t = Transpose <perm = [1,0]> (table) [head] logits = MatMul (r, t) }""",
+        {"table": weights(64, 48), "w": weights(48, 48)},
+    )
+    texts = np.random.default_rng(0).integers(0, 64, (6, 12))
+    monkeypatch.setattr(language, "ROWS", [row for row in language.ROWS if row.base == "nvfp4"])
+    rows = language.measure(decoder, texts[:4], texts[4:])
+    count = 48 * 48 + 64 * 48
+    whole, *quantized = [row[1:3] for row in rows]
+    assert whole == ["32.00", f"{count * 4 / 1e6:.3f}"]
+    assert quantized == [["4.50", f"{count * 4.5 / 8e6:.3f}"]] * 2
+    assert all(float(row[3]) > 1 for row in rows)
+    monkeypatch.undo()
+    page = (ROOT / "docs" / "llm.md").read_text()
+    assert all(f"| {row.title} | " in page for row in language.ROWS)

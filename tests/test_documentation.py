@@ -153,7 +153,7 @@ def test_the_tutorial_leads_to_a_checked_model(tmp_path: Path, server: CommandSe
 def test_recipes_are_valid(workdir: Path) -> None:
     """The recipes of their page, of channels and of weights quantize a model; that in blocks is simulated."""
     (recipe,) = blocks(ROOT / "docs" / "recipes.md", "yaml")
-    channels, simulated, weights = blocks(ROOT / "docs" / "block-scales.md", "yaml")
+    channels, simulated, _, weights = blocks(ROOT / "docs" / "block-scales.md", "yaml")
     (workdir / "weights.yaml").write_text(weights, encoding="utf-8")
     proto = linear(64, 6)
     alone = quantize(proto, [feed_for(proto)], recipe=workdir / "weights.yaml")

@@ -68,7 +68,7 @@ def _from_file(path: Path) -> Recipe:
     if not isinstance(given, dict):
         parse(given, _Document, RecipeError, str(path))
     base = _find_base(given.get("base", DEFAULT_RECIPE), str(path))
-    fields = {"name": path.stem, "base": base.name}
+    fields: dict[str, Any] = {"name": path.stem, "base": base.name}
     for name, value in given.items():
         if name in ("activations", "weights", "cache") or value not in (None, ""):
             fields[name] = value
