@@ -318,11 +318,11 @@ def estimate(candidate: Candidate, judge: Judge) -> float:
 
 
 def _seconds(candidate: Candidate, judge: Judge, feeds: int) -> float:
-    """Return the seconds of measuring each group alone from its segment on, then all and without the worst."""
+    """Return the seconds of measuring each group alone, from its segment on, and whole models."""
     plan, work = candidate.plan, judge.work
     groups = max(len(plan.weights), len(plan.activations))
     segments = count_segments(len(plan.placements))
-    runs = groups * (segments + 1) / (2 * segments) + 1 + MEASURED  # segments of equal cost
+    runs = groups * (segments + 1) / (2 * segments) + 1 + MEASURED  # if segments cost the same
     return 3 * work.opening + runs * work.run * SIMULATED * min(feeds, len(judge.kept))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from onnxfq.calibration.weights import METHODS
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.rounding import AUTO, NEAREST
+from onnxfq.documents.rounding import AUTO
 from onnxfq.documents.scores import Evaluation
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import GAINED_SHARE, Judge, Proposal, Refusal, Remedy
@@ -95,15 +95,6 @@ def _seconds(candidate: Candidate, judge: Judge, method: str) -> float:
     if not METHODS[method].sequential:
         return once
     return 2 * once + len(candidate.plan.weights) * judge.work.samples * LAYER_SECONDS
-
-
-def can_round_again(candidate: Candidate, judge: Judge) -> bool:
-    """Tell whether all samples may round the weights of what is kept again: within the budget."""
-    if judge.sources.moments is not None:
-        return False
-    methods = {placement.rounding for placement in candidate.plan.weights} - {NEAREST}
-    seconds = max((_seconds(candidate, judge, method) for method in methods), default=0.0)
-    return _has_few_bits(candidate) or not judge.budget.explain_refusal(seconds)
 
 
 LAYER_SECONDS = 3e-4
