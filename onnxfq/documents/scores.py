@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from onnxfq.choices import LOW_SQNR_DB as LOW_SQNR_DB
 from onnxfq.data.outputs import EqualCounts
 from onnxfq.documents.plan import Role
@@ -32,6 +34,7 @@ class OutputScore(Record):
         moved: whether its elements change places with its values, as boxes that are selected do; such an
             SQNR judges nothing.
         stands_for: outputs that are chosen by this inner tensor, which judges in their place.
+        noises: squared error of each feed over the squared reference of all; not in files.
     """
 
     output: str
@@ -43,6 +46,7 @@ class OutputScore(Record):
     decides: bool = True
     moved: bool = False
     stands_for: tuple[str, ...] = ()
+    noises: tuple[float, ...] = Field((), exclude=True, repr=False)
 
     def __str__(self) -> str:
         """Return the figure as `41.2 dB at 'y'`, with the outputs that it stands for."""
