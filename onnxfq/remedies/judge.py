@@ -59,16 +59,6 @@ def explain_gain(before_db: float, after_db: float) -> str:
     return f"it gains {after_db - before_db:.1f} dB and must gain {LEAST_GAIN_DB}"
 
 
-def ask_for_nothing(recipe: Recipe) -> bool:
-    """Return False: no recipe asks for the remedy."""
-    return False
-
-
-def take_no_time(candidate: Candidate, judge: Judge) -> float:
-    """Return 0 s."""
-    return 0.0
-
-
 class Refusal(NamedTuple):
     """Answer of a remedy without a candidate.
 
@@ -122,11 +112,11 @@ class Remedy:
     explain_unneeded: Callable[[Candidate, Judge], str]
     propose: Callable[[Candidate, Judge], Proposal | Refusal]
     proves_itself: bool = False
-    is_asked: Callable[[Recipe], bool] = ask_for_nothing
+    is_asked: Callable[[Recipe], bool] = lambda recipe: False
     is_free: bool = False
     comes_last: bool = False
-    estimate: Callable[[Candidate, Judge], float] = take_no_time
-    leave: Callable[[Candidate, Judge], float] = take_no_time
+    estimate: Callable[[Candidate, Judge], float] = lambda candidate, judge: 0.0
+    leave: Callable[[Candidate, Judge], float] = lambda candidate, judge: 0.0
 
 
 WIDE_FORMAT = "float8e4m3fn"

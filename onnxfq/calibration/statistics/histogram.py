@@ -145,7 +145,7 @@ class TensorStatistics:
 
 
 class OctaveSum(RangeSum):
-    """Sum of the histogram of a whole tensor, or of those of its groups.
+    """Sum of the histogram of a whole tensor, or of the histograms of its groups.
 
     It holds only the octaves with values of any group, with 4 bytes per bin until a count may need 8: 10 to
     16 KB per group.
