@@ -147,12 +147,12 @@ class KeptFeeds:
             share = min(max(self._total // 4, FEWEST_UNSEEN), most)
             self._held_out = min(share, len(self.without_apart().feeds) // 2)
 
-    def again(self, held_out: Sequence[Feed] = ()) -> Iterable[Feed]:
+    def again(self, held_out: Sequence[Feed] = (), with_unseen: bool = False) -> Iterable[Feed]:
         """Return the feeds for one more pass, without the unseen samples and the kept samples `held_out`.
 
-        A source that is read once only has the other kept samples.
+        A source that is read once only has the other kept samples. `with_unseen` keeps the unseen ones.
         """
-        ids = {id(sample) for sample in (*self.unseen, *held_out)}
+        ids = {id(sample) for sample in (*(() if with_unseen else self.unseen), *held_out)}
         if not self.source.repeats:
             return [sample for sample in self.feeds if id(sample) not in ids]
         left_out = Counter(self._removed)
@@ -186,6 +186,11 @@ class KeptFeeds:
                 pass
         self.hold_out()
         return self.feeds[self._held_out :][:count]
+
+    @property
+    def is_few(self) -> bool:
+        """Whether the samples are too few to leave any out of what the written model is made of."""
+        return self._total < 4 * FEWEST_UNSEEN
 
     def _select(self) -> Selection:
         length, times = (RUN, PER_STREAM) if self.is_stream else (1, 1)

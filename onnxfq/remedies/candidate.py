@@ -148,17 +148,22 @@ class Candidate:
             planned = replace(planned, plan=planned.plan.without([p.tensor for p in missing], why))
         return Candidate.of(session, recipe, planned, statistics)._rounded_as(self)._equalized_as(self)
 
-    def with_all_samples(self) -> Candidate:
+    def with_all_samples(self, options: RunOptions, round_again: bool) -> Candidate:
         """Return the candidate with the ranges of all samples, which include the unseen samples.
 
-        Rounded weights and corrected biases stay as they were judged.
+        Rounded weights and corrected biases stay as they were judged. If the samples are few, all of them
+        round the weights, with `round_again`.
         """
-        statistics, rounding = self.statistics, self.rounding
-        if statistics.whole is statistics.seen:
+        statistics, rounding, feeds = self.statistics, self.rounding, self.session.feeds
+        is_rounded = rounding is not None and bool(rounding.tensors)
+        if statistics.whole is statistics.seen and not (is_rounded and round_again):
             return self
         whole = GatheredStatistics(statistics.whole, statistics.whole)
-        weights = None if rounding is not None and rounding.tensors else self.encodings.encodings
+        weights = None if is_rounded else self.encodings.encodings
         made = Candidate.of(self.session, self.recipe, self.planned, whole, weights)
+        if is_rounded and round_again and self.corrected is None and feeds is not None and feeds.is_few:
+            again = round_given(self.session, made.plan, made.encodings, options, with_unseen=True)
+            return made.rounded(again)._equalized_as(self)
         return replace(made._rounded_as(self)._equalized_as(self), corrected=self.corrected)
 
     def _rounded_as(self, other: Candidate) -> Candidate:

@@ -14,6 +14,7 @@ from onnxfq.documents.scores import Evaluation
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge
+from onnxfq.remedies.rounding_search import can_round_again
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.evaluate import compare_forms
@@ -99,7 +100,7 @@ def finish_forms(
     """
     if candidate is not judge.start or judge.is_promised:
         forms = build_forms(candidate, judge.options, clock, runs, judge.reported)
-    complete = candidate.with_all_samples()
+    complete = candidate.with_all_samples(judge.options, can_round_again(candidate, judge))
     if complete is candidate:
         return candidate, forms
     return complete, replace(build_forms(complete, judge.options, clock), evaluation=forms.evaluation)

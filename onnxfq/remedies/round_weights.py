@@ -129,17 +129,18 @@ def round_given(
     moments: Moments | None = None,
     ray: str | None = None,
     held_out: Sequence[Feed] = (),
+    with_unseen: bool = False,
 ) -> Rounding:
     """Return `round_weights` by moments or the data of `quantize`; without both all stay at nearest.
 
-    The unseen samples and `held_out` are left out of the data.
+    The unseen samples and `held_out` are left out of the data, unless `with_unseen` takes the first in.
     """
     asked = [p.tensor for p in plan.weights if p.rounding != NEAREST]
     if moments is None and (inputs.feeds is None or not asked):
         return Rounding(inputs.model, encodings, nearest=dict.fromkeys(asked, "no data was given"))
     feeds: Iterable[Feed] = ()
     if inputs.feeds is not None:
-        feeds = inputs.feeds.again(held_out)
+        feeds = inputs.feeds.again(held_out, with_unseen)
     progress = options.stage("round", len(asked))
     with weights_stored_in(inputs.scratch):
         return round_weights(

@@ -97,6 +97,14 @@ def _seconds(candidate: Candidate, judge: Judge, method: str) -> float:
     return 2 * once + len(candidate.plan.weights) * judge.work.samples * LAYER_SECONDS
 
 
+def can_round_again(candidate: Candidate, judge: Judge) -> bool:
+    """Tell whether all samples may round the weights of what is kept again: those of few bits.
+
+    Four networks with int4 weights gained 0.3 to 0.8 dB on other data, three with int8 weights 0.0 to 0.1.
+    """
+    return judge.sources.moments is None and _has_few_bits(candidate)
+
+
 LAYER_SECONDS = 3e-4
 """Time of a sequential method for one layer and sample: it runs each layer of both models by itself."""
 

@@ -19,6 +19,7 @@ from onnxfq.remedies.combinations import improve
 from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.registry import REMEDIES
 from onnxfq.remedies.round_weights import Rounding, round_weights
+from onnxfq.remedies.rounding_search import can_round_again
 from onnxfq.remedies.samples import CHOOSING, PROVING, SHARED, split_samples
 from onnxfq.remedies.work import Budget
 from onnxfq.runtime.session import Session
@@ -301,29 +302,41 @@ def test_unseen_samples_give_no_ranges(count: int) -> None:
     assert len(unseen) == {3: 0, 5: 0, 8: 4, 40: 16, 300: 64}[count]
     rest = np.asarray([row for row in x if row.tobytes() not in {one.tobytes() for one in unseen}])
     assert len(rest) + len(unseen) == count
-    for one, rows in ((candidate, rest), (candidate.with_all_samples(), x)):
+    for one, rows in ((candidate, rest), (candidate.with_all_samples(options, round_again=False), x)):
         scale = max(-rows.min() / np.float32(128), rows.max() / np.float32(127))
         assert float(one.encodings["x"].scale_array) == pytest.approx(float(scale), rel=1e-6)  # float32
 
 
-@pytest.mark.parametrize("count", [5, 40, 80])
-def test_the_weights_stay_as_they_were_judged(count: int) -> None:
-    """What is proven is what is written: the unseen samples would round them otherwise."""
+@pytest.mark.parametrize("count, is_few", [(40, True), (80, False)])
+def test_all_of_few_samples_round_the_weights(count: int, is_few: bool) -> None:
+    """Half of them would waste what they tell; of many, the weights stay as they were judged."""
     x = np.random.default_rng(count).normal(size=(count, 16)).astype(np.float32)
     recipe = load_recipe("tensorrt-int8-weights").override(weights={"rounding": "gptq", "qtype": "int3"})
     recipe = recipe.model_copy(update={"target": "simulation"})
     options = QuantizeOptions(batch=1)
     session = open_inputs(network(), {"x": x}, recipe, options)
     judged = build_candidate(session, recipe, Sources(), options)
-    complete = judged.with_all_samples()
+    complete = judged.with_all_samples(options, round_again=True)
     by_all = round_weights(
         session.model,
         complete.plan,
         Candidate.of(session, recipe, complete.planned, complete.statistics).encodings,
         open_feeds(session.model.proto, {"x": x}),
     )
-    assert (_rounded(by_all) == _rounded(judged)) is (count == 5)  # none of 5 is unseen
-    assert _rounded(complete) == _rounded(judged)
+    assert _rounded(by_all) != _rounded(judged)
+    assert _rounded(complete) == _rounded(by_all if is_few else judged)
+    assert _rounded(judged.with_all_samples(options, round_again=False)) == _rounded(judged)
+
+
+@pytest.mark.parametrize("qtype, is_again", [("int4", True), ("int8", False)])
+def test_weights_of_many_bits_are_written_as_they_were_proven(qtype: str, is_again: bool) -> None:
+    """More samples for the moments gain at 4 bits; at 8 what was proven stays."""
+    x = np.random.default_rng(0).normal(size=(40, 16)).astype(np.float32)
+    recipe = load_recipe("tensorrt-int8-weights").override(weights={"rounding": "gptq", "qtype": qtype})
+    recipe = recipe.model_copy(update={"target": "simulation"})
+    session = open_inputs(network(), {"x": x}, recipe, QuantizeOptions(batch=1))
+    candidate = build_candidate(session, recipe, Sources(), QuantizeOptions(batch=1))
+    assert can_round_again(candidate, Judge(candidate, QuantizeOptions(), Sources())) is is_again
 
 
 def _rounded(one: Candidate | Rounding) -> bytes:
