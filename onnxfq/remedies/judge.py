@@ -27,7 +27,7 @@ from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.numerics.metrics import standard_error_db
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Candidate, Sources
-from onnxfq.remedies.samples import split_samples
+from onnxfq.remedies.samples import PROVING, split_samples
 from onnxfq.remedies.work import Budget, Work
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.score import score_models
@@ -257,7 +257,8 @@ class Judge:
         before, after = self.score([candidate, proposal.candidate], split.proving)
         figures = {"before": before, "after": after}
         least_db = LEAST_PROVEN_DB if remedy.is_free else LEAST_GAIN_DB
-        error_db = self.gain_error(candidate, proposal.candidate, split.proving)
+        is_few = len(split.proving) < PROVING // 2  # for more, LEAST_PROVEN_DB was measured
+        error_db = self.gain_error(candidate, proposal.candidate, split.proving) if is_few else 0.0
         if after - before >= max(least_db, error_db):
             return proposal, figures
         is_large = after - before >= least_db
