@@ -21,6 +21,7 @@ class Diagnosis(Record):
         verdict: at most three lines.
         causes: the most harmful first.
         looked_at: what was looked for.
+        not_looked_at: quantizers that no cause is looked for in, by what they are.
         unmatched: quantized tensors that the float model has not.
         quantizers: how many the file has, of activations and of constants.
         samples: of the data.
@@ -36,6 +37,7 @@ class Diagnosis(Record):
     verdict: str
     causes: tuple[Cause, ...]
     looked_at: tuple[str, ...]
+    not_looked_at: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()
     quantizers: int
     samples: int
@@ -59,6 +61,8 @@ class Diagnosis(Record):
         if self.unmatched:
             lines.append(f"not in the float model: {', '.join(self.unmatched)}")
         lines.append(f"looked at {self.quantizers} quantizers: {', '.join(self.looked_at)}")
+        if self.not_looked_at:
+            lines.append(f"not looked at: {', '.join(self.not_looked_at)}")
         return "\n".join(lines)
 
 

@@ -57,6 +57,7 @@ class Repairs:
             verdict=verdict_of(tuple(causes), before, after, measure.unit),
             causes=tuple(causes),
             looked_at=looked_at,
+            not_looked_at=tuple(patient.form.passed_over),
             unmatched=() if patient.floats is None else tuple(patient.floats.unmatched),
             quantizers=len(patient.form.activations) + len(patient.form.constants),
             samples=len(patient.feeds),

@@ -12,8 +12,8 @@ from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.range_reading import RangeReading, typical
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer
 from onnxfq.diagnosis.reading.values import GridFit
 
 WIDE = 1.5
@@ -153,7 +153,7 @@ def bias_edits(patient: Patient, group: Sequence[ActivationQuantizer]) -> list[p
     """
     if patient.floats is None:
         return []
-    outputs = {f"diagnosed/{quantizer.number}/out" for quantizer in group}
+    outputs = {quantizer.output for quantizer in group}
     stored = {one.constant for one in patient.form.constants if one.is_bias}
     integer = {node.name for node in patient.index.nodes if node.op_type in ("QGemm", "QLinearConv")}
     edits = []

@@ -26,7 +26,7 @@ def find_stale(patient: Patient, reading: WeightReading, others: Sequence[Weight
     if patient.floats is None or patient.board is None or reading.floats is None or reading.values.ndim != 2:
         return None
     data = reading.layer.input[0]
-    number = next((q.number for q in patient.form.activations if data == f"diagnosed/{q.number}/out"), None)
+    number = next((q.number for q in patient.form.activations if data == q.output), None)
     name = None if number is None else patient.floats.tensors.get(number)
     if number is None or name is None:
         return None

@@ -20,8 +20,8 @@ from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
 from onnxfq.diagnosis.reading.range_reading import RangeReading
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, StoredConstant
 from onnxfq.diagnosis.reading.values import TensorValues
 
 COARSE = 4.0

@@ -105,7 +105,7 @@ def find_unused(
     patient: Patient, reading: WeightReading, others: Sequence[WeightReading]
 ) -> Suspicion | None:
     """Return that the scale is too wide for every channel; tools leave a bit unused on purpose too."""
-    used = float(np.abs(reading.constant.grid.steps).max()) / 127
+    used = float(np.abs(reading.constant.grid.steps).max()) / reading.constant.codes[1]
     if reading.floats is None or reading.constant.kind != "int8" or used > USED:
         return None
     weight = requantize(reading.floats, reading.constant, reading.axis if is_per_axis(reading) else None)

@@ -13,8 +13,8 @@ from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
 from onnxfq.diagnosis.reading.stored_weight import RequantizedWeight, channel_axis
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, StoredConstant
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.numerics.granularity import Granularity
 
@@ -56,7 +56,6 @@ def read_weights(patient: Patient) -> list[WeightReading]:
     """Return the stored weights that layers read."""
     rows = []
     for constant in patient.form.constants:
-        # The scale of a dynamic product stands behind it, in the graph.
         if constant.is_bias or not constant.scale or not constant.grid.steps.size:
             continue
         for layer in patient.form_index.readers.get(constant.constant, ()):
@@ -74,7 +73,7 @@ def read_weights(patient: Patient) -> list[WeightReading]:
 def group_in_front(patient: Patient, layer: onnx.NodeProto) -> list[ActivationQuantizer] | None:
     """Return the quantizers that share the scale of the data of a layer; None if it is in float."""
     for group in patient.groups:
-        if any(f"diagnosed/{quantizer.number}/out" == layer.input[0] for quantizer in group):
+        if any(quantizer.output == layer.input[0] for quantizer in group):
             return group
     return None
 
@@ -89,18 +88,18 @@ def suspect_weight(
     is_certain: bool,
     *edits: partial[None],
 ) -> Suspicion:
-    """Return a suspicion of a weight, with its harm."""
+    """Return a suspicion of a weight, with its harm; that of a dynamic product has no edit."""
     harm = 0.0 if patient.board is None or not change.constants else patient.harm((), change)
     return Suspicion(
         kind=kind,
         evidence=evidence,
         tensor=reading.constant.data,
         node=reading.layer.name,
-        repair=repair,
+        repair=repair if reading.constant.is_editable else f"quantize the float model again: {repair}",
         harm=harm,
         is_certain=is_certain,
         change=change,
-        edits=edits,
+        edits=edits if reading.constant.is_editable else (),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, SwitchedForm
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, SwitchedForm
 from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ErrorSums, ratio_db

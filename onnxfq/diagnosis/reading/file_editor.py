@@ -10,8 +10,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
 from onnxfq.diagnosis.reading.stored_weight import RequantizedWeight, is_per_axis
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, StoredConstant
 from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnxfq.data import Feed
 from onnxfq.diagnosis.reading.board import Board, Change, Limit, Noise, quantizers_by_scale
 from onnxfq.diagnosis.reading.float_model import FloatModel
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, SwitchedForm
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, SwitchedForm
 from onnxfq.diagnosis.reading.values import GridFit, TensorValues
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import DATA_MOVEMENT, WEIGHTED_INPUTS
@@ -157,7 +157,7 @@ class Patient:
 
     def readers(self, quantizer: ActivationQuantizer) -> list[onnx.NodeProto]:
         """Return the nodes of the float form that read what a quantizer gives."""
-        return self.form_index.readers.get(f"diagnosed/{quantizer.number}/out", [])
+        return self.form_index.readers.get(quantizer.output, [])
 
     def group_values(self, group: Sequence[ActivationQuantizer]) -> TensorValues:
         """Return the values of all tensors that share a scale."""
@@ -211,7 +211,7 @@ class Patient:
 
     def _is_last(self, quantizer: ActivationQuantizer) -> bool:
         """Tell whether no layer follows: a network does not end in a Relu."""
-        waiting, seen = [f"diagnosed/{quantizer.number}/out"], set()
+        waiting, seen = [quantizer.output], set()
         while waiting:
             name = waiting.pop()
             for node in self.form_index.readers.get(name, ()) if name not in seen else ():
@@ -236,7 +236,7 @@ class Patient:
     @cached_property
     def tied(self) -> list[set[int]]:
         """Numbers of the quantizers that meet at each Concat, which some targets want on one grid."""
-        names = {f"diagnosed/{q.number}/out": q.number for q in self.form.activations}
+        names = {q.output: q.number for q in self.form.activations}
         plain = {q.plain: q.number for q in self.form.activations}
         sets = []
         for node in self.form_index.nodes:
