@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import onnx
@@ -57,7 +58,9 @@ class Repairs:
             verdict=verdict_of(tuple(causes), before, after, measure.unit),
             causes=tuple(causes),
             looked_at=looked_at,
-            not_looked_at=tuple(patient.form.passed_over),
+            not_looked_at=tuple(
+                f"{kind}: {count}" for kind, count in Counter(patient.form.passed_over).items()
+            ),
             unmatched=() if patient.floats is None else tuple(patient.floats.unmatched),
             quantizers=len(patient.form.activations) + len(patient.form.constants),
             samples=len(patient.feeds),

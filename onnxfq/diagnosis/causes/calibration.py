@@ -27,17 +27,19 @@ Transform = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def find_other_preprocessing(patient: Patient) -> Iterator[Suspicion]:
-    """Yield the preprocessing under which the ranges of the whole file fit the data."""
+    """Yield the preprocessing under which the ranges of the whole file fit the data.
+
+    The range next to the inputs must not fit worse: ranges that training learnt differ from the data's too.
+    """
     readings = _read(patient, patient.feeds[:TRIED]) if patient.board is not None else []
     before = _mean_misfit(readings)
     if len(readings) < 2 or before < APART:
         return
-    misfits = {}
+    misfits, known = {}, {reading.numbers: reading.misfit for reading in readings}
     for name, transform in _transforms(patient).items():
-        feeds = [_apply(feed, transform) for feed in patient.feeds[:TRIED]]
-        tried = _read(patient, feeds)
-        closer = sum(one.misfit < other.misfit for one, other in zip(tried, readings, strict=True))
-        if 2 * closer > len(readings):
+        tried = _read(patient, [_apply(feed, transform) for feed in patient.feeds[:TRIED]])
+        gains = [known.get(reading.numbers, 0.0) - reading.misfit for reading in tried]
+        if 2 * sum(gain > 0 for gain in gains) > len(readings) and gains[0] >= 0:
             misfits[name] = _mean_misfit(tried)
     name = min(misfits, key=lambda one: misfits[one], default="")
     if not name or misfits[name] > BETTER * before:

@@ -34,6 +34,9 @@ LEAVING = 0.1
 OUTLYING = 3.0
 """Misfit over the typical one of a file from which samples do not explain it."""
 
+MINOR = 0.05
+"""Share of the noise that a scale alone makes, below which it is no cause unless it is wrong at any harm."""
+
 SHIFTED = 0.1
 """Move of both ends to one side, over the width of the values, that no other draw of samples makes."""
 
@@ -55,7 +58,7 @@ def find_ranges(patient: Patient) -> Iterator[Suspicion]:
         if reading.values.power == 0.0:
             continue
         kind, evidence, is_certain = _explain(reading, typical(ratios), typical(misfits), typical(shifts))
-        if kind:
+        if kind and (is_certain or patient.share(reading.numbers) >= MINOR):
             other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
             if other is not None and patient.are_tied(reading.numbers, other.numbers):
                 continue

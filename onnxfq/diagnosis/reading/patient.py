@@ -48,6 +48,7 @@ class Patient:
     feeds: Sequence[Feed]
     target: str = ""
     cured: Change = field(default_factory=Change)
+    _alone: dict[tuple[int, ...], Noise] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Match the float model and compute the reference outputs."""
@@ -166,19 +167,33 @@ class Patient:
             values += self.values[quantizer.number]
         return values
 
+    def alone(self, numbers: Sequence[int]) -> Noise:
+        """Return the noise of these quantizers alone."""
+        key = tuple(numbers)
+        if key not in self._alone:
+            self._alone[key] = self.noise(self._only(key))
+        return self._alone[key]
+
+    def _only(self, numbers: Sequence[int]) -> Change:
+        change = self._measured.only(numbers)
+        return change | self.cured if numbers else change
+
+    def share(self, numbers: Sequence[int]) -> float:
+        """Return the noise of these quantizers alone over the file's: no repair of them takes more away."""
+        return self.alone(numbers).share_over(Noise((0.0,) * len(self.whole.ratios)), self.whole)
+
     def harm(self, numbers: Sequence[int], repair: Change) -> float:
         """Return what these quantizers alone add to the noise over what they add with the repair.
 
         It is a share of the noise of the file, of the output where it is most.
         """
-        alone = self._measured.only(numbers)
-        if numbers:
-            alone |= self.cured
-        return self.noise(alone).share_over(self.noise(alone | repair), self.whole)
+        repaired = self.noise(self._only(numbers) | repair)
+        return self.alone(numbers).share_over(repaired, self.whole)
 
     def cure(self, change: Change) -> None:
         """Take repairs of constants as done for what is measured in float, and forget what was measured."""
         self.cured |= change
+        self._alone.clear()
         for name in ("references", "whole", "floor", "is_faithful", "values"):
             self.__dict__.pop(name, None)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -22,6 +20,11 @@ _BIASES = {"Conv": (2, 1), "Gemm": (2, 1), "QGemm": (6, 3), "QLinearConv": (8, 3
 
 _PRODUCTS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 
+_PASSED_OVER = {
+    "DynamicQuantizeLinear": "range that each run sets (DynamicQuantizeLinear)",
+    "DynamicQuantizeLSTM": "weights of DynamicQuantizeLSTM",
+}
+
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 
 _KNOWN = (*_PAIR, "DynamicQuantizeLinear")
@@ -29,17 +32,12 @@ _KNOWN = (*_PAIR, "DynamicQuantizeLinear")
 
 
 def prepare_form(proto: onnx.ModelProto) -> list[str]:
-    """Change a model, and return the quantizers that are passed over, by what they are."""
-    kinds = Counter(_set_aside(proto))
-    kinds["range that each run sets (DynamicQuantizeLinear)"] = sum(
-        node.op_type == "DynamicQuantizeLinear" for node in proto.graph.node
-    )
-    kinds["weight of DynamicQuantizeLSTM"] = sum(
-        node.op_type == "DynamicQuantizeLSTM" for node in proto.graph.node
-    )
-    _write_products(proto)
+    """Change a model, and return what each quantizer is that is passed over."""
+    kinds = _set_aside(proto)
+    kinds += [_PASSED_OVER[node.op_type] for node in proto.graph.node if node.op_type in _PASSED_OVER]
     _give_biases(proto)
-    return [f"{kind} ({count})" for kind, count in kinds.items() if count]
+    _write_products(proto)
+    return kinds
 
 
 def _set_aside(proto: onnx.ModelProto) -> list[str]:
@@ -54,7 +52,7 @@ def _set_aside(proto: onnx.ModelProto) -> list[str]:
         )
         has_several = scale is not None and int(np.prod(scale.dims)) > 1
         if not is_known or (has_several and not _is_constant(index, node.input[0])):
-            if node.op_type == "QuantizeLinear" or not is_known:
+            if node.op_type == "DequantizeLinear":
                 kinds.append("activation with several scales" if is_known else "scale that is computed")
             node.op_type = KEPT + node.op_type
     return kinds

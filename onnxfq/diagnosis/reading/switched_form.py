@@ -81,7 +81,8 @@ class _SwitchedUnfolding(Unfolding):
             super().keep(node)
 
     def meet_inner(self, node: onnx.NodeProto, inner: onnx.NodeProto) -> None:
-        self.switched.passed_over.append(f"{inner.op_type} {inner.name!r} in a body of {node.op_type}")
+        if inner.op_type != "QuantizeLinear":  # its DequantizeLinear stands for the pair
+            self.switched.passed_over.append(f"quantizer in a body of {node.op_type}")
 
     def _limit(self, quantizer: ActivationQuantizer) -> ActivationQuantizer:
         """Add two ends that can do the work of a Relu or Clip where the quantizer is off; open by default."""
