@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Literal
 
 from onnxfq.diagnosis.reading.cause import Cause
@@ -48,22 +49,37 @@ class Diagnosis(Record):
     written: str = ""
 
     def table(self) -> str:
-        """Return the verdict, and a row for each cause."""
+        """Return the verdict, and a row for each cause with its evidence and repair below it."""
         lines = [self.verdict]
         if self.causes:
-            rows: list[tuple[str, ...]] = [
-                ("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")
-            ]
+            rows: list[tuple[str, ...]] = [("cause", "tensor", f"{self.unit} before", "after")]
             for cause in self.causes:
                 figures = ("" if db is None else f"{db:.1f}" for db in (cause.before, cause.after))
-                rows.append((cause.kind, cause.tensor or cause.node, *figures, cause.evidence, cause.repair))
-            lines += ["", *table_lines(rows, names=(1,))]
+                rows.append((cause.kind, cause.tensor or cause.node, *figures))
+            head, *cells = table_lines(rows, names=(1,))
+            lines += ["", head]
+            for line, cause in zip(cells, self.causes, strict=True):
+                repair = f"repair: {cause.repair}" if cause.repair else ""
+                lines += [line, *_wrap(cause.evidence, "    "), *_wrap(repair, "    ")]
+            lines.append("")
         if self.unmatched:
-            lines.append(f"not in the float model: {', '.join(self.unmatched)}")
-        lines.append(f"looked at {self.quantizers} quantizers: {', '.join(self.looked_at)}")
+            lines += _wrap(f"not in the float model: {', '.join(self.unmatched)}")
+        lines += _wrap(f"looked at {self.quantizers} quantizers: {', '.join(self.looked_at)}")
         if self.not_looked_at:
-            lines.append(f"not looked at: {', '.join(self.not_looked_at)}")
+            lines += _wrap(f"not looked at: {', '.join(self.not_looked_at)}")
         return "\n".join(lines)
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    """Return lines of at most 80 characters; names and commands stay whole."""
+    return textwrap.wrap(
+        text,
+        80,
+        initial_indent=indent,
+        subsequent_indent=indent or "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def verdict_of(causes: tuple[Cause, ...], before: float | None, after: float | None, unit: str = "dB") -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.causes.ranges import APART, BETTER, LEAVING, TRIED, all_fits, bias_edits, set_fit
+from onnxfq.diagnosis.causes.ranges import APART, BETTER, LEAVING, TRIED, all_fits, grid_edits
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.patient import Patient
@@ -80,9 +79,8 @@ def _recalibrate(
     """Return the suspicion that every range has to come from the data."""
     change = all_fits(patient)
     edits = [
-        partial(set_fit, quantizer=group[0], fit=change.grids[group[0].number]) for group in patient.groups
+        edit for group in patient.groups for edit in grid_edits(patient, group, change.grids[group[0].number])
     ]
-    edits += [edit for group in patient.groups for edit in bias_edits(patient, group)]
     return Suspicion(
         kind=kind,
         evidence=evidence,

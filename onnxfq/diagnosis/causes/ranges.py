@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-
-import numpy as np
-from numpy.typing import NDArray
 
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
@@ -42,6 +39,9 @@ SHIFTED = 0.1
 
 COARSE_DB = 3.0
 """Error over a better range's from which saturation is harmful: twice the noise."""
+
+GROSS_DB = 12.0
+"""Error over a better range's, two bits, that no draw of samples makes by moving both ends to one side."""
 
 LOST_DB = 6.0
 """Error over a better range's from which typical values are lost: a bit of precision."""
@@ -85,12 +85,13 @@ def _explain(reading: RangeReading, ratio: float, misfit: float, shift: float) -
     if reading.ratio > WIDE and reading.ratio > WIDE * min(ratio, 1.0):
         used = f"{covers}: {100 * reading.steps_used:.2g} % of its grid is used"
         return "wide_range", used, reading.ratio > WIDE * ratio
-    if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING + reading.wander[1]:
+    least, most = (0.0, 0.0) if reading.excess_db >= GROSS_DB and reading.shift else reading.wander
+    if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING + most:
         side = "both ends" if min(below, above) > 0 else ("the lower end" if below else "the upper end")
         share = f"{covers}: {100 * (below + above):.3g} % of the values saturate at {side}"
         is_outlier = reading.misfit > OUTLYING * misfit
         far = reading.overrun > 1 - 1 / WIDE and is_outlier
-        if abs(reading.shift) > max(SHIFTED + reading.wander[0], OUTLYING * shift):
+        if abs(reading.shift) > max(SHIFTED + least, OUTLYING * shift):
             share, far = (
                 f"{share}, the other is {100 * abs(reading.shift):.2g} % of the width too far out",
                 True,
@@ -132,7 +133,7 @@ def _suspect(
         is_certain=is_certain,
         numbers=reading.numbers,
         change=patient.fit_change(reading.group, fit),
-        edits=(partial(set_fit, quantizer=quantizer, fit=fit), *bias_edits(patient, reading.group)),
+        edits=tuple(grid_edits(patient, reading.group, fit)),
     )
 
 
@@ -144,33 +145,27 @@ def choose_fit(patient: Patient, reading: RangeReading) -> tuple[GridFit, float]
     return fit, harm
 
 
-def set_fit(editor: FileEditor, quantizer: ActivationQuantizer, fit: GridFit) -> None:
-    """Write a grid to the file."""
-    editor.set_grid(quantizer, fit)
-
-
-def bias_edits(patient: Patient, group: Sequence[ActivationQuantizer]) -> list[partial[None]]:
-    """Return the edits that give layers behind these quantizers the biases of the float model.
+def grid_edits(
+    patient: Patient, group: Sequence[ActivationQuantizer], fit: GridFit
+) -> list[Callable[[FileEditor], None]]:
+    """Return the edits that give quantizers a grid, and the layers behind them the float model's biases.
 
     A bias in integers was rounded in steps of the range of its layer's input, and is as wrong as that.
     """
+    edits: list[Callable[[FileEditor], None]] = [
+        partial(FileEditor.set_grid, quantizer=group[0], fit=fit),
+    ]
     if patient.floats is None:
-        return []
+        return edits
     outputs = {quantizer.output for quantizer in group}
     stored = {one.constant for one in patient.form.constants if one.is_bias}
     integer = {node.name for node in patient.index.nodes if node.op_type in ("QGemm", "QLinearConv")}
-    edits = []
     for node in patient.form_index.nodes:
         layer = patient.floats.layers.get(node.name)
         has_stored = len(node.input) > 2 and (node.input[2] in stored or node.name in integer)
         if layer is not None and layer.bias is not None and node.input[0] in outputs and has_stored:
-            edits.append(partial(restore_bias, layer=node.name, values=layer.bias))
+            edits.append(partial(FileEditor.set_bias, layer=node.name, values=layer.bias))
     return edits
-
-
-def restore_bias(editor: FileEditor, layer: str, values: NDArray[np.float32]) -> None:
-    """Write a bias to the file."""
-    editor.set_bias(layer, values)
 
 
 def all_fits(patient: Patient) -> Change:

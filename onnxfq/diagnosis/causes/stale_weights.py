@@ -12,11 +12,11 @@ from onnxfq.diagnosis.causes.weight_reading import (
     OFF,
     WeightReading,
     is_per_axis,
-    set_weight,
     suspect_weight,
 )
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.stored_weight import requantize
 
@@ -55,7 +55,7 @@ def find_stale(patient: Patient, reading: WeightReading, others: Sequence[Weight
         "the weight of the float layer with the inverse factors",
         Change(constants={reading.constant.constant: weight.rounded}),
         False,
-        partial(set_weight, constant=reading.constant, weight=weight),
+        partial(FileEditor.set_weight, constant=reading.constant, weight=weight),
     )
 
 

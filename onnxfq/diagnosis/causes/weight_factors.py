@@ -20,7 +20,7 @@ from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
-from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.range_reading import RangeReading
 from onnxfq.diagnosis.reading.values import TensorValues
 
@@ -55,7 +55,7 @@ def find_factor(
         f"the scale divided by {factor:.3g}",
         Change(constants={reading.constant.constant: right}),
         True,
-        partial(_scale, constant=reading.constant, factor=factor),
+        partial(FileEditor.scale_weight, constant=reading.constant, factor=factor),
     )
 
 
@@ -126,7 +126,3 @@ def _next_quantizers(patient: Patient, layer: onnx.NodeProto) -> list[int]:
             seen.add(name)
             waiting += [out for node in patient.form_index.readers.get(name, ()) for out in node.output]
     return sorted(numbers)
-
-
-def _scale(editor: FileEditor, constant: StoredConstant, factor: float) -> None:
-    editor.scale_weight(constant, factor)

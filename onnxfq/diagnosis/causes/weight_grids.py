@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from onnxfq.diagnosis.causes.weight_reading import (
     WeightReading,
     is_per_axis,
-    set_weight,
     suspect_weight,
 )
 from onnxfq.diagnosis.reading.board import Change
@@ -56,7 +55,7 @@ def find_axis(patient: Patient, reading: WeightReading, others: Sequence[WeightR
         f"the scales along axis {right}",
         change,
         True,
-        partial(_set_axes, scale=reading.constant.scale, axis=right),
+        partial(FileEditor.set_axes, scale=reading.constant.scale, axis=right),
     )
 
 
@@ -97,28 +96,35 @@ def find_spread(
         f"a scale for each of {used.size} channels",
         Change(constants={reading.constant.constant: weight.rounded}),
         True,
-        partial(set_weight, constant=reading.constant, weight=weight),
+        partial(FileEditor.set_weight, constant=reading.constant, weight=weight),
     )
 
 
 def find_unused(
     patient: Patient, reading: WeightReading, others: Sequence[WeightReading]
 ) -> Suspicion | None:
-    """Return that the scale is too wide for every channel; tools leave a bit unused on purpose too."""
-    used = float(np.abs(reading.constant.grid.steps).max()) / reading.constant.codes[1]
-    if reading.floats is None or reading.constant.kind != "int8" or used > USED:
+    """Return that the scale is too wide for every channel.
+
+    Every calibration gives the largest value the last number, or saturates. Some tools leave a bit unused in
+    all weights; where all others fill their grid, one that does not is a fault at any harm.
+    """
+    constant = reading.constant
+    is_alone = len(others) > 1 and all(_use(other) >= FILLED for other in others if other is not reading)
+    if constant.kind != "int8" or _use(reading) > USED or not (is_alone or reading.floats is not None):
         return None
-    weight = requantize(reading.floats, reading.constant, reading.axis if is_per_axis(reading) else None)
-    return suspect_weight(
-        patient,
-        reading,
-        "weight_scale",
-        f"its numbers reach {100 * used:.2g} % of the grid",
-        "the range of its values",
-        Change(constants={reading.constant.constant: weight.rounded}),
-        False,
-        partial(set_weight, constant=reading.constant, weight=weight),
-    )
+    others_text = ", and all others its end" if is_alone else ""
+    text = f"its numbers reach {100 * _use(reading):.2g} % of the grid{others_text}"
+    repair, change, edits = "give the float model, which has its range", Change(), []
+    if reading.floats is not None:
+        weight = requantize(reading.floats, constant, reading.axis if is_per_axis(reading) else None)
+        repair, change = "the range of its values", Change(constants={constant.constant: weight.rounded})
+        edits = [partial(FileEditor.set_weight, constant=constant, weight=weight)]
+    return suspect_weight(patient, reading, "weight_scale", text, repair, change, is_alone, *edits)
+
+
+def _use(reading: WeightReading) -> float:
+    """Return the largest number of a weight over the largest that it may have."""
+    return float(np.abs(reading.constant.grid.steps).max()) / reading.constant.codes[1]
 
 
 def _fill(steps: NDArray[np.int32], axis: int) -> float:
@@ -126,7 +132,3 @@ def _fill(steps: NDArray[np.int32], axis: int) -> float:
     around = tuple(at for at in range(steps.ndim) if at != axis)
     reach = np.abs(steps).max(around)
     return float(reach.min()) / max(float(reach.max()), 1.0)
-
-
-def _set_axes(editor: FileEditor, scale: str, axis: int) -> None:
-    editor.set_axes(scale, axis)

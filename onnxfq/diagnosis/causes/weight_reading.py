@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
-from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
-from onnxfq.diagnosis.reading.stored_weight import RequantizedWeight, channel_axis
+from onnxfq.diagnosis.reading.stored_weight import channel_axis
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.numerics.granularity import Granularity
 
@@ -113,8 +112,3 @@ def squared_error(one: NDArray[np.floating], other: NDArray[np.floating] | None)
     if other is None:
         return 0.0
     return float(((np.asarray(one, np.float64) - other) ** 2).sum())
-
-
-def set_weight(editor: FileEditor, constant: StoredConstant, weight: RequantizedWeight) -> None:
-    """Write a weight to the file."""
-    editor.set_weight(constant, weight)

@@ -13,12 +13,13 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.reading.board import Board, Change, Limit, Noise, quantizers_by_scale
+from onnxfq.diagnosis.reading.board import Board, Change, Noise, quantizers_by_scale
 from onnxfq.diagnosis.reading.float_model import FloatModel
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, SwitchedForm
+from onnxfq.diagnosis.reading.relu_limits import guess_limits, keeps_relus
 from onnxfq.diagnosis.reading.values import GridFit, TensorValues
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.ops import DATA_MOVEMENT, WEIGHTED_INPUTS
+from onnxfq.graph.ops import DATA_MOVEMENT
 from onnxfq.remedies.samples import split_samples
 
 FAITHFUL_DB = 20.0
@@ -54,12 +55,12 @@ class Patient:
         """Match the float model and compute the reference outputs."""
         if self.board is None:
             return
+        guessed = guess_limits(self.form, self.form_index)
         if self.floats is not None:
-            self.floats.match(self.board, self.feeds[:2], keeps_relus=self.keeps_relus)
-            unknown = {n: ends for n, ends in self._guess_limits().items() if n not in self.floats.tensors}
-            self.board.limits = unknown | self.floats.limits(self.form)
-        else:
-            self.board.limits = self._guess_limits()
+            self.floats.match(self.board, self.feeds[:2], keeps_relus=keeps_relus(self.form_index))
+            guessed = {n: ends for n, ends in guessed.items() if n not in self.floats.tensors}
+            guessed |= self.floats.limits(self.form)
+        self.board.limits = guessed
 
     @cached_property
     def index(self) -> GraphIndex:
@@ -206,48 +207,6 @@ class Patient:
         """Return the share of the noise of the file that a repair takes away."""
         return self.whole.share_over(self.noise(repair), self.whole)
 
-    def _guess_limits(self) -> dict[int, Limit]:
-        """Return the limits of tensors whose range seems to do the work of a Relu that the file lacks.
-
-        A tool removes all of these operators or none: one that is left behind a layer shows that this file
-        has them all. A range that ends at 6 does the work of Clip(0, 6).
-        """
-        if self.keeps_relus:
-            return {}
-        limits: dict[int, Limit] = {}
-        for quantizer in self.form.activations:
-            maker = self.form_index.makers.get(quantizer.plain)
-            is_layer = maker is not None and (maker.op_type in WEIGHTED_INPUTS or maker.op_type == "Add")
-            is_inner = is_layer and not self._is_last(quantizer) and not self._is_biased(quantizer)
-            if quantizer.plain != quantizer.real and quantizer.starts_at_zero and is_inner:
-                step, end = quantizer.grid.scale, quantizer.grid.limits[1]
-                limits[quantizer.number] = (0.0, 6.0 if abs(end - 6) <= step / 2 else math.inf)
-        return limits
-
-    def _is_last(self, quantizer: ActivationQuantizer) -> bool:
-        """Tell whether no layer follows: a network does not end in a Relu."""
-        waiting, seen = [quantizer.output], set()
-        while waiting:
-            name = waiting.pop()
-            for node in self.form_index.readers.get(name, ()) if name not in seen else ():
-                if node.op_type in WEIGHTED_INPUTS:
-                    return False
-                waiting += node.output
-            seen.add(name)
-        return True
-
-    def _is_biased(self, quantizer: ActivationQuantizer) -> bool:
-        """Tell whether it stands between a MatMul and the Add of its bias, where no Relu is."""
-        maker = self.form_index.makers.get(quantizer.plain)
-        return (
-            maker is not None
-            and maker.op_type == "MatMul"
-            and any(
-                node.op_type == "Add" and any(name in self.form_index.constants for name in node.input)
-                for node in self.readers(quantizer)
-            )
-        )
-
     @cached_property
     def tied(self) -> list[set[int]]:
         """Numbers of the quantizers that meet at each Concat, which some targets want on one grid."""
@@ -271,18 +230,6 @@ class Patient:
             name = maker.input[0]
             maker = self.form_index.makers.get(name)
         return name
-
-    @cached_property
-    def keeps_relus(self) -> bool:
-        """Whether a Relu or Clip reads what a layer computes."""
-        for node in self.form_index.nodes:
-            if node.op_type in ("Relu", "Clip"):
-                maker = self.form_index.makers.get(node.input[0])
-                while maker is not None and maker.name.startswith("diagnosed/"):
-                    maker = self.form_index.makers.get(maker.input[0 if maker.op_type != "Where" else 2])
-                if maker is not None and (maker.op_type in WEIGHTED_INPUTS or maker.op_type == "Add"):
-                    return True
-        return False
 
     def fit_change(self, group: Sequence[ActivationQuantizer], fit: GridFit) -> Change:
         """Return the change that gives all quantizers of a group one grid."""

@@ -42,7 +42,7 @@ def prepare_form(proto: onnx.ModelProto) -> list[str]:
 
 def _set_aside(proto: onnx.ModelProto) -> list[str]:
     """Rename the pairs of several scales for a computed tensor, and of computed scales; say of which kind."""
-    index, kinds = GraphIndex(proto.graph), []
+    index, kinds = GraphIndex.of_model(proto), []
     for node in proto.graph.node:
         if node.op_type not in _PAIR:
             continue
@@ -68,7 +68,7 @@ def _is_constant(index: GraphIndex, name: str) -> bool:
 
 def _write_products(proto: onnx.ModelProto) -> None:
     """Write each product of dynamic numbers and its scales as a product of floats and a stored weight."""
-    index, nodes = GraphIndex(proto.graph), proto.graph.node
+    index, nodes = GraphIndex.of_model(proto), proto.graph.node
     for node in list(nodes):
         maker = index.makers.get(node.input[0]) if node.op_type in _PRODUCTS else None
         chain = {} if maker is None else _chain_behind(index, node)
