@@ -28,18 +28,20 @@ class Repairs:
         """Return the diagnosis with what each repair restores; `together` gets those that do no harm."""
         patient, measure = self._patient, self._measure
         causes: list[Cause] = []
+        samples = (patient.choosing, patient.proving)
         before = after = None
         if patient.board is not None:
             before = measure.reported(patient.proto)
-            chosen = measure.sqnr_db(patient.proto, patient.choosing)
+            best = [measure.sqnr_db(patient.proto, feeds) for feeds in samples]
         for suspicion in suspicions:
             alone = None
             if suspicion.edits and patient.board is not None:
                 alone = measure.reported(self._edit(patient.proto, suspicion))
                 candidate = self._edit(self.together, suspicion)
-                score = measure.sqnr_db(candidate, patient.choosing)
-                if score >= chosen - LEAST_PROVEN_DB:
-                    self.together, self.is_changed, chosen = candidate, True, max(chosen, score)
+                scores = [measure.sqnr_db(candidate, feeds) for feeds in samples]
+                if all(new >= old - LEAST_PROVEN_DB for new, old in zip(scores, best, strict=True)):
+                    self.together, self.is_changed = candidate, True
+                    best = [max(pair) for pair in zip(scores, best, strict=True)]
             causes.append(
                 Cause(
                     kind=suspicion.kind,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import numpy as np
+
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
@@ -15,6 +17,9 @@ from onnxfq.diagnosis.reading.values import GridFit
 
 WIDE = 1.5
 """Width of a range over its values' from which it is too wide: samples of one kind differ by less."""
+
+WIDEST = 0.9
+"""Part of the other ranges than which a certain fault is wider: of many ranges some are, by their data."""
 
 APART = 0.1
 """Mean misfit of all ranges from which other preprocessing is tried; another draw of samples makes less."""
@@ -52,12 +57,13 @@ def find_ranges(patient: Patient) -> Iterator[Suspicion]:
     if patient.board is None:
         return
     readings = [RangeReading.of(group, patient.group_values(group)) for group in patient.groups]
-    ratios, misfits = [r.ratio for r in readings], [r.misfit for r in readings]
+    misfits = [r.misfit for r in readings]
     shifts = [abs(r.shift) for r in readings]
     for reading in readings:
         if reading.values.power == 0.0:
             continue
-        kind, evidence, is_certain = _explain(reading, typical(ratios), typical(misfits), typical(shifts))
+        others = [other.ratio for other in readings if other is not reading]
+        kind, evidence, is_certain = _explain(reading, others, typical(misfits), typical(shifts))
         if kind and (is_certain or patient.share(reading.numbers) >= MINOR):
             other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
             if other is not None and patient.are_tied(reading.numbers, other.numbers):
@@ -68,23 +74,26 @@ def find_ranges(patient: Patient) -> Iterator[Suspicion]:
             yield _suspect(patient, reading, kind, evidence, is_certain)
 
 
-def _explain(reading: RangeReading, ratio: float, misfit: float, shift: float) -> tuple[str, str, bool]:
+def _explain(
+    reading: RangeReading, others: list[float], misfit: float, shift: float
+) -> tuple[str, str, bool]:
     """Return the kind of fault, its evidence, and whether it is a fault at any harm; empty without one."""
     quantizer, values = reading.quantizer, reading.values
     low, high = quantizer.grid.limits
     covers = f"the range is {low:.4g}..{high:.4g} and the data is {values.low:.4g}..{values.high:.4g}"
     below, above = values.saturated(quantizer)
     sample = values.sample
-    if quantizer.starts_at_zero and values.is_signed:
+    if quantizer.starts_at_zero and values.is_signed and values.low < -quantizer.grid.scale / 2:
         part, energy = values.below_zero
         return (
             "unsigned_on_signed",
             f"{covers}: {100 * part:.3g} % of the values, with {100 * energy:.3g} % of the energy, become 0",
             True,
         )
-    if reading.ratio > WIDE and reading.ratio > WIDE * min(ratio, 1.0):
+    if reading.ratio > WIDE and reading.ratio > WIDE * min(typical(others), 1.0):
         used = f"{covers}: {100 * reading.steps_used:.2g} % of its grid is used"
-        return "wide_range", used, reading.ratio > WIDE * ratio
+        widest = float(np.quantile(others, WIDEST, method="lower")) if others else 1.0
+        return "wide_range", used, reading.ratio > WIDE * max(widest, typical(others))
     least, most = (0.0, 0.0) if reading.excess_db >= GROSS_DB and reading.shift else reading.wander
     if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING + most:
         side = "both ends" if min(below, above) > 0 else ("the lower end" if below else "the upper end")

@@ -105,11 +105,13 @@ def find_unused(
 ) -> Suspicion | None:
     """Return that the scale is too wide for every channel.
 
-    Every calibration gives the largest value the last number, or saturates. Some tools leave a bit unused in
-    all weights; where all others fill their grid, one that does not is a fault at any harm.
+    Every calibration gives the largest value the last number, or saturates. Some tools leave a bit unused, in
+    all weights or in the first layer's (NNCF's overflow fix); where all others fill their grid, another one
+    that does not is a fault at any harm.
     """
     constant = reading.constant
-    is_alone = len(others) > 1 and all(_use(other) >= FILLED for other in others if other is not reading)
+    fills = [_use(other) >= FILLED for other in others if other is not reading]
+    is_alone = len(fills) > 1 and all(fills) and reading is not others[0]
     if constant.kind != "int8" or _use(reading) > USED or not (is_alone or reading.floats is not None):
         return None
     others_text = ", and all others its end" if is_alone else ""
