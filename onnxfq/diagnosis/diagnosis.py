@@ -48,19 +48,26 @@ class Diagnosis(Record):
     after: float | None = None
     written: str = ""
 
+    def cells(self) -> list[tuple[str, ...]]:
+        """Return the cells of a table of the causes, headings first."""
+        rows: list[tuple[str, ...]] = [
+            ("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")
+        ]
+        for cause in self.causes:
+            before, after = ("" if db is None else f"{db:.1f}" for db in (cause.before, cause.after))
+            where = cause.tensor or cause.node
+            rows.append((cause.kind, where, before, after, cause.evidence, cause.repair))
+        return rows
+
     def table(self) -> str:
         """Return the verdict, and a row for each cause with its evidence and repair below it."""
         lines = [self.verdict]
         if self.causes:
-            rows: list[tuple[str, ...]] = [("cause", "tensor", f"{self.unit} before", "after")]
-            for cause in self.causes:
-                figures = ("" if db is None else f"{db:.1f}" for db in (cause.before, cause.after))
-                rows.append((cause.kind, cause.tensor or cause.node, *figures))
-            head, *cells = table_lines(rows, names=(1,))
+            rows = self.cells()
+            head, *figures = table_lines([row[:4] for row in rows], names=(1,))
             lines += ["", head]
-            for line, cause in zip(cells, self.causes, strict=True):
-                repair = f"repair: {cause.repair}" if cause.repair else ""
-                lines += [line, *_wrap(cause.evidence, "    "), *_wrap(repair, "    ")]
+            for line, (*_, evidence, repair) in zip(figures, rows[1:], strict=True):
+                lines += [line, *_wrap(evidence, "    "), *_wrap(repair and f"repair: {repair}", "    ")]
             lines.append("")
         if self.unmatched:
             lines += _wrap(f"not in the float model: {', '.join(self.unmatched)}")
