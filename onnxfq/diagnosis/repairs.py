@@ -32,11 +32,12 @@ class Repairs:
         before = after = None
         if patient.board is not None:
             before = measure.reported(patient.proto)
-            best = [measure.sqnr_db(patient.proto, feeds) for feeds in samples]
+        best: list[float] = []
         for suspicion in suspicions:
             alone = None
             if suspicion.edits and patient.board is not None:
                 alone = measure.reported(self._edit(patient.proto, suspicion))
+                best = best or [measure.sqnr_db(patient.proto, feeds) for feeds in samples]
                 candidate = self._edit(self.together, suspicion)
                 scores = [measure.sqnr_db(candidate, feeds) for feeds in samples]
                 if all(new >= old - LEAST_PROVEN_DB for new, old in zip(scores, best, strict=True)):

@@ -110,23 +110,20 @@ def find_unused(
     that does not is a fault at any harm.
     """
     constant = reading.constant
-    fills = [_use(other) >= FILLED for other in others if other is not reading]
+    if constant.kind != "int8" or reading.use > USED:
+        return None
+    fills = [other.use >= FILLED for other in others if other is not reading]
     is_alone = len(fills) > 1 and all(fills) and reading is not others[0]
-    if constant.kind != "int8" or _use(reading) > USED or not (is_alone or reading.floats is not None):
+    if not is_alone and reading.floats is None:
         return None
     others_text = ", and all others its end" if is_alone else ""
-    text = f"its numbers reach {100 * _use(reading):.2g} % of the grid{others_text}"
+    text = f"its numbers reach {100 * reading.use:.2g} % of the grid{others_text}"
     repair, change, edits = "give the float model, which has its range", Change(), []
     if reading.floats is not None:
         weight = requantize(reading.floats, constant, reading.axis if is_per_axis(reading) else None)
         repair, change = "the range of its values", Change(constants={constant.constant: weight.rounded})
         edits = [partial(FileEditor.set_weight, constant=constant, weight=weight)]
     return suspect_weight(patient, reading, "weight_scale", text, repair, change, is_alone, *edits)
-
-
-def _use(reading: WeightReading) -> float:
-    """Return the largest number of a weight over the largest that it may have."""
-    return float(np.abs(reading.constant.grid.steps).max()) / reading.constant.codes[1]
 
 
 def _fill(steps: NDArray[np.int32], axis: int) -> float:

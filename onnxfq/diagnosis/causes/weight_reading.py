@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import onnx
@@ -38,6 +38,11 @@ class WeightReading:
     def axis(self) -> int | None:
         """The axis of the output channels."""
         return channel_axis(self.layer, self.values.ndim)
+
+    @cached_property
+    def use(self) -> float:
+        """The largest number over the largest that it may have."""
+        return float(np.abs(self.constant.grid.steps).max()) / self.constant.codes[1]
 
     @property
     def error(self) -> float:
