@@ -13,6 +13,9 @@ from onnxfq.support.tables import table_lines
 LOW_DB = 20.0
 """SQNR below which a file without a single cause has a loss worth a word."""
 
+NOTHING_READ = "nothing was looked at: all quantizers are of kinds that stay as they are"
+"""Verdict of a file with quantizers that no cause is looked for in."""
+
 
 class Diagnosis(Record):
     """Result of `diagnose`.

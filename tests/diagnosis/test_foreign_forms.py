@@ -222,3 +222,12 @@ def test_what_is_passed_over_is_said(form: str) -> None:
     result = diagnose(proto, data=DATA)
     assert [(cause.kind, cause.tensor) for cause in result.causes[:1]] == [("preprocessing", "x")]
     assert len(result.not_looked_at) == 1, result.not_looked_at
+
+
+def test_a_file_of_passed_over_quantizers_is_not_called_sound() -> None:
+    """Where every quantizer is passed over, the verdict says that nothing was looked at."""
+    proto = build(
+        "g (float[N,8] x) => (float[N,8] y) { q = QuantizeLinear (x, s, z) y = DequantizeLinear (q, s, z) }",
+        {"s": np.full(8, 0.02, np.float32), "z": np.zeros(8, np.int8)},
+    )
+    assert diagnose(proto, data=DATA).verdict.startswith("nothing was looked at")
