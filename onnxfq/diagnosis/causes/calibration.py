@@ -97,14 +97,8 @@ def _recalibrate(
 
 def _read(patient: Patient, feeds: list[Feed] | Any) -> list[RangeReading]:
     values = patient.values if feeds is patient.feeds else patient.collect(feeds)
-    readings = []
-    for group in patient.groups:
-        together = values[group[0].number]
-        for quantizer in group[1:]:
-            together += values[quantizer.number]
-        if together.power:
-            readings.append(RangeReading.of(group, together))
-    return readings
+    readings = [RangeReading.of(group, patient.group_values(group, values)) for group in patient.groups]
+    return [reading for reading in readings if reading.values.power]
 
 
 def _mean_misfit(readings: list[RangeReading]) -> float:

@@ -47,16 +47,10 @@ def find_factor(
         text += f"; the scale is that of {owner.constant.data!r}"
     right = (reading.values / np.float32(factor)).astype(np.float32)
     kind = "foreign_parameters" if owner is not None else "weight_scale"
-    return suspect_weight(
-        patient,
-        reading,
-        kind,
-        text,
-        f"the scale divided by {factor:.3g}",
-        Change(constants={reading.constant.constant: right}),
-        True,
-        partial(FileEditor.scale_weight, constant=reading.constant, factor=factor),
-    )
+    change = Change(constants={reading.constant.constant: right})
+    edit = partial(FileEditor.scale_weight, constant=reading.constant, factor=factor)
+    repair = f"the scale divided by {factor:.3g}"
+    return suspect_weight(patient, reading, kind, text, repair, change, True, edit)
 
 
 def _factor_of(patient: Patient, reading: WeightReading) -> float | None:

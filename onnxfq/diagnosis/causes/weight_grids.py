@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from onnxfq.diagnosis.causes.weight_reading import (
     WeightReading,
     is_per_axis,
+    round_again,
     suspect_weight,
 )
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
-from onnxfq.diagnosis.reading.stored_weight import requantize
 from onnxfq.graph.stored_grid import StoredGrid
 
 FILLED = 0.98
@@ -47,16 +47,9 @@ def find_axis(patient: Patient, reading: WeightReading, others: Sequence[WeightR
         f"axis {right}"
     )
     change = Change(constants={reading.constant.constant: turned.values})
-    return suspect_weight(
-        patient,
-        reading,
-        "wrong_axis",
-        text,
-        f"the scales along axis {right}",
-        change,
-        True,
-        partial(FileEditor.set_axes, scale=reading.constant.scale, axis=right),
-    )
+    edit = partial(FileEditor.set_axes, scale=reading.constant.scale, axis=right)
+    repair = f"the scales along axis {right}"
+    return suspect_weight(patient, reading, "wrong_axis", text, repair, change, True, edit)
 
 
 def find_spread(
@@ -78,26 +71,11 @@ def find_spread(
         "the grid"
     )
     if reading.floats is None:
-        return suspect_weight(
-            patient,
-            reading,
-            "channel_spread",
-            text,
-            "a scale for each channel; give the float model",
-            Change(),
-            True,
-        )
-    weight = requantize(reading.floats, reading.constant, axis)
-    return suspect_weight(
-        patient,
-        reading,
-        "channel_spread",
-        text,
-        f"a scale for each of {used.size} channels",
-        Change(constants={reading.constant.constant: weight.rounded}),
-        True,
-        partial(FileEditor.set_weight, constant=reading.constant, weight=weight),
-    )
+        repair = "a scale for each channel; give the float model"
+        return suspect_weight(patient, reading, "channel_spread", text, repair, Change(), True)
+    change, edit = round_again(reading, reading.floats, axis)
+    repair = f"a scale for each of {used.size} channels"
+    return suspect_weight(patient, reading, "channel_spread", text, repair, change, True, edit)
 
 
 def find_unused(
@@ -118,12 +96,12 @@ def find_unused(
         return None
     others_text = ", and all others its end" if is_alone else ""
     text = f"its numbers reach {100 * reading.use:.2g} % of the grid{others_text}"
-    repair, change, edits = "give the float model, which has its range", Change(), []
-    if reading.floats is not None:
-        weight = requantize(reading.floats, constant, reading.axis if is_per_axis(reading) else None)
-        repair, change = "the range of its values", Change(constants={constant.constant: weight.rounded})
-        edits = [partial(FileEditor.set_weight, constant=constant, weight=weight)]
-    return suspect_weight(patient, reading, "weight_scale", text, repair, change, is_alone, *edits)
+    if reading.floats is None:
+        repair = "give the float model, which has its range"
+        return suspect_weight(patient, reading, "weight_scale", text, repair, Change(), is_alone)
+    change, edit = round_again(reading, reading.floats, reading.axis if is_per_axis(reading) else None)
+    repair = "the range of its values"
+    return suspect_weight(patient, reading, "weight_scale", text, repair, change, is_alone, edit)
 
 
 def _fill(steps: NDArray[np.int32], axis: int) -> float:

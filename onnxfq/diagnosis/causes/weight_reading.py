@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
-from onnxfq.diagnosis.reading.stored_weight import channel_axis
+from onnxfq.diagnosis.reading.stored_weight import channel_axis, requantize
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.numerics.granularity import Granularity
 
@@ -105,6 +106,15 @@ def suspect_weight(
         change=change,
         edits=edits if reading.constant.is_editable else (),
     )
+
+
+def round_again(
+    reading: WeightReading, values: NDArray[np.float32], axis: int | None
+) -> tuple[Change, partial[None]]:
+    """Return the change and the edit that store a weight as `values`, with a scale a channel along `axis`."""
+    weight = requantize(values, reading.constant, axis)
+    change = Change(constants={reading.constant.constant: weight.rounded})
+    return change, partial(FileEditor.set_weight, constant=reading.constant, weight=weight)
 
 
 def is_per_axis(reading: WeightReading) -> bool:

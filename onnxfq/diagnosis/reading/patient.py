@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -161,12 +162,12 @@ class Patient:
         """Return the nodes of the float form that read what a quantizer gives."""
         return self.form_index.readers.get(quantizer.output, [])
 
-    def group_values(self, group: Sequence[ActivationQuantizer]) -> TensorValues:
-        """Return the values of all tensors that share a scale."""
-        values = self.values[group[0].number]
-        for quantizer in group[1:]:
-            values += self.values[quantizer.number]
-        return values
+    def group_values(
+        self, group: Sequence[ActivationQuantizer], known: Sequence[TensorValues] | None = None
+    ) -> TensorValues:
+        """Return the values of all tensors that share a scale, by default those of all samples."""
+        known = self.values if known is None else known
+        return reduce(add, (known[quantizer.number] for quantizer in group))
 
     def alone(self, numbers: Sequence[int]) -> Noise:
         """Return the noise of these quantizers alone."""
