@@ -37,7 +37,7 @@ OUTLYING = 3.0
 """Misfit over the typical one of a file from which samples do not explain it."""
 
 MINOR = 0.05
-"""Share of the noise that a scale alone makes, below which it is no cause unless it is wrong at any harm."""
+"""Share of the noise that a scale alone makes, from which it can be a cause by its harm."""
 
 SHIFTED = 0.1
 """Move of both ends to one side, over the width of the values, that no other draw of samples makes."""

@@ -1,6 +1,6 @@
 """`pairs_of_qonnx`: quantizers of QONNX, the form of Brevitas and FINN, as pairs with a Clip of the numbers.
 
-The rules are those of https://github.com/fastmachinelearning/qonnx/blob/main/docs/qonnx-custom-ops.
+Rules: https://github.com/fastmachinelearning/qonnx, docs/qonnx-custom-ops.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Writer:
         """Return the nodes in place of a quantizer."""
         given = attributes_of(node)
         if node.op_type not in ("IntQuant", "Quant"):
-            self._refuse(node, f"is {node.op_type}")
+            self._refuse(node, "is of another kind than Quant")
         if given.get("rounding_mode", b"ROUND").upper() not in (b"ROUND", b"HALF_EVEN"):
             self._refuse(node, f"rounds by {given['rounding_mode'].decode()}")
         scale, zero, width = (self._parameter(node, slot) for slot in (1, 2, 3))
@@ -124,8 +124,8 @@ class _Writer:
 
     def _refuse(self, node: onnx.NodeProto, why: str) -> NoReturn:
         raise ModelError(
-            f"{self._source}: {node.op_type} {node.name!r} of QONNX {why}, which a pair cannot; export Q/DQ "
-            "with Brevitas' export_onnx_qcdq or qonnx' QuantToQCDQ"
+            f"{self._source}: {node.op_type} {node.name!r} of QONNX {why}, for which there is no pair; export "
+            "Q/DQ with Brevitas' export_onnx_qcdq or qonnx' QuantToQCDQ"
         )
 
 
