@@ -93,7 +93,7 @@ def suspect_weight(
     is_certain: bool,
     *edits: partial[None],
 ) -> Suspicion:
-    """Return a suspicion of a weight, with its harm; that of a dynamic product has no edit."""
+    """Return a suspicion of a weight, with its harm; the weight of a dynamic product has no edit."""
     harm = 0.0 if patient.board is None or not change.constants else patient.harm((), change)
     return Suspicion(
         kind=kind,

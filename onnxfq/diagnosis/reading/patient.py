@@ -165,7 +165,7 @@ class Patient:
     def group_values(
         self, group: Sequence[ActivationQuantizer], known: Sequence[TensorValues] | None = None
     ) -> TensorValues:
-        """Return the values of all tensors that share a scale, by default those of all samples."""
+        """Return the values of all tensors that share a scale, by default in all samples."""
         known = self.values if known is None else known
         return reduce(add, (known[quantizer.number] for quantizer in group))
 

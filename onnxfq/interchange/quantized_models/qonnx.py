@@ -124,8 +124,8 @@ class _Writer:
 
     def _refuse(self, node: onnx.NodeProto, why: str) -> NoReturn:
         raise ModelError(
-            f"{self._source}: {node.op_type} {node.name!r} of QONNX {why}, for which there is no pair; export "
-            "Q/DQ with Brevitas' export_onnx_qcdq or qonnx' QuantToQCDQ"
+            f"{self._source}: {node.op_type} {node.name!r} of QONNX {why}, for which there is no pair; "
+            "export Q/DQ with Brevitas' export_onnx_qcdq or qonnx' QuantToQCDQ"
         )
 
 
