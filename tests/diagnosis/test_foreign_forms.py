@@ -192,15 +192,18 @@ def test_a_channel_that_sets_the_scale_of_a_dynamic_product_is_named(tmp_path: P
 PAIR = "q{0} = QuantizeLinear ({1}, {2}) d{0} = DequantizeLinear (q{0}, {2})"
 
 
-@pytest.mark.parametrize("form", ["body", "channels", "computed"])
+@pytest.mark.parametrize("form", ["If", "Loop", "Scan", "channels", "computed"])
 def test_what_is_passed_over_is_said(form: str) -> None:
     """A pair in a body, one with a scale a channel or a computed one stays, is listed, and hides no cause."""
-    inner = (
-        "If (yes) <then_branch = t () => (float[N,6] i) {{ {} i = Identity (dr) }}, "
-        "else_branch = e () => (float[N,6] j) {{ j = Identity (r) }}>"
-    )
+    pair = PAIR.format("r", "{}", "t, tz")
     behind = {
-        "body": f"y = {inner.format(PAIR.format('r', 'r', 't, tz'))}",
+        "If": "y = If (yes) <then_branch = t () => (float[N,6] i) {"
+        f"{pair.format('r')} i = Identity (dr) }}, "
+        "else_branch = e () => (float[N,6] j) { j = Identity (r) }>",
+        "Loop": "y = Loop (two, yes, r) <body = b (int64 n, bool c, float[N,6] v) => (bool k, float[N,6] i) {"
+        f"k = Identity (c) {pair.format('v')} i = Identity (dr) }}>",
+        "Scan": "y = Scan <num_scan_inputs = 1, body = b (float[6] v) => (float[6] i) {"
+        f"{pair.format('v')} i = Identity (dr) }}> (r)",
         "channels": "qr = QuantizeLinear (r, ts, tzs) y = DequantizeLinear (qr, ts, tzs)",
         "computed": "k = ReduceMax <keepdims = 0> (r) h = Mul (k, t) qr = QuantizeLinear (r, h, tz)"
         " y = DequantizeLinear (qr, h, tz)",
@@ -217,6 +220,7 @@ def test_what_is_passed_over_is_said(form: str) -> None:
             "ts": np.full(6, 0.02, np.float32),
             "tzs": np.zeros(6, np.uint8),
             "yes": np.asarray(True),
+            "two": np.int64(2),
         },
     )
     result = diagnose(proto, data=DATA)

@@ -124,8 +124,8 @@ class _SwitchedUnfolding(Unfolding):
         codes = self._ends_of(maker) or NumberGrid(kind=stored).codes
         while maker is not None and maker.op_type in ("Clip", "QuantizeLinear"):
             name = maker.input[0]
+            floats = self.array(name) if maker.op_type == "QuantizeLinear" else None
             maker = self._makers.get(name)
-            floats = self.array(name)
         self.switched.constants.append(
             StoredConstant(
                 constant=constant,
