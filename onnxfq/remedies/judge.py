@@ -59,6 +59,11 @@ def explain_gain(before_db: float, after_db: float) -> str:
     return f"it gains {after_db - before_db:.1f} dB and must gain {LEAST_GAIN_DB}"
 
 
+def keeps_sqnr(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Tell whether no figure in dB is lower by more than what proves nothing, as a repair of a fault must."""
+    return all(new >= old - LEAST_PROVEN_DB for old, new in zip(before, after, strict=True))
+
+
 class Refusal(NamedTuple):
     """Answer of a remedy without a candidate.
 
