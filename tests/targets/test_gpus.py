@@ -141,11 +141,15 @@ def test_dla() -> None:
             [far] b = Conv <kernel_shape = [3, 3], dilations = [33, 33], pads = [31, 31, 31, 31]> (x, w)
             [wide] p = MaxPool <kernel_shape = [9, 9], strides = [2, 2], pads = [4, 4, 4, 4]> (a)
             [curve] e = Erf (p)
-            [last] y = Relu (e) }"""
+            [up] u = ConvTranspose <kernel_shape = [1, 1], group = 4> (e, v)
+            [rows] c = Concat <axis = 2> (u, u)
+            [last] y = Relu (c) }"""
     )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4, 3, 3), np.float32), "w"))
+    for name, shape in (("w", (4, 4, 3, 3)), ("v", (4, 1, 1, 1))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
     found = {f.node: f.message for f in onnxfq.check(model, gpus=["dla"]).findings if f.rule == "dla"}
-    assert set(found) == {"narrow", "far", "wide", "curve"}
+    assert set(found) == {"narrow", "far", "wide", "curve", "up", "rows"}
+    assert "group is 4, and DLA takes 1 to 1" in found["up"] and "axis is 2" in found["rows"]
     assert "input 'x' has open dimensions" in found["narrow"] and "dilations is 33" in found["far"]
     assert "kernel_shape is 9, and DLA takes 1 to 8" in found["wide"] and "it has no Erf" in found["curve"]
     assert not [f for f in onnxfq.check(model, gpus=["orin"]).findings if f.rule == "dla"]

@@ -2,7 +2,8 @@
 
 A format has the least compute capability that NVIDIA's support matrices of TensorRT 10 and 11 give it. Builds
 of TensorRT for RTX 1.7.1 for SM75, 80, 86, 89, 120 and 121 agree: a product in a format that the GPU lacks
-does not build. A cell without a source is unknown.
+does not build. A cell without a source is unknown. TensorRT's documentation names no GPU for MXFP8. The
+support matrix of NVIDIA's Transformer Engine does: its products run on SM100 and SM103, and not on SM120.
 """
 
 from __future__ import annotations
@@ -122,11 +123,10 @@ def find_cell(key: str, gpu: NamedGpu) -> Cell:
 
 
 def _find_mxfp8(gpu: NamedGpu) -> Cell:
-    if gpu.capability == 100:
-        return Cell(True, MATRIX)
     if gpu.capability in _BUILT:
         return Cell(None, f"in {BUILDS} its products run in half")
-    return Cell(None, "no source says it")
+    engine = ", and Transformer Engine multiplies in it there" if gpu.capability in (100, 103) else ""
+    return Cell(None, f"no source says it of TensorRT{engine}")
 
 
 def runs_on_all(key: str, gpus: Sequence[NamedGpu]) -> bool | None:
