@@ -121,7 +121,7 @@ def quantize(
         raise typer.BadParameter("--time needs a sample; give --data")
     if building.shape and not building.build:
         raise typer.BadParameter("--shape needs --build; add it")
-    build = building.options
+    build = None if building.options is None else replace(building.options, gpus=tuple(promise.gpu or ()))
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
     wanted = _read_repair(repair)

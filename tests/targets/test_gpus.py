@@ -18,7 +18,7 @@ from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.recipes import RECIPES
-from onnxfq.targets.target import target_by_name
+from onnxfq.targets.target import BuildOptions, target_by_name
 from onnxfq.targets.tensorrt.builder.jobs import Job, builder_installed, run_jobs
 from onnxfq.targets.tensorrt.gpus import CAPABILITIES, FORMATS, find_cell, read_gpu
 from onnxfq.targets.tensorrt.tools.gpu_fit import NEXT, judge_recipe, list_formats
@@ -131,6 +131,21 @@ def test_models_are_checked() -> None:
     assert [message.split()[0] for message in messages] == ["a100", "orin"] and not found.passed
     with pytest.raises(RecipeError, match="target onnxruntime has no GPUs by name"):
         onnxfq.check(model, "onnxruntime", gpus=["l4"])
+
+
+@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+def test_builds_are_for_the_gpus(tmp_path: Path) -> None:
+    """`--build` is for the GPUs that are given, and a warning names one without kernels there."""
+    proto = linear(64, 64)
+    feeds = [feed_for(proto, seed) for seed in range(3)]
+    model = onnxfq.quantize(proto, feeds, recipe="tensorrt-int8").qdq
+    for gpus, devices in ((["rtx50", "8.0"], {"SM120", "SM80"}), (["orin"], {"SM86", "SM89"})):
+        found = onnxfq.check(model, build=BuildOptions(), gpus=gpus)
+        assert {node.device for node in found.engine} == devices and found.passed
+        told = [
+            finding.message for finding in found.findings if "no kernels for orin (SM87)" in finding.message
+        ]
+        assert len(told) == (gpus == ["orin"]) and all("for SM86 and SM89" in message for message in told)
 
 
 def test_dla() -> None:

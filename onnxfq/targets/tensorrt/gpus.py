@@ -25,7 +25,8 @@ LEAST_CAPABILITY: dict[str, int] = {
 }
 """Compute capability, ten times the number that NVIDIA prints: 89 for 8.9."""
 
-_BUILT = frozenset({75, 80, 86, 89, 120, 121})
+BUILT = frozenset({75, 80, 86, 89, 120, 121})
+"""Compute capabilities that TensorRT for RTX has kernels for."""
 
 CAPABILITIES: dict[str, int] = {
     "orin": 87,
@@ -118,12 +119,12 @@ def find_cell(key: str, gpu: NamedGpu) -> Cell:
     if key == "MXFP8":
         return _find_mxfp8(gpu)
     least = LEAST_CAPABILITY[key]
-    source = f"{MATRIX}, and {BUILDS}" if gpu.capability in _BUILT else MATRIX
+    source = f"{MATRIX}, and {BUILDS}" if gpu.capability in BUILT else MATRIX
     return Cell(gpu.capability >= least, f"from SM{least} on: {source}")
 
 
 def _find_mxfp8(gpu: NamedGpu) -> Cell:
-    if gpu.capability in _BUILT:
+    if gpu.capability in BUILT:
         return Cell(None, f"in {BUILDS} its products run in half")
     engine = ", and Transformer Engine multiplies in it there" if gpu.capability in (100, 103) else ""
     return Cell(None, f"no source says it of TensorRT{engine}")
