@@ -1,6 +1,7 @@
-"""Rule about forms of operators that TensorRT has: attributes, outputs and types that it refuses.
+"""Rule about forms of operators that TensorRT has and refuses, where the remedy is not another plain value.
 
-Each was tried on TensorRT for RTX 1.7.1, whose parser reports the operators as supported.
+Each was tried on TensorRT for RTX 1.7.1, whose parser reports the operators as supported. The table of
+`refused_forms` has the others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from onnxfq.targets.tensorrt.refused_forms import ON_CLASSIC
 MOST_TOP = 3840
 """Largest K of TopK (ITopKLayer)."""
 
+CACHE_AXES = 4
+"""Axes of the cache that TensorScatter writes into."""
+
+_WRITTEN_OUT = "`onnxfq quantize` and `onnxfq cast` write it out in other operators"
+
 
 class FormLimit(NamedTuple):
     """Values of an attribute that TensorRT takes; of a list, for each element.
@@ -36,19 +42,14 @@ class FormLimit(NamedTuple):
 
 
 _DILATIONS = FormLimit("dilations", 1, (1,), "export without dilations, or gather the elements by Slice")
-_REDUCTION = FormLimit("reduction", b"none", (b"none",), "compute it by other operators")
 
 LIMITS: Mapping[str, tuple[FormLimit, ...]] = {
     "AveragePool": (_DILATIONS,),
     "BatchNormalization": (
         FormLimit("training_mode", 0, (0,), "export the model in evaluation mode, as model.eval() sets it"),
     ),
-    "LSTM": (FormLimit("input_forget", 0, (0,), "export it with gates of its own for input and forget"),),
     "LpPool": (_DILATIONS, FormLimit("p", 2, (1, 2), "compute it by Pow and AveragePool")),
     "MaxPool": (_DILATIONS,),
-    "Resize": (FormLimit("antialias", 0, (0,), "resize without it"),),
-    "ScatterElements": (_REDUCTION,),
-    "ScatterND": (_REDUCTION,),
 }
 """Op type -> attributes of which TensorRT takes some values only; the parser refuses the others."""
 
@@ -64,11 +65,6 @@ def _find_beyond(site: NodeSite) -> Iterator[str]:
 
 def _spell(value: int | bytes) -> str:
     return repr(value.decode()) if isinstance(value, bytes) else str(value)
-
-
-def _find_indices(site: NodeSite) -> str:
-    several = len(site.node.output) > 1 and site.node.output[1]
-    return "it returns indices, and TensorRT returns values only; export without them" if several else ""
 
 
 def _find_large_k(site: NodeSite) -> str:
@@ -113,26 +109,39 @@ def _find_floored(site: NodeSite) -> str:
 
 
 def _find_attention(site: NodeSite) -> str:
-    if any(site.node.output[1:]) or site.input(4) or site.input(5):
+    precise = site.attribute("softmax_precision") is not None
+    if any(site.node.output[1:]) or site.input(4) or site.input(5) or precise:
         return (
-            "TensorRT has ONNX's Attention with one output and without past keys only; write it as MatMul, "
-            "Softmax, MatMul"
+            "TensorRT has ONNX's Attention with one output, without past keys and softmax_precision only; "
+            + _WRITTEN_OUT
         )
     output = site.outputs[0]
-    if output.index.dtype(output.name) != TensorProto.FLOAT:
+    half = output.index.dtype(output.name) != TensorProto.FLOAT
+    return "" if half else f"TensorRT has ONNX's Attention in half types only; {_WRITTEN_OUT}"
+
+
+def _find_unloaded(site: NodeSite) -> str:
+    return f"TensorRT cannot load its plugin of {site.op}; {_WRITTEN_OUT}"
+
+
+def _find_cache(site: NodeSite) -> str:
+    shape = site.inputs[0].shape
+    if shape is None or len(shape) == CACHE_AXES:
         return ""
-    return "TensorRT has ONNX's Attention in half types only; write it as MatMul, Softmax, MatMul"
+    return f"TensorRT takes a cache of {CACHE_AXES} axes, and this has {len(shape)}; reshape it"
 
 
 FORMS: Mapping[str, Callable[[NodeSite], str]] = {
     "Attention": _find_attention,
+    "CausalConvWithState": _find_unloaded,
     "Dropout": _find_training,
     "Einsum": _find_upper_case,
-    "MaxPool": _find_indices,
+    "LinearAttention": _find_unloaded,
     "NonMaxSuppression": _find_plugin,
     "NonZero": _find_plugin,
     "Resize": _find_floored,
     "RoiAlign": _find_plugin,
+    "TensorScatter": _find_cache,
     "TopK": _find_large_k,
 }
 """Op type -> why TensorRT refuses a form that is not one attribute, with the remedy; empty if it takes it."""
