@@ -26,6 +26,7 @@ from builders import (
     transposed_weight,
     weights,
 )
+from engines import unmeasured
 from hypothesis import given
 from hypothesis import strategies as st
 from keyword_numerics import dequantize, dynamic_fake_quantize, fake_quantize
@@ -220,6 +221,14 @@ def test_the_global_scale_comes_from_the_observed_range():
         "[x/fq] x/fq = DynamicFakeQuantize <qtype=b'float4e2m1' scale_type=b'e4m3' symmetric=1 "
         "axis=1 block_size=16> (x, x/global_scale)"
     )
+
+
+def test_scales_of_scales_stay_in_float32():
+    """A global scale that a half type represents exactly stays float32: TensorRT multiplies NVFP4 so only."""
+    proto = unmeasured(linear(64, 32), "tensorrt-nvfp4", "fp16")
+    scales = [t for t in proto.graph.initializer if t.name.endswith("global_scale")]
+    assert len(scales) == 2 and {t.data_type for t in scales} == {onnx.TensorProto.FLOAT}
+    assert {float(np.float16(onnx.numpy_helper.to_array(t))) for t in scales} == {2.0**-6}
 
 
 @pytest.mark.parametrize(("name", "observed"), [(n, n == "nvfp4") for n in SIMULATED])

@@ -15,7 +15,7 @@ import pytest
 from engines import SECONDS, build_all, unmeasured, verdicts
 from plan_networks import NETWORKS, dense, open_encoder
 
-from onnxfq.errors import PlanError
+from onnxfq.errors import ModelError
 from onnxfq.stages import plan as stages_plan
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.reading.context import CheckContext, read
@@ -65,8 +65,9 @@ def test_plans(name: str, recipe: str, tmp_path: Path, monkeypatch: pytest.Monke
     proto = NETWORKS[name](tmp_path)
     try:
         plan = unmeasured(proto, recipe, "fp16")
-    except PlanError as error:
-        pytest.skip(str(error))
+    except ModelError as error:  # a network of convolutions alone, in NVFP4
+        assert "nothing to quantize" in str(error)
+        return
     reading = read(plan, EXTRA)
     models = {"plan": plan, "before": plan_before(proto, recipe, monkeypatch), "half": without_pairs(reading)}
     if models["before"].SerializeToString() == plan.SerializeToString():
@@ -97,7 +98,8 @@ def count_kernels(reading: CheckContext, shapes: dict[str, list[tuple[int, int]]
     return [len(parse_layers(report.layers)) for report in run_jobs(jobs, SECONDS)]
 
 
-@pytest.mark.parametrize(("name", "more"), [("open encoder", 6), ("dense", 2)])
+# One kernel for the GELU of each of the six blocks, and one for the head.
+@pytest.mark.parametrize(("name", "more"), [("open encoder", 7), ("dense", 2)])
 def test_float8_beside_half(name: str, more: int, tmp_path: Path) -> None:
     """An encoder for 1 to 256 tokens and dense blocks have few layers more in float8 than in a half type."""
     proto = open_encoder() if name == "open encoder" else dense(3)
