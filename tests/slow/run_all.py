@@ -49,7 +49,7 @@ CHECKS = {
         "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 tests/targets/test_golden.py",
     ),
     "plans": (
-        "33 networks as engines of TensorRT, beside the plans before its rules and half",
+        "plans of 33 networks as engines of TensorRT",
         "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 -s tests/targets/test_plan_engines.py",
     ),
     "GenAI": ("folders of language models that GenAI generates from", "python tests/slow/check_genai.py"),
