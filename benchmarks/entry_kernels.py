@@ -33,7 +33,7 @@ from engines import build_all, unmeasured
 
 COUNTS = (0, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 NETWORKS = ("mobilenetv2", "unet", "residual", "depthwise", "gated", "conditioned", "lines", "grouped")
-"""Of tests/plan_networks.py, those whose plan depends on the count."""
+"""Names in tests/plan_networks.py: the plan of each depends on the count."""
 
 
 def measure(name: str, folder: Path) -> dict[str, tuple[int, int]]:
