@@ -13,7 +13,7 @@ from statistics import median
 from playwright.sync_api import Page, sync_playwright
 
 from onnxfq.cli.demo import run_demo
-from onnxfq.documents.scores import LayerRow, TensorRow
+from onnxfq.documents.layers import LayerRow, TensorRow
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.report.html import render_page
 from onnxfq.report.record import ResultRecord, quantize_record

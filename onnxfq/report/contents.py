@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from onnxfq.diagnosis.diagnosis import Diagnosis
-from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation, LayerRow, TensorRow
+from onnxfq.documents.layers import LayerRow, TensorRow
+from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.documents.timing import QUANTIZED
 from onnxfq.documents.trial import Trial

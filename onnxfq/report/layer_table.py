@@ -4,48 +4,40 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
-import onnx
-
 from onnxfq.calibration.calibrators.best_error import KEPT_DB
-from onnxfq.documents.scores import LayerRow, LayerTable, TensorRow
+from onnxfq.choices import FLOAT
+from onnxfq.documents.layers import GraphNode, LayerRow, LayerTable, TensorRow
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs
 from onnxfq.graph.node_notes import module_paths
+from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.remedies.layer_costs import Costs, measure_costs
 from onnxfq.remedies.noise_profile import measure_noise
-from onnxfq.report.tensor_rows import quantized_tensors
+from onnxfq.report.tensor_rows import activation_rows
 from onnxfq.support.files import write_text
-
-_NEIGHBOURS = 6
-"""Most neighbours of a layer in each direction."""
-
-_FAR = 64
-"""Most nodes that are passed to find them."""
 
 
 def layer_table(result: QuantizeResult) -> LayerTable:
     """Return the layers of a result, the one that costs most first.
 
-    Both models run on the samples that the result keeps, so that noise is known where it arises. Without
-    samples the noise of the tensors themselves decides the order.
+    Both models run on the samples that the result keeps, so that noise is known where it arises, and the
+    channels of all activations. Without samples the noise of the tensors decides the order.
     """
     graph, plan = result.model.proto.graph, result.plan
     index = GraphIndex.of_model(result.model.proto)
     kinds = {node.node: node.op_type for node in plan.nodes} | {b.node: b.op_type for b in plan.bridges}
     nodes = [node for node in index.nodes if node.name in kinds]
-    read = {node.name: [name for name in node.input if name in index.makers] for node in nodes}
-    noise = measure_noise(
-        result.model,
-        result.simulation,
-        result.samples,
-        [name for node in nodes for name in (*read[node.name], *node.output[:1])],
-    )
+    read = {node.name: _list_activations(node.input, index) for node in nodes}
+    activations = list(dict.fromkeys(name for names in read.values() for name in names))
+    others = [name for name, kind in index.types.items() if kind in FLOAT_CODES and name in index.makers]
+    wanted = [*activations, *(node.output[0] for node in nodes), *others]
+    noise, magnitudes = measure_noise(result.model, result.simulation, result.samples, wanted)
     costs = measure_costs(result.model.proto, plan, result.samples[0]) if result.samples else None
     ranked = () if result.sensitivity is None else result.sensitivity.groups
     groups = {node: group for group in ranked for node in group.nodes}
@@ -56,11 +48,10 @@ def layer_table(result: QuantizeResult) -> LayerTable:
         for use in placement.uses:
             placed.setdefault(use.node, []).append(placement.tensor)
     paths = module_paths(graph)
-    neighbours = _Neighbours(index, kinds)
-    tensors = quantized_tensors(result)
+    tensors = activation_rows(result, activations, magnitudes)
     rows = []
     for position, node in enumerate(nodes):
-        inputs = [noise[name] for name in read[node.name] if name in noise]
+        inputs = [noise[name] for name in read[node.name] if name in noise and name in index.makers]
         before, after = min(inputs, default=math.inf), noise.get(node.output[0])
         group = groups.get(node.name)
         rows.append(
@@ -72,15 +63,13 @@ def layer_table(result: QuantizeResult) -> LayerTable:
                 position=position,
                 quantized=node.name in quantized,
                 why="" if node.name in quantized else why.get(node.name, "its inputs are not quantized"),
-                tensors=tuple(dict.fromkeys(placed.get(node.name, ()))),
+                tensors=tuple(dict.fromkeys([*placed.get(node.name, ()), *read[node.name]])),
                 input_db=before if inputs else None,
                 output_db=after,
                 added_db=None if after is None else _added_db(before, after),
                 alone_db=None if group is None else group.alone_db,
                 rest_db=None if group is None else group.rest_db,
                 multiplies=None if costs is None else _share(costs, node.name),
-                before=neighbours.of(node.name, forward=False),
-                after=neighbours.of(node.name, forward=True),
             )
         )
     lost = lost_values(tensors)
@@ -89,9 +78,32 @@ def layer_table(result: QuantizeResult) -> LayerTable:
     return LayerTable(
         layers=tuple(rows),
         tensors=tensors,
+        graph=tuple(_graph_nodes(index, noise, {p.tensor for p in plan.activations})),
         multiplies=None if costs is None else _quantized_share(costs, rows),
         weight_bytes=_quantized_bytes(result),
     )
+
+
+def _list_activations(names: Iterable[str], index: GraphIndex) -> list[str]:
+    """Return the names of floats that are no constants, and of tensors whose type nobody knows."""
+    kinds = {0, *FLOAT_CODES}
+    return [n for n in names if n and n not in index.constants and index.types.get(n, 0) in kinds]
+
+
+def _graph_nodes(
+    index: GraphIndex, noise: Mapping[str, float], quantized: Container[str]
+) -> Iterator[GraphNode]:
+    """Yield the nodes in their order; a quantizer is a mark on an edge, whatever operators it becomes."""
+    places = {name: at for at, node in enumerate(index.nodes) for name in node.output if name}
+    for node in index.nodes:
+        tensors = {places[name]: name for name in node.input if name in places}
+        yield GraphNode(
+            node=node.name,
+            op_type=node.op_type,
+            output_db=noise.get(node.output[0]) if node.output else None,
+            reads=tuple(tensors),
+            pairs=tuple(place for place, name in tensors.items() if name in quantized),
+        )
 
 
 def _added_db(before: float, after: float) -> float:
@@ -136,35 +148,6 @@ def _quantized_bytes(result: QuantizeResult) -> float:
     return sum(sizes.get(p.tensor, 0) for p in result.plan.weights) / total if total else 0.0
 
 
-class _Neighbours:
-    """Nearest layers around a layer."""
-
-    def __init__(self, index: GraphIndex, layers: Mapping[str, str]) -> None:
-        self._index, self._layers = index, layers
-        self._nodes = {node.name: node for node in index.nodes}
-
-    def of(self, name: str, *, forward: bool) -> tuple[str, ...]:
-        """Return up to _NEIGHBOURS layers that read from `name`, or that it reads from, the nearest first."""
-        found: list[str] = []
-        seen = {name}
-        waiting = self._next(self._nodes[name], forward)
-        while waiting and len(found) < _NEIGHBOURS and len(seen) < _FAR:
-            node = waiting.pop(0)
-            if node.name in seen:
-                continue
-            seen.add(node.name)
-            if node.name in self._layers:
-                found.append(node.name)
-            else:
-                waiting += self._next(node, forward)
-        return tuple(found)
-
-    def _next(self, node: onnx.NodeProto, forward: bool) -> list[onnx.NodeProto]:
-        if forward:
-            return [reader for name in node.output for reader in self._index.readers.get(name, ())]
-        return [self._index.makers[name] for name in node.input if name in self._index.makers]
-
-
 _GRADIENTS = {
     "sqnr_db": ("#d73027", "#fee08b", "#1a9850"),
     "sensitivity_db": ("#d73027", "#fee08b", "#1a9850"),
@@ -179,11 +162,13 @@ def layer_figures(table: LayerTable) -> dict[str, dict[str, float]]:
     Names: sqnr_db, of the output in the running model; sensitivity_db, the SQNR of the outputs of the model
     with only the layer's group quantized; bits, of its widest quantized input, 32 in float.
     """
-    bits = {row.tensor: row.bits for row in table.tensors}
+    bits = {row.tensor: row.bits for row in table.tensors if row.format != FLOAT}
     choices: dict[str, Callable[[LayerRow], float | None]] = {
         "sqnr_db": lambda row: row.output_db,
         "sensitivity_db": lambda row: row.alone_db,
-        "bits": lambda row: max((bits[t] for t in row.tensors), default=32) if row.quantized else 32,
+        "bits": lambda row: (
+            max((bits[t] for t in row.tensors if t in bits), default=32) if row.quantized else 32
+        ),
     }
     found: dict[str, dict[str, float]] = {}
     for name, choose in choices.items():

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.documents.scores import LOW_SQNR_DB, TensorRow
+from onnxfq.documents.layers import TensorRow
+from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import PlanError, RuntimeLibraryError, SpecError, nearest
 from onnxfq.pipeline import QuantizeResult

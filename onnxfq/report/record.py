@@ -10,9 +10,10 @@ import onnx
 
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.documents.equalization import Equalization
+from onnxfq.documents.layers import LayerTable
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.scores import Evaluation, LayerTable
+from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.trial import Trial
 from onnxfq.graph.external.sizes import weight_bytes
 from onnxfq.pipeline import QuantizeResult

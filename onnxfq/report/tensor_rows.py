@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +10,11 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators.entropy import linear_histogram
 from onnxfq.calibration.calibrators.grid_error import Density, estimate_noise
-from onnxfq.calibration.statistics import Statistics
+from onnxfq.calibration.statistics import Statistics, TensorStatistics
+from onnxfq.choices import FLOAT
 from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.layers import ChannelSizes, Range, TensorRow
 from onnxfq.documents.plan import Placement, Plan, Role
-from onnxfq.documents.scores import Range, TensorRow
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
@@ -124,6 +126,43 @@ def quantized_tensors(result: QuantizeResult) -> tuple[TensorRow, ...]:
     return tuple(tensor_row(result, placement) for placement in result.plan.placements)
 
 
+def activation_rows(
+    result: QuantizeResult, read: Iterable[str], magnitudes: Mapping[str, NDArray[np.float64]]
+) -> tuple[TensorRow, ...]:
+    """Return the rows of the plan, and a row for each other activation that layers read, in float.
+
+    Args:
+        result: of `quantize`.
+        read: the activations that layers read.
+        magnitudes: largest magnitude of each channel, by activation.
+    """
+    rows = {row.tensor: row for row in quantized_tensors(result)}
+    why = {skipped.name: skipped.why for skipped in result.plan.skipped if skipped.kind == "tensor"}
+    for name in read:
+        if name not in rows:
+            rows[name] = _float_row(result, name, why.get(name, "every layer that reads it is in float"))
+    for name, sizes in magnitudes.items():
+        if name in rows:
+            rows[name] = rows[name].model_copy(update={"sizes": ChannelSizes.of(sizes)})
+    return tuple(rows.values())
+
+
+def _float_row(result: QuantizeResult, tensor: str, why: str) -> TensorRow:
+    """Return the row of an activation in float, with its values if they were observed."""
+    row = TensorRow(tensor=tensor, role="activation", format=FLOAT, bits=32, calibrator="", why=why)
+    seen = result.statistics.tensors.get(tensor)
+    if seen is None or not seen.rmin < seen.rmax:
+        return row
+    edges = (seen.rmin, seen.rmax)
+    values = {"observed": _short(edges), "edges": edges, "counts": _histogram(seen, edges)}
+    return row.model_copy(update=values)
+
+
+def _histogram(seen: TensorStatistics, edges: Range) -> tuple[int, ...]:
+    density = Density.from_statistics(seen)
+    return tuple(int(n) for n in linear_histogram(density, np.linspace(*edges, BINS + 1)))
+
+
 def tensor_row(result: QuantizeResult, placement: Placement) -> TensorRow:
     """Return the row of one placement of the plan."""
     name, spec, done = placement.tensor, placement.spec, result.equalization
@@ -185,8 +224,7 @@ def _counts(result: QuantizeResult, placement: Placement, edges: Range) -> tuple
     if not edges[0] < edges[1]:
         return ()
     if placement.role == "activation":
-        density = Density.from_statistics(result.statistics[placement.tensor])
-        return tuple(int(n) for n in linear_histogram(density, np.linspace(*edges, BINS + 1)))
+        return _histogram(result.statistics[placement.tensor], edges)
     values = weight_array(result.model, placement.tensor).ravel()
     values = values[:: max(1, values.size // _MOST_VALUES)].astype(np.float64)
     return tuple(int(n) for n in np.histogram(values, BINS, edges)[0])
