@@ -85,6 +85,20 @@ class EqualShare(Record):
         return "equal" if self.equal == 1 else f"{math.floor(self.equal * 1000) / 10:.1f} % equal{rows}"
 
 
+class SampleScore(Record):
+    """One sample of one candidate.
+
+    Attributes:
+        sample: its number in the order of the data, from 0; of feeds with several samples the feed's.
+        sqnr_db: lowest SQNR in dB of what judges the model, on this sample alone.
+        picture: its image as a data URL of PNG; empty unless somebody asked for it.
+    """
+
+    sample: Count
+    sqnr_db: float
+    picture: str = ""
+
+
 class CandidateScore(Record):
     """Scores of all outputs of one candidate.
 
@@ -96,6 +110,7 @@ class CandidateScore(Record):
         metric: value of the metric of the task; None without one.
         weight_shares: share of the noise of an output that weights alone make, on the first feeds, by output;
             empty if it was not measured.
+        worst_samples: those of lowest SQNR, the lowest first.
     """
 
     candidate: str
@@ -106,6 +121,7 @@ class CandidateScore(Record):
     metric: float | None = None
     tensors: tuple[OutputScore, ...] = ()
     weight_shares: dict[str, float] = {}
+    worst_samples: tuple[SampleScore, ...] = ()
 
     @staticmethod
     def cells(scores: Iterable[OutputScore | EqualShare]) -> list[tuple[str, str, str, str, str]]:

@@ -19,7 +19,7 @@ from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.remedies.layer_costs import Costs, measure_costs
 from onnxfq.remedies.noise_profile import measure_noise
-from onnxfq.report.tensor_rows import activation_rows
+from onnxfq.report.tensor_rows import all_tensors
 from onnxfq.support.files import write_text
 
 
@@ -37,7 +37,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
     activations = list(dict.fromkeys(name for names in read.values() for name in names))
     others = [name for name, kind in index.types.items() if kind in FLOAT_CODES and name in index.makers]
     wanted = [*activations, *(node.output[0] for node in nodes), *others]
-    noise, magnitudes = measure_noise(result.model, result.simulation, result.samples, wanted)
+    noise = measure_noise(result.model, result.simulation, result.samples, wanted)
     costs = measure_costs(result.model.proto, plan, result.samples[0]) if result.samples else None
     ranked = () if result.sensitivity is None else result.sensitivity.groups
     groups = {node: group for group in ranked for node in group.nodes}
@@ -48,7 +48,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
         for use in placement.uses:
             placed.setdefault(use.node, []).append(placement.tensor)
     paths = module_paths(graph)
-    tensors = activation_rows(result, activations, magnitudes)
+    tensors = all_tensors(result, activations)
     rows = []
     for position, node in enumerate(nodes):
         inputs = [noise[name] for name in read[node.name] if name in noise and name in index.makers]

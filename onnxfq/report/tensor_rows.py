@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from onnxfq.calibration.calibrators.grid_error import Density, estimate_noise
 from onnxfq.calibration.statistics import Statistics, TensorStatistics
 from onnxfq.choices import FLOAT
 from onnxfq.documents.encodings import Encoding, Encodings
-from onnxfq.documents.layers import ChannelSizes, Range, TensorRow
+from onnxfq.documents.layers import Range, TensorRow
 from onnxfq.documents.plan import Placement, Plan, Role
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
@@ -21,6 +21,7 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
 from onnxfq.passes.equalize import channel_factors
 from onnxfq.pipeline import QuantizeResult
+from onnxfq.remedies.channel_sizes import measure_channels
 from onnxfq.report.calibrator_table import CalibratorRow, tensor_rows
 from onnxfq.stages.zeroed_values import middle_sqnr_db
 
@@ -126,24 +127,18 @@ def quantized_tensors(result: QuantizeResult) -> tuple[TensorRow, ...]:
     return tuple(tensor_row(result, placement) for placement in result.plan.placements)
 
 
-def activation_rows(
-    result: QuantizeResult, read: Iterable[str], magnitudes: Mapping[str, NDArray[np.float64]]
-) -> tuple[TensorRow, ...]:
-    """Return the rows of the plan, and a row for each other activation that layers read, in float.
+def all_tensors(result: QuantizeResult, read: Sequence[str]) -> tuple[TensorRow, ...]:
+    """Return the rows of the plan, and a row for each other activation of `read`, which layers read in float.
 
-    Args:
-        result: of `quantize`.
-        read: the activations that layers read.
-        magnitudes: largest magnitude of each channel, by activation.
+    The float model runs on the samples that the result keeps, for the sizes of channels.
     """
     rows = {row.tensor: row for row in quantized_tensors(result)}
     why = {skipped.name: skipped.why for skipped in result.plan.skipped if skipped.kind == "tensor"}
     for name in read:
         if name not in rows:
             rows[name] = _float_row(result, name, why.get(name, "every layer that reads it is in float"))
-    for name, sizes in magnitudes.items():
-        if name in rows:
-            rows[name] = rows[name].model_copy(update={"sizes": ChannelSizes.of(sizes)})
+    sizes = measure_channels(result.model, result.samples, read)
+    rows |= {name: rows[name].model_copy(update={"sizes": known}) for name, known in sizes.items()}
     return tuple(rows.values())
 
 
