@@ -13,7 +13,7 @@ from statistics import median
 from playwright.sync_api import Page, sync_playwright
 
 from onnxfq.cli.demo import run_demo
-from onnxfq.documents.layers import LayerRow, TensorRow
+from onnxfq.documents.layers import GraphNode, LayerRow, TensorRow
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.report.html import render_page
 from onnxfq.report.record import ResultRecord, quantize_record
@@ -35,7 +35,7 @@ PICTURES = {
 def enlarge(record: ResultRecord, layers: int) -> ResultRecord:
     """Return `record` with its layers and tensors repeated under other names."""
     table = record.table
-    tensors = {row.tensor: row for row in table.tensors}
+    tensors, graph = {row.tensor: row for row in table.tensors}, []
     made: list[LayerRow] = []
     found: list[TensorRow] = []
     for at in range(layers):
@@ -50,12 +50,12 @@ def enlarge(record: ResultRecord, layers: int) -> ResultRecord:
                     "module": f"blocks.{at}.conv",
                     "position": at,
                     "tensors": names,
-                    "before": (f"node_{max(at - 1, 0)}",),
-                    "after": (f"node_{min(at + 1, layers - 1)}",),
                 }
             )
         )
-    large = table.model_copy(update={"layers": tuple(made), "tensors": tuple(found)})
+        graph.append(GraphNode(node=f"node_{at}", op_type=row.op_type, reads=(at - 1,) if at else ()))
+    changes = {"layers": tuple(made), "tensors": tuple(found), "graph": tuple(graph)}
+    large = table.model_copy(update=changes)
     return record.model_copy(update={"table": large})
 
 

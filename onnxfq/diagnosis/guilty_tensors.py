@@ -46,7 +46,7 @@ def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRo
                 grid=quantizer.grid.limits,
                 edges=(float(edges[0]), float(edges[-1])),
                 counts=tuple(int(count) for count in counts),
-                sizes=ChannelSizes.of(values.channels),
+                sizes=ChannelSizes.of(values.channels, len(values.lows)),
             )
         )
     return tuple(rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,22 +24,25 @@ class ChannelSizes(Record):
     """The largest channels of an activation beside the median one.
 
     Attributes:
+        samples: in which they were seen.
         count: of all channels.
         median: largest magnitude in the median channel.
         largest: numbers of the largest channels with the largest magnitude in each, the largest first.
     """
 
+    samples: Count
     count: Count
     median: Amount
     largest: tuple[tuple[Count, Amount], ...]
 
     @staticmethod
-    def of(magnitudes: NDArray[np.float64]) -> ChannelSizes | None:
+    def of(magnitudes: NDArray[np.float64], samples: int) -> ChannelSizes | None:
         """Return the sizes by the largest magnitude of each channel; None for fewer than three channels."""
         if magnitudes.size < 3 or not np.isfinite(magnitudes).all():
             return None
         order = np.argsort(-magnitudes, kind="stable")[:_TOP]
         return ChannelSizes(
+            samples=samples,
             count=magnitudes.size,
             median=float(f"{np.median(magnitudes):.4g}"),
             largest=tuple((int(at), float(f"{magnitudes[at]:.4g}")) for at in order),
@@ -50,9 +55,19 @@ class ChannelSizes(Record):
         return size / self.median if self.median else size and float("inf")
 
     def __str__(self) -> str:
-        """Return `channel 3 of 24 reaches 2113, the median one 1.06`."""
+        """Return `channel 3 of 24 reaches 2113, the median one 1.06, in 2 samples`."""
         channel, size = self.largest[0]
-        return f"channel {channel} of {self.count} reaches {size:g}, the median one {self.median:g}"
+        samples = f"in {self.samples} sample{'s' * (self.samples > 1)}"
+        return (
+            f"channel {channel} of {self.count} reaches {size:g}, the median one {self.median:g}, {samples}"
+        )
+
+
+def describe_channels(sizes: Mapping[str, ChannelSizes]) -> list[str]:
+    """Return a line for each tensor whose largest channel takes the grid from the others, the worst first."""
+    wide = {name: one for name, one in sizes.items() if one.ratio >= WIDE}
+    worst = sorted(wide.items(), key=lambda item: -item[1].ratio)[:_TOP]
+    return [f"channels   {name!r}: {one}" for name, one in worst]
 
 
 class TensorRow(Record):

@@ -39,9 +39,9 @@ def measure_channels(
             for name, row in rows.items():
                 row.append(_magnitudes(values[name], _channel_axis(index, name, values[name].ndim)))
     pooled = {
-        name: ChannelSizes.of(np.max(row, axis=0))
+        name: ChannelSizes.of(np.max(row, axis=0), len(row))
         for name, row in rows.items()
-        if len({one.shape for one in row}) == 1
+        if len({one.shape for one in row}) == 1  # none without samples
     }
     return {name: sizes for name, sizes in pooled.items() if sizes is not None}
 

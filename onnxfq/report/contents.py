@@ -231,7 +231,8 @@ def _lost(tensors: Sequence[TensorRow]) -> list[tuple[str, list[str]]]:
 
 
 def _notes(notes: Iterable[str]) -> list[tuple[str, list[str]]]:
-    return [("note", [note]) for note in notes]
+    lines = list(notes)
+    return [("Notes", ["", *lines])] if len(lines) > 1 else [("Note", lines)] if lines else []
 
 
 def _list_pairs(pairs: dict[str, str]) -> str:

@@ -101,7 +101,7 @@ def _price(trial: Trial) -> str:
     chosen = None if evidence is None else evidence.remedy
     if chosen is None or chosen.multiplies is None:
         return ""
-    return f"{chosen.multiplies:.1%} of the multiply-adds in another format"
+    return f"{chosen.multiplies:.1%} of the multiply-adds in {chosen.fallback}"
 
 
 def time_tables(timing: Timing | None) -> list[PageTable]:

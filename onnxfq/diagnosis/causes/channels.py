@@ -18,7 +18,8 @@ def find_activation_channels(patient: Patient) -> Iterator[Suspicion]:
     if patient.board is None:
         return
     for quantizer in patient.form.activations:
-        sizes = ChannelSizes.of(patient.values[quantizer.number].channels)
+        values = patient.values[quantizer.number]
+        sizes = ChannelSizes.of(values.channels, len(values.lows))
         if sizes is None or not sizes.median or sizes.ratio < WIDE:
             continue
         repair = Change(off=frozenset({quantizer.number}))
@@ -27,7 +28,7 @@ def find_activation_channels(patient: Patient) -> Iterator[Suspicion]:
             continue
         yield Suspicion(
             kind="channel_spread",
-            evidence=f"{sizes}: it has {100 / sizes.ratio:.2g} % of the grid",
+            evidence=f"{sizes}: that one has {100 / sizes.ratio:.2g} % of the grid",
             tensor=quantizer.tensor,
             node=quantizer.node,
             repair="quantize the float model with `--recipe` and equalization of channels",
