@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.choices import DEFAULT_RECIPE, LOW_SQNR_DB, RANKING_FEEDS
+from onnxfq.choices import CHANNEL_FEEDS, DEFAULT_RECIPE, LOW_SQNR_DB, RANKING_FEEDS
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels
 from onnxfq.documents.recipe import Recipe
@@ -101,7 +101,7 @@ def sensitivity(
         with spread_noise(board, ray, options.threads) as noise:
             ranked = rank_groups(board, feeds, chosen, progress, task, noise)
     guilty = [tensor for group in ranked.groups if group.alone_db < LOW_SQNR_DB for tensor in group.tensors]
-    channels = measure_channels(session.model, feeds, guilty, options.threads)
+    channels = measure_channels(session.model, session.kept[:CHANNEL_FEEDS], guilty, options.threads)
     ranked = ranked.model_copy(update={"channels": channels})
     if promise is None:
         return ranked

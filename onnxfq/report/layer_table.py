@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from onnxfq.calibration.calibrators.best_error import KEPT_DB
-from onnxfq.choices import FLOAT
+from onnxfq.choices import FLOAT, RANKING_FEEDS
 from onnxfq.documents.layers import GraphNode, LayerRow, LayerTable, TensorRow
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
@@ -37,7 +37,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
     activations = list(dict.fromkeys(name for names in read.values() for name in names))
     others = [name for name, kind in index.types.items() if kind in FLOAT_CODES and name in index.makers]
     wanted = [*activations, *(node.output[0] for node in nodes), *others]
-    noise = measure_noise(result.model, result.simulation, result.samples, wanted)
+    noise = measure_noise(result.model, result.simulation, result.samples[:RANKING_FEEDS], wanted)
     costs = measure_costs(result.model.proto, plan, result.samples[0]) if result.samples else None
     ranked = () if result.sensitivity is None else result.sensitivity.groups
     groups = {node: group for group in ranked for node in group.nodes}
