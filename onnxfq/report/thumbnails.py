@@ -40,7 +40,7 @@ def draw_thumbnail(sample: Feed) -> str:
     An image has rank 4, with 1 or 3 channels in front or behind. The smallest value becomes black, the
     largest white. Every n-th pixel is taken, so that no side is longer than SIDE.
     """
-    pixels = next(filter(None.__ne__, map(_find_pixels, sample.values())), None)
+    pixels = next((image for image in map(_find_pixels, sample.values()) if image is not None), None)
     if pixels is None:
         return ""
     step = -(-max(pixels.shape[:2]) // SIDE)

@@ -53,4 +53,4 @@ def time_tiles(timing: Timing | None, candidate: str) -> list[Tile]:
 
 def time_notes(timing: Timing | None) -> list[str]:
     """Return the rule of ratios that are not given, slow models, and what was not timed."""
-    return [] if timing is None else [" ".join(line.split()) for line in (*timing.remarks(), *timing.notes)]
+    return [] if timing is None else [line.removeprefix("slower").strip() for line in (*timing.remarks(), *timing.notes)]

@@ -117,9 +117,8 @@ def test_page_has_every_tensor_and_reason(result: QuantizeResult) -> None:
     tensors = [row["tensor"] for row in shown["tensors"]]
     assert tensors[: len(result.plan.placements)] == [p.tensor for p in result.plan.placements]
     assert {row["node"] for row in shown["layers"]} == {node.node for node in result.plan.nodes}
-    reasons = {
-        name: why for why, _, names in rows_under(shown, "Tensors and nodes in float") for name in names
-    }
+    floats = rows_under(shown, "Tensors and nodes in float")
+    reasons = {name: why for why, _, names in floats for name in names}
     assert {one.name: one.why for one in result.plan.skipped}.items() <= reasons.items()
     assert {"value": "4/4", "label": "operators in low precision", "low": False} in shown["tiles"]
     assert ("SHA-256 of the data", result.encodings.data_sha256) in map(tuple, shown["facts"])

@@ -31,7 +31,7 @@ def find_activation_channels(patient: Patient) -> Iterator[Suspicion]:
             evidence=f"{sizes}: that one has {100 / sizes.ratio:.2g} % of the grid",
             tensor=quantizer.tensor,
             node=quantizer.node,
-            repair="quantize the float model with `--recipe` and equalization of channels",
+            repair="quantize the float model again: `onnxfq quantize` evens out channels with --repair auto",
             harm=harm,
             numbers=(quantizer.number,),
             change=repair,

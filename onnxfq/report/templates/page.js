@@ -54,7 +54,7 @@ const shared = [
 const measured = [
   { title: "alone dB", value: (row) => number(row.alone_db), text: (row) => db(row.alone_db), kind: "n", rank: 1, low: LOW, both: true, hint: "SQNR of the outputs with only this group of layers quantized: its sensitivity" },
   { title: "adds dB", value: (row) => number(row.added_db), text: (row) => db(row.added_db), kind: "n", rank: 2, low: LOW, both: true, hint: "SQNR of the layer's output with only the noise that the layer itself adds" },
-  { title: "running dB", value: (row) => number(row.output_db), text: (row) => db(row.output_db), kind: "n", rank: 1, low: LOW, both: true, hint: "SQNR of the layer's output in the running model: all noise so far" },
+  { title: "running dB", value: (row) => number(row.output_db), text: (row) => db(row.output_db), kind: "n", rank: several ? 2 : 1, low: LOW, both: true, hint: "SQNR of the layer's output in the running model: all noise so far" },
   { title: "largest channel", value: (row, at) => widest(row, at).ratio, text: (row, at) => widest(row, at).text, kind: "n", rank: 2, high: WIDE, hint: "number of the largest channel of what the layer reads, and its size over the median one's" },
   { title: "own dB", value: (row, at) => lowest(row, at, "sqnr_db"), text: (row, at) => db(lowest(row, at, "sqnr_db")), kind: "n", rank: 4, hint: "SQNR of the quantized inputs by themselves, the lowest" },
   { title: "middle dB", value: (row, at) => lowest(row, at, "middle_db"), text: (row, at) => db(lowest(row, at, "middle_db")), kind: "n", rank: 4, low: LOW, hint: "the same for the values of middle size; low: typical values are lost" },
@@ -99,7 +99,7 @@ const figure = (text) => { const match = /^-?[\d.,]+/.exec(text); return text ==
 const FOLDED = 4;
 function cellOf(cell, kind, head) {
   const lines = [cell].flat(), low = head.endsWith(" dB") && figure(lines[0] || "") < LOW;
-  const folded = lines.length > FOLDED ? make("details", {}, make("summary", {}, `${lines[0]}, … (${lines.length})`), lines.join(", ")) : lines.length > 1 ? lines.map((line) => make("div", {}, line)) : lines[0];
+  const folded = lines.length > FOLDED ? make("details", {}, make("summary", {}, `${lines[0]}, … (${lines.length})`), make("div", {}, lines.join(", "))) : lines.length > 1 ? lines.map((line) => make("div", {}, line)) : lines[0];
   return make("td", { class: kind + (low ? " low" : ""), "data-head": head }, folded);
 }
 function simpleTable(heads, rows) {
@@ -189,13 +189,14 @@ function thin(rows, column, height) {
 function histogram(tensor, at) {
   const width = 480, height = 128, base = 98, [low, high] = tensor.edges, most = largest(tensor.counts, 0), bins = tensor.counts.length;
   const x = (value) => 4 + ((width - 8) * (value - low)) / (high - low), bar = (count) => (count ? 4 + (base - 34) * (Math.log(1 + count) / Math.log(1 + most)) : 0);
-  const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `histogram of ${tensor.tensor}`, class: "histogram" });
-  if (tensor.grid) svg.append(make("svg:rect", { x: x(tensor.grid[0]), y: 20, width: Math.max(1, x(tensor.grid[1]) - x(tensor.grid[0])), height: base - 20, fill: ink(at), opacity: 0.12 }, make("svg:title", {}, `grid ${ends(tensor.grid)}`)));
+  const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `histogram of ${tensor.tensor}`, class: "chart histogram" });
+  const inside = (value) => x(Math.max(low, Math.min(value, high)));
+  if (tensor.grid) svg.append(make("svg:rect", { x: inside(tensor.grid[0]), y: 20, width: Math.max(1, inside(tensor.grid[1]) - inside(tensor.grid[0])), height: base - 20, fill: ink(at), opacity: 0.12 }, make("svg:title", {}, `grid ${ends(tensor.grid)}`)));
   tensor.counts.forEach((count, place) => { if (count) svg.append(make("svg:rect", { x: 4 + ((width - 8) * place) / bins, y: base - bar(count), width: (width - 8) / bins - 0.6, height: bar(count), fill: "var(--soft)" }, make("svg:title", {}, `${short(low + ((high - low) * place) / bins)} … : ${count}`))); });
   svg.append(make("svg:line", { class: "axis", x1: 4, x2: width - 4, y1: base, y2: base }));
   const taken = tensor.calibrator.replace("best_error: ", "");
   for (const [name, range] of Object.entries(tensor.thresholds)) for (const end of range) if (end)
-    svg.append(make("svg:line", { x1: x(Math.max(low, Math.min(end, high))), x2: x(Math.max(low, Math.min(end, high))), y1: name === taken ? 18 : 26, y2: name === taken ? base : 36, stroke: name === taken ? ink(at) : "var(--low)", "stroke-width": name === taken ? 1.6 : 1.2, "stroke-dasharray": name === taken ? "4 2" : null }, make("svg:title", {}, `${name}: ${ends(range)}`)));
+    svg.append(make("svg:line", { x1: inside(end), x2: inside(end), y1: name === taken ? 18 : 26, y2: name === taken ? base : 36, stroke: name === taken ? ink(at) : "var(--low)", "stroke-width": name === taken ? 1.6 : 1.2, "stroke-dasharray": name === taken ? "4 2" : null }, make("svg:title", {}, `${name}: ${ends(range)}`)));
   svg.append(make("svg:text", { x: 4, y: base + 14 }, short(low)), make("svg:text", { x: width - 4, y: base + 14, "text-anchor": "end" }, short(high)), make("svg:text", { x: 4, y: 12 }, `values (log scale)${tensor.grid ? "; shaded: the grid" : ""}${Object.keys(tensor.thresholds).length ? "; ticks: ends by calibrator" : ""}`));
   return svg;
 }
@@ -203,7 +204,7 @@ function histogram(tensor, at) {
 function channels(tensor, at) {
   const width = 480, height = 112, base = 100, values = [tensor.channels, tensor.equalized_channels], most = largest(values.flat(), 1e-30);
   const floor = Math.max(smallest(values.flat().filter((one) => one > 0), most), most / 1e6), size = (value) => (value > 0 ? 3 + ((base - 24) * Math.log(Math.max(value, floor) / floor + 1e-9)) / (Math.log(most / floor) || 1) : 0);
-  const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `channel ranges of ${tensor.tensor}` }), each = (width - 8) / tensor.channels.length;
+  const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `channel ranges of ${tensor.tensor}`, class: "chart" }), each = (width - 8) / tensor.channels.length;
   values.forEach((bars, part) => bars.forEach((value, place) => { const tall = Math.max(0, size(value)); svg.append(make("svg:rect", { x: 4 + each * (place + part / 2), y: base - tall, width: Math.max(each / 2 - 0.3, 0.4), height: tall, fill: part ? ink(at) : "var(--soft)" }, make("svg:title", {}, `channel part ${place}: ${short(value)} ${part ? "after" : "before"}`))); }));
   svg.append(make("svg:text", { x: 4, y: 12 }, "largest magnitude by channel (log scale): grey before equalization, coloured after"));
   return svg;
@@ -318,6 +319,8 @@ function table() {
   const first = (node) => maps.map((one) => one.layers.get(node)).find(Boolean);
   const known = (column, at) => results[at].layers.some((row) => ![null, ""].includes(column.value(row, at)));
   const columns = [...shared.map((column) => ({ ...column, at: null })), ...measured.filter((column) => column.both || !several).flatMap((column) => results.map((one, at) => ({ ...column, at })).filter((one) => known(column, one.at)))];
+  const main = columns.find((column) => column.at !== null);
+  for (const column of columns) if (main && column.title === main.title) column.rank = 1; // the last that a narrow page keeps
   const rowOf = (column, node) => (column.at === null ? first(node) : maps[column.at].layers.get(node));
   const value = (column, node) => { const row = rowOf(column, node); return row ? column.value(row, column.at === null ? 0 : column.at) : null; };
   const classOf = (column, value) => `${column.kind || ""} r${column.rank}${value !== null && ((column.low && value < column.low) || (column.high && value >= column.high)) ? " low" : ""}`;
@@ -327,7 +330,7 @@ function table() {
     const found = value(column, node);
     return make("td", { class: classOf(column, found) }, row ? (column.text ? column.text(row, column.at === null ? 0 : column.at) : String(found ?? "")) : "");
   };
-  const grid = fitted(make("table", { id: "layers" }), [7, 6, 5, 4, 3, 2, 1].map((rank) => `upto${rank}`));
+  const grid = fitted(make("table", { id: "layers" }), [7, 6, 5, 4, 3, 2, 1, 0].map((rank) => `upto${rank}`));
   const heads = columns.map((column) => headOf(column.title, classOf(column, null), column.hint, column.at === null ? null : mark(column.at)));
   grid.append(make("thead", {}, make("tr", {}, ...heads)));
   const places = new Set(order);
@@ -378,6 +381,7 @@ function facts() {
   page.append(make("h2", {}, "Source"), make("div", { class: several ? "side" : "" }, ...results.map((one, at) => make("div", {}, several ? make("h3", {}, mark(at), one.label) : null, make("dl", {}, ...one.facts.flatMap(([head, text]) => [make("dt", {}, head), make("dd", {}, make("code", {}, text))]))))));
 }
 
+addEventListener("beforeprint", () => { for (const one of document.querySelectorAll("details")) one.open = true; });
 page.replaceChildren();
 verdict(); tables("tables"); plot(); table(); looseTensors(); tables("floats"); facts();
 document.getElementById("theme").addEventListener("click", () => {
