@@ -177,7 +177,8 @@ def test_every_table_sorts(tab: Tab, pages: dict[str, Path], name: str) -> None:
     assert not tab.said
 
 
-READ_CELLS = "all => all.map(one => (one.querySelector('.open-layer, summary, div') ?? one).textContent)"
+READ_CELLS = """all => all.map(one => (one.querySelector(".open-layer, summary, div") ?? one)
+  .textContent.replace(/, … \\(\\d+\\)$/, ""))"""
 """The texts of cells; of several lines the first, by which a column is sorted."""
 
 IS_SORTED = """texts => {
