@@ -25,7 +25,7 @@ from onnxfq.report.page_tables import (
 )
 from onnxfq.report.recipe_table import RecipeTable
 from onnxfq.report.record import ResultRecord
-from onnxfq.report.tiles import Tile, make_tile, score_tiles, time_notes, time_tiles
+from onnxfq.report.tiles import Tile, make_tile, score_tiles, time_tiles
 from onnxfq.support.records import parse, read_content
 
 RECORDS: dict[
@@ -119,7 +119,9 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         tiles=tiles,
         notes=[
             *_lost(table.tensors),
-            *_notes([*result.notes, *evaluation.notes, *time_notes(evaluation.timing)]),
+            *_notes(
+                [*result.notes, *evaluation.notes, *(evaluation.timing.notes if evaluation.timing else ())]
+            ),
         ],
         tables=[
             *score_tables(evaluation.candidates),
@@ -154,7 +156,7 @@ def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) ->
         label=label,
         subtitle=f"{candidate.candidate} against {evaluation.reference}, {evaluation.feeds} feeds",
         tiles=score_tiles([candidate], evaluation) + time_tiles(evaluation.timing, candidate.candidate),
-        notes=_notes([*evaluation.notes, *time_notes(evaluation.timing)]),
+        notes=_notes([*evaluation.notes, *(evaluation.timing.notes if evaluation.timing else ())]),
         tables=[*score_tables([candidate]), *time_tables(evaluation.timing)],
         layers=sorted(rows, key=lambda row: row.output_db or 0.0),
         tensors=(),

@@ -118,7 +118,8 @@ def time_tables(timing: Timing | None) -> list[PageTable]:
         for one in (timing.models if timing is not None else ())
     ]
     heads = ("model", "runtime", "least ms", "median ms", "time to float", "costs most")
-    return _table("Time of one sample", "The models ran in turn.", heads, rows)
+    note = "The models ran in turn. " + "; ".join(timing.remarks() if timing is not None else ())
+    return _table("Time of one sample", note, heads, rows)
 
 
 def engine_tables(engine: BuildRecord | None) -> list[PageTable]:

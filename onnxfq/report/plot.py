@@ -127,7 +127,7 @@ def _find_row(result: QuantizeResult, tensor: str) -> TensorRow:
     placements = {placement.tensor: placement for placement in result.plan.placements}
     if tensor not in placements:
         raise PlanError(f"tensor {tensor!r} is not quantized{nearest(tensor, placements)}")
-    return tensor_row(result, placements[tensor])
+    return tensor_row(result.model, placements[tensor], result.statistics, result.encodings)
 
 
 MAX_LABELLED = 256

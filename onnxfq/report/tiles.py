@@ -49,8 +49,3 @@ def time_tiles(timing: Timing | None, candidate: str) -> list[Tile]:
     if timed is None or not timed.ratio:
         return []
     return [make_tile(f"{timed.ratio:.2f}", "time of a run, float = 1", timed.is_slower)]
-
-
-def time_notes(timing: Timing | None) -> list[str]:
-    """Return the rule of ratios that are not given, slow models, and what was not timed."""
-    return [] if timing is None else [line.removeprefix("slower").strip() for line in (*timing.remarks(), *timing.notes)]

@@ -21,6 +21,7 @@ from planted_chain import LAYERS, WIDTH, chain, unequalized, with_modules
 from onnxfq import plot
 from onnxfq.calibration.calibrators.grid_error import estimate_sqnr_db
 from onnxfq.choices import RANKING_FEEDS
+from onnxfq.documents.layers import TensorRow
 from onnxfq.documents.plan import Skipped
 from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.errors import PlanError
@@ -30,7 +31,7 @@ from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.report.html import render_report, write_report
 from onnxfq.report.record import ResultRecord, quantize_record
-from onnxfq.report.tensor_rows import TensorError, quantized_tensors, tensor_errors
+from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.report.text import coverage_line, plan_summary, quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.support.records import to_json
@@ -43,9 +44,9 @@ def result() -> QuantizeResult:
     return quantize(two_branch(), [feed_for(two_branch())], accuracy=AccuracyTarget(repair=None))
 
 
-def rows_of(result: QuantizeResult) -> list[TensorError]:
+def rows_of(result: QuantizeResult) -> tuple[TensorRow, ...]:
     """Return the rows of its report."""
-    return tensor_errors(result.model, result.plan, result.statistics, result.encodings)
+    return quantized_tensors(result.model, result.plan, result.statistics, result.encodings)
 
 
 def test_the_page_allows_its_own_script_alone(result: QuantizeResult) -> None:
@@ -66,25 +67,26 @@ def test_rows_follow_the_plan(result: QuantizeResult) -> None:
     rows = rows_of(result)
     assert [row.tensor for row in rows] == [p.tensor for p in result.plan.placements]
     for row in rows:
-        assert row.rmin <= row.rmax and row.grid[0] < 0 < row.grid[1]
-        assert row.encoding == result.encodings[row.tensor]
+        assert row.observed is not None and row.observed[0] <= row.observed[1]
+        encoding = result.encodings[row.tensor]
+        assert row.grid == pytest.approx((encoding.rmin, encoding.rmax), rel=1e-4)  # a report has five digits
 
 
 def test_weight_noise_is_exact(result: QuantizeResult) -> None:
     """The figure of a weight is the SQNR of its values, computed in float64."""
     row = next(row for row in rows_of(result) if row.tensor == "w1")
     w = weights(4, 4, 3, 3, seed=1).astype(np.float64)
-    noise = w - fake_quantize(w.astype(np.float32), row.encoding.scale_array, qtype="int8", axis=0)
+    noise = w - fake_quantize(w.astype(np.float32), result.encodings["w1"].scale_array, qtype="int8", axis=0)
     # Sums in another order.
     assert row.sqnr_db == pytest.approx(10 * math.log10((w**2).sum() / (noise**2).sum()), abs=1e-9)
-    assert (row.rmin, row.rmax) == (w.min(), w.max())
+    assert row.observed == pytest.approx((w.min(), w.max()), rel=1e-4)
 
 
 def test_activation_noise_is_expected_from_the_histogram(result: QuantizeResult) -> None:
     """The figure of an activation comes from its statistics and is near the SQNR of its values."""
     row = next(row for row in rows_of(result) if row.tensor == "h")
-    scale = float(row.encoding.scale_array)
-    qtype = row.encoding.spec.qtype
+    scale = float(result.encodings["h"].scale_array)
+    qtype = result.encodings["h"].spec.qtype
     assert row.sqnr_db == estimate_sqnr_db(result.statistics["h"], scale, 0, qtype)
     h = np.maximum(feed_for(two_branch())["x"], 0).astype(np.float64)
     noise = h - fake_quantize(h.astype(np.float32), scale, qtype=qtype)
@@ -96,7 +98,7 @@ def test_rows_of_another_model(result: QuantizeResult) -> None:
     """A weight that the model lacks is named."""
     other = quantize(conv_relu(), [feed_for(conv_relu())])
     with pytest.raises(PlanError, match="the plan calls 'w1' a weight, but it is not a constant"):
-        tensor_errors(other.model, result.plan, result.statistics, result.encodings)
+        quantized_tensors(other.model, result.plan, result.statistics, result.encodings)
 
 
 def contents(page: str) -> list[dict[str, Any]]:
@@ -235,7 +237,7 @@ def test_running_noise_is_that_of_onnxruntime(result: QuantizeResult) -> None:
 
 def test_histograms_count_all_values(result: QuantizeResult) -> None:
     """A histogram has every value, and `best_error` is followed by the method that it took."""
-    for row in quantized_tensors(result):
+    for row in rows_of(result):
         seen = result.statistics.tensors.get(row.tensor)
         values = weights(4, 4, 3, 3, seed=1).size if seen is None else seen.finite
         assert sum(row.counts) == values and row.edges is not None
@@ -257,7 +259,7 @@ def test_exact_tensors_have_a_place(tmp_path: Path) -> None:
 
 def test_figures_show_the_rows(result: QuantizeResult) -> None:
     """A histogram has the counts, the grid and every calibrator; an unknown tensor gets the nearest names."""
-    (row,) = [row for row in quantized_tensors(result) if row.tensor == "h"]
+    (row,) = [row for row in rows_of(result) if row.tensor == "h"]
     axes = plot.histogram(result, "h").axes[0]
     counts, edges, _ = axes.patches[0].get_data()
     assert tuple(counts) == row.counts and (edges[0], edges[-1]) == row.edges
@@ -278,7 +280,7 @@ def test_channels_are_drawn_before_and_after() -> None:
     sizes = np.float32(2.0) ** np.arange(8, dtype=np.float32).reshape(1, 8, 1, 1)
     feed = {"x": weights(4, 8, 6, 6) * sizes}
     result = quantize(proto, [feed])
-    (row,) = [row for row in quantized_tensors(result) if row.tensor == "x"]
+    (row,) = [row for row in rows_of(result) if row.tensor == "x"]
     wanted = np.abs(feed["x"]).max(axis=(0, 2, 3))
     assert np.allclose(row.channels, wanted, rtol=1e-3)  # a report keeps four digits
     spread = [max(bars) / min(bars) for bars in (row.channels, row.equalized_channels)]
