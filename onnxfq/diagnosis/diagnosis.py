@@ -45,17 +45,22 @@ class Diagnosis(Record):
     after: float | None = None
     written: str = ""
 
+    def cells(self) -> list[tuple[str, ...]]:
+        """Return the cells of a table of the causes, headings first."""
+        rows: list[tuple[str, ...]] = [
+            ("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")
+        ]
+        for cause in self.causes:
+            before, after = ("" if db is None else f"{db:.1f}" for db in (cause.before, cause.after))
+            where = cause.tensor or cause.node
+            rows.append((cause.kind, where, before, after, cause.evidence, cause.repair))
+        return rows
+
     def table(self) -> str:
         """Return the verdict, and a row for each cause."""
         lines = [self.verdict]
         if self.causes:
-            rows: list[tuple[str, ...]] = [
-                ("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")
-            ]
-            for cause in self.causes:
-                figures = ("" if db is None else f"{db:.1f}" for db in (cause.before, cause.after))
-                rows.append((cause.kind, cause.tensor or cause.node, *figures, cause.evidence, cause.repair))
-            lines += ["", *table_lines(rows, names=(1,))]
+            lines += ["", *table_lines(self.cells(), names=(1,))]
         if self.unmatched:
             lines.append(f"not in the float model: {', '.join(self.unmatched)}")
         lines.append(f"looked at {self.quantizers} quantizers: {', '.join(self.looked_at)}")

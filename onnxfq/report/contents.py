@@ -15,10 +15,9 @@ from onnxfq.errors import DataError
 from onnxfq.report.layer_table import lost_values
 from onnxfq.report.page_tables import (
     PageTable,
-    cause_tables,
-    engine_tables,
+    kernel_tables,
+    list_table,
     reason_tables,
-    recipe_tables,
     score_tables,
     time_tables,
     trial_tables,
@@ -93,7 +92,17 @@ def _contents(label: str, result: AnyResult) -> Iterator[Content]:
     elif isinstance(result, RecipeTable):
         for number, own in enumerate(result.with_times()):
             content = _quantized(own.recipe.name, own)
-            yield content if number else {**content, "tables": [*recipe_tables(result), *content["tables"]]}
+            yield (
+                content
+                if number
+                else {
+                    **content,
+                    "tables": [
+                        *list_table("Recipes", "", result.cells(), is_shared=True),
+                        *content["tables"],
+                    ],
+                }
+            )
     elif isinstance(result, Diagnosis):
         yield _diagnosed(label, result)
     else:
@@ -118,6 +127,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         f"{result.recipe.target}, {origin.feeds} feeds observed",
         tiles=tiles,
         notes=[
+            *([("engine", result.engine.lines())] if result.engine is not None else []),
             *_lost(table.tensors),
             *_notes(
                 [*result.notes, *evaluation.notes, *(evaluation.timing.notes if evaluation.timing else ())]
@@ -127,7 +137,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
             *score_tables(evaluation.candidates),
             *trial_tables(result.trials),
             *time_tables(evaluation.timing),
-            *engine_tables(result.engine),
+            *kernel_tables(result.engine),
         ],
         layers=table.layers,
         tensors=table.tensors,
@@ -212,7 +222,7 @@ def _diagnosed(label: str, found: Diagnosis) -> Content:
         subtitle=f"{found.quantizers} quantizers, {found.samples} samples",
         tiles=tiles,
         notes=[("verdict", found.verdict.splitlines())],
-        tables=cause_tables(found),
+        tables=list_table("Causes", "", found.cells()),
         layers=(),
         tensors=found.tensors,
         graph=(),

@@ -1,16 +1,14 @@
-"""Tables of a page by what they tell: scores, worst samples, remedies, times, engines, recipes, causes."""
+"""Tables of a page by what they tell: scores, worst samples, remedies, times, kernels, reasons for float."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
-from onnxfq.diagnosis.diagnosis import Diagnosis
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore
 from onnxfq.documents.timing import Timing
 from onnxfq.documents.trial import Trial
-from onnxfq.report.recipe_table import RecipeTable
 from onnxfq.tools.build_written import BuildRecord
 
 Cell = str | list[str]
@@ -34,15 +32,21 @@ class PageTable(TypedDict):
     shared: bool
 
 
-def _table(
-    title: str, note: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]], pictures: Sequence[str] = ()
+def list_table(
+    title: str,
+    note: str,
+    rows: Iterable[Sequence[Cell]],
+    pictures: Sequence[str] = (),
+    *,
+    is_shared: bool = False,
 ) -> list[PageTable]:
-    """Return a table; nothing without rows."""
-    listed = [list(row) for row in rows]
-    one = PageTable(
-        title=title, note=note, heads=list(heads), rows=listed, pictures=list(pictures), shared=False
+    """Return a table of `rows`, of which the first has the headings; nothing without others."""
+    heads, *others = map(list, rows)
+    names = [head for head in heads if isinstance(head, str)]
+    table = PageTable(
+        title=title, note=note, heads=names, rows=others, pictures=list(pictures), shared=is_shared
     )
-    return [one] if listed else []
+    return [table] if others else []
 
 
 def score_tables(candidates: Sequence[CandidateScore]) -> list[PageTable]:
@@ -57,7 +61,7 @@ def score_tables(candidates: Sequence[CandidateScore]) -> list[PageTable]:
         "by weights",
         "accuracy",
     )
-    rows: list[list[Cell]] = []
+    rows: list[Sequence[Cell]] = [heads]
     for one in candidates:
         accuracy = "" if one.accuracy is None else f"{one.accuracy:.4f}"
         cells = [*one.cells(one.outputs), *one.cells(one.parts), *one.cells(one.shares)]
@@ -65,13 +69,13 @@ def score_tables(candidates: Sequence[CandidateScore]) -> list[PageTable]:
         rows += [[one.candidate, *texts, shares.get(texts[0], ""), accuracy] for texts in cells]
     note = f"At {LOW_SQNR_DB:g} dB the noise is a tenth of the signal; each 6 dB halve it."
     worst = [(one.candidate, sample) for one in candidates for sample in one.worst_samples]
+    samples = [(name, str(one.sample), f"{one.sqnr_db:.1f}") for name, one in worst]
     return [
-        *_table("Comparison with the float model", note, heads, rows),
-        *_table(
+        *list_table("Comparison with the float model", note, rows),
+        *list_table(
             "Samples that suffer most",
             "Numbers count the samples of the data from 0; the SQNR is the lowest of what judges the model.",
-            ("candidate", "sample", "SQNR dB"),
-            [(name, str(one.sample), f"{one.sqnr_db:.1f}") for name, one in worst],
+            [("candidate", "sample", "SQNR dB"), *samples],
             [one.picture for _, one in worst],
         ),
     ]
@@ -79,17 +83,14 @@ def score_tables(candidates: Sequence[CandidateScore]) -> list[PageTable]:
 
 def trial_tables(trials: Sequence[Trial]) -> list[PageTable]:
     """Return the remedies that were needed: what each gains on unseen samples, costs, and why it was left."""
-    rows: list[list[Cell]] = []
+    heads = ("remedy", "result", "before dB", "after dB", "seconds", "cost", "reason and details")
+    rows: list[Sequence[Cell]] = [heads]
     for one in trials:
         if one.is_needed:
             figures = ["" if db is None else f"{db:.1f}" for db in (one.before, one.after)]
             rows.append([one.remedy, one.result, *figures, f"{one.seconds:.1f}", _price(one), one.texts])
-    return _table(
-        "What repair tried",
-        "dB on samples that did not choose the remedy; what is left is not in the written model.",
-        ("remedy", "result", "before dB", "after dB", "seconds", "cost", "reason and details"),
-        rows,
-    )
+    note = "dB on samples that did not choose the remedy; what is left is not in the written model."
+    return list_table("What repair tried", note, rows)
 
 
 def _price(trial: Trial) -> str:
@@ -105,87 +106,21 @@ def _price(trial: Trial) -> str:
 
 
 def time_tables(timing: Timing | None) -> list[PageTable]:
-    """Return the times of the models, and the operators of slow ones."""
-    rows: list[list[Cell]] = [
-        [
-            one.model,
-            one.target,
-            f"{one.least_ms:.3f}",
-            f"{one.median_ms:.3f}",
-            one.figure,
-            [*map(str, one.costs)],
-        ]
-        for one in (timing.models if timing is not None else ())
-    ]
-    heads = ("model", "runtime", "least ms", "median ms", "time to float", "costs most")
-    note = "The models ran in turn. " + "; ".join(timing.remarks() if timing is not None else ())
-    return _table("Time of one sample", note, heads, rows)
-
-
-def engine_tables(engine: BuildRecord | None) -> list[PageTable]:
-    """Return what the target's builder made of the model, and its kernels beside those without pairs."""
-    if engine is None:
+    """Return the times of the models; what slow ones spend them on is in the note."""
+    if timing is None:
         return []
-    check = engine.check
-    facts: list[list[Cell]] = [
-        ["builder", check.builder or "the rules alone"],
-        ["low precision", [*map(str, check.coverage)]],
-        ["findings", [f"{one.severity}: {one.op_type} {one.node}: {one.message}" for one in check.findings]],
-        ["run", engine.run],
-    ]
-    counts: list[list[Cell]] = [
-        [one.device, name, *(f"{value}" for value in pair)]
-        for one in check.against
-        for name, pair in one.pairs().items()
-    ]
-    return [
-        *_table(f"Engine for {check.target}", "", ("question", "answer"), [row for row in facts if row[1]]),
-        *_table(
-            "Kernels",
-            " ".join(f"{one.device}: {one.sentence}." for one in check.against),
-            ("device", "count", "quantized", "without pairs"),
-            counts,
-        ),
-    ]
+    return list_table("Time of one sample", "; ".join(timing.remarks()), timing.cells())
 
 
-def recipe_tables(result: RecipeTable) -> list[PageTable]:
-    """Return the recipes beside the float model."""
-    heads = (
-        "recipe",
-        "bytes",
-        "SQNR dB",
-        "low precision",
-        "median ms",
-        "time to float",
-        "findings",
-        "remark",
-    )
-    rows: list[list[Cell]] = [
-        [
-            *row.cells(None if result.timing is None else result.timing.of(row.recipe)),
-            str(row.findings) if row.findings else "",
-            row.error or row.promise,
-        ]
-        for row in result.rows
-    ]
-    return [table | {"shared": True} for table in _table("Recipes", "", heads, rows)]
-
-
-def cause_tables(found: Diagnosis) -> list[PageTable]:
-    """Return the causes of a diagnosis, the most harmful first."""
-    rows: list[list[Cell]] = [
-        [
-            cause.kind.replace("_", " "),
-            cause.tensor or cause.node,
-            *("" if value is None else f"{value:.1f}" for value in (cause.before, cause.after)),
-            cause.evidence,
-            cause.repair,
-        ]
-        for cause in found.causes
-    ]
-    heads = ("cause", "tensor", f"before {found.unit}", f"after {found.unit}", "evidence", "repair")
-    return _table("Causes", "", heads, rows)
+def kernel_tables(engine: BuildRecord | None) -> list[PageTable]:
+    """Return the counts of engines beside those of the same graph without pairs."""
+    against = () if engine is None else engine.check.against
+    rows = [("device", "count", "quantized", "without pairs")]
+    for one in against:
+        plain = dict(one.plain)
+        rows += [(one.device, name, f"{count}", f"{plain[name]}") for name, count in one.quantized]
+    note = " ".join(f"{one.device}: {one.sentence}." for one in against)
+    return list_table("Kernels of the engine", note, rows)
 
 
 def reason_tables(skipped: Iterable[tuple[str, str]]) -> list[PageTable]:
@@ -193,7 +128,6 @@ def reason_tables(skipped: Iterable[tuple[str, str]]) -> list[PageTable]:
     names: dict[str, list[str]] = {}
     for why, name in skipped:
         names.setdefault(why, []).append(name)
-    rows = [
-        (why, str(len(those)), those) for why, those in sorted(names.items(), key=lambda item: -len(item[1]))
-    ]
-    return _table("Tensors and nodes in float", "", ("reason", "count", "names"), rows)
+    ordered = sorted(names.items(), key=lambda item: -len(item[1]))
+    rows: list[Sequence[Cell]] = [(why, str(len(those)), those) for why, those in ordered]
+    return list_table("Tensors and nodes in float", "", [("reason", "count", "names"), *rows])

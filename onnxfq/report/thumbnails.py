@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.documents.scores import CandidateScore, Evaluation
+from onnxfq.documents.scores import Evaluation
 from onnxfq.pipeline import QuantizeResult
 
 SIDE = 96
@@ -23,15 +22,12 @@ def with_thumbnails(result: QuantizeResult) -> Evaluation:
     """Return the evaluation of a result with pictures of the worst samples that are images."""
     kept = None if result.candidate is None else result.candidate.session.feeds
     samples = {} if kept is None else {kept.number(sample): sample for sample in kept.feeds}
-
-    def draw(score: CandidateScore) -> CandidateScore:
-        worst = (
-            one.model_copy(update={"picture": draw_thumbnail(samples.get(one.sample, {}))})
-            for one in score.worst_samples
-        )
-        return score.model_copy(update={"worst_samples": tuple(worst)})
-
-    return result.evaluation.model_copy(update={"candidates": tuple(map(draw, result.evaluation.candidates))})
+    candidates = []
+    for score in result.evaluation.candidates:
+        drawn = [(one, draw_thumbnail(samples.get(one.sample, {}))) for one in score.worst_samples]
+        worst = tuple(one.model_copy(update={"picture": picture}) for one, picture in drawn)
+        candidates.append(score.model_copy(update={"worst_samples": worst}))
+    return result.evaluation.model_copy(update={"candidates": tuple(candidates)})
 
 
 def draw_thumbnail(sample: Feed) -> str:
@@ -63,13 +59,9 @@ def _find_pixels(array: NDArray[Any]) -> NDArray[Any] | None:
 def _encode_png(pixels: NDArray[np.uint8]) -> bytes:
     """Return a PNG of [height, width, 1 or 3 channels]. Source: PNG Specification, third edition."""
     height, width, channels = pixels.shape
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
     header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
-    chunks: Iterable[tuple[bytes, bytes]] = (
-        (b"IHDR", header),
-        (b"IDAT", zlib.compress(rows.tobytes(), 9)),
-        (b"IEND", b""),
-    )
+    rows = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0)))  # a 0 in front: no filter
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
         for kind, body in chunks

@@ -58,20 +58,15 @@ class EngineComparison(Record):
         said = "the counts disagree" if wide or tail else "the counts do not speak against it"
         return f"{said}: {count}, {size}{wide}{tail}; only the GPU's clock decides"
 
-    def pairs(self) -> dict[str, tuple[int, int]]:
-        """Return the figures by name, of the engine and of the one without pairs."""
-        names = {
-            "kernels": "kernels",
-            "attentions in one kernel": "attentions",
-            "kernels that only quantize": "quantizing",
-            "bytes written": "written",
-            "bytes of weights read": "weights",
-        }
-        both = self.quantized, self.plain
-        return {text: (getattr(both[0], name), getattr(both[1], name)) for text, name in names.items()}
-
     def lines(self) -> list[str]:
         """Return the figures side by side, and the sentence that follows from them."""
-        counts = ", ".join(f"{name} {ours:,} / {plain:,}" for name, (ours, plain) in self.pairs().items())
+        pairs = [
+            ("kernels", self.quantized.kernels, self.plain.kernels),
+            ("attentions in one kernel", self.quantized.attentions, self.plain.attentions),
+            ("kernels that only quantize", self.quantized.quantizing, self.plain.quantizing),
+            ("bytes written", self.quantized.written, self.plain.written),
+            ("bytes of weights read", self.quantized.weights, self.plain.weights),
+        ]
+        counts = ", ".join(f"{name} {ours:,} / {plain:,}" for name, ours, plain in pairs)
         head = f"against    without pairs, in {self.plain.floats}, on {self.device}: {counts}"
         return [head, f"           {self.sentence}"]

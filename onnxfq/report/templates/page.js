@@ -98,7 +98,7 @@ const figure = (text) => { const match = /^-?[\d.,]+/.exec(text); return text ==
 
 const FOLDED = 4;
 function cellOf(cell, kind, head) {
-  const lines = [cell].flat(), low = head.endsWith(" dB") && figure(lines[0] || "") < LOW;
+  const lines = [cell].flat(), low = /\bdB\b/.test(head) && figure(lines[0] || "") < LOW;
   const folded = lines.length > FOLDED ? make("details", {}, make("summary", {}, `${lines[0]}, … (${lines.length})`), make("div", {}, lines.join(", "))) : lines.length > 1 ? lines.map((line) => make("div", {}, line)) : lines[0];
   return make("td", { class: kind + (low ? " low" : ""), "data-head": head }, folded);
 }
