@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ def measure_channels(
     with closing(FloatRuns(model, names, threads, MOMENTS_MEMORY)) as runs:
         for values, _ in runs.over(feeds if names else ()):
             for name, row in rows.items():
-                row.append(_magnitudes(values[name], _channel_axis(index, name, values[name].ndim)))
+                row.append(channel_magnitudes(values[name], _channel_axis(index, name, values[name].ndim)))
     pooled = {
         name: ChannelSizes.of(np.max(row, axis=0), len(row))
         for name, row in rows.items()
@@ -58,7 +59,7 @@ def _channel_axis(index: GraphIndex, tensor: str, rank: int) -> int:
     return 1 if rank == 4 and not is_multiplied else rank - 1
 
 
-def _magnitudes(values: NDArray[np.float32], axis: int) -> NDArray[np.float64]:
+def channel_magnitudes(values: NDArray[Any], axis: int) -> NDArray[np.float64]:
     """Return the largest magnitude of each channel; [] of a tensor without axes or values."""
     if values.ndim < 2 or not values.size:
         return np.zeros(0)

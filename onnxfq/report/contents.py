@@ -39,8 +39,8 @@ RECORDS: dict[
 AnyResult = ResultRecord | Evaluation | Sensitivity | RecipeTable | Diagnosis
 
 
-class Content(TypedDict):
-    """One result on a page.
+class Content(TypedDict, total=False):
+    """One result on a page; what its kind lacks is absent.
 
     Attributes:
         notes: headings with lines.
@@ -92,17 +92,9 @@ def _contents(label: str, result: AnyResult) -> Iterator[Content]:
     elif isinstance(result, RecipeTable):
         for number, own in enumerate(result.with_times()):
             content = _quantized(own.recipe.name, own)
-            yield (
-                content
-                if number
-                else {
-                    **content,
-                    "tables": [
-                        *list_table("Recipes", "", result.cells(), is_shared=True),
-                        *content["tables"],
-                    ],
-                }
-            )
+            recipes = [] if number else list_table("Recipes", "", result.cells(), is_shared=True)
+            content["tables"] = [*recipes, *content["tables"]]
+            yield content
     elif isinstance(result, Diagnosis):
         yield _diagnosed(label, result)
     else:
@@ -169,9 +161,6 @@ def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) ->
         notes=_notes([*evaluation.notes, *(evaluation.timing.notes if evaluation.timing else ())]),
         tables=[*score_tables([candidate]), *time_tables(evaluation.timing)],
         layers=sorted(rows, key=lambda row: row.output_db or 0.0),
-        tensors=(),
-        graph=(),
-        floats=[],
         facts=[("reference", evaluation.reference), ("candidate", candidate.candidate)],
     )
 
@@ -191,7 +180,6 @@ def _ranked(label: str, found: Sensitivity) -> Content:
             make_tile(str(len(kept)), "groups that the remedy leaves in float"),
         ],
         notes=[("remedy", [found.remedy_text()])],
-        tables=[],
         layers=[
             LayerRow(
                 node=node,
@@ -206,9 +194,6 @@ def _ranked(label: str, found: Sensitivity) -> Content:
             )
             for number, (place, group, node) in enumerate(members)
         ],
-        tensors=(),
-        graph=(),
-        floats=[],
         facts=[("SHA-256 of the model", found.model_sha256), ("recipe", found.recipe)],
     )
 
@@ -223,10 +208,7 @@ def _diagnosed(label: str, found: Diagnosis) -> Content:
         tiles=tiles,
         notes=[("verdict", found.verdict.splitlines())],
         tables=list_table("Causes", "", found.cells()),
-        layers=(),
         tensors=found.tensors,
-        graph=(),
-        floats=[],
         facts=[("model", found.source), ("looked at", ", ".join(found.looked_at))],
     )
 

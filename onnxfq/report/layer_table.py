@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from onnxfq.calibration.calibrators.best_error import KEPT_DB
@@ -17,7 +17,7 @@ from onnxfq.graph.node_notes import module_paths
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import QuantizeResult
-from onnxfq.remedies.layer_costs import Costs, measure_costs
+from onnxfq.remedies.layer_costs import measure_costs
 from onnxfq.remedies.noise_profile import measure_noise
 from onnxfq.report.tensor_rows import all_tensors
 from onnxfq.support.files import write_text
@@ -38,7 +38,9 @@ def layer_table(result: QuantizeResult) -> LayerTable:
     others = [name for name, kind in index.types.items() if kind in FLOAT_CODES and name in index.makers]
     wanted = [*activations, *(node.output[0] for node in nodes), *others]
     noise = measure_noise(result.model, result.simulation, result.samples[:RANKING_FEEDS], wanted)
-    costs = measure_costs(result.model.proto, plan, result.samples[0]) if result.samples else None
+    products = measure_costs(result.model.proto, plan, result.samples[0]).products if result.samples else {}
+    total = sum(products.values())
+    multiplies = {node: count / total for node, count in products.items() if total}
     ranked = () if result.sensitivity is None else result.sensitivity.groups
     groups = {node: group for group in ranked for node in group.nodes}
     quantized = plan.quantized_nodes | {bridge.node for bridge in plan.bridges}
@@ -69,7 +71,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
                 added_db=None if after is None else _added_db(before, after),
                 alone_db=None if group is None else group.alone_db,
                 rest_db=None if group is None else group.rest_db,
-                multiplies=None if costs is None else _share(costs, node.name),
+                multiplies=multiplies.get(node.name),
             )
         )
     lost = lost_values(tensors)
@@ -78,8 +80,8 @@ def layer_table(result: QuantizeResult) -> LayerTable:
     return LayerTable(
         layers=tuple(rows),
         tensors=tensors,
-        graph=tuple(_graph_nodes(index, noise, {p.tensor for p in plan.activations})),
-        multiplies=None if costs is None else _quantized_share(costs, rows),
+        graph=tuple(_graph_nodes(index, noise, placed)),
+        multiplies=sum(row.multiplies or 0.0 for row in rows if row.quantized) if total else None,
         weight_bytes=_quantized_bytes(result),
     )
 
@@ -91,9 +93,9 @@ def _list_activations(names: Iterable[str], index: GraphIndex) -> list[str]:
 
 
 def _graph_nodes(
-    index: GraphIndex, noise: Mapping[str, float], quantized: Container[str]
+    index: GraphIndex, noise: Mapping[str, float], quantized: Mapping[str, Sequence[str]]
 ) -> Iterator[GraphNode]:
-    """Yield the nodes in their order; a quantizer is a mark on an edge, whatever operators it becomes."""
+    """Yield the nodes in their order, with marks where they read `quantized` tensors."""
     places = {name: at for at, node in enumerate(index.nodes) for name in node.output if name}
     for node in index.nodes:
         tensors = {places[name]: name for name in node.input if name in places}
@@ -102,7 +104,7 @@ def _graph_nodes(
             op_type=node.op_type,
             output_db=noise.get(node.output[0]) if node.output else None,
             reads=tuple(tensors),
-            pairs=tuple(place for place, name in tensors.items() if name in quantized),
+            pairs=tuple(place for place, name in tensors.items() if name in quantized.get(node.name, ())),
         )
 
 
@@ -128,17 +130,6 @@ def _rank(row: LayerRow, lost: Mapping[str, float], own: Mapping[str, float]) ->
     if row.alone_db is None:
         impact = min([impact, *(lost[name] for name in row.tensors if name in lost)])
     return impact, min((own[name] for name in row.tensors), default=math.inf), row.position
-
-
-def _share(costs: Costs, node: str) -> float | None:
-    total = sum(costs.products.values())
-    return costs.products[node] / total if total and node in costs.products else None
-
-
-def _quantized_share(costs: Costs, rows: Iterable[LayerRow]) -> float | None:
-    total = sum(costs.products.values())
-    known = (costs.products.get(row.node, 0) for row in rows if row.quantized)
-    return sum(known) / total if total else None
 
 
 def _quantized_bytes(result: QuantizeResult) -> float:

@@ -51,17 +51,8 @@ def list_table(
 
 def score_tables(candidates: Sequence[CandidateScore]) -> list[PageTable]:
     """Return the scores of outputs and their parts, and the samples that suffer most."""
-    heads = (
-        "candidate",
-        "output",
-        "SQNR dB",
-        "cosine",
-        "largest error",
-        "same top-1",
-        "by weights",
-        "accuracy",
-    )
-    rows: list[Sequence[Cell]] = [heads]
+    heads = "candidate, output, SQNR dB, cosine, largest error, same top-1, by weights, accuracy"
+    rows: list[Sequence[Cell]] = [heads.split(", ")]
     for one in candidates:
         accuracy = "" if one.accuracy is None else f"{one.accuracy:.4f}"
         cells = [*one.cells(one.outputs), *one.cells(one.parts), *one.cells(one.shares)]

@@ -1,5 +1,6 @@
 "use strict";
 const results = JSON.parse(document.getElementById("data").textContent);
+for (const one of results) for (const part of ["tables", "layers", "tensors", "graph", "floats"]) one[part] ??= [];
 const several = results.length > 1, page = document.getElementById("page"), LOW = 20, WIDE = 16, MANY = 2000, PORTION = 300, INKS = ["--a", "--b", "--c", "--d"];
 const ink = (at) => `var(${INKS[at % INKS.length]})`, letter = (at) => String.fromCharCode(65 + (at % 26));
 
