@@ -21,7 +21,7 @@ WIDE = 16.0
 
 
 class ChannelSizes(Record):
-    """The largest channels of an activation beside the median one.
+    """The largest channels of an activation, and the median one.
 
     Attributes:
         samples: in which they were seen.
@@ -50,7 +50,7 @@ class ChannelSizes(Record):
 
     @property
     def ratio(self) -> float:
-        """The largest channel over the median one; inf beside a median of 0, 0 without values."""
+        """The largest channel over the median one; inf where only the median is 0."""
         size = self.largest[0][1]
         return size / self.median if self.median else size and float("inf")
 

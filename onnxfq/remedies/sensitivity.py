@@ -24,7 +24,7 @@ from onnxfq.execution.toggled_segments import State
 from onnxfq.metrics import Metric, check_metric_name
 from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, open_aim
 from onnxfq.remedies.candidate import Sources, build_candidate
-from onnxfq.remedies.channel_sizes import measure_channels
+from onnxfq.remedies.channel_statistics import measure_channels
 from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
 from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.layer_costs import measure_costs

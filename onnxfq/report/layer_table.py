@@ -87,7 +87,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
 
 
 def _list_activations(names: Iterable[str], index: GraphIndex) -> list[str]:
-    """Return the names of floats that are no constants, and of tensors whose type nobody knows."""
+    """Return the names of computed floats, of inputs, and of tensors of unknown type."""
     kinds = {0, *FLOAT_CODES}
     return [n for n in names if n and n not in index.constants and index.types.get(n, 0) in kinds]
 

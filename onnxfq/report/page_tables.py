@@ -104,7 +104,7 @@ def time_tables(timing: Timing | None) -> list[PageTable]:
 
 
 def kernel_tables(engine: BuildRecord | None) -> list[PageTable]:
-    """Return the counts of engines beside those of the same graph without pairs."""
+    """Return the counts of engines, and of engines of the same graph without pairs."""
     against = () if engine is None else engine.check.against
     rows = [("device", "count", "quantized", "without pairs")]
     for one in against:

@@ -21,7 +21,7 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
 from onnxfq.passes.equalize import channel_factors
 from onnxfq.pipeline import QuantizeResult
-from onnxfq.remedies.channel_sizes import measure_channels
+from onnxfq.remedies.channel_statistics import measure_channels
 from onnxfq.report.calibrator_table import CalibratorRow, tensor_rows
 from onnxfq.stages.zeroed_values import middle_sqnr_db
 

@@ -13,7 +13,7 @@ from onnxfq.documents.plan import Plan, Skipped
 from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.documents.trial import Trial, trial_lines
 from onnxfq.pipeline import QuantizeResult
-from onnxfq.remedies.channel_sizes import measure_channels
+from onnxfq.remedies.channel_statistics import measure_channels
 
 
 def coverage_line(plan: Plan) -> str:

@@ -44,7 +44,7 @@ def score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) ->
 
 
 def time_tiles(timing: Timing | None, candidate: str) -> list[Tile]:
-    """Return a tile with the time of a candidate beside the float model's; none without times."""
+    """Return a tile with the ratio of a candidate's time to the float model's; none without times."""
     timed = None if timing is None else timing.of(candidate)
     if timed is None or not timed.ratio:
         return []

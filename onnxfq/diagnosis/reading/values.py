@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer
-from onnxfq.remedies.channel_sizes import channel_magnitudes
 
 SAMPLED = 4096
 """Values that are kept of a tensor from each feed, evenly spaced."""
@@ -64,7 +63,9 @@ class TensorValues:
             highs.append(float(flat.max()))
             parts.append(flat[:: max(1, flat.size // SAMPLED)])
             if array.ndim > 1:
-                magnitudes.append(channel_magnitudes(array, array.ndim - 1 if channels_last else 1))
+                axis = array.ndim - 1 if channels_last else 1
+                others = tuple(at for at in range(array.ndim) if at != axis)
+                magnitudes.append(np.abs(np.asarray(array, np.float64)).max(others))
         same = len({row.shape for row in magnitudes}) == 1
         return TensorValues(
             low=min(lows, default=0.0),
