@@ -22,6 +22,8 @@ def find_activation_channels(patient: Patient) -> Iterator[Suspicion]:
         sizes = ChannelSizes.of(values.channels, len(values.lows))
         if sizes is None or not sizes.median or sizes.ratio < WIDE:
             continue
+        if patient.share((quantizer.number,)) < HALF:
+            continue
         repair = Change(off=frozenset({quantizer.number}))
         harm = patient.harm((quantizer.number,), repair)
         if harm < HALF:
