@@ -43,7 +43,7 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, with_fake_quantize
 from onnxfq.pipeline import quantize
 from onnxfq.report.html import render_report
-from onnxfq.report.tensor_rows import quantized_tensors, tensor_errors
+from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.report.text import plan_summary, quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -378,10 +378,7 @@ def test_a_plan_with_nothing_to_observe(tmp_path: Path):
     assert result.statistics.tensors == {} and result.evaluation.feeds == 3
     assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant", "Q/DQ"]
     assert result.evaluation.candidates[0].outputs == result.evaluation.candidates[1].outputs
-    assert [
-        row.tensor for row in tensor_errors(result.model, result.plan, result.statistics, result.encodings)
-    ] == ["w"]
-    (x, w) = quantized_tensors(result)
+    (x, w) = quantized_tensors(result.model, result.plan, result.statistics, result.encodings)
     assert (x.calibrator, x.sqnr_db, x.counts) == ("dynamic", None, ()) and w.sqnr_db is not None
 
 
@@ -661,7 +658,7 @@ def test_noise_of_fractional_zero_points():
     """The expected noise of the report is near the noise of the values themselves."""
     proto = linear(70, 6)
     staged = stage(proto, fractional("uint4"))
-    row = tensor_errors(staged.model, staged.plan, staged.statistics, staged.encodings)[0]
+    row = quantized_tensors(staged.model, staged.plan, staged.statistics, staged.encodings)[0]
     x = staged.feed["x"].astype(np.float64)
     noise = x - staged.encodings["x"].fake_quantize(staged.feed["x"])
     measured = 10 * np.log10((x**2).sum() / (noise**2).sum())
