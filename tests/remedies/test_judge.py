@@ -267,6 +267,8 @@ def test_what_helps_only_with_another_is_found() -> None:
     assert trials[0].after < trials[0].before + LEAST_GAIN_DB < trials[1].after
     figures = [_sqnr(one, split_samples(judge.kept).proving) for one in (candidate, final)]
     assert [trials[0].before, trials[1].after] == pytest.approx(figures, abs=1e-3)
+    assert trials[0].details == (f"chosen with better: together {figures[0]:.1f} -> {figures[1]:.1f} dB",)
+    assert not trials[1].details
 
 
 def test_the_best_of_several_is_kept_alone() -> None:
