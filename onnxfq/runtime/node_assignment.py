@@ -7,11 +7,9 @@ from collections.abc import Mapping
 import onnx
 
 from onnxfq.errors import ModelError, RuntimeLibraryError
-from onnxfq.runtime.inference_session import open_inference_session
-from onnxfq.runtime.ort import onnxruntime
+from onnxfq.runtime.ort import new_options, onnxruntime, open_inference_session
 from onnxfq.support.records import join_lines
 
-_ONLY_FATAL = 4
 _RECORD = "session.record_ep_graph_assignment_info"
 
 
@@ -51,9 +49,7 @@ def assign_nodes(proto: onnx.ModelProto, provider: str, options: Mapping[str, st
             f"ONNX Runtime {onnxruntime.__version__} has no device of {provider}; register its library, or "
             "use a machine that it supports"
         )
-    chosen = onnxruntime.SessionOptions()
-    chosen.log_severity_level = _ONLY_FATAL
-    chosen.intra_op_num_threads = 1  # it is never run
+    chosen = new_options(1)  # it is never run
     chosen.add_session_config_entry(_RECORD, "1")
     chosen.add_provider_for_devices(devices[:1], dict(options))
     try:

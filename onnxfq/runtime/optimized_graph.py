@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnx
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.save import save
-from onnxfq.runtime.inference_session import open_inference_session
-from onnxfq.runtime.ort import onnxruntime
+from onnxfq.runtime.custom_ops import register_libraries
+from onnxfq.runtime.ort import new_options, onnxruntime, open_inference_session
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
 
 VERSION: str = onnxruntime.__version__
 """Version of ONNX Runtime."""
 
-_ONLY_FATAL = 4
-_SMALL = "1024"
-"""Bytes from which constants go to a data file, which is not read."""
+
+def write_optimized(source: onnx.ModelProto | Path, path: Path) -> None:
+    """Write a model or a file of one, optimised by ONNX Runtime, with its large weights in a file beside."""
+    options = new_options(1)
+    options.optimized_model_filepath = str(path)
+    # Weights in a separate file: the graph is read without them.
+    for key, value in (("file_name", f"{path.name}.weights"), ("min_size_in_bytes", "1024")):
+        options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
+    # It is never run.
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+    proto = onnx.load(source, load_external_data=False) if isinstance(source, Path) else source
+    register_libraries(options, proto)
+    content = str(source) if isinstance(source, Path) else source.SerializeToString()
+    open_inference_session(content, options, providers=["CPUExecutionProvider"])
 
 
 def optimize_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -26,20 +40,10 @@ def optimize_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
     Raises ModelError if ONNX Runtime cannot load the model in such a session.
     """
     with scratch_folder() as folder:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _ONLY_FATAL
-        options.intra_op_num_threads = 1  # it is never run
-        options.optimized_model_filepath = str(folder / "optimized.onnx")
-        entry = "session.optimized_model_external_initializers_"
-        options.add_session_config_entry(f"{entry}file_name", "optimized.data")
-        options.add_session_config_entry(f"{entry}min_size_in_bytes", _SMALL)
-        source: str | bytes = str(folder / "model.onnx")
         if is_large(proto):
-            save(proto, str(source))
-        else:
-            source = proto.SerializeToString()
+            save(proto, folder / "model.onnx")
         try:
-            open_inference_session(source, options, providers=["CPUExecutionProvider"])
+            write_optimized(folder / "model.onnx" if is_large(proto) else proto, folder / "optimized.onnx")
         except Exception as error:  # one class for each status code
             raise ModelError(
                 f"ONNX Runtime {VERSION} cannot load it with all optimizations: {join_lines(error)[:300]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -16,7 +15,6 @@ from onnxfq.calibration.statistics.grouped_histogram import MOST_GROUPS
 from onnxfq.calibration.statistics.state import read_state
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, SpecError
-from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor, custom_node, import_domain
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.opset import edit_model
@@ -147,7 +145,7 @@ def _make_empty_state(editor: Editor, groups: int | None) -> list[gs.Constant]:
     """Return the results of operator Observe for no values, of a whole tensor or of each group."""
     arrays = read_state(empty_state(False, groups))
     return [
-        editor.constant(f"onnxfq/observe/nothing/{groups}/{part}", partial(make_constant, values=array))
+        editor.constant(f"onnxfq/observe/nothing/{groups}/{part}", array)
         for part, array in zip(OBSERVE_OUTPUTS, arrays, strict=True)
     ]
 
