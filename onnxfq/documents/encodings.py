@@ -13,8 +13,16 @@ import pydantic
 from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.calibration.calibrators import EXTERNAL, MINMAX, Calibrator
-from onnxfq.documents.array_fields import KEEP_ARRAYS, ScaleField, ZeroPointField, cast
-from onnxfq.documents.array_file import INLINE_LIMIT, array_path, restore_arrays, write_with_arrays
+from onnxfq.documents.array_file import (
+    INLINE_LIMIT,
+    KEEP_ARRAYS,
+    ScaleField,
+    ZeroPointField,
+    array_path,
+    cast,
+    restore_arrays,
+    write_with_arrays,
+)
 from onnxfq.errors import PlanError, SpecError, nearest
 from onnxfq.graph.saturation import Ends
 from onnxfq.numerics.affine import fake_quantize, quantize

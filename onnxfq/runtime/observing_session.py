@@ -75,7 +75,9 @@ def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
         if source is None:
             continue
         attributes = {a.name: helper.get_attribute_value(a) for a in source.attribute}
-        if attributes.get("channels_last") or not _whole_or_channels(node):
+        # The blocked layout is read by whole tensors and by channels.
+        groups = {a.name: helper.get_attribute_value(a) for a in node.attribute if a.name in _GROUPS}
+        if attributes.get("channels_last") or groups not in ({}, {"axis": 1}):
             continue
         node.input[0] = source.input[0]
         node.attribute.append(helper.make_attribute("channels", attributes["channels"]))
@@ -86,12 +88,6 @@ def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
     unread = [node for name, node in turned.items() if name not in read]
     for node in unread:
         graph.node.remove(node)
-
-
-def _whole_or_channels(observer: onnx.NodeProto) -> bool:
-    """Tell whether an observer can read the blocked layout: it supports whole tensors and channels there."""
-    groups = {a.name: helper.get_attribute_value(a) for a in observer.attribute if a.name in _GROUPS}
-    return groups in ({}, {"axis": 1})
 
 
 def _observe_at_once(graph: onnx.GraphProto) -> None:

@@ -48,7 +48,8 @@ def open_inference_session(
     """
     # The caller is one thread of the pool.
     started = (options.intra_op_num_threads or count_cores()) - 1
-    if started and not _has_room(started):
+    room = _free_bytes() >= started * _THREAD_BYTES + _SPARE_BYTES
+    if started and not (room and _can_start(started)):
         _note(started + 1)
         options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(content, options, **settings)
@@ -62,11 +63,6 @@ def _note(threads: int) -> None:
         "leave no room for more",
         threads,
     )
-
-
-def _has_room(threads: int) -> bool:
-    """Tell whether the limits on memory and on processes let that many threads start."""
-    return _free_bytes() >= threads * _THREAD_BYTES + _SPARE_BYTES and _can_start(threads)
 
 
 def _free_bytes() -> float:

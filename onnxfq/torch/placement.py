@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -36,13 +37,6 @@ from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
 from onnxfq.torch.fx_ops import FxSite, OnnxNode, explain_unquantized, is_depthwise
 from onnxfq.torch.fx_trace import Traces, calls, has_own_code
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
-
-
-class _Tensor(NamedTuple):
-    """Tensor of unknown shape: nothing is known before the module runs."""
-
-    name: str
-    shape: None = None
 
 
 def find_sites(model: nn.Module, recipe: Recipe, traces: Traces) -> list[FxSite]:
@@ -250,7 +244,9 @@ def _explain_target(site: FxSite, recipe: Recipe, placed: list[Placement]) -> st
     Raises RecipeError if the target does not accept one of its placements.
     """
     shapes = {site.tensor(name): tuple(weight.shape) for name, weight in site.parameters.items()}
-    inputs = tuple(_Tensor(site.tensor(name)) for name in (*site.activations, *site.weights))
+    # Shapes are unknown before the module runs.
+    names = (site.tensor(name) for name in (*site.activations, *site.weights))
+    inputs = tuple(SimpleNamespace(name=name, shape=None) for name in names)
     operands = Operands(OnnxNode(site.op_types[0], name=site.name, inputs=inputs), placed, shapes)
     policy = target_by_name(recipe.target).policy
     refuse(operands, policy)

@@ -17,11 +17,10 @@ from onnxfq.errors import ModelError, SpecError, StatisticsError, nearest
 from onnxfq.numerics.float_types import HALF_TYPES, FloatType
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.torch import state_format
 from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
 from onnxfq.torch.external_observer import ExternalObserver, open_observer
-from onnxfq.torch.learned_grid import Learned, LearnedGrid
+from onnxfq.torch.learned_grid import FORMAT_KEY, Learned, LearnedGrid, check_state, write_format
 from onnxfq.torch.observers import group_limits
 from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.qat_gradients import (
@@ -31,8 +30,7 @@ from onnxfq.torch.qat_gradients import (
     quantize_to,
     range_to_params,
 )
-from onnxfq.torch.quantizer_attributes import QuantizerAttributes
-from onnxfq.torch.switches import switch
+from onnxfq.torch.quantizer_attributes import QuantizerAttributes, switch
 
 ScaleRule = Literal["ends", "amax", "width"]
 SCALE_RULES = ("ends", "amax", "width")
@@ -407,7 +405,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "format"] = state_format.write(self.format)
+        destination[prefix + FORMAT_KEY] = write_format(self.format)
         for name in _SWITCHES:
             destination[prefix + name] = torch.tensor(bool(getattr(self, name)))
 
@@ -419,7 +417,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         state = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
-        state_format.check(self, self.format, state, prefix)
+        check_state(self, self.format, state, prefix)
         for name in _SWITCHES:
             if prefix + name in state:
                 setattr(self, name, bool(state.pop(prefix + name)))

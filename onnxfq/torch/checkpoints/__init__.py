@@ -4,21 +4,28 @@
 |----------|-----------------------------------------------------------------|
 | torch-ao | torch.ao's eager QAT: `prepare_qat`, with or without fusion      |
 | horizon  | Horizon's plugin, whose documented keys are torch.ao's           |
+
+Files are read as tensors only: nothing in a file is executed.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import pickle
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from onnxfq.errors import ModelError, nearest
+from onnxfq.errors import ArgumentError, ModelError, RuntimeLibraryError, nearest
+from onnxfq.support.files import check_writable, replace_file
 from onnxfq.torch.arguments import checked
 from onnxfq.torch.checkpoints import horizon, torch_ao
-from onnxfq.torch.checkpoints.files import read_state, write_state
 from onnxfq.torch.quantizer import quantizers
 
 __all__ = ["FORMATS", "load_checkpoint", "save_checkpoint"]
@@ -64,7 +71,7 @@ def load_checkpoint(
     chosen = _format(format)
     if not quantizers(model):
         raise ModelError(f"{type(model).__name__} has no quantizers; call quantize_module first")
-    ours, rest = chosen.read(model, read_state(source))
+    ours, rest = chosen.read(model, _read_state(source))
     try:
         model.load_state_dict(ours)
     except RuntimeError as error:
@@ -92,7 +99,7 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike[str] | None, forma
     state, rest = _format(format).write(model)
     if rest:
         log.warning("format %s has no key for %d quantizers: %s", format, len(rest), ", ".join(rest))
-    write_state(state, path)
+    _write_state(state, path)
     return state
 
 
@@ -100,3 +107,64 @@ def _format(name: str) -> CheckpointFormat:
     if name not in FORMATS:
         raise ModelError(f"unknown format of checkpoints {name!r}{nearest(str(name), FORMATS)}")
     return FORMATS[name]
+
+
+def _read_state(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state dict of a file, or a copy of a given one; a trainer's file has it in "state_dict".
+
+    Raises ModelError for a file that holds more than tensors or is missing or damaged.
+    """
+    if isinstance(source, Mapping):
+        content: Any = source
+    elif isinstance(source, (str, os.PathLike)):
+        content = _read(Path(source))
+    else:
+        raise ArgumentError(
+            f"a checkpoint is a path or a state dict, found {type(source).__name__}; pass state_dict()"
+        )
+    inner = content.get("state_dict") if isinstance(content, Mapping) else None
+    content = inner if isinstance(inner, Mapping) else content
+    if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
+        raise ModelError("the checkpoint holds no tensors by name; save the module's state_dict()")
+    return dict(content)
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise ModelError(f"no such file: {path}; check the path")
+    if path.suffix == ".safetensors":
+        library = _safetensors()
+        try:
+            return library.torch.load_file(path)
+        except (OSError, library.SafetensorError) as error:
+            raise ModelError(f"{path} is not a .safetensors file: {error}; save it again") from None
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, OSError) as error:
+        why = str(error).partition("\n")[0][:120]
+        raise ModelError(
+            f"{path} does not hold tensors alone, and nothing else is read from it ({why}); save state_dict()"
+        ) from None
+
+
+def _write_state(state: Mapping[str, Tensor], path: str | os.PathLike[str] | None) -> None:
+    """Write a state dict. Raises OutputError if the path cannot be written."""
+    if path is None:
+        return
+    check_writable(Path(path))
+    with replace_file(Path(path)) as temporary:
+        if Path(path).suffix == ".safetensors":
+            held = {name: x.detach().contiguous().clone() for name, x in state.items()}
+            # Its save_file would write beside the temporary, which has no folder here.
+            Path(temporary).write_bytes(_safetensors().torch.save(held))
+        else:
+            torch.save(dict(state), temporary)
+
+
+def _safetensors() -> Any:
+    if find_spec("safetensors") is None:
+        raise RuntimeLibraryError(
+            "files of .safetensors need safetensors; run pip install safetensors, or use a file of torch.save"
+        )
+    import_module("safetensors.torch")
+    return import_module("safetensors")

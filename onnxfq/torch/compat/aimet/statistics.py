@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import DataError, SpecError
-from onnxfq.torch.compat.aimet.functions import block_shape, check_shapes, interleaved
+from onnxfq.torch.compat.aimet.functions import split_blocks
 
 
 @dataclass
@@ -42,17 +42,6 @@ class BinsSeen:
     bin_edges: Any = None
     min: Any = None
     max: Any = None
-
-
-def split_blocks(
-    x: Tensor, shape: Sequence[int], block_size: Sequence[int] | None
-) -> tuple[Tensor, tuple[int, ...]]:
-    """Return x and `shape` so that the shape broadcasts to x. Raises SpecError if they do not fit."""
-    check_shapes(x.shape, shape, block_size)
-    if block_size is None:
-        return x, tuple(shape)
-    sizes = block_shape(x.shape, shape, block_size)
-    return x.reshape(-1, *interleaved(shape, sizes)), interleaved(shape, (1,) * len(shape))
 
 
 def reduce_to(
