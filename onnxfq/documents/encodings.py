@@ -158,16 +158,8 @@ class Encoding(Record):
         global_scale: float | None = None,
     ) -> Encoding:
         """Return an encoding from arrays of one shape. Raises SpecError if a rule is broken."""
-        return _make(
-            {
-                "tensor": tensor,
-                "spec": spec,
-                "param_shape": scale.shape,
-                "scale": scale,
-                "zero_point": zero_point,
-                "global_scale": global_scale,
-            }
-        )
+        arrays = {"param_shape": scale.shape, "scale": scale, "zero_point": zero_point}
+        return _make({"tensor": tensor, "spec": spec, **arrays, "global_scale": global_scale})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Encoding:
         """Return a copy with the values of `update`. Raises SpecError as `of`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -211,17 +211,22 @@ class Plan(Record):
             stopped |= {n.node: n for n in broken}
             removed |= {use for n in broken for use in n.needs}
             found = bool(broken)
+        part = self._without_uses(removed, {n.node: n.op_type for n in stopped.values()}, why, why)
+        return part.without_bridges(part.incomplete_bridges, f"not all its tensors are quantized: {why}")
+
+    def _without_uses(self, removed: set[Use], nodes: Mapping[str, str], why: str, why_tensor: str) -> Plan:
+        """Return the plan without these uses; `nodes`, with their op types, and unread tensors are noted."""
         kept = [
             p.model_copy(update={"uses": tuple(use for use in p.uses if use not in removed)})
             for p in self.placements
         ]
-        left = [p for p in kept if not p.uses]
-        skipped = [Skipped(name=n.node, kind="node", op_type=n.op_type, why=why) for n in stopped.values()]
-        skipped += [Skipped(name=p.tensor, kind="tensor", op_type=p.role, why=why) for p in left]
-        part = self.model_copy(
+        skipped = [Skipped(name=name, kind="node", op_type=op, why=why) for name, op in nodes.items()]
+        skipped += [
+            Skipped(name=p.tensor, kind="tensor", op_type=p.role, why=why_tensor) for p in kept if not p.uses
+        ]
+        return self.model_copy(
             update={"placements": tuple(p for p in kept if p.uses), "skipped": (*self.skipped, *skipped)}
         )
-        return part.without_bridges(part.incomplete_bridges, f"not all its tensors are quantized: {why}")
 
     @property
     def incomplete_bridges(self) -> tuple[str, ...]:
@@ -237,23 +242,10 @@ class Plan(Record):
         gone = {bridge.node: bridge.op_type for bridge in self.bridges if bridge.node in nodes}
         if not gone:
             return self
-        kept = [
-            p.model_copy(update={"uses": tuple(use for use in p.uses if use.node not in gone)})
-            for p in self.placements
-        ]
-        skipped = [Skipped(name=name, kind="node", op_type=op, why=why) for name, op in gone.items()]
-        skipped += [
-            Skipped(name=p.tensor, kind="tensor", op_type=p.role, why=f"read by an operator in float: {why}")
-            for p in kept
-            if not p.uses
-        ]
-        part = self.model_copy(
-            update={
-                "placements": tuple(p for p in kept if p.uses),
-                "bridges": tuple(bridge for bridge in self.bridges if bridge.node not in gone),
-                "skipped": (*self.skipped, *skipped),
-            }
-        )
+        removed = {use for p in self.placements for use in p.uses if use.node in gone}
+        part = self._without_uses(removed, gone, why, f"read by an operator in float: {why}")
+        bridges = tuple(bridge for bridge in self.bridges if bridge.node not in gone)
+        part = part.model_copy(update={"bridges": bridges})
         return part.without_bridges(part.incomplete_bridges, why)
 
     def check_model(self, sha256: str) -> None:

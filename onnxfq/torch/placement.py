@@ -35,11 +35,11 @@ from onnxfq.placement.weighted_ops import (
 from onnxfq.targets.target import target_by_name
 from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
 from onnxfq.torch.fx_ops import FxSite, OnnxNode, explain_unquantized, is_depthwise
-from onnxfq.torch.fx_trace import Traces, calls, has_own_code
+from onnxfq.torch.fx_trace import Trace, calls, has_own_code
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
 
 
-def find_sites(model: nn.Module, recipe: Recipe, traces: Traces) -> list[FxSite]:
+def find_sites(model: nn.Module, recipe: Recipe, trace: Trace) -> list[FxSite]:
     """Return every layer and operation that may be quantized, in the order of the modules."""
     residual = target_by_name(recipe.target).policy.residual
     sites: list[FxSite] = []
@@ -48,7 +48,7 @@ def find_sites(model: nn.Module, recipe: Recipe, traces: Traces) -> list[FxSite]
         if kind is not None:
             sites.append(_layer_site(path, module, kind))
         elif has_own_code(module):
-            code, name = traces.get_code(module), type(module).__name__
+            code, name = trace(module), type(module).__name__
             if code.why_not:
                 sites.append(FxSite(path or name, path, name, ("forward",), (), why_float=code.why_not))
             for site in calls(code):

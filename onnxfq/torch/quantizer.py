@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -138,7 +139,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
     @classmethod
     def with_args(cls, *args: Any, **keywords: Any) -> Factory:
         """Return a factory of this module with these arguments; it has `with_args` too."""
-        return Factory(cls, args, keywords)
+        return Factory(cls, *args, **keywords)
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe and round x, if each is enabled. Raises StatisticsError if no scale is known."""
@@ -432,19 +433,12 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
 FakeQuantizeBase.register(FakeQuantize)
 
 
-class Factory:
+class Factory(functools.partial[FakeQuantize]):
     """Factory of modules with stored arguments, as torch's `with_args`."""
-
-    def __init__(self, made: type[FakeQuantize], args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self.made, self.args, self.keywords = made, args, keywords
 
     def with_args(self, **keywords: Any) -> Factory:
         """Return a factory with these arguments changed."""
-        return Factory(self.made, self.args, {**self.keywords, **keywords})
-
-    def __call__(self, **keywords: Any) -> FakeQuantize:
-        """Return a new module."""
-        return self.made(*self.args, **{**self.keywords, **keywords})
+        return Factory(self.func, *self.args, **{**self.keywords, **keywords})
 
 
 @checked

@@ -13,11 +13,12 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,25 +33,9 @@ __all__ = ["FORMATS", "load_checkpoint", "save_checkpoint"]
 
 log = logging.getLogger(__name__)
 
-State = dict[str, Any]
-
-
-class CheckpointFormat(NamedTuple):
-    """Keys of one library.
-
-    Attributes:
-        read: (module, its state) -> (state of ours, keys that no quantizer needs).
-        write: module -> (state of theirs, quantizers that it cannot hold).
-    """
-
-    read: Callable[[nn.Module, State], tuple[State, list[str]]]
-    write: Callable[[nn.Module], tuple[State, list[str]]]
-
-
-FORMATS: dict[str, CheckpointFormat] = {
-    "torch-ao": CheckpointFormat(torch_ao.read, torch_ao.write),
-    "horizon": CheckpointFormat(horizon.read, horizon.write),
-}
+FORMATS: dict[str, ModuleType] = {"torch-ao": torch_ao, "horizon": horizon}
+"""Format -> its file: `read`, (module, its state) -> (state of ours, keys that no quantizer needs), and
+`write`, module -> (state of theirs, quantizers that it cannot hold)."""
 
 
 @checked
@@ -96,6 +81,7 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike[str] | None, forma
     Quantizers for which the library has no key, such as those of the module's own inputs, are left out, and a
     log line names them. Raises ModelError for an unknown format or a missing scale.
     """
+    state: dict[str, Tensor]
     state, rest = _format(format).write(model)
     if rest:
         log.warning("format %s has no key for %d quantizers: %s", format, len(rest), ", ".join(rest))
@@ -103,7 +89,7 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike[str] | None, forma
     return state
 
 
-def _format(name: str) -> CheckpointFormat:
+def _format(name: str) -> ModuleType:
     if name not in FORMATS:
         raise ModelError(f"unknown format of checkpoints {name!r}{nearest(str(name), FORMATS)}")
     return FORMATS[name]

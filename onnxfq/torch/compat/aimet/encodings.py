@@ -253,11 +253,7 @@ class FloatEncoding(EncodingBase):
     """Encoding by small floats times a scale.
 
     Attributes:
-        format: the float format.
-        mantissa_bits: bits behind the point.
-        exponent_bits: bits of the exponent.
-        finite: whether the format lacks infinities.
-        unsigned_zero: whether it lacks -0.
+        format: the float format, whose four fields are attributes too.
         bitwidth: bits of a number, with its sign.
     """
 
