@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of a model: its optimized graph, and the execution provider of each node."""
+"""The graph that ONNX Runtime makes of a model, with all optimizations, and the provider of each node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION: str = onnxruntime.__version__
 
 
 def write_optimized(source: onnx.ModelProto | Path, path: Path) -> None:
-    """Write a model or a file of one, optimised by ONNX Runtime, with its large weights in a file beside."""
+    """Write a model or a file of one, optimized by ONNX Runtime, with its large weights in a file next to it."""
     options = new_options(1)
     options.optimized_model_filepath = str(path)
     # Weights in a separate file: the graph is read without them.
