@@ -20,7 +20,7 @@ VERSION: str = onnxruntime.__version__
 
 
 def write_optimized(source: onnx.ModelProto | Path, path: Path) -> None:
-    """Write a model or a file of one, optimized by ONNX Runtime, with its large weights in a file next to it."""
+    """Write a model as ONNX Runtime optimizes it, with its large weights in a file next to it."""
     options = new_options(1)
     options.optimized_model_filepath = str(path)
     # Weights in a separate file: the graph is read without them.

@@ -133,7 +133,11 @@ def set_encodings(model: nn.Module, encodings: Encodings) -> None:
         if quantizer is None:
             hint = nearest(encoding.tensor, known)
             raise PlanError(f"the encodings name tensor {encoding.tensor!r}, which the module lacks{hint}")
-        _check_spec(encoding, quantizer)
+        if encoding.spec != quantizer.spec:
+            raise PlanError(
+                f"tensor {encoding.tensor!r} is quantized as {quantizer.spec} and encoded as "
+                f"{encoding.spec}; quantize the module with the recipe of the encodings"
+            )
     for encoding in encodings.encodings:
         # Torch shares memory with arrays, and the arrays of encodings are read-only.
         known[encoding.tensor].set_qparams(encoding.scale.copy(), encoding.zero_point.copy())
@@ -201,14 +205,6 @@ def encodings_from_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor], enc
 
 def _tensor(name: str) -> str:
     return name.removesuffix(SUFFIX)
-
-
-def _check_spec(encoding: Encoding, quantizer: FakeQuantize) -> None:
-    if encoding.spec != quantizer.spec:
-        raise PlanError(
-            f"tensor {encoding.tensor!r} is quantized as {quantizer.spec} and encoded as {encoding.spec}; "
-            "quantize the module with the recipe of the encodings"
-        )
 
 
 @contextlib.contextmanager

@@ -255,13 +255,13 @@ def _read(name: str) -> property:
     return property(get, keep)
 
 
-def _flat_weights(self: nn.Module) -> list[Tensor]:
-    return [getattr(self, name) for name in self._flat_weights_names]
-
-
 _BODIES: dict[type[nn.Module], Mapping[str, Any]] = {
     # Recurrent layers cache their weights in a list; this property builds it at every read.
-    nn.RNNBase: {"_flat_weights": property(_flat_weights, lambda self, value: None)},
+    nn.RNNBase: {
+        "_flat_weights": property(
+            lambda self: [getattr(self, name) for name in self._flat_weights_names], lambda self, value: None
+        )
+    },
 }
 
 

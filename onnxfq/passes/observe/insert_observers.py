@@ -83,7 +83,9 @@ def with_observers(model: Model, plan: Plan) -> Model:
             parts = (*OBSERVE_OUTPUTS, *CHANNEL_RANGES.outputs, STATE_OUTPUT)
             clear_names(editor, name, [observe_output(name, part) for part in parts])
         for placement in plan.activations:
-            holder = _iterated(around, editor.scope_of(editor.tensor(placement)))
+            # The innermost Loop or Scan around the tensor.
+            inside = enclosing(around, editor.scope_of(editor.tensor(placement)))
+            holder = next((holder for holder in inside if holder.node.op != "If"), None)
             if holder is None:
                 outputs += _observe(editor, around, placement)
             else:
@@ -104,11 +106,6 @@ def replace_outputs(graph: gs.Graph, outputs: list[gs.Variable]) -> bool:
     graph.outputs = outputs
     graph.cleanup(remove_unused_graph_inputs=False)
     return True
-
-
-def _iterated(around: dict[int, Holder], scope: gs.Graph) -> Holder | None:
-    """Return the innermost Loop or Scan around `scope`, None if there is none."""
-    return next((holder for holder in enclosing(around, scope) if holder.node.op != "If"), None)
 
 
 def _observe(editor: Editor, around: dict[int, Holder], placement: Placement) -> list[gs.Variable]:
