@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,7 +18,6 @@ from onnxfq.torch.observers import OwnTypes, refill
 from onnxfq.torch.qat_gradients import (
     check_values,
     grid_ends_to_scale,
-    group_scales,
     lsq_factor,
     next_half,
     range_to_params,
@@ -43,7 +41,6 @@ class LearnedGrid(OwnTypes):
         """Make a grid without a scale."""
         super().__init__()
         self.spec, self.grid, self.zero_point_shift = spec, grid, zero_point_shift
-        self.scale_groups: tuple[int, Sequence[int]] | None = None
         self.learned: Learned = "nothing"
         self.float_type: FloatType = "float32"
         self.register_buffer("scale", torch.zeros(0))
@@ -61,8 +58,6 @@ class LearnedGrid(OwnTypes):
     def _effective(self, elements: int = 0) -> tuple[Tensor, Tensor | None]:
         """Return (scale, zero point) as used; `elements` share one scale, for the gradients."""
         scale, zero_point = self._unshifted(elements)
-        if self.scale_groups is not None:
-            scale = group_scales(scale, *self.scale_groups)
         if self.zero_point_shift:
             zero_point = (0.0 if zero_point is None else zero_point) - torch.full_like(
                 scale, self.zero_point_shift
@@ -93,7 +88,6 @@ class LearnedGrid(OwnTypes):
     def qparams(self) -> tuple[Tensor, Tensor]:
         """Return (scale float32, zero_point int32) as currently used, learned or not."""
         scale, zero_point = self._unshifted(0)
-        scale = scale if self.scale_groups is None else group_scales(scale, *self.scale_groups)
         zeros = torch.zeros_like(scale) if zero_point is None else zero_point
         return scale.detach().float().clone(), zeros.detach().to(torch.int32).clone()
 

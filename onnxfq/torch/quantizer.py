@@ -63,7 +63,6 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         observer_enabled: one-element tensor as in torch.ao; a bool, or writing to it in place, sets it.
         fake_quant_enabled: likewise.
         overwrite: whether `compute_encodings` may replace the scale, see `allow_overwrite`.
-        scale_groups: (largest integer, group sizes) of `group_scales`, for LPBQ; None without.
         calibrating_observer: name of the observer that `compute_encodings` uses in place of `observer`; empty
             for `observer` itself. The scale is then fixed until `enable_observer` is called.
         may_be_unused: whether it may stay without a tensor, such as for the keys of self-attention.
