@@ -20,7 +20,7 @@ from onnxfq.numerics.float_types import FloatType
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.support.reasons import Reason
-from onnxfq.support.records import Record, first_repeated, read_document, write_document
+from onnxfq.support.records import Document, Record, first_repeated, read_document
 
 Role = Literal["activation", "weight", "bias"]
 
@@ -125,7 +125,7 @@ class Coverage(NamedTuple):
         return f"{self.op_type} {self.quantized}/{self.total}"
 
 
-class Plan(Record):
+class Plan(Document):
     """All decisions for one model (`.plan.json`); a person may edit the file and pass it to later stages.
 
     Attributes:
@@ -255,10 +255,6 @@ class Plan(Record):
                 f"the plan was made for a model with SHA-256 {self.model_sha256[:12]}, this one has "
                 f"{sha256[:12]}; make a new plan with `onnxfq plan`"
             )
-
-    def save(self, path: str | Path) -> None:
-        """Write as JSON, whole or not at all."""
-        write_document(path, self)
 
     @staticmethod
     def load(path: str | Path) -> Plan:

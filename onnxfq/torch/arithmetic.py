@@ -1,7 +1,7 @@
 """Affine quantization in torch operations, bit-identical to `numerics.affine` on any device, compiled or not.
 
 It computes in float32, or in float64 if x is float64 (for gradient checks). Nothing here has a gradient;
-`functions.py` adds the gradients.
+`qat_gradients.py` adds the gradients.
 """
 
 from __future__ import annotations
