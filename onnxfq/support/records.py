@@ -62,7 +62,7 @@ class Record(pydantic.BaseModel, metaclass=_OneLine):
 
 
 class Document(Record):
-    """Record with a JSON file of its own."""
+    """Record that has a JSON file."""
 
     def save(self, path: str | Path) -> None:
         """Write as JSON, whole or not at all."""

@@ -15,8 +15,7 @@ import torch
 import torch.ao.quantization as ao
 
 from onnxfq.errors import ModelError, OutputError, RuntimeLibraryError
-from onnxfq.torch import load_checkpoint, quantize_module, save_checkpoint
-from onnxfq.torch.checkpoints import files
+from onnxfq.torch import checkpoints, load_checkpoint, quantize_module, save_checkpoint
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 QCONFIG = ao.QConfig(
@@ -79,8 +78,8 @@ def test_one_memory_under_two_names_is_written_twice(tmp_path: Path) -> None:
     for names, words in (("ab", "share memory"), ("c", "size and stride|contiguous")):
         with pytest.raises((RuntimeError, ValueError), match=words):
             library.save_file({name: state[name] for name in names}, tmp_path / "refused.safetensors")
-    files.write_state(state, tmp_path / "state.safetensors")
-    read = files.read_state(tmp_path / "state.safetensors")
+    checkpoints.write_state(state, tmp_path / "state.safetensors")
+    read = checkpoints.read_state(tmp_path / "state.safetensors")
     assert read.keys() == state.keys()
     assert all(torch.equal(read[name], value) for name, value in state.items())
 
@@ -112,7 +111,7 @@ def test_without_the_library_the_line_says_what_to_install(
     call: Callable[[nn.Module, Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading and writing name the package, and nothing is written."""
-    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    monkeypatch.setattr(checkpoints, "find_spec", lambda name: None)
     with pytest.raises(RuntimeLibraryError, match="pip install safetensors"):
         call(ours(), tmp_path / "state.safetensors")
     assert not any(path.stat().st_size for path in tmp_path.iterdir())

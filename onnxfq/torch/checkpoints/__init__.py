@@ -56,7 +56,7 @@ def load_checkpoint(
     chosen = _format(format)
     if not quantizers(model):
         raise ModelError(f"{type(model).__name__} has no quantizers; call quantize_module first")
-    ours, rest = chosen.read(model, _read_state(source))
+    ours, rest = chosen.read(model, read_state(source))
     try:
         model.load_state_dict(ours)
     except RuntimeError as error:
@@ -85,7 +85,7 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike[str] | None, forma
     state, rest = _format(format).write(model)
     if rest:
         log.warning("format %s has no key for %d quantizers: %s", format, len(rest), ", ".join(rest))
-    _write_state(state, path)
+    write_state(state, path)
     return state
 
 
@@ -95,7 +95,7 @@ def _format(name: str) -> ModuleType:
     return FORMATS[name]
 
 
-def _read_state(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+def read_state(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
     """Return the state dict of a file, or a copy of a given one; a trainer's file has it in "state_dict".
 
     Raises ModelError for a file that holds more than tensors or is missing or damaged.
@@ -133,7 +133,7 @@ def _read(path: Path) -> Any:
         ) from None
 
 
-def _write_state(state: Mapping[str, Tensor], path: str | os.PathLike[str] | None) -> None:
+def write_state(state: Mapping[str, Tensor], path: str | os.PathLike[str] | None) -> None:
     """Write a state dict. Raises OutputError if the path cannot be written."""
     if path is None:
         return
