@@ -80,6 +80,10 @@ def quantize(
         Path | None,
         typer.Option(metavar="FILE.html", help="Write an HTML report."),
     ] = None,
+    thumbnails: Annotated[
+        bool,
+        typer.Option("--thumbnails", help="Show pictures of the worst samples in the report: your data."),
+    ] = False,
     ray: RayOption = None,
     time: TimeOption = False,
     building: BuildChoice,
@@ -114,6 +118,8 @@ def quantize(
 
     if report is not None:
         check_writable(report)
+    if thumbnails and (report is None or len(recipe or ()) > 1):
+        raise typer.BadParameter("--thumbnails is for the report of one recipe; give --report too")
     if artifacts is not None:
         check_folder_of_files(artifacts)
     chosen = [replace(changes, recipe=name).load() for name in recipe or [DEFAULT_RECIPE]]
@@ -121,7 +127,7 @@ def quantize(
         raise typer.BadParameter("--time needs a sample; give --data")
     if building.shape and not building.build:
         raise typer.BadParameter("--shape needs --build; add it")
-    build = building.options
+    build = None if building.options is None else replace(building.options, gpus=tuple(promise.gpu or ()))
     if float_io and float_type == "fp32":
         raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
     wanted = _read_repair(repair)
@@ -161,7 +167,7 @@ def quantize(
             raise type(error)(f"{output} is written, but not built: {error}") from None
     sizes = model_bytes(model), model_bytes(output)
     asked = printer.as_json or report is not None or artifacts is not None
-    record = quantize_record(result, sizes, command_line(), built) if asked else None
+    record = quantize_record(result, sizes, command_line(), built, thumbnails) if asked else None
     if report is not None and record is not None:
         from onnxfq.report.html import render_page  # with jinja2, which only pages need
 
