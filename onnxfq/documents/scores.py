@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -12,7 +11,7 @@ from pydantic import Field
 from onnxfq.choices import LOW_SQNR_DB as LOW_SQNR_DB
 from onnxfq.data.outputs import EqualCounts
 from onnxfq.documents.timing import Timing
-from onnxfq.support.records import Count, Record, Share, write_document
+from onnxfq.support.records import Count, Document, Record, Share
 from onnxfq.support.tables import table_lines
 
 FORMAT_KEY = "onnxfq.format/"
@@ -159,7 +158,7 @@ class CandidateScore(Record):
         return math.inf if self.worst is None else self.worst.sqnr_db
 
 
-class Evaluation(Record):
+class Evaluation(Document):
     """Scores of all candidates on one data set (`.json`).
 
     Attributes:
@@ -183,10 +182,6 @@ class Evaluation(Record):
     def lowest_db(self) -> float:
         """The SQNR in dB of the fake-quant model; inf if nothing was compared."""
         return min((one.lowest_db for one in self.candidates[:1]), default=math.inf)
-
-    def save(self, path: str | Path) -> None:
-        """Write as JSON, whole or not at all."""
-        write_document(path, self)
 
     def table(self) -> str:
         """Return the scores as a plain text table, one line per candidate and output, and the notes.
