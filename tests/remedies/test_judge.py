@@ -268,7 +268,7 @@ def test_what_helps_only_with_another_is_found() -> None:
     figures = [_sqnr(one, split_samples(judge.kept).proving) for one in (candidate, final)]
     assert [trials[0].before, trials[1].after] == pytest.approx(figures, abs=1e-3)
     assert trials[0].details == (f"chosen with better: together {figures[0]:.1f} -> {figures[1]:.1f} dB",)
-    assert not trials[1].details
+    assert trials[1].details == ("finer ranges",)
 
 
 def test_the_best_of_several_is_kept_alone() -> None:
