@@ -23,6 +23,7 @@ from onnxfq.remedies.combinations import improve
 from onnxfq.remedies.equalize_search import equalize_named
 from onnxfq.remedies.forms import Forms, build_forms, describe_forms, finish_forms
 from onnxfq.remedies.judge import Judge
+from onnxfq.remedies.keywords import explain_keywords
 from onnxfq.remedies.registry import REMEDIES
 from onnxfq.remedies.result import QuantizeResult as QuantizeResult
 from onnxfq.remedies.result import RecipeOutcome as RecipeOutcome
@@ -65,6 +66,7 @@ def quantize(
 ) -> list[RecipeOutcome]: ...
 
 
+@explain_keywords
 @open_folders
 def quantize(
     model: str | Path | onnx.ModelProto,
@@ -78,8 +80,7 @@ def quantize(
 ) -> QuantizeResult | list[RecipeOutcome]:
     """Quantize `model` with `data` and write the Q/DQ model, or a fake-quant model, to `output`.
 
-    The file is checked and run on one feed before it takes its name; by ONNX's rules alone, with a note, if
-    ONNX Runtime has no kernels for it.
+    The file is checked, and run on one feed if ONNX Runtime has its kernels, before it takes its name.
 
     Args:
         model: a path or a ModelProto, which is not changed; or a folder of ONNX Runtime GenAI.
@@ -156,8 +157,8 @@ def _quantize_each(
             except OnnxfqError as error:
                 outcomes.append(RecipeOutcome(name, error=error))
             else:
-                size = 0 if output is None else model_bytes(output)
-                outcomes.append(RecipeOutcome(name, result, output=output, bytes=size))
+                size = model_bytes(output) if output else 0
+                outcomes += [RecipeOutcome(name, result, output=output, bytes=size)]
     return outcomes
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnxfq.cli.console import Printer, Printing
+from onnxfq.cli.option import flag, option
 from onnxfq.cli.options import (
     CalibratorOption,
     GivenOption,
@@ -23,45 +24,33 @@ if TYPE_CHECKING:
     from onnxfq.documents.encodings import Encodings
     from onnxfq.documents.plan import Plan
 
+_MOMENTS = option("FILE", "Add what `--rounding gptq` gains by these moments to the table.")
+_TABLE = flag("Print the range and expected SQNR of each activation with every calibrator.", "--table")
+_TABLE_CSV = option("FILE.csv", "Write that table as CSV.")
+_FORM = option(
+    "NAME",
+    "Write another tool's encodings: {formats}; --encodings may give them in onnxfq's format.",
+    "--format",
+)
+
 
 def calibrate(
     model: ModelArgument,
-    plan: PlanOption,
     output: OutputOption,
+    plan: PlanOption,
     statistics: StatisticsOption = None,
     encodings: GivenOption = None,
     calibrator: CalibratorOption = None,
-    moments: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Add what `--rounding gptq` gains by these moments to the table.",
-        ),
-    ] = None,
-    table: Annotated[
-        bool,
-        typer.Option(
-            "--table", help="Print the range and expected SQNR of each activation with every calibrator."
-        ),
-    ] = False,
-    table_csv: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.csv", help="Write that table as CSV."),
-    ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="Write another tool's encodings: {formats}; --encodings may give them in onnxfq's format.",
-        ),
-    ] = None,
+    table: Annotated[bool, _TABLE] = False,
+    table_csv: Annotated[Path | None, _TABLE_CSV] = None,
+    moments: Annotated[Path | None, _MOMENTS] = None,
+    form: Annotated[str | None, _FORM] = None,
     *,
     printer: Printing,
 ) -> None:
-    """Write the encodings (JSON): scale and zero point of every quantized tensor.
+    """Stage 3: compute scales and zero points from statistics; nothing is run.
 
-    Without --statistics, --encodings must cover all activations.
+    OUT is a JSON file, the encodings. Without --statistics, --encodings must cover all activations.
     """
     from onnxfq.calibration.calibrators import Calibrator
     from onnxfq.calibration.statistics import Statistics

@@ -1,17 +1,62 @@
-"""Console output: results to standard output, notes next to JSON to standard error."""
+"""What a command prints: results to standard output, notes to standard error."""
 
 from __future__ import annotations
 
 import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO
 
 import typer
 
-from onnxfq.cli.notes import show_notes
+from onnxfq.cli.option import PRINTED, flag
 from onnxfq.cli.option_groups import OptionGroup
 from onnxfq.cli.streams import show
+
+if TYPE_CHECKING:
+    _Handler = logging.StreamHandler[TextIO]
+else:
+    _Handler = logging.StreamHandler  # Python 3.10 takes no type there
+
+arguments: ContextVar[Sequence[str]] = ContextVar("arguments", default=())
+"""The words of the command that runs now, behind `onnxfq`."""
+
+
+def command_line() -> str:
+    """Return the command that runs now with its arguments, as a shell takes it."""
+    return shlex.join(["onnxfq", *arguments.get()])
+
+
+class _Notes(_Handler):
+    """Handler that writes to the current standard error, which a live progress bar may replace.
+
+    Every note is written once: stages that try several plans say the same of each.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        text = self.format(record)
+        if text not in self._written:
+            self._written.add(text)
+            super().emit(record)
+
+
+def show_notes(level: int = logging.WARNING) -> None:
+    """Print what the library logs at this level or above, in lines that begin with `onnxfq: note:`."""
+    handler = _Notes()
+    handler.setFormatter(logging.Formatter("onnxfq: note: %(message)s"))
+    logger = logging.getLogger("onnxfq")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
 
 
 class Shown(Protocol):
@@ -24,15 +69,18 @@ class Shown(Protocol):
         """Return the JSON."""
 
 
+_JSON = flag("Print JSON instead of text.", "--json", panel=PRINTED)
+_VERBOSE = flag("Also print what the library logs at level INFO.", "--verbose", "-v", panel=PRINTED)
+_QUIET = flag("Print errors only.", "--quiet", "-q", panel=PRINTED)
+
+
 @dataclass(frozen=True)
 class Printer:
     """Output of a command, without markup and wrapping."""
 
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also print what the library logs at level INFO.")
-    ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False
+    as_json: Annotated[bool, _JSON] = False
+    verbose: Annotated[bool, _VERBOSE] = False
+    quiet: Annotated[bool, _QUIET] = False
 
     def __post_init__(self) -> None:
         """Let the library log what `verbose` asks for."""
@@ -77,6 +125,15 @@ class Printer:
             show(result.model_dump_json(indent=2))
         elif not hidden:
             show(result.table())
+
+
+def write_page(path: Path | None, label: str, record: Any) -> None:
+    """Write the HTML page of one result to `path`, if there is one."""
+    if path is not None:
+        from onnxfq.report.html import render_page  # with jinja2, which only pages need
+        from onnxfq.support.files import write_text
+
+        write_text(path, render_page([(label, record)]))
 
 
 Printing = Annotated[Printer, OptionGroup(Printer)]

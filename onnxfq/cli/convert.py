@@ -10,55 +10,44 @@ import typer
 from onnxfq.choices import DEFAULT_TARGET, CheckpointName
 from onnxfq.cli.console import Printer, Printing
 from onnxfq.cli.data_options import OptionalDataOption
+from onnxfq.cli.option import argument, flag, option
 from onnxfq.cli.run_options import RunningFast
 
 CHECKPOINT_TARGET = "onnxruntime"
 """Target of a checkpoint by default: it takes zero points and blocks of any size."""
 
+_OUTPUT = option(
+    "OUT",
+    "Write this file; for a checkpoint, or with --to, a new folder if it does not end in .onnx.",
+    "--output",
+    "-o",
+)
+_TARGET = option(
+    "NAME",
+    "Convert for this target: {conversion_targets}; of a checkpoint for any.",
+    show_default=f"{DEFAULT_TARGET}, of a checkpoint {CHECKPOINT_TARGET}",
+)
+_ONTO = option("PATH", "The same model in float: the ONNX model for a checkpoint, the checkpoint with --to.")
+_TO = option(None, "Write a checkpoint of this form from an ONNX model.")
+_PARTIAL = flag("Leave out what has no place in --onto instead of an error.", "--partial")
+
 
 def convert(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A quantized ONNX model, or the folder of a checkpoint.")
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="OUT",
-            help="Write this file; for a checkpoint, or with --to, a new folder if it does not end in .onnx.",
-        ),
-    ],
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Convert for this target: {conversion_targets}; of a checkpoint for any.",
-            show_default=f"{DEFAULT_TARGET}, of a checkpoint {CHECKPOINT_TARGET}",
-        ),
-    ] = None,
+    model: Annotated[Path, argument("MODEL", "A quantized ONNX model, or the folder of a checkpoint.")],
+    output: Annotated[Path, _OUTPUT],
     data: OptionalDataOption = None,
-    onto: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="The same model in float: the ONNX model for a checkpoint, the checkpoint with --to.",
-        ),
-    ] = None,
-    to: Annotated[
-        CheckpointName | None, typer.Option(help="Write a checkpoint of this form from an ONNX model.")
-    ] = None,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Leave out what has no place in --onto instead of an error.")
-    ] = False,
+    target: Annotated[str | None, _TARGET] = None,
+    onto: Annotated[Path | None, _ONTO] = None,
+    to: Annotated[CheckpointName | None, _TO] = None,
+    partial: Annotated[bool, _PARTIAL] = False,
     *,
     running: RunningFast,
     printer: Printing,
 ) -> None:
-    """Convert a quantized MODEL to one that TensorRT takes, measure the loss, and exit as `check` does.
+    """Rewrite a MODEL that another tool quantized, so that TensorRT takes it; its scales stay.
 
     --data is for the comparison with the source, and turns dynamic scales into constants. The file is written
-    whatever the rules of the target find in it.
+    whatever the rules of the target find in it; the exit code is that of `check`.
 
     A checkpoint (GPTQ, AWQ, compressed-tensors, ModelOpt) gives its weights to the graph of --onto; --to
     writes one. Its integers and scales stay.

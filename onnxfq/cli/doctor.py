@@ -24,7 +24,7 @@ _PACKAGES = ("onnx", "numpy", "ml-dtypes", "onnx-graphsurgeon", "torch", "ray", 
 
 
 def doctor(*, printer: PrintingAll) -> None:
-    """Print versions, library, providers and devices; test every kernel on every usable device.
+    """Tell what is installed and works here: versions, devices, and a test of every kernel on each.
 
     Exit with 0 if all tests pass, otherwise with 1.
     """

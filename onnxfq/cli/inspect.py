@@ -7,22 +7,21 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.cli.basic_options import DIFFERENT, ModelArgument
 from onnxfq.cli.console import PrintingAll
+from onnxfq.cli.option import argument, option
+from onnxfq.cli.options import DIFFERENT, ModelArgument
+
+_TOLERANCE = option("X", "Accept scales that differ by at most this fraction.", min=0.0)
 
 
 def inspect(
     model: ModelArgument,
-    other: Annotated[
-        Path | None, typer.Argument(metavar="B", help="Print what differs in this model instead.")
-    ] = None,
-    tolerance: Annotated[
-        float, typer.Option(metavar="X", min=0.0, help="Accept scales that differ by at most this fraction.")
-    ] = 0.0,
+    other: Annotated[Path | None, argument("B", "Print what differs in this model instead.")] = None,
+    tolerance: Annotated[float, _TOLERANCE] = 0.0,
     *,
     printer: PrintingAll,
 ) -> None:
-    """Print inputs, outputs, operators, and every quantizer with its format and scales.
+    """Print what a model file holds, or how two files differ: inputs, operators, quantizers and scales.
 
     Two models: print differences in opset, placement, types, scales, zero points; exit with 3 if they differ.
     """

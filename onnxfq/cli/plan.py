@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from onnxfq.choices import DEFAULT_BATCH
+from onnxfq.cli.build_options import GpuOption, describe_gpus
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import Described, OptionalDataOption
-from onnxfq.cli.options import (
-    CustomOpsOption,
-    GivenOption,
-    GpuOption,
-    ModelArgument,
-    OutputOption,
-    PlannedRecipe,
-    describe_gpus,
-)
+from onnxfq.cli.options import CustomOpsOption, GivenOption, ModelArgument, OutputOption, PlannedRecipe
 from onnxfq.cli.run_options import BatchOption
 from onnxfq.cli.streams import show
 
@@ -31,9 +24,10 @@ def plan(
     recipe: PlannedRecipe,
     printer: Printing,
 ) -> None:
-    """Write a plan: a JSON file to read, edit and pass to the next stages.
+    """Stage 1: choose the tensors of a float MODEL to quantize and their formats.
 
-    --data provides one feed to infer the tensor ranks that ONNX cannot infer.
+    OUT is a JSON file to read, edit and pass to the next stages. --data provides one feed to infer the tensor
+    ranks that ONNX cannot infer.
     """
     from onnxfq.graph.io.load import load
     from onnxfq.report.text import plan_summary

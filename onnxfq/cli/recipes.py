@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from onnxfq.cli.build_options import GpuOption, describe_gpus
 from onnxfq.cli.console import PrintingAll
-from onnxfq.cli.options import GpuOption, describe_gpus
+from onnxfq.cli.option import argument, flag
 from onnxfq.cli.streams import show
 
 if TYPE_CHECKING:
@@ -17,18 +16,13 @@ if TYPE_CHECKING:
 
 
 def recipes(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="Print this recipe or recipe file."),
-    ] = None,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON schema of recipe files, for editors.")
-    ] = False,
+    name: Annotated[str | None, argument("[NAME]", "Print this recipe or recipe file.")] = None,
+    schema: Annotated[bool, flag("Print the JSON schema of recipe files, for editors.", "--schema")] = False,
     gpu: GpuOption = None,
     *,
     printer: PrintingAll,
 ) -> None:
-    """List the built-in recipes, or print all fields of one as YAML, to edit and give to --recipe."""
+    """List the built-in recipes, or print one as YAML, to edit and give to --recipe."""
     import yaml
 
     from onnxfq.support.tables import table_lines
