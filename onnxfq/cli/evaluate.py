@@ -12,13 +12,15 @@ from onnxfq.choices import Kernels
 from onnxfq.cli.build_options import TimeOption
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
-from onnxfq.cli.option import RUNNING, argument, flag, option
+from onnxfq.cli.option import ACCURACY, RUNNING, argument, flag, option
 from onnxfq.cli.options import CustomOpsOption
 from onnxfq.cli.run_options import Running
 
-_LABELS = option("FILE", "Compute accuracy with classes, one per row: .npy, .npz or text.")
+_LABELS = option("FILE", "Compute accuracy with classes, one per row: .npy, .npz or text.", panel=ACCURACY)
 _METRIC = option(
-    "perplexity|MODULE:FUNCTION", "Call this with the outputs of each sample, and labels or samples."
+    "perplexity|MODULE:FUNCTION",
+    "Call this with the outputs of each sample, and labels or samples.",
+    panel=ACCURACY,
 )
 _PER_TENSOR = flag("Also score every quantized inner tensor.", "--per-tensor")
 _KERNELS = option(
