@@ -18,7 +18,6 @@ from onnxfq.cli.options import (
     StatisticsOption,
 )
 from onnxfq.cli.streams import show
-from onnxfq.support.files import write_text
 
 if TYPE_CHECKING:
     from onnxfq.documents.encodings import Encodings
@@ -67,6 +66,7 @@ def calibrate(
     )
     from onnxfq.stages.planned_encodings import match_encodings
     from onnxfq.stages.zeroed_values import warn_zeroed_values
+    from onnxfq.support.files import write_text
 
     if statistics is None and (encodings is None or table or table_csv is not None):
         raise typer.BadParameter("give --statistics, or --encodings that cover all activations")
@@ -113,6 +113,7 @@ def calibrate(
 def _export(encodings: Encodings, plan: Plan, form: str, output: Path, printer: Printer) -> None:
     """Write `encodings` in the format of another tool, and list the encodings that do not fit."""
     from onnxfq.interchange import export_encodings
+    from onnxfq.support.files import write_text
 
     written = export_encodings(encodings, plan, form)
     write_text(output, written.text)

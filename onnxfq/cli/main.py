@@ -15,7 +15,6 @@ import typer.core
 from onnxfq.cli.console import arguments as arguments_of_run
 from onnxfq.cli.console import show_notes
 from onnxfq.cli.former_words import explain_former
-from onnxfq.cli.guard import guard_files
 from onnxfq.cli.known_names import fill_names
 from onnxfq.cli.option import flag
 from onnxfq.cli.option_groups import expand_groups
@@ -72,6 +71,12 @@ class _Command(_Flags, typer.core.TyperCommand):
         super().format_help(ctx, formatter)
 
 
+def _make_runnable(command: Callable[..., None]) -> Callable[..., None]:
+    from onnxfq.cli.guard import guard_files  # with what reads and writes files, which --help does not
+
+    return guard_files(expand_groups(command))
+
+
 def build_app(names: Sequence[str]) -> typer.Typer:
     """Return the command line with the subcommands of these names; each costs the imports of its stage.
 
@@ -89,7 +94,7 @@ def build_app(names: Sequence[str]) -> typer.Typer:
             # Docstrings have line breaks, and `--help` its own.
             paragraphs = [" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n")]
             declare = app.command(name, cls=_Command, help="\n\n".join(paragraphs), rich_help_panel=panel)
-            declare(guard_files(expand_groups(command)) if names else lambda: None)
+            declare(_make_runnable(command) if names else lambda: None)
     return app
 
 

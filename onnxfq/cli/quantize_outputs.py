@@ -12,7 +12,6 @@ import typer
 from onnxfq.cli.artifacts import check_folder_of_files, write_artifacts
 from onnxfq.cli.console import Printer, command_line, write_page
 from onnxfq.errors import OnnxfqError
-from onnxfq.support.files import check_writable
 
 if TYPE_CHECKING:
     from onnxfq.remedies.result import QuantizeResult, RecipeOutcome
@@ -44,6 +43,8 @@ class QuantizeOutputs:
 
     def __post_init__(self) -> None:
         """Raise OutputError for a place that cannot be written, before anything runs."""
+        from onnxfq.support.files import check_writable
+
         if self.report is not None:
             check_writable(self.report)
         if self.artifacts is not None:

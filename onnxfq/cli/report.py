@@ -10,7 +10,6 @@ import typer
 from onnxfq.cli.artifacts import node_data_paths
 from onnxfq.cli.console import Printing
 from onnxfq.cli.option import argument, option
-from onnxfq.support.files import write_text
 
 _RESULTS = argument(
     "RESULT...", "JSON files that quantize, evaluate or sensitivity print with --json or write."
@@ -38,6 +37,7 @@ def report(
     from onnxfq.report.html import render_page  # with jinja2, which only pages need
     from onnxfq.report.layer_table import write_node_data
     from onnxfq.report.record import ResultRecord
+    from onnxfq.support.files import write_text
 
     stems = [path.stem for path in results]
     labels = stems if len(set(stems)) == len(stems) else [str(path.with_suffix("")) for path in results]

@@ -21,7 +21,6 @@ from onnxfq.cli.options import (
 )
 from onnxfq.cli.run_options import RunningOnCpu
 from onnxfq.errors import RecipeError
-from onnxfq.support.files import write_text
 
 if TYPE_CHECKING:
     from onnxfq.documents.sensitivity import Sensitivity
@@ -54,6 +53,7 @@ def sensitivity(
     the groups that they separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """
     from onnxfq.remedies.sensitivity import sensitivity as measure
+    from onnxfq.support.files import write_text
     from onnxfq.targets.recipes import RECIPES, load_recipe
 
     if recipe_out is not None and load_recipe(recipe) not in RECIPES.values():
