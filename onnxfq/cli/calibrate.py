@@ -67,6 +67,7 @@ def calibrate(
     from onnxfq.stages.planned_encodings import match_encodings
     from onnxfq.stages.zeroed_values import warn_zeroed_values
     from onnxfq.support.files import write_text
+    from onnxfq.support.tables import wrap_lines
 
     if statistics is None and (encodings is None or table or table_csv is not None):
         raise typer.BadParameter("give --statistics, or --encodings that cover all activations")
@@ -101,7 +102,7 @@ def calibrate(
     if moments is not None:
         rows += rounding_rows(loaded, encoded, made, Moments.load(moments))
     if table and not printer.as_json:
-        show(calibrator_table(rows))
+        show(wrap_lines(calibrator_table(rows)))
     if table_csv is not None:
         write_text(table_csv, calibrator_csv(rows))
     count, notes = len(made.encodings), matched.lines()

@@ -16,6 +16,8 @@ import typer
 from onnxfq.cli.option import PRINTED, flag
 from onnxfq.cli.option_groups import OptionGroup
 from onnxfq.cli.streams import show
+from onnxfq.support.plurals import agree_numbers
+from onnxfq.support.tables import wrap_lines
 
 if TYPE_CHECKING:
     _Handler = logging.StreamHandler[TextIO]
@@ -31,6 +33,11 @@ def command_line() -> str:
     return shlex.join(["onnxfq", *arguments.get()])
 
 
+def _polish(text: str) -> str:
+    """Return `text` as a reader of the terminal sees it."""
+    return wrap_lines(agree_numbers(text))
+
+
 class _Notes(_Handler):
     """Handler that writes to the current standard error, which a live progress bar may replace.
 
@@ -43,6 +50,7 @@ class _Notes(_Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
+        record.msg, record.args = agree_numbers(record.getMessage()), ()
         text = self.format(record)
         if text not in self._written:
             self._written.add(text)
@@ -97,7 +105,7 @@ class Printer:
     def say(self, text: str) -> None:
         """Print a line of a result in text."""
         if not self.silent:
-            show(text)
+            show(_polish(text))
 
     def wrote(self, *files: Path | None) -> None:
         """Name the written files; None is a file that was not asked for."""
@@ -108,7 +116,7 @@ class Printer:
     def note(self, text: str) -> None:
         """Print a line of text, next to JSON to standard error."""
         if not self.quiet:
-            typer.echo(text, err=True) if self.as_json else show(text)
+            typer.echo(agree_numbers(text), err=True) if self.as_json else show(_polish(text))
 
     def report(self, record: object, *lines: str) -> None:
         """Print a result as JSON, or in lines of text."""
@@ -124,7 +132,7 @@ class Printer:
         if self.as_json:
             show(result.model_dump_json(indent=2))
         elif not hidden:
-            show(result.table())
+            show(_polish(result.table()))
 
 
 def write_page(path: Path | None, label: str, record: Any) -> None:

@@ -21,6 +21,7 @@ from onnxfq.cli.option_groups import expand_groups
 from onnxfq.cli.streams import hold_results
 from onnxfq.errors import OnnxfqError, join_lines
 from onnxfq.support.interrupts import INTERRUPTED, was_raised
+from onnxfq.support.plurals import agree_numbers
 from onnxfq.version import VERSION
 
 PANELS = {
@@ -150,5 +151,5 @@ def _fail(message: str, code: int) -> int:
         message, code = "interrupted", INTERRUPTED
     with suppress(OSError, ValueError):  # nobody reads it
         if sys.stderr is not None:
-            print(f"onnxfq: error: {_cut(join_lines(message))}", file=sys.stderr, flush=True)
+            print(f"onnxfq: error: {_cut(agree_numbers(join_lines(message)))}", file=sys.stderr, flush=True)
     return code

@@ -33,7 +33,8 @@ def recipes(
         show(json.dumps(recipe_schema(), indent=2))
     elif name is not None:
         fields = load_recipe(name).model_dump(mode="json")
-        printer.report(fields, yaml.safe_dump(fields, sort_keys=False).rstrip())
+        # Its lines are a file's: none is broken for the terminal.
+        printer.report(fields) if printer.as_json else show(yaml.safe_dump(fields, sort_keys=False).rstrip())
     else:
         rows = [["recipe", "target", "activations", "weights", *(["runs there"] if gpu else [])]]
         for one, recipe in RECIPES.items():

@@ -1,4 +1,4 @@
-"""Keywords that `quantize` does not take itself: the error names the record, or the field of a recipe, for each."""
+"""Keywords that `quantize` does not take itself: the error names the argument that takes each now."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import fields
 from typing import Any, TypeVar, cast
 
 from onnxfq.data import DataOptions
-from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.schemes import ActivationScheme, WeightScheme
 from onnxfq.errors import ArgumentError, nearest
