@@ -155,7 +155,7 @@ def _diff_scales(tensor: str, pair: list[NDArray[Any] | None], tolerance: float)
 
 
 def _diff_nodes(*protos: onnx.ModelProto) -> list[Difference]:
-    """Return what differs between nodes with equal outputs: operator, attributes, inputs before quantizers."""
+    """Return what differs between nodes of equal outputs: operator, attributes, inputs before pairs."""
     first, second = ({tuple(n.output): n for n in list_nodes(proto.graph)} for proto in protos)
     behind = [_quantized_tensors(proto) for proto in protos]
     found = []

@@ -66,7 +66,9 @@ def test_both_builds_of_onnxruntime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two packages that write the same files are named, one alone is not."""
-    monkeypatch.setattr(machine, "self_test", lambda device, in_sessions=True: [Outcome(device, "Kernel", "")])
+    monkeypatch.setattr(
+        machine, "self_test", lambda device, in_sessions=True: [Outcome(device, "Kernel", "")]
+    )
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for name, fault in (("onnxruntime_gpu", False), ("onnxruntime", True)):
         folder = tmp_path / f"{name}-1.20.0.dist-info"

@@ -36,7 +36,9 @@ def find_other_preprocessing(patient: Patient) -> Iterator[Suspicion]:
     for name, transform in _transforms(patient).items():
         feeds = [_apply(feed, transform) for feed in patient.feeds[:TRIED]]
         tried = _read(patient, feeds)
-        closer = sum(one.misfit < other.misfit for one, other in zip(tried, readings, strict=True))
+        # A tensor that is 0 under this preprocessing has no reading, and does not speak for it.
+        fits = {reading.quantizer.number: reading.misfit for reading in tried}
+        closer = sum(fits.get(one.quantizer.number, one.misfit) < one.misfit for one in readings)
         if 2 * closer > len(readings):
             misfits[name] = _mean_misfit(tried)
     name = min(misfits, key=lambda one: misfits[one], default="")
