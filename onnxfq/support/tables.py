@@ -21,8 +21,8 @@ _WORDS = re.compile(r" *[^ ]+")
 _NAMES = re.compile(r"[^./:_,]*[./:_,]+|[^./:_,]+")
 """Parts of a cell between which a line may end."""
 
-_KEYED = re.compile(r"\S.{9} (?=\S)|\S.{9,40}?  +(?=\S)| +")
-"""The word at the begin of a line and the space behind it, or an indent."""
+_KEYED = re.compile(r"(?:calibrated|not needed|float part) | *\S+(?: \S+)? {2,}| +")
+"""What begins a line and stands before its sentence: a padded word, or an indent."""
 
 
 def measure_room(stream: TextIO | None) -> float:
