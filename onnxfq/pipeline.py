@@ -90,8 +90,7 @@ def quantize(
         recipe: a name, a YAML file or a Recipe. A list is observed in one pass, and gives a list.
         sources: statistics, moments or encodings that are known already.
         accuracy: what to keep, at the price of the cheapest groups of layers, and which remedies are tried.
-        options: batch, threads, device and how data is read; `QuantizeOptions` also has the float type, the
-            release of ONNX Runtime and a Ray cluster.
+        options: batch, threads, device and data; `QuantizeOptions` adds float type, GPUs, runtime and Ray.
 
     Raises an OnnxfqError in one line, and writes nothing, if a stage fails.
     """
@@ -157,8 +156,8 @@ def _quantize_each(
             except OnnxfqError as error:
                 outcomes.append(RecipeOutcome(name, error=error))
             else:
-                size = model_bytes(output) if output else 0
-                outcomes += [RecipeOutcome(name, result, output=output, bytes=size)]
+                size = 0 if output is None else model_bytes(output)
+                outcomes.append(RecipeOutcome(name, result, output=output, bytes=size))
     return outcomes
 
 

@@ -1,4 +1,4 @@
-"""What a command prints: results to standard output, notes to standard error."""
+"""Printing of commands: results to standard output, notes to standard error."""
 
 from __future__ import annotations
 

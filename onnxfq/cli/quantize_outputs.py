@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QuantizeOutputs:
-    """Where results go.
+    """Destinations of results.
 
     Attributes:
         model: the float model.

@@ -42,6 +42,7 @@ def _places() -> Iterator[tuple[str, str]]:
     """Yield every field with the argument that takes it, the first of each name first."""
     for record, text in _RECORDS:
         yield from ((field.name, text.format(field.name)) for field in fields(record))
+    yield "preprocessor", "options=onnxfq.QuantizeOptions(data=onnxfq.read_preprocessor(...))"
     override = "recipe=onnxfq.load_recipe(NAME).override({})"
     for part, scheme in (("activations", ActivationScheme), ("weights", WeightScheme)):
         for name in scheme.model_fields:

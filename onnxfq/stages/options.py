@@ -90,6 +90,8 @@ class QuantizeOptions(RunOptions):
     def __post_init__(self) -> None:
         """Raise DataError for numbers out of range and unknown GPUs."""
         super().__post_init__()
+        if not isinstance(self.gpus, tuple | list):
+            raise DataError(f"gpus is {self.gpus!r:.40}; give a tuple of names, such as ('l4',)")
         assert self.capability is None or self.capability >= 0  # reads every name
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -12,7 +11,7 @@ from itertools import zip_longest
 from typing import TextIO
 
 room: ContextVar[float | None] = ContextVar("room", default=None)
-"""Characters of a line where a command prints; None for those of standard output at the time of use."""
+"""Characters of a line that a command prints; None to measure standard output at the time of use."""
 
 _MARGIN = 2
 """Characters by which some callers indent tables."""
@@ -22,13 +21,13 @@ _NAMES = re.compile(r"[^./:_,]*[./:_,]+|[^./:_,]+")
 """Parts of a cell between which a line may end."""
 
 _KEYED = re.compile(r"(?:calibrated|not needed|float part) | *\S+(?: \S+)? {2,}| +")
-"""What begins a line and stands before its sentence: a padded word, or an indent."""
+"""Begin of a line before its sentence: a padded word, or an indent."""
 
 
 def measure_room(stream: TextIO | None) -> float:
-    """Return the characters of a line of `stream`: COLUMNS, or of a terminal; infinite for a file."""
+    """Return the characters of a line of `stream` if that is a terminal; programs get lines of any length."""
     is_terminal = stream is not None and stream.isatty()  # None if the caller closed it
-    return shutil.get_terminal_size().columns if is_terminal or "COLUMNS" in os.environ else float("inf")
+    return shutil.get_terminal_size().columns if is_terminal else float("inf")
 
 
 def table_lines(rows: Sequence[Sequence[str]], names: Collection[int] = ()) -> list[str]:
@@ -63,7 +62,7 @@ def table_lines(rows: Sequence[Sequence[str]], names: Collection[int] = ()) -> l
 def wrap_lines(text: str) -> str:
     """Return `text` with lines that are too long for the terminal broken between words.
 
-    What follows is below the sentence behind the first word, as `note       a sentence` has one.
+    The rest stands below the sentence behind the first word, as `note       a sentence` has one.
     """
     return "\n".join(line for long in text.split("\n") for line in _wrap_line(long))
 

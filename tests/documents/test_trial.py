@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onnxfq.documents.trial import Trial, trial_lines
+from onnxfq.support import tables
 
 LONG = "it takes about 9.4 s more, beyond the budget; --repair thorough tries it"
 
@@ -35,7 +36,7 @@ def test_each_trial_has_a_row() -> None:
 
 def test_all_is_said_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reasons and details are there whole, word by word, and no line is longer than a terminal."""
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(tables, "measure_room", lambda stream: 80)
     lines = trial_lines(TRIALS)
     assert max(map(len, lines)) <= 80
     words = " ".join(" ".join(lines).split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from onnxfq.support import tables
 from onnxfq.support.plurals import agree_numbers
 from onnxfq.support.tables import table_lines, wrap_lines
 
@@ -19,7 +20,7 @@ def test_columns() -> None:
 @pytest.mark.parametrize("room", [42, 32])
 def test_names_go_over_lines(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a narrow terminal every line fits, and a name ends its lines behind a dot or a slash."""
-    monkeypatch.setenv("COLUMNS", str(room))
+    monkeypatch.setattr(tables, "measure_room", lambda stream: room)
     lines = table_lines(ROWS, names=(0,))
     assert max(map(len, lines)) <= room
     assert "".join(line.split("  ")[0] for line in lines[1:-1]) == ROWS[1][0]
@@ -28,7 +29,7 @@ def test_names_go_over_lines(room: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_words_go_over_lines_before_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names are copied: they are whole as long as the other columns have room to give."""
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(tables, "measure_room", lambda stream: 40)
     rows = [("tensor", "what"), ("layers.0.weight", "the range is far too wide for its values")]
     lines = table_lines(rows, names=(0,))
     assert lines[1].startswith("layers.0.weight  the range") and all(len(line) <= 40 for line in lines)
@@ -37,7 +38,7 @@ def test_words_go_over_lines_before_names(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_word_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any room words have a line each."""
-    monkeypatch.setenv("COLUMNS", "10")
+    monkeypatch.setattr(tables, "measure_room", lambda stream: 10)
     words = "".join("".join(table_lines(ROWS, names=(0,))).split())
     assert sorted(words) == sorted("".join("".join(row) for row in ROWS).replace(" ", ""))
 
@@ -54,7 +55,7 @@ def test_a_word_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_sentences_stay_behind_their_word(line: str, indent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows a line that is too long stands below its sentence."""
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(tables, "measure_room", lambda stream: 40)
     first, *others = wrap_lines(line.rstrip()).split("\n")
     assert others and " ".join([first, *(one.strip() for one in others)]) == line.rstrip()
     assert {len(one) - len(one.lstrip()) for one in others} == {indent}
