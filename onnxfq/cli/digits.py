@@ -86,8 +86,7 @@ def _fill(folder: Path, start: float) -> DemoResult:
     model = package_file("digits", "digits_cnn.onnx")
     images, labels = _digits()
     options = RunOptions(batch=BATCH)
-    calibration = [{"image": batch} for batch in _batches(images[CALIBRATION])]
-    scoring = [{"image": batch} for batch in _batches(images[SCORING])]
+    calibration, scoring = ({"image": images[part]} for part in (CALIBRATION, SCORING))
     results: dict[str, QuantizeResult] = {}
     files = []
     for name, recipe in _recipes().items():
@@ -95,15 +94,9 @@ def _fill(folder: Path, start: float) -> DemoResult:
         aim = AccuracyTarget() if name == PER_AXIS else AccuracyTarget(repair=None)
         results[name] = quantize(model, calibration, path, recipe=recipe, accuracy=aim, options=options)
         files.append(path)
-    evaluation = evaluate(
-        model,
-        {name: result.qdq for name, result in results.items()},
-        scoring,
-        labels=labels[SCORING],
-        options=options,
-    )
-    best = results[PER_AXIS]
-    save(best.simulation, folder / "digits_fakequant.onnx")
+    candidates = {name: result.qdq for name, result in results.items()}
+    evaluation = evaluate(model, candidates, scoring, labels=labels[SCORING], options=options)
+    save(results[PER_AXIS].simulation, folder / "digits_fakequant.onnx")
     records = [(name, quantize_record(made, command=command_line())) for name, made in results.items()]
     write_text(folder / "report.html", render_page(records))
     files += [folder / name for name in ("digits_fakequant.onnx", "report.html")]
@@ -137,7 +130,3 @@ def _digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     with np.load(package_file("digits", "mnist_t10k.npz")) as data:
         images = data["images"].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
         return images, data["labels"].astype(np.int64)
-
-
-def _batches(images: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    return [images[i : i + BATCH] for i in range(0, len(images), BATCH)]
