@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from onnxfq.cli.option import BUILDING, flag, option
+from onnxfq.cli.console import Printer
+from onnxfq.cli.option import BUILDING, flag, option, refuse
 from onnxfq.cli.option_groups import OptionGroup
 
 if TYPE_CHECKING:
@@ -71,19 +70,19 @@ class Build:
 
     def check(self) -> None:
         """Raise BadParameter for shapes that nothing is built for."""
-        if self.shape and not self.build:
-            raise typer.BadParameter("--shape needs --build; add it")
+        refuse(self.shape and not self.build, "--shape needs --build; add it")
 
 
 BuildChoice = Annotated[Build, OptionGroup(Build)]
 
 
-def describe_gpus(gpus: Sequence[str] | None) -> list[str]:
-    """Return a line for each GPU with the formats that run there; none without GPUs."""
+def note_gpus(gpus: Sequence[str] | None, printer: Printer) -> None:
+    """Print a line for each GPU with the formats that run there."""
     from onnxfq.targets.target import DEFAULT_TARGET, target_by_name
 
     hardware = target_by_name(DEFAULT_TARGET).hardware
-    return [] if not gpus or hardware is None else [f"gpu        {line}" for line in hardware.describe(gpus)]
+    for line in [] if not gpus or hardware is None else hardware.describe(gpus):
+        printer.note(f"gpu        {line}")
 
 
 def read_shapes(texts: Sequence[str] | None, ranges: bool = False) -> dict[str, tuple[Any, ...]]:
@@ -95,14 +94,15 @@ def read_shapes(texts: Sequence[str] | None, ranges: bool = False) -> dict[str, 
     size = r"\d{1,9}(-\d{1,9})?" if ranges else r"\d{1,9}"
     for text in (one for given in texts or () for one in re.split(r"(?<=\d),", given)):
         name, _, sizes = text.rpartition(":")
-        if not name or not all(re.fullmatch(size, one, re.ASCII) for one in sizes.split("x")):
-            raise typer.BadParameter(f"a shape is NAME:1x3x224x224, got {text!r:.80}")
+        refuse(
+            not name or not all(re.fullmatch(size, one, re.ASCII) for one in sizes.split("x")),
+            f"a shape is NAME:1x3x224x224, got {text!r:.80}",
+        )
         shapes[name] = tuple(_read_size(one) for one in sizes.split("x"))
     return shapes
 
 
 def _read_size(text: str) -> int | tuple[int, int]:
     low, dash, high = text.partition("-")
-    if dash and int(low) > int(high):
-        raise typer.BadParameter(f"a range of sizes begins with the smaller one, got {text!r}")
+    refuse(dash and int(low) > int(high), f"a range of sizes begins with the smaller one, got {text!r}")
     return (int(low), int(high)) if dash else int(low)

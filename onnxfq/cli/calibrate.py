@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from onnxfq.cli.console import Printer, Printing
-from onnxfq.cli.option import flag, option
+from onnxfq.cli.option import flag, option, refuse
 from onnxfq.cli.options import (
     CalibratorOption,
     GivenOption,
@@ -69,14 +67,18 @@ def calibrate(
     from onnxfq.support.files import write_text
     from onnxfq.support.tables import wrap_lines
 
-    if statistics is None and (encodings is None or table or table_csv is not None):
-        raise typer.BadParameter("give --statistics, or --encodings that cover all activations")
-    if moments is not None and not (table or table_csv is not None):
-        raise typer.BadParameter("--moments is for the table; give --table or --table-csv too")
-    if form is not None and (table or table_csv is not None):
-        raise typer.BadParameter(
-            "--table and --table-csv are not written with --format; leave one of them out"
-        )
+    refuse(
+        statistics is None and (encodings is None or table or table_csv is not None),
+        "give --statistics, or --encodings that cover all activations",
+    )
+    refuse(
+        moments is not None and not (table or table_csv is not None),
+        "--moments is for the table; give --table or --table-csv too",
+    )
+    refuse(
+        form is not None and (table or table_csv is not None),
+        "--table and --table-csv are not written with --format; leave one of them out",
+    )
     if calibrator is not None:
         Calibrator.parse(calibrator)
     decided = Plan.load(plan)

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import typer
 
 from onnxfq.choices import DEFAULT_TARGET
-from onnxfq.cli.build_options import BuildChoice, GpuOption, describe_gpus
+from onnxfq.cli.build_options import BuildChoice, GpuOption, note_gpus
 from onnxfq.cli.console import PrintingAll
-from onnxfq.cli.option import BUILDING, option
+from onnxfq.cli.option import BUILDING, option, refuse
 from onnxfq.cli.options import ModelArgument
 
 _TARGET = option("NAME", "Use the rules of this target: {checked_targets}.")
@@ -46,18 +46,13 @@ def check(
     from onnxfq.tools.check import check as check_model
 
     building.check()
-    for is_odd, why in (
-        (profile is not None and layers is None, "--profile needs --layers of the same engine; add it"),
-        (building.build and layers is not None, "--build and --layers exclude each other; give one"),
-        (against and not building.build, "--against needs --build; add it"),
-    ):
-        if is_odd:
-            raise typer.BadParameter(why)
+    refuse(profile is not None and layers is None, "--profile needs --layers of the same engine; add it")
+    refuse(building.build and layers is not None, "--build and --layers exclude each other; give one")
+    refuse(against and not building.build, "--against needs --build; add it")
     options = building.options
     if options is not None and against:
         options = replace(options, against=against)
-    for line in describe_gpus(gpu):
-        printer.note(line)
+    note_gpus(gpu, printer)
     result = check_model(model, target, build=options, layers=layers, profile=profile, gpus=gpu or ())
     printer.show(result)
     if not result.passed:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO
 
 import typer
 
-from onnxfq.cli.option import PRINTED, flag
+from onnxfq.cli.option import PRINTED, flag, refuse
 from onnxfq.cli.option_groups import OptionGroup
 from onnxfq.cli.streams import show
 from onnxfq.support.plurals import agree_numbers
@@ -92,8 +92,7 @@ class Printer:
 
     def __post_init__(self) -> None:
         """Let the library log what `verbose` asks for."""
-        if self.verbose and self.quiet:
-            raise typer.BadParameter("--verbose and --quiet exclude each other; give one")
+        refuse(self.verbose and self.quiet, "--verbose and --quiet exclude each other; give one")
         if self.verbose:
             show_notes(logging.INFO)
 

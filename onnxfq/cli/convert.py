@@ -10,7 +10,7 @@ import typer
 from onnxfq.choices import DEFAULT_TARGET, CheckpointName
 from onnxfq.cli.console import Printer, Printing
 from onnxfq.cli.data_options import OptionalDataOption
-from onnxfq.cli.option import argument, flag, option
+from onnxfq.cli.option import argument, flag, option, refuse
 from onnxfq.cli.run_options import RunningFast
 
 CHECKPOINT_TARGET = "onnxruntime"
@@ -57,10 +57,10 @@ def convert(
         assert onto is not None
         (_export if to is not None else _apply)(model, output, onto, target or to or "", partial, printer)
         return
-    if onto is not None or partial:
-        raise typer.BadParameter(
-            "--onto and --partial are for checkpoints; give a folder, or --to with a model"
-        )
+    refuse(
+        onto is not None or partial,
+        "--onto and --partial are for checkpoints; give a folder, or --to with a model",
+    )
     from onnxfq.report.conversion import conversion_summary
     from onnxfq.tools.convert import convert as convert_model
 
@@ -75,10 +75,10 @@ def convert(
 
 def _refuse_options(model: Path, target: str | None, data: object, onto: Path | None, to: str | None) -> None:
     """Raise BadParameter for options that a conversion of checkpoints lacks or does not have."""
-    if to is not None and model.is_dir():
-        raise typer.BadParameter(
-            "--to writes a checkpoint from an ONNX model, and MODEL is a folder; give a model"
-        )
+    refuse(
+        to is not None and model.is_dir(),
+        "--to writes a checkpoint from an ONNX model, and MODEL is a folder; give a model",
+    )
     if onto is None:
         what = (
             "the float checkpoint of the model"
@@ -86,12 +86,11 @@ def _refuse_options(model: Path, target: str | None, data: object, onto: Path | 
             else "the float ONNX model of the checkpoint"
         )
         raise typer.BadParameter(f"--onto is missing; give {what}")
-    if data is not None:
-        raise typer.BadParameter("--data has no effect on checkpoints; leave it out")
-    if to is not None and target is not None:
-        raise typer.BadParameter(
-            "--target is for ONNX models, and --to writes a checkpoint; give one of them"
-        )
+    refuse(data is not None, "--data has no effect on checkpoints; leave it out")
+    refuse(
+        to is not None and target is not None,
+        "--target is for ONNX models, and --to writes a checkpoint; give one of them",
+    )
 
 
 def _apply(checkpoint: Path, output: Path, onto: Path, target: str, partial: bool, printer: Printer) -> None:

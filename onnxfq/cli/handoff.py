@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from onnxfq.cli.build_options import BuildChoice, GpuOption, describe_gpus, read_shapes
+from onnxfq.cli.build_options import BuildChoice, GpuOption, note_gpus, read_shapes
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
 from onnxfq.cli.option import BUILDING, option
@@ -39,8 +39,7 @@ def handoff(
     """
     from onnxfq.tools.handoff import handoff as write_folder
 
-    for line in describe_gpus(gpu):
-        printer.note(line)
+    note_gpus(gpu, printer)
     ends = {"min": read_shapes(min_shapes), "opt": read_shapes(opt_shapes), "max": read_shapes(max_shapes)}
     with running.progress(printer) as options:
         result = write_folder(

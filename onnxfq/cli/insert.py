@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
 from onnxfq.cli.console import Printing
-from onnxfq.cli.option import flag, option
+from onnxfq.cli.option import flag, option, refuse
 from onnxfq.cli.options import ModelArgument, OutputOption, PlanOption
 
 _FORM = option(None, "Insert Q/DQ to hand over, or FakeQuantize nodes to evaluate.", "--format")
@@ -36,10 +34,10 @@ def insert(
     from onnxfq.report.text import coverage_line
     from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 
-    if switchable and form == "qdq":
-        raise typer.BadParameter(
-            "--switchable needs --format fakequant; standard Q/DQ nodes cannot be switched"
-        )
+    refuse(
+        switchable and form == "qdq",
+        "--switchable needs --format fakequant; standard Q/DQ nodes cannot be switched",
+    )
     planned, encoded = Plan.load(plan), load_encodings(encodings)
     loaded = load(model, planned.existing)
     with weights_stored_in(scratch_for(loaded.proto, output.parent)):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from onnxfq.cli.console import PrintingAll
-from onnxfq.cli.option import argument, option
+from onnxfq.cli.option import argument, option, refuse
 from onnxfq.cli.options import DIFFERENT, ModelArgument
 
 _TOLERANCE = option("X", "Accept scales that differ by at most this fraction.", min=0.0)
@@ -29,8 +29,7 @@ def inspect(
     from onnxfq.tools.inspect import inspect_model
 
     if other is None:
-        if tolerance:
-            raise typer.BadParameter("--tolerance is for two models; give a second one, or leave it out")
+        refuse(tolerance, "--tolerance is for two models; give a second one, or leave it out")
         printer.show(inspect_model(model))
         return
     difference = diff_models(model, other, tolerance)

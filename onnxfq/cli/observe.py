@@ -11,7 +11,7 @@ import typer
 from onnxfq.choices import DEFAULT_MEMORY, MOMENTS_MEMORY
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
-from onnxfq.cli.option import RUNNING, argument, flag, option
+from onnxfq.cli.option import RUNNING, argument, flag, option, refuse
 from onnxfq.cli.options import CustomOpsOption, OptionalPlanOption, OutputOption, RayOption, RoundedRecipe
 from onnxfq.cli.run_options import RunningFast
 from onnxfq.errors import StatisticsError
@@ -76,19 +76,14 @@ def observe(
     from onnxfq.targets.target import prepare_model
     from onnxfq.tools.record_moments import gather_moments
 
-    for is_odd, why in (
-        (merge and (data or moments or resume), "--merge has no --data, --moments and --resume; omit them"),
-        (not merge and len(files) > 1, "give one MODEL; several FILEs are for --merge"),
-        (not merge and not data, "give --data, or --merge and files"),
-        (
-            (ranges or ranges_from) and not moments,
-            "--ranges and --ranges-from are for --moments; give it too",
-        ),
-        (ranges and ranges_from, "--ranges writes the ranges that --ranges-from reads; give one of them"),
-        (ranges and resume, "--resume continues moments; --ranges has nothing to continue"),
-    ):
-        if is_odd:
-            raise typer.BadParameter(why)
+    refuse(merge and (data or moments or resume), "--merge has no --data, --moments and --resume; omit them")
+    refuse(not merge and len(files) > 1, "give one MODEL; several FILEs are for --merge")
+    refuse(not merge and not data, "give --data, or --merge and files")
+    refuse(
+        (ranges or ranges_from) and not moments, "--ranges and --ranges-from are for --moments; give it too"
+    )
+    refuse(ranges and ranges_from, "--ranges writes the ranges that --ranges-from reads; give one of them")
+    refuse(ranges and resume, "--resume continues moments; --ranges has nothing to continue")
     if merge:
         statistics = reduce(Statistics.merge, map(Statistics.load, files))
         statistics.save(output)

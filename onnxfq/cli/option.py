@@ -34,6 +34,12 @@ def flag(text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
     return option(None, text, *names, panel=panel, **more)
 
 
+def refuse(is_odd: object, why: str) -> None:
+    """Raise BadParameter, wrong usage, with `why` if `is_odd`."""
+    if is_odd:
+        raise typer.BadParameter(why)
+
+
 def argument(metavar: str, text: str) -> Any:
     """Return an argument, which has a place and no name."""
     return typer.Argument(metavar=metavar, help=text)

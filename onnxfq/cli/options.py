@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
-import typer
-
 from onnxfq.choices import DEFAULT_RECIPE, FLOAT, WEIGHTS, BiasCorrectionChoice, Equalize
-from onnxfq.cli.option import ACCURACY, KNOWN, RECIPE, RUNNING, argument, flag, option
+from onnxfq.cli.option import ACCURACY, KNOWN, RECIPE, RUNNING, argument, flag, option, refuse
 from onnxfq.cli.option_groups import OptionGroup
 
 if TYPE_CHECKING:
@@ -112,8 +110,10 @@ class RecipeChoice:
         """Return the recipe with the overrides."""
         from onnxfq.targets.recipes import load_recipe
 
-        if self.keep_existing and self.requantize:
-            raise typer.BadParameter("--keep-existing and --requantize exclude each other; give one")
+        refuse(
+            self.keep_existing and self.requantize,
+            "--keep-existing and --requantize exclude each other; give one",
+        )
         chosen = load_recipe(self.recipe)
         asked = "keep" if self.keep_existing else "requantize" if self.requantize else chosen.existing
         if self.calibrator is not None:
@@ -179,10 +179,10 @@ class Accuracy:
         """The same for the library. Raises DataError for options that do not go together."""
         from onnxfq.remedies.accuracy_target import AccuracyTarget
 
-        if self.fallback == WEIGHTS and not self.is_promised:
-            raise typer.BadParameter(
-                "--fallback has no effect without a promise; give --min-sqnr, --max-drop or --weight-bits too"
-            )
+        refuse(
+            self.fallback == WEIGHTS and not self.is_promised,
+            "--fallback has no effect without a promise; give --min-sqnr, --max-drop or --weight-bits too",
+        )
         return AccuracyTarget(
             self.min_sqnr, self.max_drop, self.labels, self.metric, self.fallback, self.weight_bits
         )

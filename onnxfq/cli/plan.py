@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxfq.choices import DEFAULT_BATCH
-from onnxfq.cli.build_options import GpuOption, describe_gpus
+from onnxfq.cli.build_options import GpuOption, note_gpus
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import Described, OptionalDataOption
 from onnxfq.cli.options import CustomOpsOption, GivenOption, ModelArgument, OutputOption, PlannedRecipe
@@ -36,8 +36,7 @@ def plan(
     from onnxfq.stages.planned_encodings import plan_encodings
     from onnxfq.targets.target import prepare_model, target_by_name
 
-    for line in describe_gpus(gpu):
-        printer.note(line)
+    note_gpus(gpu, printer)
     chosen = recipe.load()
     hardware = target_by_name(chosen.target).hardware
     if gpu and hardware is not None:

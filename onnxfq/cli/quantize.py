@@ -8,13 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from onnxfq.choices import DEFAULT_RECIPE, REPAIR_AUTO, THOROUGH, FloatName, RepairWord, Uncalibrated
-from onnxfq.cli.build_options import BuildChoice, GpuOption, TimeOption, describe_gpus
+from onnxfq.cli.build_options import BuildChoice, GpuOption, TimeOption, note_gpus
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
-from onnxfq.cli.option import ACCURACY, KNOWN, PRINTED, RECIPE, flag, option
+from onnxfq.cli.option import ACCURACY, KNOWN, PRINTED, RECIPE, flag, option, refuse
 from onnxfq.cli.options import (
     CustomOpsOption,
     GivenOption,
@@ -92,15 +90,15 @@ def quantize(
 
     outputs = QuantizeOutputs(model, output, report, artifacts, time, building.options, printer)
     chosen = [replace(changes, recipe=name).load() for name in recipe or [DEFAULT_RECIPE]]
-    if time and data is None:
-        raise typer.BadParameter("--time needs a sample; give --data")
+    refuse(time and data is None, "--time needs a sample; give --data")
     building.check()
-    if float_io and float_type == "fp32":
-        raise typer.BadParameter("--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already")
+    refuse(
+        float_io and float_type == "fp32",
+        "--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already",
+    )
     sources = Sources(statistics, moments, encodings, uncalibrated)
     accuracy = replace(promise.target, repair=_read_repair(repair))
-    for line in describe_gpus(gpu):
-        printer.note(line)
+    note_gpus(gpu, printer)
     with running.progress(printer) as options:
         how = replace(
             QuantizeOptions.of(options),
@@ -129,6 +127,7 @@ def _read_repair(text: str) -> float | RepairWord | None:
         wanted = float(text)
     except ValueError:
         wanted = math.nan
-    if not math.isfinite(wanted):
-        raise typer.BadParameter(f"--repair takes off, auto, thorough or a number of dB, got {text!r:.40}")
+    refuse(
+        not math.isfinite(wanted), f"--repair takes off, auto, thorough or a number of dB, got {text!r:.40}"
+    )
     return wanted

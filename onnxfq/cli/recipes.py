@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated
 
-from onnxfq.cli.build_options import GpuOption, describe_gpus
+from onnxfq.cli.build_options import GpuOption, note_gpus
 from onnxfq.cli.console import PrintingAll
 from onnxfq.cli.option import argument, flag
 from onnxfq.cli.streams import show
@@ -40,8 +40,7 @@ def recipes(
         for one, recipe in RECIPES.items():
             row = [one, recipe.target, _describe(recipe.activations), _describe(recipe.weights)]
             rows.append([*row, *([_judge(recipe, gpu)] if gpu else [])])
-        for line in describe_gpus(gpu):
-            printer.note(line)
+        note_gpus(gpu, printer)
         printer.report(RECIPES, *table_lines(rows))
 
 
