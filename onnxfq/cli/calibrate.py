@@ -45,10 +45,7 @@ def calibrate(
     *,
     printer: Printing,
 ) -> None:
-    """Stage 3: compute scales and zero points from statistics; nothing is run.
-
-    OUT is a JSON file, the encodings. Without --statistics, --encodings must cover all activations.
-    """
+    """OUT is a JSON file, the encodings. Without --statistics, --encodings must cover all activations."""
     from onnxfq.calibration.calibrators import Calibrator
     from onnxfq.calibration.statistics import Statistics
     from onnxfq.calibration.weights import Moments

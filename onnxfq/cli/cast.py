@@ -28,9 +28,8 @@ def cast(
     running: Running,
     printer: Printing,
 ) -> None:
-    """Write a float MODEL in 16 bits, for strongly typed TensorRT; nothing is quantized.
+    """All of --data is observed: what overflows, or loses too many digits, stays in float32 with its reason.
 
-    All of --data is observed: what overflows, or loses too many digits, stays in float32 with its reason.
     Without --data rules alone decide, and nothing is compared. Exits as `check` does.
     """
     from onnxfq.documents.cast_plan import FloatOptions

@@ -39,10 +39,7 @@ def check(
     profile: Annotated[Path | None, _PROFILE] = None,
     printer: PrintingAll,
 ) -> None:
-    """Tell what a target rejects in a quantized MODEL or runs in float; no data is run.
-
-    Exits with 1 if the model breaks a rule of its target.
-    """
+    """Exits with 1 if the model breaks a rule of its target."""
     from onnxfq.tools.check import check as check_model
 
     building.check()

@@ -33,10 +33,7 @@ def compare(
     running: RunningOnCpu,
     printer: Printing,
 ) -> None:
-    """Run one quantized MODEL in two runtimes and name the first tensor that differs.
-
-    Exits with 3 if one does.
-    """
+    """Exits with 3 if a tensor differs."""
     from onnxfq.tools.compare import compare as compare_runtimes
 
     with running.progress(printer) as options:

@@ -44,10 +44,10 @@ def convert(
     running: RunningFast,
     printer: Printing,
 ) -> None:
-    """Rewrite a MODEL that another tool quantized, so that TensorRT takes it; its scales stay.
+    """--data is for the comparison with the source, and turns dynamic scales into constants.
 
-    --data is for the comparison with the source, and turns dynamic scales into constants. The file is written
-    whatever the rules of the target find in it, and the exit code says whether they find a fault.
+    The file is written whatever the rules of the target find in it, and the exit code says whether they find
+    a fault.
 
     A checkpoint (GPTQ, AWQ, compressed-tensors, ModelOpt) gives its weights to the graph of --onto; --to
     writes one. Its integers and scales stay.

@@ -12,7 +12,7 @@ _OUTPUT = option("DIR", "Write to this folder.", "--output", "-o")
 
 
 def demo(output: Annotated[Path, _OUTPUT] = Path("onnxfq-demo"), *, printer: PrintingAll) -> None:
-    """Quantize a trained digit network and measure it on 1,500 unseen digits."""
+    """Its models and data are there for the other commands, and a page that compares its results."""
     from onnxfq.cli.digits import PER_AXIS, run_demo
     from onnxfq.report.text import coverage_line
 

@@ -34,11 +34,10 @@ def diagnose(
     running: RunningOnCpu,
     printer: Printing,
 ) -> None:
-    """Name what is wrong with a quantized MODEL of any tool, ranked by what it costs, and repair it.
+    """Without FLOAT the float form is derived from MODEL.
 
-    Without FLOAT the float form is derived from MODEL. Without --data only MODEL is read, and nothing is
-    measured. Repairs are measured on samples that did not choose them; -o keeps every scale that no repair
-    names.
+    Without --data only MODEL is read, and nothing is measured. Repairs are measured on samples that did not
+    choose them; -o keeps every scale that no repair names.
     """
     from onnxfq.diagnosis.diagnose import diagnose as diagnose_model
 

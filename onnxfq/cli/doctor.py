@@ -10,10 +10,7 @@ OK = "ok"
 
 
 def doctor(*, printer: PrintingAll) -> None:
-    """Tell what is installed and works here: versions, devices, and a test of every kernel on each.
-
-    Exit with 0 if all tests pass, otherwise with 1.
-    """
+    """Exits with 0 if all tests pass, otherwise with 1."""
     from onnxfq.support.tables import table_lines
     from onnxfq.tools.machine import inspect_machine
 

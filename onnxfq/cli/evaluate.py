@@ -44,10 +44,9 @@ def evaluate(
     time: TimeOption = False,
     printer: Printing,
 ) -> None:
-    """Score quantized models against their float model on the same data, and on labels or a metric.
+    """Each output has SQNR, cosine, largest error and top-1 agreement.
 
-    Each output has SQNR, cosine, largest error and top-1 agreement. REFERENCE runs once for all candidates.
-    With --limit the first labels count.
+    REFERENCE runs once for all candidates. With --limit the first labels count.
     """
     from onnxfq.stages.evaluate import evaluate as evaluate_models
     from onnxfq.tools.time_models import time_on_data

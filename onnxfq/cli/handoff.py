@@ -33,7 +33,7 @@ def handoff(
     running: RunningOnCpu,
     printer: Printing,
 ) -> None:
-    """Pack a quantized MODEL for the machine that runs it: shapes, commands, samples and findings.
+    """The folder has the findings of `check` too.
 
     The first feeds of --data are the samples, and all of them make the shapes; without it both are guessed.
     """

@@ -25,7 +25,7 @@ def insert(
     *,
     printer: Printing,
 ) -> None:
-    """Stage 4: put the planned quantizers into the float MODEL and write it."""
+    """Q/DQ and FakeQuantize nodes of one plan compute the same."""
     from onnxfq.documents.plan import Plan
     from onnxfq.graph.external.scratch_file import scratch_for, weights_stored_in
     from onnxfq.graph.io.load import load

@@ -21,10 +21,7 @@ def inspect(
     *,
     printer: PrintingAll,
 ) -> None:
-    """Print what a model file holds, or how two files differ: inputs, operators, quantizers and scales.
-
-    Two models: print differences in opset, placement, types, scales, zero points; exit with 3 if they differ.
-    """
+    """With B, exits with 3 if opset, placement, types, scales or zero points differ."""
     from onnxfq.tools.diff import diff_models
     from onnxfq.tools.inspect import inspect_model
 

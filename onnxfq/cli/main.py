@@ -17,7 +17,6 @@ from onnxfq.cli.console import show_notes
 from onnxfq.cli.former_words import explain_former
 from onnxfq.cli.known_names import fill_names
 from onnxfq.cli.option import flag
-from onnxfq.cli.option_groups import expand_groups
 from onnxfq.cli.streams import hold_results
 from onnxfq.errors import OnnxfqError, join_lines
 from onnxfq.support.interrupts import INTERRUPTED, was_raised
@@ -25,12 +24,37 @@ from onnxfq.support.plurals import agree_numbers
 from onnxfq.version import VERSION
 
 PANELS = {
-    "Quantize and measure": ("quantize", "evaluate", "sensitivity", "diagnose", "check", "handoff"),
-    "Models and results": ("convert", "cast", "compare", "inspect", "report"),
-    "Stages of quantize, one by one": ("plan", "observe", "calibrate", "insert"),
-    "About onnxfq": ("recipes", "doctor", "demo"),
+    "Quantize and measure": {
+        "quantize": "Make a quantized model of a float MODEL, and measure what it loses.",
+        "evaluate": "Score quantized models against their float model on the same data, labels or metric.",
+        "sensitivity": "Rank the layers of a float MODEL by the noise that quantizing each one adds.",
+        "diagnose": "Name what is wrong with a quantized MODEL of any tool, ranked by cost, and repair it.",
+        "check": "Tell what a target rejects in a quantized MODEL or runs in float; no data is run.",
+        "handoff": "Pack a quantized MODEL for the machine that runs it: shapes, commands and samples.",
+    },
+    "Models and results": {
+        "convert": "Rewrite a MODEL that another tool quantized, so that TensorRT takes it; its scales stay.",
+        "cast": "Write a float MODEL in 16 bits, for strongly typed TensorRT; nothing is quantized.",
+        "compare": "Run one quantized MODEL in two runtimes and name the first tensor that differs.",
+        "inspect": "Print what a model file holds, or how two files differ: operators, quantizers, scales.",
+        "report": "Show saved results side by side on one HTML page: verdicts, noise and layers.",
+    },
+    "Stages of quantize, one by one": {
+        "plan": "Stage 1: choose the tensors of a float MODEL to quantize and their formats.",
+        "observe": "Stage 2: run the float MODEL on the data and write statistics of its activations.",
+        "calibrate": "Stage 3: compute scales and zero points from statistics; nothing is run.",
+        "insert": "Stage 4: put the planned quantizers into the float MODEL and write it.",
+    },
+    "About onnxfq": {
+        "recipes": "List the built-in recipes, or print one as YAML.",
+        "doctor": "Tell what is installed and works here: versions, devices, a test of every kernel.",
+        "demo": "Quantize a trained digit network and measure it on 1,500 unseen digits.",
+    },
 }
-"""Subcommands by the panel of `--help`, each a function in the module of its name."""
+"""Sentences on all subcommands by the panel of `--help`, which so imports none of them.
+
+Each is a function in the module of its name; its docstring has the rest of its help.
+"""
 
 COMMANDS = tuple(name for names in PANELS.values() for name in names)
 
@@ -72,14 +96,8 @@ class _Command(_Flags, typer.core.TyperCommand):
         super().format_help(ctx, formatter)
 
 
-def _make_runnable(command: Callable[..., None]) -> Callable[..., None]:
-    from onnxfq.cli.guard import guard_files  # with what reads and writes files, which --help does not
-
-    return guard_files(expand_groups(command))
-
-
 def build_app(names: Sequence[str]) -> typer.Typer:
-    """Return the command line with the subcommands of these names; each costs the imports of its stage.
+    """Return the command line with the subcommands of these names.
 
     Without names all subcommands are listed for --help and for wrong names, and none can run.
     """
@@ -89,14 +107,25 @@ def build_app(names: Sequence[str]) -> typer.Typer:
         help="Quantize ONNX models with QuantizeLinear/DequantizeLinear, evaluate them, hand them over.",
     )
     app.callback(cls=_Group)(_root)
-    for panel, members in PANELS.items():
-        for name in [one for one in members if one in (names or COMMANDS)]:
-            command: Callable[..., None] = getattr(import_module(f"onnxfq.cli.{name}"), name)
-            # Docstrings have line breaks, and `--help` its own.
-            paragraphs = [" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n")]
-            declare = app.command(name, cls=_Command, help="\n\n".join(paragraphs), rich_help_panel=panel)
-            declare(_make_runnable(command) if names else lambda: None)
+    for panel, sentences in PANELS.items():
+        for name, sentence in sentences.items():
+            if not names:
+                app.command(name, help=sentence, rich_help_panel=panel)(lambda: None)
+            elif name in names:
+                command = _load(name)
+                # Docstrings have line breaks, and `--help` its own.
+                rest = [" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n")]
+                text = "\n\n".join([sentence, *rest])
+                app.command(name, cls=_Command, help=text, rich_help_panel=panel)(command)
     return app
+
+
+def _load(name: str) -> Callable[..., None]:
+    """Return the function of a subcommand, with the options of its groups and its files guarded."""
+    from onnxfq.cli.guard import guard_files
+    from onnxfq.cli.option_groups import expand_groups
+
+    return guard_files(expand_groups(getattr(import_module(f"onnxfq.cli.{name}"), name)))
 
 
 def _find_commands(words: Sequence[str]) -> Sequence[str]:

@@ -56,7 +56,7 @@ def observe(
     custom_ops: CustomOpsOption = None,
     printer: Printing,
 ) -> None:
-    """Stage 2: run the float MODEL on the data and write statistics of its activations (.stats.npz).
+    """One pass serves all calibrators (.stats.npz).
 
     Without --plan, observe every tensor that a built-in recipe may need, except for QNN. With
     --moments, gather the moments by which a recipe rounds weights.

@@ -24,10 +24,9 @@ def plan(
     recipe: PlannedRecipe,
     printer: Printing,
 ) -> None:
-    """Stage 1: choose the tensors of a float MODEL to quantize and their formats.
+    """OUT is a JSON file to read, edit and pass to the next stages.
 
-    OUT is a JSON file to read, edit and pass to the next stages. --data provides one feed to infer the tensor
-    ranks that ONNX cannot infer.
+    --data provides one feed to infer the tensor ranks that ONNX cannot infer.
     """
     from onnxfq.graph.io.load import load
     from onnxfq.report.text import plan_summary

@@ -76,9 +76,7 @@ def quantize(
     artifacts: Annotated[Path | None, _ARTIFACTS] = None,
     printer: Printing,
 ) -> None:
-    """Make a quantized model of a float MODEL, and measure what it loses.
-
-    --data is optional with --statistics or --encodings, and for recipes that observe nothing.
+    """--data is optional with --statistics or --encodings, and for recipes that observe nothing.
 
     Several --recipe observe the data once, write MODEL.RECIPE.onnx each into the folder OUT, and print one
     table.

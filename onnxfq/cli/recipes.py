@@ -22,7 +22,7 @@ def recipes(
     *,
     printer: PrintingAll,
 ) -> None:
-    """List the built-in recipes, or print one as YAML, to edit and give to --recipe."""
+    """The YAML of a recipe is there to edit and to give to --recipe."""
     import yaml
 
     from onnxfq.support.tables import table_lines

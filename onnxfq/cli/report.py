@@ -29,10 +29,7 @@ def report(
     *,
     printer: Printing,
 ) -> None:
-    """Show saved results side by side on one HTML page: verdicts, noise along the graph, and layers.
-
-    --json also prints what the page shows.
-    """
+    """--json also prints what the page shows."""
     from onnxfq.report.contents import page_contents, read_result
     from onnxfq.report.html import render_page  # with jinja2, which only pages need
     from onnxfq.report.layer_table import write_node_data

@@ -46,11 +46,10 @@ def sensitivity(
     running: RunningOnCpu,
     printer: Printing,
 ) -> None:
-    """Rank the layers of a float MODEL by the noise that quantizing each adds to the outputs.
+    """Every group of quantizers is switched on alone, and the worst are also left out.
 
-    Every group of quantizers is switched on alone, in a model that is loaded once, and the worst are also
-    left out. --metric or --labels measure the task as well, on half of the data for each group: they rank
-    the groups that they separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
+    --metric or --labels measure the task as well, on half of the data for each group: they rank the groups
+    that they separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """
     from onnxfq.remedies.sensitivity import sensitivity as measure
     from onnxfq.support.files import write_text
