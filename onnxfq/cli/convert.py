@@ -33,7 +33,7 @@ _PARTIAL = flag("Leave out what has no place in --onto instead of an error.", "-
 
 
 def convert(
-    model: Annotated[Path, argument("MODEL", "A quantized ONNX model, or the folder of a checkpoint.")],
+    model: Annotated[Path, argument("MODEL", "A quantized model, a folder of GenAI or a checkpoint.")],
     output: Annotated[Path, _OUTPUT],
     data: OptionalDataOption = None,
     target: Annotated[str | None, _TARGET] = None,
@@ -52,6 +52,10 @@ def convert(
     A checkpoint (GPTQ, AWQ, compressed-tensors, ModelOpt) gives its weights to the graph of --onto; --to
     writes one. Its integers and scales stay.
     """
+    from onnxfq.interchange.genai_folder import CONFIG, find_decoder
+
+    if (model / CONFIG).is_file():
+        model = find_decoder(model)
     if model.is_dir() or to is not None:
         _refuse_options(model, target, data, onto, to)
         assert onto is not None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
-from onnxfq.choices import DEFAULT_RECIPE, FLOAT, WEIGHTS, BiasCorrectionChoice, Equalize
+from onnxfq.choices import DEFAULT_RECIPE, FLOAT, WEIGHTS, BiasCorrectionChoice, CacheGranularity, Equalize
 from onnxfq.cli.option import ACCURACY, KNOWN, RECIPE, RUNNING, argument, flag, option, refuse
 from onnxfq.cli.option_groups import OptionGroup
 
@@ -89,6 +89,14 @@ _SMOOTH = option(
 _BIAS_CORRECTION = option(
     None, "Let biases make up for the mean error of rounded weights; overrides the recipe.", panel=RECIPE
 )
+_KV = option(
+    "int8|int4|float8e4m3fn",
+    "Store the keys and values that a decoder hands on in this format.",
+    panel=RECIPE,
+)
+_KV_GRANULARITY = option(
+    None, "Give them one scale, or one for each channel; overrides the recipe.", panel=RECIPE
+)
 _KEEP = flag("Keep the quantized part of the model and quantize the rest.", "--keep-existing", panel=RECIPE)
 _REQUANTIZE = flag("Remove the quantizers of a quantized model first.", "--requantize", panel=RECIPE)
 
@@ -103,6 +111,8 @@ class RecipeChoice:
     equalize: Annotated[Equalize | None, _EQUALIZE] = None
     smooth: Annotated[str | None, _SMOOTH] = None
     bias_correction: Annotated[BiasCorrectionChoice | None, _BIAS_CORRECTION] = None
+    kv: Annotated[str | None, _KV] = None
+    kv_granularity: Annotated[CacheGranularity | None, _KV_GRANULARITY] = None
     keep_existing: Annotated[bool, _KEEP] = False
     requantize: Annotated[bool, _REQUANTIZE] = False
 
@@ -124,6 +134,12 @@ class RecipeChoice:
             chosen = chosen.override(activations={"equalize": self.equalize})
         if self.smooth is not None:
             chosen = chosen.override(smooth=self.smooth)
+        cache = {"qtype": self.kv} if self.kv is not None else {}
+        if self.kv_granularity is not None:
+            refuse(self.kv is None and chosen.cache is None, "--kv-granularity needs --kv; add it")
+            cache["granularity"] = {"tensor": "per_tensor", "channel": "per_axis"}[self.kv_granularity]
+        if cache:
+            chosen = chosen.override(cache=cache)
         bias_correction = self.bias_correction or chosen.bias_correction
         return chosen.model_copy(update={"existing": asked, "bias_correction": bias_correction})
 

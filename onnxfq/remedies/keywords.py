@@ -30,6 +30,8 @@ _OTHER_WORDS = {
     "float_type": "floats",
     "gpu": "gpus",
     "keep_existing": "existing",
+    "kv": "cache",
+    "kv_granularity": "cache",
     "missing": "uncalibrated",
     "promise": "min_sqnr",
     "protect": "repair",

@@ -15,7 +15,7 @@ from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistic
 from onnxfq.data import Data
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.override import Override
-from onnxfq.documents.plan import Placement, Plan
+from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, RecipeError, nearest
@@ -27,6 +27,7 @@ from onnxfq.graph.ops import MOVES, ONNXFQ_DOMAIN, QUANTIZED_OPS, SPLITS
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
+from onnxfq.interchange.quantized_models.qonnx import pairs_of_qonnx
 from onnxfq.stages.calibrate import calibrate_plan
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_qdq
@@ -110,9 +111,10 @@ def convert(
         raise RecipeError(f"there is no conversion for target {target!r}{nearest(target, recipes)}")
     if output is not None:
         check_model_output(output, model, data)
-    proto, sha256, source = read_model(model)
+    read, sha256, source = read_model(model)
+    proto = pairs_of_qonnx(read, source)
     if not {node.op_type for node in list_nodes(proto.graph)} & QUANTIZED_OPS:
-        raise ModelError(f"{source} {_describe_unquantized(proto)}")
+        raise ModelError(f"{source} is not quantized; quantize it with `onnxfq quantize`")
     given = onnx.ModelProto()
     given.CopyFrom(proto)
     lowered = sum((n.op_type, n.domain) == ("FakeQuantize", ONNXFQ_DOMAIN) for n in proto.graph.node)
@@ -214,7 +216,8 @@ def _make_plan(
             form.changes["node left in float: its scales are dynamic; give data"] += len(
                 nodes - set(residual)
             )
-    tensors = {name: _two_values(*limits) for name, limits in form.ranges.items()}
+    ends = {name: np.asarray(limits, np.float32) for name, limits in form.ranges.items()}
+    tensors = {name: TensorStatistics.from_array(values) for name, values in ends.items()}
     missing = [p for p in plan.activations if p.tensor not in tensors]
     if missing and data is not None:
         feeds = open_feeds(model.proto, data, options.batch, options.data)
@@ -222,7 +225,8 @@ def _make_plan(
         observing = ObserveOptions(threads=options.threads, device=options.device)
         tensors |= collect_statistics(model, part, feeds, observing).tensors
         form.changes["activation observed in the data, and made static"] += len(missing)
-    placements = tuple(_minmax(p) if p.tensor in form.ranges else p for p in plan.placements)
+    minmax = {"calibrator": MINMAX}  # keeps the range of the source
+    placements = tuple(p.model_copy(update=minmax) if p.tensor in form.ranges else p for p in plan.placements)
     statistics = Statistics(model.sha256, 0, HISTOGRAM.to_keys(tensors))
     return plan.model_copy(update={"placements": placements}), statistics
 
@@ -247,16 +251,6 @@ def _with_known_parts(
     return (parts, apart) if data is None or unknown[1] < unknown[0] else (plan, recipe)
 
 
-def _minmax(placement: Placement) -> Placement:
-    """Return the placement with calibrator minmax, which keeps the range of the source."""
-    return placement.model_copy(update={"calibrator": MINMAX})
-
-
-def _two_values(low: float, high: float) -> TensorStatistics:
-    """Return statistics with the range [low, high]."""
-    return TensorStatistics.from_array(np.asarray([low, high], np.float32))
-
-
 def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) -> Encodings:
     """Return the encodings; weights stay on the grid of the source if the target has it."""
     encodings = calibrate_plan(model, plan, statistics).encodings
@@ -271,21 +265,3 @@ def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatFo
     }
     form.changes.update({text: count for text, count in counts.items() if count})
     return encodings
-
-
-_QONNX = ("Quant", "BipolarQuant", "Trunc", "IntQuant", "FloatQuant")
-_QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
-
-
-def _describe_unquantized(proto: onnx.ModelProto) -> str:
-    """Return what a model without ONNX's quantized operators is, and what to do with it."""
-    found = next(
-        (n for n in list_nodes(proto.graph) if n.op_type in _QONNX and n.domain in _QONNX_DOMAINS), None
-    )
-    if found is None:
-        return "is not quantized; quantize it with `onnxfq quantize`"
-    return (
-        f"is in QONNX, the format of Brevitas and FINN ({found.op_type} {found.name!r} of domain "
-        f"{found.domain}), which ONNX Runtime and TensorRT do not have; export Q/DQ instead, with Brevitas' "
-        "export_onnx_qcdq or qonnx' QuantToQCDQ, or quantize the float model with `onnxfq quantize`"
-    )
