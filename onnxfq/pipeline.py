@@ -9,7 +9,7 @@ from typing import TypeVar, overload
 
 import onnx
 
-from onnxfq.choices import DEFAULT_RECIPE, RANKING_FEEDS
+from onnxfq.choices import CHANNEL_FEEDS, DEFAULT_RECIPE
 from onnxfq.data import Data
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.trial import Trial
@@ -181,5 +181,5 @@ def _join_result(
         seconds=clock.seconds,
         trials=trials,
         candidate=candidate,
-        samples=tuple(session.kept[:RANKING_FEEDS]),
+        samples=tuple(session.kept[:CHANNEL_FEEDS]),
     )

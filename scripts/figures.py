@@ -24,7 +24,7 @@ from onnxfq.cli.digits import PER_AXIS, DemoResult, run_demo
 from onnxfq.documents.scores import CandidateScore
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.report.calibrator_table import calibrator_rows
-from onnxfq.report.tensor_rows import tensor_errors
+from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.targets.recipes import load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,7 +91,7 @@ def draw_noise(result: onnxfq.QuantizeResult, scores: CandidateScore) -> Figure:
     """Draw the SQNR of each activation by itself and in the running model, in the order of computation."""
     alone = {
         row.tensor: row.sqnr_db
-        for row in tensor_errors(result.model, result.plan, result.statistics, result.encodings)
+        for row in quantized_tensors(result.model, result.plan, result.statistics, result.encodings)
         if row.role == "activation"
     }
     running = {one.output: one.sqnr_db for one in scores.tensors}

@@ -132,6 +132,7 @@ CLI_ONLY = {
     "time",
     "build",
     "shape",
+    "thumbnails",
     "custom_ops",
     "as_json",
     "verbose",

@@ -33,7 +33,7 @@ def cast(
     Without --data rules alone decide, and nothing is compared. Exits as `check` does.
     """
     from onnxfq.documents.cast_plan import FloatOptions
-    from onnxfq.report.cast import cast_summary
+    from onnxfq.report.conversion import cast_summary
     from onnxfq.tools.cast import cast as cast_model
 
     floats = FloatOptions(float_type, float_io)

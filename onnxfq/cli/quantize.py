@@ -45,6 +45,9 @@ _REPAIR = option(
     "Try remedies; also those that cost speed if outputs are below DB (auto: 20); thorough: no time limit.",
     panel=ACCURACY,
 )
+_THUMBNAILS = flag(
+    "Show pictures of the worst samples in the report: your data.", "--thumbnails", panel=PRINTED
+)
 _ARTIFACTS = option(
     "DIR", "Write plan, statistics, encodings, result and fake-quant model to this folder.", panel=PRINTED
 )
@@ -74,6 +77,7 @@ def quantize(
     building: BuildChoice,
     time: TimeOption = False,
     artifacts: Annotated[Path | None, _ARTIFACTS] = None,
+    thumbnails: Annotated[bool, _THUMBNAILS] = False,
     printer: Printing,
 ) -> None:
     """--data is optional with --statistics or --encodings, and for recipes that observe nothing.
@@ -86,7 +90,13 @@ def quantize(
     from onnxfq.remedies.candidate import Sources
     from onnxfq.stages.options import QuantizeOptions
 
-    outputs = QuantizeOutputs(model, output, report, artifacts, time, building.options, printer)
+    refuse(
+        thumbnails and (report is None or len(recipe or ()) > 1),
+        "--thumbnails is for the report of one recipe; give --report too",
+    )
+    gpus = tuple(gpu or ())
+    build = None if building.options is None else replace(building.options, gpus=gpus)
+    outputs = QuantizeOutputs(model, output, report, artifacts, time, build, printer, thumbnails)
     chosen = [replace(changes, recipe=name).load() for name in recipe or [DEFAULT_RECIPE]]
     refuse(time and data is None, "--time needs a sample; give --data")
     building.check()
@@ -102,7 +112,7 @@ def quantize(
             QuantizeOptions.of(options),
             floats=FloatOptions(float_type, float_io),
             runtime=runtime,
-            gpus=tuple(gpu or ()),
+            gpus=gpus,
             ray=ray,
         )
         chain = partial(

@@ -31,6 +31,7 @@ class QuantizeOutputs:
         time: whether the models are timed.
         build: options of a build; None for none.
         printer: for standard output.
+        thumbnails: whether the page has pictures of the worst samples.
     """
 
     model: Path
@@ -40,6 +41,7 @@ class QuantizeOutputs:
     time: bool
     build: BuildOptions | None
     printer: Printer
+    thumbnails: bool = False
 
     def __post_init__(self) -> None:
         """Raise OutputError for a place that cannot be written, before anything runs."""
@@ -75,7 +77,9 @@ class QuantizeOutputs:
             except OnnxfqError as error:
                 raise type(error)(f"{self.output} is written, but not built: {error}") from None
         sizes = model_bytes(self.model), model_bytes(self.output)
-        record = quantize_record(result, sizes, command_line(), built) if self.is_recorded else None
+        record = None
+        if self.is_recorded:
+            record = quantize_record(result, sizes, command_line(), built, self.thumbnails)
         write_page(self.report, self.model.stem, record)
         if (
             self.artifacts is not None and record is not None

@@ -6,7 +6,7 @@ import textwrap
 from typing import Literal
 
 from onnxfq.diagnosis.reading.cause import Cause
-from onnxfq.documents.scores import TensorRow
+from onnxfq.documents.layers import TensorRow
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.patient import Patient
-from onnxfq.documents.scores import TensorRow
+from onnxfq.documents.layers import ChannelSizes, TensorRow
 from onnxfq.numerics.metrics import ratio_db
 
 BINS = 128
@@ -48,7 +48,7 @@ def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRo
                 grid=quantizer.grid.limits,
                 edges=(float(edges[0]), float(edges[-1])),
                 counts=tuple(int(count) for count in counts),
-                channels=tuple(float(size) for size in values.channels),
+                sizes=ChannelSizes.of(values.channels, len(values.lows)),
             )
         )
     return tuple(rows)

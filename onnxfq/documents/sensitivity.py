@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from onnxfq.choices import FLOAT as FLOAT
 from onnxfq.choices import WEIGHTS as WEIGHTS
+from onnxfq.documents.layers import ChannelSizes, describe_channels
 from onnxfq.documents.override import Override
 from onnxfq.documents.recipe import Recipe
 from onnxfq.numerics.metrics import ratio_db
@@ -126,6 +127,7 @@ class Sensitivity(Record):
         samples: number of feeds it was measured on.
         noise: noise-to-signal ratio of the outputs with everything quantized, of the worst part of `outputs`.
         metric: values of the metric that was given, if any.
+        channels: largest channels of the activations of groups that leave less than 20 dB alone.
     """
 
     format: Literal["onnxfq.sensitivity/1"] = "onnxfq.sensitivity/1"
@@ -137,6 +139,7 @@ class Sensitivity(Record):
     metric: MetricValues | None = None
     groups: tuple[GroupNoise, ...]
     remedy: GroupRemedy | None = None
+    channels: dict[str, ChannelSizes] = {}
 
     @property
     def sqnr_db(self) -> float:
@@ -262,7 +265,10 @@ class Sensitivity(Record):
             *([] if self.metric is None else [self._metric_text(self.metric)]),
             *table_lines(rows, names=(len(rows[0]) - 2, len(rows[0]) - 1)),
         ]
-        return "\n".join([*lines, *([f"and {more} groups with less noise"] if more > 0 else [])])
+        lines += [f"and {more} groups with less noise"] if more > 0 else []
+        wide = describe_channels(self.channels)
+        cure = "cure       `onnxfq quantize` with --repair auto evens out channels where that gains"
+        return "\n".join([*lines, *wide, *([cure] if wide else [])])
 
     def _metric_text(self, metric: MetricValues) -> str:
         """Return the metric of the whole model, and how many groups it ranks, in one line."""

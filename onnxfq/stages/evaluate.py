@@ -13,7 +13,7 @@ from onnxfq.choices import Kernels
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels, read_labels
 from onnxfq.data.replay import KeptFeeds
-from onnxfq.documents.scores import Evaluation
+from onnxfq.documents.scores import CandidateScore, Evaluation
 from onnxfq.errors import DataError, ModelError, nearest
 from onnxfq.execution.column_parts import find_columns, list_open, with_columns
 from onnxfq.execution.metric_runs import run_metric
@@ -174,7 +174,15 @@ def compare_forms(
         judged=inputs.judged,
     )
     notes = ["no data to compare with was given"] if inputs.feeds is None else notes
-    return found.model_copy(update={"notes": (*found.notes, *notes)})
+    scores = tuple(_number_samples(score, inputs.feeds, feeds) for score in found.candidates)
+    return found.model_copy(update={"notes": (*found.notes, *notes), "candidates": scores})
+
+
+def _number_samples(score: CandidateScore, kept: KeptFeeds | None, feeds: Sequence[Feed]) -> CandidateScore:
+    """Return `score` with the worst samples numbered as in the data, of which `feeds` were kept."""
+    numbers = [(None if kept is None else kept.number(feeds[one.sample]), one) for one in score.worst_samples]
+    worst = (one.model_copy(update={"sample": at}) for at, one in numbers if at is not None)
+    return score.model_copy(update={"worst_samples": tuple(worst)})
 
 
 def _find_opener(runtime: str) -> Opener | None:

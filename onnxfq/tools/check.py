@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -32,7 +33,8 @@ def check(
         layers: what the target's tools exported of an engine of the model that was built elsewhere: the
             precision of each node there, and what is fused. It takes the place of `build`.
         profile: times of the layers of the same engine.
-        gpus: names or compute capabilities; formats that one of them lacks are refused.
+        gpus: names or compute capabilities; formats that one of them lacks are refused. `build` is for
+            them where the builder has their kernels.
 
     Raises ModelError for a model that cannot be read, RecipeError for a target without rules, and with
     `build` or `layers` RuntimeLibraryError and DataError.
@@ -49,6 +51,7 @@ def check(
         )
     proto, _, source = read_model(model)
     if layers is None:
+        build = None if build is None else replace(build, gpus=tuple(gpus))
         return _add_gpus(rules[target](proto, source, build), proto, gpus)
     times = None if profile is None else Path(profile)
     return _add_gpus(readers[target](proto, source, Path(layers), times), proto, gpus)

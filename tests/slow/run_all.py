@@ -48,6 +48,10 @@ CHECKS = {
         "every network and recipe as an engine of TensorRT",
         "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 tests/targets/test_golden.py",
     ),
+    "plans": (
+        "plans of 33 networks as engines of TensorRT",
+        "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 -s tests/targets/test_plan_engines.py",
+    ),
     "GenAI": ("folders of language models that GenAI generates from", "python tests/slow/check_genai.py"),
     "checkpoints": (
         "checkpoints both ways, with transformers and onnxruntime",
