@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Literal
+
+from pydantic import Field
 
 from onnxfq.choices import LOW_SQNR_DB as LOW_SQNR_DB
 from onnxfq.data.outputs import EqualCounts
 from onnxfq.documents.timing import Timing
-from onnxfq.support.records import Count, Record, Share, write_document
+from onnxfq.support.records import Count, Document, Record, Share
 from onnxfq.support.tables import table_lines
 
 FORMAT_KEY = "onnxfq.format/"
@@ -31,6 +32,7 @@ class OutputScore(Record):
         moved: whether its elements change places with its values, as boxes that are selected do; such an
             SQNR judges nothing.
         stands_for: outputs that are chosen by this inner tensor, which judges in their place.
+        noises: squared error of each feed over the squared reference of all; not in files.
     """
 
     output: str
@@ -42,6 +44,7 @@ class OutputScore(Record):
     decides: bool = True
     moved: bool = False
     stands_for: tuple[str, ...] = ()
+    noises: tuple[float, ...] = Field((), exclude=True, repr=False)
 
     def __str__(self) -> str:
         """Return the figure as `41.2 dB at 'y'`, with the outputs that it stands for."""
@@ -155,7 +158,7 @@ class CandidateScore(Record):
         return math.inf if self.worst is None else self.worst.sqnr_db
 
 
-class Evaluation(Record):
+class Evaluation(Document):
     """Scores of all candidates on one data set (`.json`).
 
     Attributes:
@@ -179,10 +182,6 @@ class Evaluation(Record):
     def lowest_db(self) -> float:
         """The SQNR in dB of the fake-quant model; inf if nothing was compared."""
         return min((one.lowest_db for one in self.candidates[:1]), default=math.inf)
-
-    def save(self, path: str | Path) -> None:
-        """Write as JSON, whole or not at all."""
-        write_document(path, self)
 
     def table(self) -> str:
         """Return the scores as a plain text table, one line per candidate and output, and the notes.

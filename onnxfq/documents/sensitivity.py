@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Literal
 
 from onnxfq.choices import FLOAT as FLOAT
@@ -13,7 +12,7 @@ from onnxfq.documents.override import Override
 from onnxfq.documents.recipe import Recipe
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.support.records import Amount, Count, Record, write_document
+from onnxfq.support.records import Amount, Count, Document, Record
 from onnxfq.support.tables import table_lines
 
 _SHOWN = 12
@@ -116,7 +115,7 @@ class GroupRemedy(Record):
         return self.reached >= self.wanted
 
 
-class Sensitivity(Record):
+class Sensitivity(Document):
     """Noise of all groups of quantizers, the worst first (`.json`).
 
     With a metric, the groups with a drop larger than chance are first, by their drop; the others follow by
@@ -226,10 +225,6 @@ class Sensitivity(Record):
         lines = [self.remedy_text()]
         lines += [f"{one.layers()}: alone it leaves {one.alone_db:.1f} dB" for one in groups[:shown]]
         return [*lines, *([f"and {len(groups) - shown} more"] if len(groups) > shown else [])]
-
-    def save(self, path: str | Path) -> None:
-        """Write as JSON, whole or not at all."""
-        write_document(path, self)
 
     def table(self, shown: int = _SHOWN) -> str:
         """Return the worst groups as text, one line each.

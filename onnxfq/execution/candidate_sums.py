@@ -182,7 +182,7 @@ class CandidateSums:
         deciding = set(judged.deciding or self.outputs) - self.parts.keys()
         names = [*self.outputs, *self.tensors]
         scores = {
-            name: _score(
+            name: self._score(
                 name,
                 sums,
                 top1_agreement=same / count if count else None,
@@ -224,7 +224,14 @@ class CandidateSums:
             decides = name in self.judged.deciding
             for number, (part, sums) in enumerate(zip(self.judged.parts[name], found, strict=True), 1):
                 text = part.name(number, len(found))
-                yield _score(name, sums, part=text, decides=decides and sums.signal > 0.0)
+                more = {"part": text, "decides": decides and sums.signal > 0.0}
+                yield self._score(name, sums, number - 1, **more)
+
+    def _score(self, name: str, sums: ErrorSums, place: int = 0, **more: Any) -> OutputScore:
+        signal = sums.signal or 1.0
+        noises = tuple(noise / signal for _, noise in self.powers.get((name, place), ()))
+        figures = {"sqnr_db": sums.sqnr_db, "cosine": sums.cosine, "largest_error": sums.largest}
+        return OutputScore(output=name, noises=noises, **figures, **more)
 
     def _score_logits(self, scores: Mapping[str, OutputScore]) -> Iterator[OutputScore]:
         """Yield the scores of logits, in the name of the outputs behind them."""
@@ -232,12 +239,6 @@ class CandidateSums:
             if name in scores:
                 changes = {"output": output, "part": f"logits {name!r}", "decides": False}
                 yield scores[name].model_copy(update={**changes, "top1_agreement": None})
-
-
-def _score(name: str, sums: ErrorSums, **more: Any) -> OutputScore:
-    return OutputScore(
-        output=name, sqnr_db=sums.sqnr_db, cosine=sums.cosine, largest_error=sums.largest, **more
-    )
 
 
 def _agreement(want: NDArray[Any], have: NDArray[Any], has_classes: bool) -> tuple[int, int]:

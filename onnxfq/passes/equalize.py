@@ -15,7 +15,7 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.channels import Analysis, Fold
 from onnxfq.graph.channels.ties import FIXED
-from onnxfq.graph.constants import make_constant, make_tensor
+from onnxfq.graph.constants import make_tensor
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
@@ -52,7 +52,7 @@ def to_common_scale(editor: Editor, tensor: gs.Tensor, encoding: Encoding) -> li
     shape = [-1 if axis == encoding.spec.granularity.axis else 1 for axis in range(len(tensor.shape))]
     values = (np.float32(1.0) / factors).reshape(shape)
     name = f"{tensor.name}{_EQUALIZED}"
-    constant = editor.constant(f"{tensor.name}{_FACTORS}", lambda n: make_constant(n, values))
+    constant = editor.constant(f"{tensor.name}{_FACTORS}", values)
     return [gs.Node("Mul", name, {}, [tensor, constant], [editor.variable(name, tensor)])]
 
 

@@ -53,4 +53,4 @@ def test_one_door() -> None:
             for node in ast.walk(tree)
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("onnxruntime.InferenceSession")
         ]
-    assert calls == ["inference_session.py"]
+    assert calls == ["ort.py"]
