@@ -80,7 +80,8 @@ def measure(path: Path, case: Case, recipe: str, way: str, damage: str, gpu: str
             feeds,
             file,
             recipe=recipe,
-            accuracy=onnxfq.AccuracyTarget(repair=repair_of(way), gpu=gpu),
+            accuracy=onnxfq.AccuracyTarget(repair=repair_of(way)),
+            options=onnxfq.QuantizeOptions(gpus=(gpu,) if gpu else ()),
         )
         used = time.process_time() - processor
         if result.evaluation.notes:  # ONNX Runtime may have no kernels for the written form

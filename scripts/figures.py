@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 import onnxfq
 from onnxfq.calibration.calibrators.grid_error import range_sqnr_db
 from onnxfq.calibration.statistics.bins import bin_edges
-from onnxfq.cli.demo import PER_AXIS, DemoResult, run_demo
+from onnxfq.cli.digits import PER_AXIS, DemoResult, run_demo
 from onnxfq.documents.scores import CandidateScore
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.report.calibrator_table import calibrator_rows

@@ -13,7 +13,7 @@ from statistics import median
 
 from playwright.sync_api import Page, sync_playwright
 
-from onnxfq.cli.demo import run_demo
+from onnxfq.cli.digits import run_demo
 from onnxfq.documents.layers import GraphNode, LayerRow, TensorRow
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.report.html import render_page

@@ -20,7 +20,7 @@ from command_server import CommandServer, command_server
 from genai_folders import WORDS
 from genai_folders import write_folder as write_genai_folder
 
-from onnxfq.cli.demo import DemoResult, run_demo
+from onnxfq.cli.digits import DemoResult, run_demo
 from onnxfq.pipeline import quantize
 from onnxfq.support.resources import package_file
 from onnxfq.version import VERSION

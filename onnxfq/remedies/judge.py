@@ -133,11 +133,11 @@ def can_multiply(target: str, qtype: str, capability: int) -> bool:
     return capability >= target_by_name(target).capabilities.get(qtype, math.inf)
 
 
-def _choose_wide_format(start: Candidate, accuracy: AccuracyTarget) -> str:
+def _choose_wide_format(start: Candidate, accuracy: AccuracyTarget, capability: int | None) -> str:
     """Return the format that repair may give to layers: the one asked for, or what the GPU has."""
-    if accuracy.is_target or accuracy.fallback != FLOAT or accuracy.capability is None:
+    if accuracy.is_target or accuracy.fallback != FLOAT or capability is None:
         return FLOAT if accuracy.fallback == WEIGHTS else accuracy.fallback
-    return WIDE_FORMAT if can_multiply(start.recipe.target, WIDE_FORMAT, accuracy.capability) else FLOAT
+    return WIDE_FORMAT if can_multiply(start.recipe.target, WIDE_FORMAT, capability) else FLOAT
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Judge:
     ) -> Judge:
         """Return the judge of a call of `quantize`, with its budget."""
         least = accuracy.least_db(bool(start.plan.activations))
-        wide = _choose_wide_format(start, accuracy)
+        wide = _choose_wide_format(start, accuracy, options.capability)
         judge = Judge(start, options, sources, first, accuracy if accuracy.is_target else None, wide, least)
         if accuracy.repair is None:
             return replace(judge, is_off=True)

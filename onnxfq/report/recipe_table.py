@@ -111,6 +111,11 @@ class RecipeTable(Record):
                 for row in self.rows
                 if row.findings
             ),
+            *(
+                ["unseen dB  SQNR of the worst output, on samples that gave no ranges"]
+                if self.is_unseen
+                else []
+            ),
             *([f"low precision by {', '.join(sorted(builders))}"] if builders else []),
             *([] if self.timing is None else [*self.timing.remarks(), *self.timing.notes]),
         ]

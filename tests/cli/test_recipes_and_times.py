@@ -133,7 +133,7 @@ def test_quantize_times_what_it_wrote(capfd: pytest.CaptureFixture[str]) -> None
     """Threads, both times, and the ratio with its interval are printed, in the record and on the page."""
     line = "quantize m.onnx --data d.npz --recipe onnxruntime-int8 -o q.onnx --time --threads 1"
     text = printed(capfd, f"{line} --artifacts kept")
-    assert "time of one sample, 1 thread(s), models in turn:" in text
+    assert "time of one sample, 1 thread, models in turn:" in text
     assert "quantized  onnxruntime  1000.000  1000.000   1.00 (1.00 to 1.00)" in text
     result = read_result("kept/m.result.json")
     tiles = [

@@ -14,7 +14,6 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.errors import DataError, RecipeError
-from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.recipes import RECIPES
@@ -69,7 +68,7 @@ def test_every_cell_has_a_source_or_is_unknown(name: str) -> None:
 def test_names_and_numbers(text: str, capability: int) -> None:
     """GPUs have names and compute capabilities, in any case."""
     assert read_gpu(text).capability == capability
-    assert AccuracyTarget(gpu=text).capability == capability
+    assert QuantizeOptions(gpus=(text,)).capability == capability
 
 
 @pytest.mark.parametrize("text", ["", "l5", "rtx", "8", "SM"])
@@ -78,7 +77,7 @@ def test_unknown_gpus(text: str) -> None:
     with pytest.raises(DataError, match=r"give its compute capability, such as 8.9 or SM89, or a name"):
         read_gpu(text)
     with pytest.raises(DataError):
-        AccuracyTarget(gpu=("l4", text))
+        QuantizeOptions(gpus=("l4", text))
 
 
 @pytest.mark.parametrize("recipe", OURS)
@@ -103,7 +102,7 @@ def test_several_gpus_have_what_all_have() -> None:
     assert judge_recipe(fp8, ["l4", "h100"]) is True
     assert judge_recipe(fp8, ["l4", "a100"]) is False
     assert judge_recipe(RECIPES["tensorrt-mxfp8"], ["thor"]) is None
-    assert AccuracyTarget(gpu=("l4", "a100")).capability == 80
+    assert QuantizeOptions(gpus=("l4", "a100")).capability == 80
 
 
 def test_a_refused_recipe_writes_nothing(tmp_path: Path) -> None:
