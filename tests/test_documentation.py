@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import yaml
 from builders import build, feed_for, linear, weights
 from checkpoint_graphs import CHECKPOINTS, FLOAT, builder_graph
 from command_server import CommandServer, command_server
@@ -23,7 +22,6 @@ from genai_folders import write_folder as write_genai_folder
 from onnxfq.cli.demo import DemoResult, run_demo
 from onnxfq.pipeline import quantize
 from onnxfq.support.resources import package_file
-from onnxfq.version import VERSION
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +32,7 @@ NAMED_FILE = re.compile(r"`(\S+\.(?:yaml|py))`:\n\n```\w+\n(.*?)^```", re.MULTIL
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # Installing is what the whole check does; it would replace the package under test.
 INSTALLS = ("pip install . && onnxfq demo", 'pip install ".[test]" && pytest')
-CPU_INSTALL = "pip install -r requirements-cpu.txt && pip install --no-deps ."
+CPU_INSTALL = "ONNXFQ_RUNTIME=cpu pip install ."
 # The extra `test` has all that the extra of the tutorial has.
 NOT_RUN = (*INSTALLS, CPU_INSTALL, 'pip install ".[torch]"')
 
@@ -186,14 +184,6 @@ def test_install_commands_are_those_of_the_check() -> None:
         assert f"\n{command}\n" in check
 
 
-def test_requirements_without_a_gpu() -> None:
-    """requirements-cpu.txt is the dependencies with onnxruntime instead of onnxruntime-gpu."""
-    listed = (ROOT / "requirements-cpu.txt").read_text(encoding="utf-8").splitlines()[1:]
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("dependencies = [")[1].split("\n]")[0]
-    wanted = re.findall(r'^  "([^";]+)', text, re.MULTILINE)
-    assert wanted[0].startswith("onnxruntime-gpu") and listed == wanted[1:]
-
-
 def test_figures_of_the_demo(demo: DemoResult) -> None:
     """README shows what the demo prints.
 
@@ -279,11 +269,3 @@ def test_the_map_names_every_module() -> None:
             assert f"`{entry.name}`" in text, entry.name
         if entry.is_dir() and any(entry.glob("*.py")):
             assert f"`{entry.name}/`" in text, entry.name
-
-
-def test_the_citation_names_the_version() -> None:
-    """CITATION.cff has the fields that its format requires, and this version and licence."""
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert cited["version"] == VERSION and f'license = "{cited["license"]}"' in project
