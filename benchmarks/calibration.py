@@ -196,7 +196,9 @@ def main() -> None:
         for network in arguments.networks:
             for batch in arguments.batches:
                 rows += measure(network, batch, arguments, Path(folder))
-    title = f"Calibration, {arguments.samples} samples, {arguments.threads} threads"
+    peers = " beside onnxruntime" if arguments.peers else ""
+    names = " and ".join(arguments.networks)
+    title = f"Calibration of {names}{peers}, {arguments.samples} samples, {arguments.threads} threads"
     head = (
         f"{machine()}; onnx {onnx.__version__}, numpy {np.__version__}. Whole runs, sessions included; "
         f"{arguments.rounds} rounds in which plain inference and onnxfq take turns, medians. onnxruntime's "

@@ -1,6 +1,6 @@
 """Quantization of every model in a folder of real models, and its effect on their tasks.
 
-    python benchmarks/real_models.py FOLDER [--only TEXT] [--out docs/results.md]
+    python benchmarks/real_models.py FOLDER [--only TEXT] [--out benchmarks/results/real_models.md]
 
 FOLDER holds one folder a network with its model, its data and a README.txt, and `score.py` beside them:
 `feeds(folder, model)` gives calibration feeds, `ev_s01` ... `ev_s11` the figures of the task, on data that

@@ -55,7 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 NAMES_A_RUNTIME = re.compile(
-    r"^from (?:engines|ort_quantizer|integer_kernels) |\b(?:builder_installed|openvino|onnxruntime_qnn)\b", re.MULTILINE
+    r"^from (?:engines|ort_quantizer|integer_kernels) |\b(?:builder_installed|openvino|onnxruntime_qnn)\b",
+    re.MULTILINE,
 )
 """Marks of a file of tests that asks TensorRT, OpenVINO, QNN, or ONNX Runtime's quantizer or kernels."""
 

@@ -37,9 +37,7 @@ def runtime_requirements(asked: str, monkeypatch: pytest.MonkeyPatch) -> list[Re
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64", "AMD64", "ARM64", "arm64"])
 @pytest.mark.parametrize("system", ["linux", "win32", "darwin"])
-def test_a_build_requires_one_onnxruntime(
-    system: str, machine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_requires_one_onnxruntime(system: str, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On each machine one requirement holds, by packaging: the GPU build on x86 with Linux or Windows."""
     place = {"sys_platform": system, "platform_machine": machine}
     required = runtime_requirements("gpu", monkeypatch)
@@ -72,14 +70,14 @@ def test_the_cpu_install_is_one_command_that_the_check_runs() -> None:
     assert 'check_pythons.py "$work"/cpu/' in check
 
 
-def test_classifiers_are_the_tried_pythons(
-    project: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_classifiers_are_the_tried_pythons(project: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The Pythons of the metadata are those that the check of Pythons tries, from the oldest required."""
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "slow"))
     import check_pythons
 
-    minors = re.findall(r"^Programming Language :: Python :: 3\.(\d+)$", "\n".join(project["classifiers"]), re.M)
+    minors = re.findall(
+        r"^Programming Language :: Python :: 3\.(\d+)$", "\n".join(project["classifiers"]), re.M
+    )
     assert [int(minor) for minor in minors] == list(check_pythons.MINORS)
     assert project["requires-python"] == f">=3.{minors[0]}"
 
@@ -107,7 +105,9 @@ def test_security_lists_every_reader() -> None:
         for path in PACKAGE.rglob("*.py")
         if READERS.search(path.read_text(encoding="utf-8"))
     }
-    listed = re.findall(r"^\| `([\w/]+\.py)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.findall(
+        r"^\| `([\w/]+\.py)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert sorted(listed) == sorted(reading)
 
 
@@ -116,8 +116,14 @@ def test_readers_take_no_other_door() -> None:
     doors = {"pickle", "marshal", "shelve", "xml", "tarfile"}
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-        called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        imported = {
+            alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+        }
+        called = {
+            node.func.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
         assert not imported & doors and not called & {"eval", "exec"}, path
 
 
@@ -127,4 +133,6 @@ def test_the_citation_names_the_version() -> None:
     assert {"cff-version", "message", "title", "authors"} <= cited.keys()
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert cited["version"] == VERSION and f'license = "{cited["license"]}"' in text
-    assert [author["name"] for author in cited["authors"]] == re.findall(r'^authors = .*name = "(.*?)"', text, re.M)
+    assert [author["name"] for author in cited["authors"]] == re.findall(
+        r'^authors = .*name = "(.*?)"', text, re.M
+    )

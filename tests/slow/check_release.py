@@ -50,7 +50,17 @@ def build_archives(folder: Path) -> Path:
 
 def list_runtimes(wheel: Path) -> set[str]:
     """Return the packages named onnxruntime and so on that the wheel with its extras would install."""
-    command = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed", "--report", "-"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--dry-run",
+        "--ignore-installed",
+        "--report",
+        "-",
+    ]
     ended = subprocess.run([*command, f"{wheel}[{','.join(OF_USERS)}]"], check=True, **QUIETLY)
     names = {entry["metadata"]["name"].lower() for entry in json.loads(ended.stdout)["install"]}
     return {name for name in names if name.startswith("onnxruntime")}

@@ -1,4 +1,4 @@
-"""Runs all slow checks, and writes what each found to docs/checks.md.
+"""Runs all slow checks, and writes what each found to the page of results.
 
     python tests/slow/run_all.py [NAME ...]
 
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "checks.md"
+PAGE = ROOT / "benchmarks" / "results" / "checks.md"
 
 CHECKS = {
     "pythons": ("every Python 3 that is supported", "python tests/slow/check_pythons.py WHEEL"),
@@ -102,6 +102,8 @@ def main() -> int:
             lines[name] = said
             failed += [name] if code else []
             write_page(rows, lines)
+    merge = [sys.executable, ROOT / "scripts" / "results_page.py", "--measured", PAGE.name]
+    subprocess.run(merge, check=True)
     return 1 if failed else 0
 
 
