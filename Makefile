@@ -48,7 +48,7 @@ slow:  ## the checks that take hours; docs/checks.md has what each found: make s
 runtimes:  ## the library in the oldest, a middle and the newest onnxruntime (downloads them)
 	$(PYTHON) tests/custom_ops/check_runtimes.py
 
-newest:  ## the newest release of every runtime in an environment of its own, and the tests that ask one
+newest:  ## the newest release of every runtime in a fresh environment, and the tests that ask one
 	$(PYTHON) -m venv --clear build/newest
 	build/newest/bin/pip install --quiet ".[test]"
 	build/newest/bin/pip install --quiet --upgrade onnx onnxruntime-gpu openvino tensorrt-rtx

@@ -196,7 +196,7 @@ def main() -> None:
         for network in arguments.networks:
             for batch in arguments.batches:
                 rows += measure(network, batch, arguments, Path(folder))
-    peers = " beside onnxruntime" if arguments.peers else ""
+    peers = " with onnxruntime" if arguments.peers else ""
     names = " and ".join(arguments.networks)
     title = f"Calibration of {names}{peers}, {arguments.samples} samples, {arguments.threads} threads"
     head = (

@@ -2,8 +2,9 @@
 
     python scripts/results_page.py [--measured FILE ...]
 
-origins.json there has the order of the files and, for each, the command that wrote it, the date and the commit.
---measured gives files of that folder the date of today and the commit of the checkout: name those just measured.
+origins.json there has the order of the files and, for each, the command that wrote it, date and commit.
+--measured gives files of that folder the date of today and the commit of the checkout: name those that were
+just measured.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ LINK = re.compile(r"(\]\()([^)\s#:]*)(#[^)\s]*)?(?=\))")
 
 HEAD = """# Results
 
-`python scripts/results_page.py` writes this page from the files of `benchmarks/results`. A row gives the command that
-measured a section, and the date and the commit of that run. Later commits may give other figures.
+`python scripts/results_page.py` writes this page from the files of `benchmarks/results`. A row gives the
+command that measured a section, and the date and the commit of the run. Later commits may give other figures.
 
 | section | command | date | commit |
 |---|---|---|---|

@@ -112,7 +112,7 @@ def cells_of(file: str) -> list[list[str]]:
 
 
 def test_the_comparison_in_the_readme_is_the_measured_one() -> None:
-    """Times in the README equal `results/quantize.md`, accuracies `results/peers.md`; an empty cell has no row."""
+    """Times equal `results/quantize.md`, accuracies `results/peers.md`; an empty cell has no row there."""
     times = {(row[0], row[2]): row[4] for row in cells_of("benchmarks/results/quantize.md") if row[1] == "64"}
     figures = {
         (row[0].split("_op")[0], row[2]): row[3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from checkpoint_graphs import CHECKPOINTS, FLOAT, builder_graph
 from command_server import CommandServer, command_server
 from genai_folders import WORDS
 from genai_folders import write_folder as write_genai_folder
+from pages import BLOCK, INSTALLS, ROOT, TUTORIALS, blocks, steps
 
 from onnxfq.cli.demo import DemoResult, run_demo
 from onnxfq.pipeline import quantize
@@ -25,21 +25,7 @@ from onnxfq.support.resources import package_file
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TUTORIALS = sorted((ROOT / "docs").glob("tutorial*.md"))
-NAMED_FILE = re.compile(r"`(\S+\.(?:yaml|py))`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# Installing is what the whole check does; it would replace the package under test.
-INSTALLS = ("pip install . && onnxfq demo", 'pip install ".[test]" && pytest')
-CPU_INSTALL = "ONNXFQ_RUNTIME=cpu pip install ."
-# The extra `test` has all that the extra of the tutorial has.
-NOT_RUN = (*INSTALLS, CPU_INSTALL, "pip install .", 'pip install ".[torch]"')
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    """Return the code blocks of one language in a page."""
-    return [text for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
 
 
 @pytest.fixture(scope="module")
@@ -98,27 +84,15 @@ def run(arguments: Sequence[str], folder: Path) -> None:
 
 
 def run_page(page: Path, folder: Path, server: CommandServer) -> str:
-    """Run every command and every Python block of a page in `folder`, in order; return what commands print.
-
-    A block behind the name of a file is that file.
-    """
-    text = page.read_text(encoding="utf-8")
-    files = NAMED_FILE.findall(text)
-    for name, content in files:
-        (folder / name).write_text(content, encoding="utf-8")
+    """Run every command and every Python block of a page in `folder`; return what commands print."""
     printed = ""
-    for kind, block in BLOCK.findall(text):
-        if kind == "python" and block not in dict(files).values():
-            run(["-c", block], folder)
-        for line in block.splitlines() if kind == "sh" else ():
-            words = shlex.split(line)
-            if words[0] == "python":
-                run(words[1:], folder)
-            elif line not in NOT_RUN:
-                assert words[0] == "onnxfq", f"no test runs {line!r}"
-                done = server.run(words[1:], folder, seconds=600)
-                assert done.code == 0, (line, done.out + done.err)
-                printed += done.out
+    for program, arguments in steps(page, folder):
+        if program == "python":
+            run(arguments, folder)
+        else:
+            done = server.run(arguments, folder, seconds=600)
+            assert done.code == 0, (arguments, done.out + done.err)
+            printed += done.out
     return printed
 
 
@@ -137,7 +111,7 @@ LOSSES = {
     "tutorial-onnx": (r"^digits\S* .* ([01]\.\d{4})$", 1.01),
     "tutorial-llm": (r"^decoder\S* .* (\d\.\d{5})$", 1.05),
 }
-"""Pattern of what the last evaluation of a tutorial prints for each model, and the largest ratio of two of them."""
+"""Pattern of what `evaluate` prints for each model of a tutorial, and the largest ratio of two of them."""
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
@@ -259,7 +233,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link names a file that is there, and a heading that the page has."""
-    for target in LINKS.findall(page.read_text(encoding="utf-8")):
+    for target in LINKS.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
         if ":" in target:
             continue
         path, _, anchor = target.partition("#")

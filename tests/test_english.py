@@ -24,11 +24,12 @@ PAGES = (
             "README.md",
             "CONTRIBUTING.md",
             "SECURITY.md",
+            "ROADMAP.md",
             "benchmarks/README.md",
             "models/README.md",
         )
     ),
-    *sorted((ROOT / "examples").glob("*/README.md")),
+    *sorted((ROOT / "examples").rglob("README.md")),
 )
 CODE = ""
 """Folder of the package whose docstrings and errors are read."""
@@ -138,6 +139,14 @@ def texts_of_code(path: Path) -> Iterator[tuple[int, str]]:
 def test_pages(page: Path) -> None:
     """No page has a banned phrase."""
     assert not offences(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_are_short(page: Path) -> None:
+    """The sentences of a page, cells of four words or less apart, have under 18 words in the mean."""
+    counts = [len(one.split()) for one in sentences(page.read_text(encoding="utf-8"))]
+    longer = [count for count in counts if count > 4]
+    assert sum(longer) < 18 * len(longer)
 
 
 def test_help() -> None:

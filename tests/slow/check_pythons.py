@@ -2,10 +2,10 @@
 
     python tests/slow/check_pythons.py WHEEL [--most 2] [--folder FOLDER]
 
-One wheel serves all versions, and is installed alone: pip adds what it requires, and `pip check` has nothing to
-say. In each, `onnxfq demo` and `doctor` run, then `quantize`, `evaluate` and `check` of the demo's model through
-the command line. Needs a package index. Not a pytest: it downloads some 100 MB for each version, if the wheel was
-built with ONNXFQ_RUNTIME=cpu. Prints one line a version; the exit code is 1 when one fails, or none is found.
+One wheel serves all versions, and is installed alone: pip adds what it requires, and `pip check` finds
+nothing. In each, `onnxfq demo` and `doctor` run, then `quantize`, `evaluate` and `check` of the demo's model
+through the command line. Needs a package index. Not a pytest: for a wheel of ONNXFQ_RUNTIME=cpu it downloads
+some 100 MB for each version. Prints one line a version; the exit code is 1 when one fails, or none is found.
 """
 
 from __future__ import annotations

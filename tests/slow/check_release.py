@@ -2,9 +2,9 @@
 
     python tests/slow/check_release.py [--folder FOLDER]
 
-Not a pytest: it needs a package index and a C++ compiler. The build must not warn. The wheel requires onnxruntime
-for CPUs, `pip check` has nothing to say after it, and no extra adds another package that installs the module
-`onnxruntime`. Prints a line for each step; the exit code is 1 when one fails.
+Not a pytest: it needs a package index and a C++ compiler. The build must not warn. The wheel requires
+onnxruntime for CPUs, `pip check` finds nothing after it, and no extra adds another package that installs the
+module `onnxruntime`. Prints a line for each step; the exit code is 1 when one fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from check_pythons import QUIETLY, try_python
 from run_all import FOR_CPUS, ROOT
 
 OF_USERS = ("torch", "images", "plot", "ray", "text", "openvino")
-"""Extras that go together. tensorrt-rtx is left out: its packages have no data to resolve without a download."""
+"""Extras that go together, without tensorrt: pip resolves its packages by downloading them."""
 
 
 def build_archives(folder: Path) -> Path:

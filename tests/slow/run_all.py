@@ -23,6 +23,10 @@ PAGE = ROOT / "benchmarks" / "results" / "checks.md"
 
 CHECKS = {
     "pythons": ("every Python 3 that is supported", "python tests/slow/check_pythons.py WHEEL"),
+    "tutorials": (
+        "the tutorials in fresh environments of the oldest Python and the newest",
+        "python tests/slow/check_tutorials.py WHEEL",
+    ),
     "release": (
         "an archive of sources, a wheel from it, and the wheel alone; no extra with a second runtime",
         "python tests/slow/check_release.py",
