@@ -191,6 +191,7 @@ def test_figures_of_the_demo(demo: DemoResult) -> None:
 
 QUOTED = {
     "calibration": r"(?P<mse>[\d.]+) dB, against (?P<minmax>[\d.]+) for `minmax` and (?P<entropy>[\d.]+) for",
+    "running": r"It falls to (?P<lowest>[\d.]+) dB.* The logits have (?P<logits>[\d.]+) dB",
     "noise": r"weights alone leave (?P<weights>[\d.]+) dB, and everything together (?P<all>[\d.]+) dB",
 }
 
