@@ -37,8 +37,8 @@ CODE = ""
 C_SUFFIXES = (".cc", ".h", ".cu", ".cuh")
 ROOMS = {
     "onnxfq": 17,
-    "tests": 444,
-    "custom_ops": 69,
+    "tests": 120,
+    "custom_ops": 0,
     "benchmarks": 0,
     "examples": 0,
     "models": 0,
@@ -103,7 +103,8 @@ def sentences(text: str) -> Iterator[str]:
 
 def offences(text: str) -> list[str]:
     """Return the sentences of `text` that hold a banned phrase."""
-    return [one for one in sentences(text) if FOUND.search(one)]
+    # A heading of one or two words over a column is no sentence.
+    return [one for one in sentences(text) if len(one.split()) > 2 and FOUND.search(one)]
 
 
 def help_texts() -> Iterator[str]:

@@ -102,7 +102,7 @@ def round_weight(
         method: a name in METHODS.
         float_type: type of the weight in the model, which its scales have too.
 
-    Raises StatisticsError for moments of another size, and for sums that are no moments.
+    Raises StatisticsError for moments of another size, and for sums without moments.
     """
     shape, layout = values.shape, Layout(spec.granularity, values.shape)
     weights = view.fold(values)
