@@ -62,7 +62,7 @@ gpu:  ## on a machine with a GPU: the CUDA kernels against the CPU's, then their
 	scripts/gpu_check.sh
 
 site:  ## the pages of docs/ as a site that needs no network
-	$(PYTHON) -m mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
 
 demo:
 	$(PYTHON) -m onnxfq demo

@@ -163,8 +163,8 @@ are of those samples.
 
 EACH = """\
 Rank correlation (Spearman) with the task, over all variants / over variants of equal cost. A dash: the
-figures of the task are within a step, or the measure is the same for all variants. In brackets the mean difference
-from the tool's measure, its standard error, and on how many networks the two differ.
+figures of the task are within a step, or the measure is the same for all variants. In brackets the mean
+difference from the tool's measure, its standard error, and on how many networks the two differ.
 """
 
 TASK_TEXT = """\
