@@ -7,6 +7,7 @@ from typing import Literal
 CheckpointName = Literal["modelopt", "compressed-tensors"]
 """Forms of checkpoints that are written."""
 
+CacheGranularity = Literal["tensor", "channel"]
 BiasCorrectionChoice = Literal["none", "auto"]
 DeviceChoice = Literal["any", "cpu", "cuda"]
 Equalize = Literal["none", "depthwise", "cross_layer", "auto"]

@@ -19,6 +19,7 @@ from checkpoint_graphs import CHECKPOINTS, FLOAT, builder_graph
 from command_server import CommandServer, Ended
 from command_table import SOUND, TABLE, add_value, values_of
 from damage import BYTES, _mangled_field
+from genai_folders import WORDS, decoder, write_folder
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.interchange.checkpoints.tensor_file import read_head, write_tensors
@@ -85,6 +86,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "diagnose": ("diagnose q.onnx --data d.npz", "q.onnx d.npz"),
     "diagnose.float": ("diagnose o.onnx --float m.onnx --data d.npz -o out.onnx", "o.onnx m.onnx"),
     "cast": ("cast m.onnx -o out.onnx --data d.npz", "m.onnx d.npz"),
+    "folder": (
+        "quantize genai --data texts.jsonl --recipe genai-int8 -o out",
+        "genai/genai_config.json genai/tokenizer.json genai/model.onnx texts.jsonl",
+    ),
+    "folder.cache": (
+        "quantize genai --data texts.jsonl --recipe genai-int8 --kv int8 --kv-granularity channel -o out",
+        "genai/genai_config.json genai/model.onnx",
+    ),
+    "folder.evaluate": (
+        "evaluate genai genai-cache --data texts.jsonl --metric perplexity",
+        "genai-cache/genai_config.json genai-cache/model.onnx genai/genai_config.json",
+    ),
     "checkpoint": (
         "convert llama-gptq --onto llama.onnx -o out.onnx",
         "llama-gptq/config.json llama-gptq/model.safetensors llama-gptq/model.safetensors llama.onnx",
@@ -219,6 +232,10 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
         "    activations: *a\n    keep_float: false\n"
     )
     write_checkpoints(folder)
+    onnx.save(decoder(), write_folder(folder / "genai") / "model.onnx")
+    (folder / "genai" / "model.onnx.data").unlink()
+    texts = [{"text": " ".join(rng.choice(WORDS, 80))} for _ in range(3)]
+    (folder / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)))
     x = proto.graph.input[0].name
     ranges = {"quant_type": "QInt8", "scale": 0.1, "zero_point": 0, "symmetric": True}
     (folder / "given.json").write_text(json.dumps({x: [ranges]}))
@@ -236,6 +253,7 @@ def write_inputs(name: str, folder: Path, server: CommandServer) -> None:
         "handoff q.onnx -o kit --data d.npz -q",
         "convert llama-gptq --onto llama.onnx -o llama.q.onnx -q",
         "convert llama-int8 --onto llama.onnx -o llama.i.onnx -q",
+        "quantize genai --data texts.jsonl --recipe genai-int8 --kv int8 -o genai-cache -q",
     )
     for line in lines:
         ended = server.run(line.split(), folder)
@@ -407,6 +425,10 @@ def _damage_model(path: Path, rng: Rng) -> str:
     return what
 
 
+_IMPOSSIBLE = (IndexError, ValueError, TypeError, StopIteration, AttributeError)
+"""Errors of a change that a model has no place for."""
+
+
 def _change_model(path: Path, rng: Rng) -> str:
     proto = onnx.load(path)
     done = []
@@ -414,7 +436,14 @@ def _change_model(path: Path, rng: Rng) -> str:
         change = _mangled_field if rng.integers(3) == 0 else some(_MODEL_CHANGES, rng)
         try:
             change(proto, rng)
-        except (IndexError, ValueError, TypeError, StopIteration, AttributeError):
+        except (
+            IndexError,
+            ValueError,
+            TypeError,
+            StopIteration,
+            AttributeError,
+            onnx.checker.ValidationError,
+        ):
             continue
         done.append(change.__name__)
     path.write_bytes(proto.SerializeToString())

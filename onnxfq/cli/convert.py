@@ -18,7 +18,8 @@ CHECKPOINT_TARGET = "onnxruntime"
 
 def convert(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A quantized ONNX model, or the folder of a checkpoint.")
+        Path,
+        typer.Argument(metavar="MODEL", help="A quantized model, a folder of GenAI or a checkpoint."),
     ],
     output: Annotated[
         Path,
@@ -63,6 +64,10 @@ def convert(
     A checkpoint (GPTQ, AWQ, compressed-tensors, ModelOpt) gives its weights to the graph of --onto; --to
     writes one. Its integers and scales stay.
     """
+    from onnxfq.interchange.genai_folder import CONFIG, find_decoder
+
+    if (model / CONFIG).is_file():
+        model = find_decoder(model)
     if model.is_dir() or to is not None:
         _refuse_options(model, target, data, onto, to)
         assert onto is not None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from onnxfq.choices import DEFAULT_RECIPE, FLOAT, WEIGHTS, BiasCorrectionChoice, Equalize
+from onnxfq.choices import DEFAULT_RECIPE, FLOAT, WEIGHTS, BiasCorrectionChoice, CacheGranularity, Equalize
 from onnxfq.cli.basic_options import DIFFERENT as DIFFERENT
 from onnxfq.cli.basic_options import ModelArgument as ModelArgument
 from onnxfq.cli.option_groups import OptionGroup
@@ -127,6 +127,17 @@ class RecipeChoice:
         BiasCorrectionChoice | None,
         typer.Option(help="Let biases make up for the mean error of rounded weights; overrides the recipe."),
     ] = None
+    kv: Annotated[
+        str | None,
+        typer.Option(
+            metavar="int8|int4|float8e4m3fn",
+            help="Store the keys and values that a decoder hands on in this format.",
+        ),
+    ] = None
+    kv_granularity: Annotated[
+        CacheGranularity | None,
+        typer.Option(help="Give them one scale, or one for each channel; overrides the recipe."),
+    ] = None
     keep_existing: Annotated[
         bool,
         typer.Option("--keep-existing", help="Keep the quantized part of the model and quantize the rest."),
@@ -151,6 +162,13 @@ class RecipeChoice:
             chosen = chosen.override(activations={"equalize": self.equalize})
         if self.smooth is not None:
             chosen = chosen.override(smooth=self.smooth)
+        cache = {"qtype": self.kv} if self.kv is not None else {}
+        if self.kv_granularity is not None:
+            if self.kv is None and chosen.cache is None:
+                raise typer.BadParameter("--kv-granularity needs --kv; add it")
+            cache["granularity"] = {"tensor": "per_tensor", "channel": "per_axis"}[self.kv_granularity]
+        if cache:
+            chosen = chosen.override(cache=cache)
         bias_correction = self.bias_correction or chosen.bias_correction
         return chosen.model_copy(update={"existing": asked, "bias_correction": bias_correction})
 

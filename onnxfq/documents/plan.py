@@ -33,6 +33,7 @@ class Placement(TensorUses):
         float_type: of its elements; its scales are numbers of that type.
         calibrator: how its range is found.
         rounding: how the values of a weight are rounded.
+        stored: whether the numbers of an activation leave the model and come back, as those of a cache.
     """
 
     role: Role
@@ -41,6 +42,7 @@ class Placement(TensorUses):
     float_type: FloatType = "float32"
     calibrator: Calibrator = MINMAX
     rounding: RoundingMethod = NEAREST
+    stored: bool = False
 
     _lift = pydantic.model_validator(mode="before")(lift_calibrator)
 

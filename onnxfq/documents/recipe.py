@@ -10,7 +10,7 @@ import pydantic
 from onnxfq.choices import BiasCorrectionChoice
 from onnxfq.documents.override import Override, apply_changes, match_name
 from onnxfq.documents.rounding import Simulation
-from onnxfq.documents.schemes import ActivationScheme, WeightScheme
+from onnxfq.documents.schemes import ActivationScheme, CacheScheme, WeightScheme
 from onnxfq.errors import RecipeError, nearest
 from onnxfq.graph.model import Existing
 from onnxfq.support.reasons import Reason
@@ -51,11 +51,14 @@ class Recipe(Record):
         target: name of a registered target, looked up by planning; simulation accepts everything, but
             supports only fake-quant models.
         activations: None for weight-only; an override may still give some activations a scheme.
+        cache: keys and values that a decoder hands on from token to token; None leaves them in float.
         small_shapes: whether nodes too small to gain from low precision are still quantized; convolutions
             leaves only convolutions in float.
         least_weight_bytes: size of a product's weight in a half type below which it stays in float, if the
             model has larger ones.
         depthwise: whether depthwise convolutions are quantized.
+        embeddings: whether tables of words are stored in the format of weights, in blocks along their rows;
+            GenAI's decoders can.
         log_spectra: whether products of a spectrum whose logarithm is taken are quantized to integers of 8
             bits or less.
         conv_transpose: whether ConvTranspose is quantized for a target that may run it in float nevertheless,
@@ -78,9 +81,11 @@ class Recipe(Record):
     target: str
     activations: ActivationScheme | None
     weights: WeightScheme
+    cache: CacheScheme | None = None
     small_shapes: SmallShapes = "quantize"
     least_weight_bytes: Annotated[int, pydantic.Field(ge=0)] = 0
     depthwise: Choice = "quantize"
+    embeddings: Choice = "float"
     log_spectra: Choice = "float"
     conv_transpose: Choice = "float"
     unfused_attention: Choice = "float"
@@ -226,7 +231,7 @@ def _with_outer(path: str) -> Iterator[str]:
 def merge_fields(base: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `base` with `changes`, in which a scheme has only the fields that change."""
     content: dict[str, Any] = {**dict(base), **changes}
-    for name in ("activations", "weights"):
+    for name in ("activations", "weights", "cache"):
         scheme, change = getattr(base, name), changes.get(name, {})
         if isinstance(change, dict):
             content[name] = apply_changes(scheme and scheme.model_dump(), change)

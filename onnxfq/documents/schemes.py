@@ -18,6 +18,8 @@ from onnxfq.numerics.spec import NumberFormat, check_dynamic
 ActivationGranularity = Literal["per_tensor", "per_axis", "per_row", "blocked", "block_shape"]
 WeightGranularity = Literal["per_tensor", "per_axis", "blocked", "block_shape"]
 
+CACHE_QTYPES = ("int8", "int4", "float8e4m3fn")
+"""Formats of GroupQueryAttention for its cache."""
 
 RegisteredCalibrator = Annotated[Calibrator, pydantic.PlainValidator(Calibrator.parse)]
 
@@ -121,6 +123,27 @@ class ActivationScheme(Scheme):
             raise ValueError(
                 f"scale_type {self.scale_type} of activations needs dynamic: true; or use float32, with "
                 "power_of_two for powers of two"
+            )
+        return self
+
+
+class CacheScheme(ActivationScheme):
+    """Scheme for keys and values that a decoder hands on from token to token.
+
+    Attributes:
+        granularity: per_tensor, or per_axis: a scale for each channel of each head. Two channels of keys that
+            rotary positions turn into each other share one.
+    """
+
+    granularity: Literal["per_tensor", "per_axis"] = "per_tensor"
+    calibrator: RegisteredCalibrator = MINMAX
+
+    @pydantic.model_validator(mode="after")
+    def _stored(self) -> CacheScheme:
+        if self.qtype.name not in CACHE_QTYPES or not self.symmetric or self.dynamic:
+            raise ValueError(
+                f"caches hold {', '.join(CACHE_QTYPES)} with constant scales and without zero points, not "
+                f"{self.qtype}; leave out symmetric and dynamic"
             )
         return self
 

@@ -40,9 +40,14 @@ def check_model(proto: onnx.ModelProto) -> None:
     onnx.checker.check_model(light)
 
 
+_LARGEST = 2**31 - 1
+"""Largest version that ONNX looks up; a damaged file may state others, which its checker refuses."""
+
+
 def hide_runtime_operators(proto: onnx.ModelProto) -> None:
     """Move the operators of `proto` that only ONNX Runtime has to another domain, in place."""
-    for owner, opset in _owners(proto):
+    for owner, stated in _owners(proto):
+        opset = min(max(stated, 0), _LARGEST)
         found = [n for n in list_nodes(owner) if n.op_type in RUNTIME_OPS and n.domain in STANDARD_DOMAINS]
         hidden = [n for n in found if not onnx.defs.has(n.op_type, max_inclusive_version=opset)]
         for node in hidden:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import onnx
 import onnx_graphsurgeon as gs
+from onnx import TensorProto
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from onnxfq.graph.saturation import ValueLimit
@@ -262,11 +263,22 @@ def _rename_shards(node: onnx.NodeProto, names: dict[str, str]) -> None:
             shard.tensor_name = names.get(shard.tensor_name, shard.tensor_name)
 
 
+_NUMBERS = {
+    code for name, code in TensorProto.DataType.items() if name.startswith(("INT8", "UINT8", "FLOAT8"))
+}
+
+
+def _is_stored(value: onnx.ValueInfoProto, before: onnx.ValueInfoProto) -> bool:
+    """Tell whether an edit turned the floats of a value into quantized numbers."""
+    kinds = (value.type.tensor_type.elem_type, before.type.tensor_type.elem_type)
+    return kinds[0] != kinds[1] and kinds[0] in _NUMBERS
+
+
 def _restore_values(graph: onnx.GraphProto, like: onnx.GraphProto) -> None:
     for field in ("input", "output", "value_info"):
         before = {value.name: value for value in getattr(like, field)}
         for value in getattr(graph, field):
-            if value.name in before:
+            if value.name in before and not _is_stored(value, before[value.name]):
                 value.CopyFrom(before[value.name])
     made = {name for node in graph.node for name in node.output}
     own = [value for value in graph.value_info if value.name in made]

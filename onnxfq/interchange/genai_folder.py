@@ -7,6 +7,7 @@ Source: genai_config.json as onnxruntime-genai 0.18 writes it, with `model.conte
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,15 +18,17 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import onnx
+from onnx.numpy_helper import to_array
 
 from onnxfq.data import Data, Feed, InputSpec
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.data.texts import SUFFIXES, TextTokens, read_texts
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.external.sizes import SMALL
-from onnxfq.graph.external.streaming import read_without_values
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import data_files
-from onnxfq.support.files import replace_folder
+from onnxfq.graph.io.load import read_model
+from onnxfq.support.files import replace_folder, write_text
 from onnxfq.support.outputs import writing
 from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import read_json
@@ -33,6 +36,9 @@ from onnxfq.support.records import read_json
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 CONFIG = "genai_config.json"
+
+CACHE_SCALES = "kv_cache_scales.json"
+"""Scales of quantized caches."""
 
 WINDOW = 512
 """Tokens of a sample made of texts, unless the context of the model is shorter."""
@@ -59,6 +65,7 @@ class GenaiFolder:
         try:
             config = read_json(read_bytes(place).decode("utf-8"))
             name = config["model"]["decoder"]["filename"]
+            inputs = dict(config["model"]["decoder"].get("inputs", {}))
         except OSError as fault:
             raise ModelError(
                 f"cannot read {place}: {fault.strerror or fault}; give a folder of ONNX Runtime GenAI, or "
@@ -70,6 +77,8 @@ class GenaiFolder:
             raise ModelError(
                 f"{place}: the decoder {name!r:.80} is not a file of the folder; export it again"
             )
+        if not all(isinstance(one, str) for one in inputs.values()):
+            raise ModelError(f"{place}: model.decoder.inputs are not names; export the folder again")
         model = path / name
         if model.is_symlink() and not model.resolve().is_relative_to(path.resolve()):
             raise ModelError(f"{model} leads out of the folder; copy the model into it")
@@ -91,7 +100,7 @@ class GenaiFolder:
         if not isinstance(data, (str, Path)) or Path(data).suffix not in SUFFIXES:
             return data
         tokens = TextTokens(self.path)
-        specs = input_specs(read_without_values(self.model, SMALL))
+        specs = input_specs(read_model(self.model, in_memory=SMALL)[0])
         windows = list(tokens.windows(read_texts(Path(data)), self.window))
         return [self._feed(specs, window) for window in windows]
 
@@ -139,7 +148,8 @@ def open_folder(
 ) -> Iterator[tuple[str | Path | onnx.ModelProto, Data | None, str | Path | None]]:
     """Yield the model, the feeds and the path of the new model of a folder of GenAI; others as given.
 
-    `output` is then a new folder with the other files too, which appears when the block ends.
+    `output` is then a new folder with the other files and the scales of quantized caches too. It appears when
+    the block ends.
     """
     if not _is_folder(model):
         yield model, data, output
@@ -152,20 +162,48 @@ def open_folder(
     with replace_folder(output) as place:
         folder.copy_rest(place)
         yield folder.model, feeds, place / folder.model.name
+        write_cache_scales(place / folder.model.name)
+
+
+def write_cache_scales(model: Path) -> None:
+    """Write the scales of the quantized caches of the decoder `model` to a file for GenAI's builder.
+
+    By layer in the order of the graph, `k_scales` and `v_scales` hold a number, or one for each channel of
+    each head. Raises OutputError.
+    """
+    if not model.is_file():
+        return
+    index = GraphIndex.of_model(read_model(model, in_memory=SMALL)[0])
+    layers = [node for node in index.nodes if node.op_type == "GroupQueryAttention"]
+    given = [[to_array(index.constants[name]) for name in node.input[12:14]] for node in layers]
+    if not any(given):
+        return
+    keys, values = (
+        [one.item() if one.size == 1 else one.ravel().tolist() for one in part]
+        for part in zip(*given, strict=True)
+    )
+    content = {"scales": {"k_scales": keys, "v_scales": values}, "layer_ids": list(range(len(layers)))}
+    write_text(model.parent / CACHE_SCALES, json.dumps(content))
 
 
 def open_folders(function: Function) -> Function:
-    """Return a function of a model, data and an output that takes a folder too, see `open_folder`."""
+    """Return a function of a model, data and perhaps an output that takes a folder too, see `open_folder`."""
 
     @functools.wraps(function)
-    def call(model: Any, data: Any, output: Any = None, **options: Any) -> Any:
-        with open_folder(model, data, output) as given:
-            return function(*given, **options)
+    def call(model: Any, data: Any, *output: Any, **options: Any) -> Any:
+        if isinstance(options.get("recipe"), list) and _is_folder(model):
+            raise ModelError(f"{model}: a folder of GenAI takes one recipe at a time; quantize it with each")
+        with open_folder(model, data, output[0] if output else options.pop("output", None)) as given:
+            named = {} if given[2] is None else {"output": given[2]}
+            return function(*given[:2], **named, **options)
 
     return cast(Function, call)
 
 
-def find_decoder(model: str | Path | onnx.ModelProto) -> str | Path | onnx.ModelProto:
+Given = TypeVar("Given", bound="str | Path | onnx.ModelProto")
+
+
+def find_decoder(model: Given) -> Given | Path:
     """Return the decoder of a folder of GenAI, others as given. Raises ModelError for another folder."""
     return GenaiFolder.read(Path(str(model))).model if _is_folder(model) else model
 

@@ -30,6 +30,7 @@ from onnxfq.passes.qdq_form import (
     needs_blocks,
     quantize_in_chunks,
 )
+from onnxfq.passes.stored_caches import store_cache
 from onnxfq.placement.equalization import find_channels
 from onnxfq.support.attempts import attempt
 
@@ -130,6 +131,8 @@ def _insert_pairs(graph: gs.Graph, opset: int, plan: Plan, encodings: Encodings,
                 _insert_on_weight(editor, part, tensor, _Written(encoding, opset, form.zero_points, factor))
             else:
                 _insert_on_activation(editor, part, tensor, _Written(encoding, opset, form.zero_points))
+                if part.stored:
+                    store_cache(editor, part, tensor)
     if form.edit is not None:
         form.edit(editor)
     return bool(plan.placements)

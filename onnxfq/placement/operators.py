@@ -131,12 +131,12 @@ def _is_open(tensor: gs.Tensor) -> bool:
 
 def _place_output(node: gs.Node, tensor: gs.Tensor, graph: gs.Graph, recipe: Recipe) -> Iterator[Placement]:
     scheme = recipe.activation_for(node.name, node.op, tensor.name)
-    uses = tuple(_uses_of(tensor, graph.outputs))
+    uses = tuple(uses_of(tensor, graph.outputs))
     if scheme is not None and uses and _has_one_static_scale(scheme):
         yield activation_placement(tensor, scheme, PER_TENSOR, uses, f"output of {node.op}")
 
 
-def _uses_of(tensor: gs.Tensor, outputs: Collection[gs.Tensor]) -> Iterator[Use]:
+def uses_of(tensor: gs.Tensor, outputs: Collection[gs.Tensor]) -> Iterator[Use]:
     """Yield every slot that reads `tensor`, and its position among the model outputs."""
     readers = {id(reader): reader for reader in tensor.outputs}
     for reader in readers.values():

@@ -213,6 +213,8 @@ _NO_SUM = "blocks go along one summed axis, and {} has none"
 
 def _block_axis(node: gs.Node, slot: int, rank: int, policy: TargetPolicy) -> int | None:
     """Return the axis that rows and blocks of an input go along; None if there is none."""
+    if node.op == "Gather":
+        return rank - 1  # the numbers of a word
     axis = find_summed_axis(node, slot, rank)
     return find_summed_channels(node, slot) if axis is None and policy.channel_blocks else axis
 

@@ -11,7 +11,9 @@ from onnxfq.data import Feed
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.scores import Evaluation
+from onnxfq.errors import RecipeError
 from onnxfq.execution.reference_runs import ReferenceRuns
+from onnxfq.remedies.cache_error import describe_cache_error
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.rounding_search import can_round_again
@@ -65,6 +67,11 @@ def build_forms(
 
     Raises TargetError for a release that cannot run the model, and the errors of the stages.
     """
+    if options.floats.name != "fp32" and any(placement.stored for placement in candidate.plan.placements):
+        raise RecipeError(
+            f"recipe {candidate.recipe.name} quantizes caches, which ONNX Runtime's CPU reads in float32 "
+            f"models, not with --float {options.floats.name}; leave out one of the two"
+        )
     encodings = with_half_scales(candidate.encodings, options.floats.name)
     session = replace(candidate.session, model=candidate.model)
     simulation, qdq = insert_forms(session, candidate.plan, encodings, options.floats)
@@ -107,11 +114,14 @@ def finish_forms(
 
 
 def describe_forms(candidate: Candidate, forms: Forms, judge: Judge) -> list[str]:
-    """Return notes: weights that were quantized before, ranges that nothing reaches, and growing ranges."""
+    """Return notes: weights quantized before, unreached ranges, the error of caches, growing ranges."""
     model = candidate.session.model if candidate.rounding is None else candidate.rounding.model
     lines = [
         compare_stored(model, candidate.plan, forms.encodings).line,
         describe_unreached(forms.encodings),
+        describe_cache_error(
+            model, candidate.plan, forms.encodings, candidate.session.kept, judge.options.threads
+        ),
         judge.start.statistics.describe_growth(),
     ]
     return [line for line in lines if line]

@@ -108,7 +108,8 @@ class QuantizerToggles:
     def groups(self) -> list[LayerGroup]:
         """Groups of tensors in the order of the plan: tensors that a node reads belong together.
 
-        A Concat or pooling between quantized tensors joins no groups: it follows its neighbours.
+        A Concat or pooling between quantized tensors joins no groups: it follows its neighbours. Caches are
+        in no group: runtimes keep all of them in one type.
         """
         bridges = {bridge.node for bridge in self.plan.bridges}
         uses = {
@@ -131,11 +132,13 @@ class QuantizerToggles:
             return tensor
 
         first: dict[str, str] = {}
-        for tensor in self._switches:
+        stored = {placement.tensor for placement in self.plan.placements if placement.stored}
+        layers = [tensor for tensor in self._switches if tensor not in stored]
+        for tensor in layers:
             for node in uses[tensor]:
                 owner[find(tensor)] = find(first.setdefault(node, tensor))
         members: dict[str, list[str]] = {}
-        for tensor in self._switches:
+        for tensor in layers:
             members.setdefault(find(tensor), []).append(tensor)
         return [
             LayerGroup(

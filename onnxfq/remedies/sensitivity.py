@@ -21,6 +21,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.sensitivity import GroupNoise, GroupRemedy, MetricValues, Sensitivity
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
+from onnxfq.interchange.genai_folder import open_folders
 from onnxfq.metrics import Metric, check_metric_name
 from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, open_aim
 from onnxfq.remedies.candidate import Sources, build_candidate
@@ -39,6 +40,7 @@ MEASURED = 5
 """Groups, the worst, whose absence is measured too."""
 
 
+@open_folders
 def sensitivity(
     model: str | Path | onnx.ModelProto,
     data: Data,
@@ -55,7 +57,7 @@ def sensitivity(
     """Return the noise that each group of quantizers of `recipe` adds to the outputs of `model`.
 
     Args:
-        model: a float model: a path or a ModelProto.
+        model: a float model: a path or a ModelProto, or a folder of ONNX Runtime GenAI.
         data: as for `quantize`; it calibrates, and some samples of it are measured.
         recipe: what is quantized and how.
         statistics: of the data, recorded earlier, so that nothing is observed.

@@ -36,6 +36,9 @@ def explain_unsupported(proto: onnx.ModelProto, *, as_written: bool = True) -> s
     for node in nodes:
         if node.domain in FOREIGN_DOMAINS and (node.domain, node.op_type) not in with_body:
             return f"ONNX Runtime has no {node.op_type}, an operator of {FOREIGN_DOMAINS[node.domain]}"
+    float8 = {value.name for value in proto.graph.input if value.type.tensor_type.elem_type in _FLOAT8}
+    if any(node.op_type == "GroupQueryAttention" and not float8.isdisjoint(node.input) for node in nodes):
+        return "ONNX Runtime has no GroupQueryAttention with caches of float8 on a CPU"
     names = ("bfloat16", *NO_KERNEL) if as_written else NO_KERNEL
     known = dict(TensorProto.DataType.items())  # the installed onnx may be older than a type
     missing = {known[name.upper()]: name for name in names if name.upper() in known}

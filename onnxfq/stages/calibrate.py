@@ -27,6 +27,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.placement.rotary_pairs import join_rotary_pairs
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic, fit_weights_to_biases
 from onnxfq.stages.limits import describe_unreached, find_unreached
 from onnxfq.stages.stored_weights import compare_stored, encode_on_grid
@@ -109,6 +110,7 @@ def calibrate_plan(
         else _encode_activation(replace_calibrator(p, chosen), statistics, ranges)
         for p in plan.activations
     ]
+    encodings = join_rotary_pairs(model, plan, encodings)
     _tell_dead_groups(plan, statistics)
     encodings += [encode_dynamic(p) for p in plan.unobserved]
     encodings += encode_weights(model, plan) if weights is None else _select_weights(plan, weights)

@@ -26,6 +26,7 @@ from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.interchange.genai_folder import find_decoder, open_folder
 from onnxfq.interchange.quantized_models.input_ranges import InputRanges
 from onnxfq.metrics import Metric, find_metric, name_metric
+from onnxfq.passes.float_caches import with_float_caches
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -72,7 +73,10 @@ def evaluate(
     with open_folder(reference, data, None) as (decoder, feeds_given, _):
         base = with_unique_names(read_model(decoder)[0])
     data = data if feeds_given is None else feeds_given
-    candidates = {name: with_unique_names(read_model(find_decoder(one))[0]) for name, one in given.items()}
+    candidates = {
+        name: with_float_caches(with_unique_names(read_model(find_decoder(one))[0]))
+        for name, one in given.items()
+    }
     notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]
     if kernels == "integer":
         for name, proto in candidates.items():
@@ -152,6 +156,7 @@ def compare_forms(
     lacking = explain_unsupported(qdq)
     notes = [f"Q/DQ model not run: {lacking}"] if lacking else []
     # Without a feed nothing is known about a candidate, least of all that it is equal.
+    qdq = with_float_caches(qdq)
     one_form = lacking or qdq is simulation or (twins and not options.exact)
     switched = None if is_large(simulation) else switch_activations(simulation)
     candidates = {"fake-quant": switched or simulation} | ({} if one_form else {"Q/DQ": qdq})

@@ -23,6 +23,7 @@ from onnxfq.graph.queries import (
     read_in_float,
 )
 from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.placement.caches import place_caches
 from onnxfq.placement.channel_scales import scale_channels
 from onnxfq.placement.equalization import equalize_depthwise
 from onnxfq.placement.left_out import (
@@ -60,6 +61,8 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     that the target rejects; ModelError for a model that is quantized already or has nothing to quantize.
     """
     policy = target_by_name(recipe.target).policy
+    if recipe.embeddings == "quantize" and "Gather" not in policy.operators:
+        raise RecipeError(f"target {recipe.target} has no embeddings in blocks; leave out embeddings")
     typed, untold = with_found_types(prepare_model(model, recipe.target))
     graph = typed.graph()
     if recipe.existing != "keep":
@@ -79,6 +82,8 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     if strict:
         _refuse_idle_overrides(graph, recipe, considered, {p.tensor for p in placements})
     _refuse_moved_weights(placements, recipe)
+    caches = {placement.tensor: placement for placement in place_caches(graph, recipe)}
+    placements = [p for p in placements if p.tensor not in caches] + list(caches.values())
     biases = list(place_biases(placements, graph, recipe, policy))
     placements += biases
     opaque = list(opaque_operators(graph))

@@ -17,6 +17,7 @@ from onnxfq.errors import DataError
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names
+from onnxfq.passes.float_caches import with_float_caches
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
 from onnxfq.runtime.segmented_session import open_in_segments
 from onnxfq.runtime.session import NoKernelError, Session
@@ -36,7 +37,7 @@ def write_model(
     """
 
     def try_out(path: Path, weights: Path | None) -> None:
-        read, _, _ = read_model(path, weights)
+        read = with_float_caches(read_model(path, weights)[0])
         if explain_unsupported(read, as_written=False):
             return
         if not feeds:

@@ -10,7 +10,7 @@ from onnxfq.calibration.calibrators import spellings
 from onnxfq.documents.override import Override
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import Simulation
-from onnxfq.documents.schemes import ActivationScheme, WeightScheme
+from onnxfq.documents.schemes import ActivationScheme, CacheScheme, WeightScheme
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.targets.recipes import RECIPES
 
@@ -29,6 +29,9 @@ _OTHERS = {
 """Fields that no docstring describes."""
 
 
+_PARTS = (ActivationScheme, CacheScheme, WeightScheme, Override, Simulation)
+
+
 def recipe_schema() -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of a recipe file, with a description for every field.
 
@@ -43,7 +46,7 @@ def recipe_schema() -> dict[str, Any]:
         schemes["Override"]["properties"][name] = {"anyOf": [{"$ref": f"#/$defs/{scheme}"}, {"type": "null"}]}
     for part, kind in (
         (schema, Recipe),
-        *((schemes[one.__name__], one) for one in (ActivationScheme, WeightScheme, Override, Simulation)),
+        *((schemes[one.__name__], one) for one in _PARTS),
     ):
         texts = _OTHERS | _describe(kind)
         part["description"] = (inspect.getdoc(kind) or "").partition("\n")[0]

@@ -72,7 +72,7 @@ def _from_file(path: Path) -> Recipe:
         raise RecipeError(f"{path}: unknown base {base!r}{nearest(str(base), RECIPES)}")
     fields = {"name": path.stem, "base": base}
     for name, value in given.items():
-        if name in ("activations", "weights") or value not in (None, ""):
+        if name in ("activations", "weights", "cache") or value not in (None, ""):
             fields[name] = value
     content = merge_fields(RECIPES[base], fields)
     document = parse(content, _Document, RecipeError, str(path))

@@ -15,7 +15,7 @@ from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistic
 from onnxfq.data import Data
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.override import Override
-from onnxfq.documents.plan import Placement, Plan
+from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError, RecipeError, nearest
@@ -214,7 +214,8 @@ def _make_plan(
             form.changes["node left in float: its scales are dynamic; give data"] += len(
                 nodes - set(residual)
             )
-    tensors = {name: _two_values(*limits) for name, limits in form.ranges.items()}
+    ends = {name: np.asarray(limits, np.float32) for name, limits in form.ranges.items()}
+    tensors = {name: TensorStatistics.from_array(values) for name, values in ends.items()}
     missing = [p for p in plan.activations if p.tensor not in tensors]
     if missing and data is not None:
         feeds = open_feeds(model.proto, data, options.batch, options.data)
@@ -222,7 +223,8 @@ def _make_plan(
         observing = ObserveOptions(threads=options.threads, device=options.device)
         tensors |= collect_statistics(model, part, feeds, observing).tensors
         form.changes["activation observed in the data, and made static"] += len(missing)
-    placements = tuple(_minmax(p) if p.tensor in form.ranges else p for p in plan.placements)
+    minmax = {"calibrator": MINMAX}  # keeps the range of the source
+    placements = tuple(p.model_copy(update=minmax) if p.tensor in form.ranges else p for p in plan.placements)
     statistics = Statistics(model.sha256, 0, HISTOGRAM.to_keys(tensors))
     return plan.model_copy(update={"placements": placements}), statistics
 
@@ -245,16 +247,6 @@ def _with_known_parts(
     parts = make_plan(model, apart)
     unknown = [sum(p.tensor not in form.ranges for p in one.activations) for one in (plan, parts)]
     return (parts, apart) if data is None or unknown[1] < unknown[0] else (plan, recipe)
-
-
-def _minmax(placement: Placement) -> Placement:
-    """Return the placement with calibrator minmax, which keeps the range of the source."""
-    return placement.model_copy(update={"calibrator": MINMAX})
-
-
-def _two_values(low: float, high: float) -> TensorStatistics:
-    """Return statistics with the range [low, high]."""
-    return TensorStatistics.from_array(np.asarray([low, high], np.float32))
 
 
 def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatForm) -> Encodings:

@@ -1,16 +1,17 @@
 """Quantizes folders of GenAI's own builder, and generates from them in ONNX Runtime GenAI.
 
-    python tests/slow/check_genai.py
+    python tests/slow/check_genai.py [--python PYTHON] [--kinds Llama Qwen2 Phi3]
 
 Not a pytest. An environment of its own has torch, transformers and onnxruntime-genai, which brings the CPU's
 onnxruntime. It builds a Llama, a Qwen and a Phi of random weights, and generates. Along the 32 greedy tokens
 of the float model int8 weights must keep 30 dB of the logits. They must keep the first token wherever the two
-best of the float model differ by more than four times the noise. In the mean int4 must be better than the
-builder's own.
+best of the float model differ by more than four times the noise. The same holds with a cache in int8. In the
+mean int4 must be better than the builder's own.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import onnxfq
 
 PACKAGES = ("torch==2.13.0", "onnxruntime", "onnxruntime-genai", "transformers", "onnx_ir")
 KINDS = ("Llama", "Qwen2", "Phi3")
+EIGHT_BITS = ("genai-int8", "int8-cache")
 
 BUILD = """
 import sys, torch, transformers
@@ -75,16 +77,21 @@ np.savez(sys.argv[3], logits=np.array(logits), tokens=tokens)
 
 def main() -> int:
     """Build, quantize and generate; return 1 if a rule does not hold."""
-    faults = []
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--python", help="of an environment that has the packages")
+    parser.add_argument("--kinds", nargs="+", default=KINDS)
+    asked, faults = parser.parse_args(), []
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        venv.create(root / "env", with_pip=True)
-        python = str(root / "env" / "bin" / "python")
-        run([python, "-m", "pip", "install", "-q", *PACKAGES])
-        found = {kind: check(kind, root / kind, python) for kind in KINDS}
+        python = asked.python or str(root / "env" / "bin" / "python")
+        if asked.python is None:
+            venv.create(root / "env", with_pip=True)
+            run([python, "-m", "pip", "install", "-q", *PACKAGES])
+        found = {kind: check(kind, root / kind, python) for kind in asked.kinds}
     for kind, figures in found.items():
-        if figures["genai-int8"] < 30 or figures["other tokens"]:
-            faults.append(f"{kind}: int8 has {figures['genai-int8']:.1f} dB, or another first token")
+        for folder in EIGHT_BITS:
+            if figures[folder] < 30 or figures[f"{folder}: other tokens"]:
+                faults.append(f"{kind}: {folder} has {figures[folder]:.1f} dB, or another first token")
     ours, theirs = (np.mean([one[name] for one in found.values()]) for name in ("genai-int4", "int4"))
     if ours <= theirs:
         faults.append(f"int4 has {ours:.1f} dB in the mean, the builder's {theirs:.1f}")
@@ -122,17 +129,19 @@ def check(kind: str, root: Path, python: str) -> dict[str, float]:
     texts.write_text("\n".join(json.dumps("".join(random.choice(letters, 400))) for _ in range(32)))
     for recipe in ("genai-int8", "genai-int4"):
         onnxfq.quantize(root / "fp32", texts, root / recipe, recipe=recipe)
+    cached = onnxfq.load_recipe("genai-int8").override(cache={"qtype": "int8", "granularity": "per_axis"})
+    onnxfq.quantize(root / "fp32", texts, root / "int8-cache", recipe=cached)
     wanted, tokens = generate(root / "fp32", root, python, [])
     second, best = np.sort(wanted, axis=-1)[:, -2:].T
     found = {}
-    for folder in ("genai-int8", "genai-int4", "int4"):
+    for folder in (*EIGHT_BITS, "genai-int4", "int4"):
         logits, _ = generate(root / folder, root, python, tokens)
         noise = np.sqrt(np.mean((logits - wanted) ** 2))
         found[folder] = 20 * np.log10(np.sqrt(np.mean(wanted**2)) / noise)
         print(f"{kind} {folder}: {found[folder]:.1f} dB along 32 tokens")
-        if folder == "genai-int8":
+        if folder in EIGHT_BITS:
             other = (logits.argmax(-1) != wanted.argmax(-1)) & (best - second > 4 * noise)
-            found["other tokens"] = float(other.sum())
+            found[f"{folder}: other tokens"] = float(other.sum())
     return found
 
 

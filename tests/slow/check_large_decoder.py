@@ -1,6 +1,7 @@
 """Quantizes a decoder that it makes itself to int4 by GPTQ, and prints time and memory.
 
-    python tests/slow/check_large_decoder.py [--layers 16] [--samples 32] [--folder FOLDER]
+    python tests/slow/check_large_decoder.py [--layers 16] [--width 2048] [--samples 64] [--tokens 512]
+        [--folder FOLDER]
 
 Not a pytest. 16 layers are 1.1 billion weights: half an hour of processor time, and 15 GB of disk. Checks
 that processor time and resident memory, mapped files included, stay within their limits, that
@@ -76,10 +77,14 @@ def main() -> int:
     """Check a decoder of the given number of layers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--width", type=int, default=2048, help="of the residual stream; inner widths follow")
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=512, help="of a sample")
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
-    shape = replace(DecoderShape(), layers=asked.layers)
+    wide = DecoderShape(layers=asked.layers, tokens=asked.tokens)
+    shape = replace(wide, width=asked.width, hidden=4 * asked.width, heads=asked.width // 64)
+    shape = replace(shape, key_heads=max(1, shape.heads // 4))
     with tempfile.TemporaryDirectory(dir=asked.folder) as place:
         folder = Path(place)
         run = quantize(folder, asked.samples, shape)

@@ -81,6 +81,25 @@ def test_decoder(name: str) -> None:
     assert 10 * np.log10(np.sum(wanted**2) / np.sum((wanted - found) ** 2)) > 40
 
 
+@pytest.mark.parametrize("qtype", ["int4", "int8", "uint4"])
+def test_embeddings(qtype: str) -> None:
+    """ONNX Runtime looks up the rows that the simulation has; other tables stay in float."""
+    chosen = recipe(False, qtype=qtype, symmetric=qtype != "uint4", block_size=16)
+    chosen = chosen.model_copy(update={"embeddings": "quantize"})
+    result = onnxfq.quantize(decoder(), feeds(8), recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None))
+    kinds = [node.op_type for node in result.qdq.graph.node]
+    assert kinds.count("GatherBlockQuantized") == 1 and kinds.count("MatMulNBits") == 6
+    feed, hidden = feeds(9)[-1], onnx.helper.make_empty_tensor_value_info("hidden")
+    rows = []
+    for proto in (result.qdq, result.simulation):
+        proto.graph.output.append(hidden)
+        rows.append(Session(proto, exact=True).run(feed)[-1])
+    np.testing.assert_allclose(*rows, rtol=1e-6)
+    with pytest.raises(OnnxfqError, match="tensorrt has no embeddings in blocks"):
+        other = onnxfq.load_recipe("tensorrt-int4").model_copy(update={"embeddings": "quantize"})
+        onnxfq.make_plan(onnxfq.load(decoder()), other)
+
+
 @pytest.mark.parametrize(
     ("scheme", "reason"),
     [
@@ -153,7 +172,32 @@ def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures[1] == pytest.approx(figures[0], rel=0.02)
 
 
+def test_folder_of_another_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recipe of TensorRT writes pairs in blocks into the folder; sensitivity and convert take folders."""
+    source, texts = write_folder(tmp_path / "float"), tmp_path / "texts.txt"
+    texts.write_text(" ".join(np.random.default_rng(0).choice(WORDS, 400)))
+    small = tmp_path / "r.yaml"
+    small.write_text("base: tensorrt-int4\nweights: {block_size: 16, other_block_sizes: []}\n")
+    made, data = tmp_path / "rtx", ["--data", str(texts)]
+    assert main(["quantize", str(source), *data, "--recipe", str(small), "-o", str(made)]) == 0
+    blocks = [
+        node for node in onnx.load(made / "model.onnx").graph.node if node.op_type == "DequantizeLinear"
+    ]
+    assert len(blocks) == 5 and all(any(a.name == "block_size" for a in node.attribute) for node in blocks)
+    session = onnxruntime.InferenceSession(made / "model.onnx")
+    assert np.isfinite(session.run(None, feeds(1)[0])[0]).all()
+    assert main(["sensitivity", str(source), *data, "--recipe", "genai-int8"]) == 0
+    assert "MatMul_19" in capsys.readouterr().out
+    with pytest.raises(OnnxfqError, match="one recipe at a time"):
+        onnxfq.quantize(source, texts, tmp_path / "both", recipe=["genai-int8", "genai-int4"])
+    int8 = tmp_path / "int8"
+    assert main(["quantize", str(source), *data, "--recipe", "genai-int8", "-o", str(int8)]) == 0
+    main(["convert", str(int8), "-o", str(tmp_path / "converted.onnx")])
+    assert "DequantizeLinear" in {node.op_type for node in onnx.load(tmp_path / "converted.onnx").graph.node}
+
+
 BROKEN = {
+    "inputs": lambda folder: rename(folder, [3], "inputs"),
     "no config": lambda folder: (folder / "genai_config.json").unlink(),
     "not JSON": lambda folder: (folder / "genai_config.json").write_text("{"),
     "no name": lambda folder: (folder / "genai_config.json").write_text('{"model": {"decoder": {}}}'),
@@ -170,10 +214,10 @@ BROKEN = {
 }
 
 
-def rename(folder: Path, name: object) -> None:
-    """Let the configuration name another decoder."""
+def rename(folder: Path, name: object, field: str = "filename") -> None:
+    """Let the configuration name another decoder, or change another field of it."""
     config = json.loads((folder / "genai_config.json").read_text())
-    config["model"]["decoder"]["filename"] = name
+    config["model"]["decoder"][field] = name
     (folder / "genai_config.json").write_text(json.dumps(config))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ pytest.importorskip("onnxscript")
 import torch
 import torch.ao.quantization as ao
 
-from onnxfq.errors import ModelError, OutputError, RuntimeLibraryError
+from onnxfq.errors import ModelError, OutputError
 from onnxfq.torch import load_checkpoint, quantize_module, save_checkpoint
 from onnxfq.torch.checkpoints import files
 
@@ -88,9 +87,8 @@ def test_one_memory_under_two_names_is_written_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"no tensors", b"\x08\0\0\0\0\0\0\0{}      ", b"\xff" * 64])
 def test_damaged_files_are_one_line(content: bytes, tmp_path: Path) -> None:
     """An empty file, text, a header without tensors and a header beyond the end."""
-    pytest.importorskip("safetensors")
     (tmp_path / "damaged.safetensors").write_bytes(content)
-    with pytest.raises(ModelError, match="is not a .safetensors file|holds no tensors by name") as caught:
+    with pytest.raises(ModelError, match="is not a file of safetensors|holds no tensors by name") as caught:
         load_checkpoint(ours(), tmp_path / "damaged.safetensors", "torch-ao")
     assert "\n" not in str(caught.value)
 
@@ -101,21 +99,22 @@ def save(model: nn.Module, path: Path) -> None:
     save_checkpoint(model, path, "torch-ao")
 
 
-def load(model: nn.Module, path: Path) -> None:
-    """Load a file that is there."""
-    path.write_bytes(b"")
-    load_checkpoint(model, path, "torch-ao")
-
-
-@pytest.mark.parametrize("call", [save, load])
-def test_without_the_library_the_line_says_what_to_install(
-    call: Callable[[nn.Module, Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reading and writing name the package, and nothing is written."""
-    monkeypatch.setattr(files, "find_spec", lambda name: None)
-    with pytest.raises(RuntimeLibraryError, match="pip install safetensors"):
-        call(ours(), tmp_path / "state.safetensors")
-    assert not any(path.stat().st_size for path in tmp_path.iterdir())
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float64, torch.int64, torch.bool]
+)
+def test_types(dtype: torch.dtype, tmp_path: Path) -> None:
+    """The library reads every type that a state may have, scalars and empty tensors too, and we its file."""
+    library = pytest.importorskip("safetensors.torch")
+    state = {name: torch.ones(shape).to(dtype) for name, shape in (("a", (2, 3)), ("b", ()), ("c", (0, 4)))}
+    files.write_state(state, tmp_path / "ours.safetensors")
+    library.save_file(state, tmp_path / "theirs.safetensors")
+    for read in (
+        library.load_file(tmp_path / "ours.safetensors"),
+        files.read_state(tmp_path / "theirs.safetensors"),
+    ):
+        assert read.keys() == state.keys()
+        assert all(read[name].dtype == dtype and read[name].shape == one.shape for name, one in state.items())
+        assert all(torch.equal(read[name].float(), one.float()) for name, one in state.items())
 
 
 def test_a_folder_that_is_missing_is_told_first(tmp_path: Path) -> None:

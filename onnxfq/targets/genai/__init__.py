@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from onnxfq.documents.plan import Placement
 from onnxfq.graph.normalize.turned_weights import store_turned
-from onnxfq.passes.qdq_form import QdqForm
+from onnxfq.passes.qdq_form import QdqForm, Writer
 from onnxfq.support.attempts import attempt
-from onnxfq.targets.genai.matmul_nbits import choose_writer
+from onnxfq.targets.genai.cache import write_cache
+from onnxfq.targets.genai.matmul_nbits import note_rounding, write_weight
 from onnxfq.targets.genai.policy import POLICY
 from onnxfq.targets.genai.recipes import RECIPES
+from onnxfq.targets.genai.rotated_keys import rotate_inside, rotate_outside
 from onnxfq.targets.target import Target
+
+
+def _choose_writer(placement: Placement) -> Writer | None:
+    """Return the writer of a placed tensor: all that the policy lets through."""
+    if placement.role == "weight":
+        return write_weight
+    if not placement.stored:
+        return note_rounding
+    return write_cache if all(use.node for use in placement.uses) else None
+
 
 GENAI = Target(
     "genai",
     POLICY,
     recipes=RECIPES,
-    prepare=lambda model: attempt("storing transposed weights", lambda: store_turned(model), lambda: model),
-    form=QdqForm(choose_writer),
+    prepare=lambda model: attempt(
+        "preparing the decoder for GenAI", lambda: rotate_outside(store_turned(model)), lambda: model
+    ),
+    form=QdqForm(_choose_writer, edit=rotate_inside),
 )

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import onnx_graphsurgeon as gs
+
 from onnxfq.documents.plan import Placement
-from onnxfq.placement.target_policy import Operands, TargetPolicy
+from onnxfq.documents.recipe import Recipe
+from onnxfq.placement.target_policy import NodeDecision, Operands, Slots, TargetPolicy
 
 BITS = (4, 8)
 """Widths of weights that the kernels for CPUs take."""
@@ -53,6 +58,8 @@ def _refuses_activation(placement: Placement) -> str:
 
 def _keeps_float(operands: Operands) -> str:
     node = operands.node
+    if node.op == "Gather":
+        return _keeps_table(operands)
     weights = [placement for placement in operands.placements if placement.role == "weight"]
     on_the_right = node.op == "MatMul" and [one.tensor for one in weights] == [node.inputs[1].name]
     if on_the_right and len(operands.weight_shapes[weights[0].tensor]) == _MATRIX:
@@ -60,4 +67,29 @@ def _keeps_float(operands: Operands) -> str:
     return "MatMulNBits multiplies by a constant matrix on the right of a MatMul only"
 
 
-POLICY = TargetPolicy(refuses=_refuses, keeps_float=_keeps_float)
+def _keeps_table(operands: Operands) -> str:
+    """Return why a table stays in float: GatherBlockQuantized takes rows of whole blocks."""
+    (placement,) = operands.placements
+    rows = operands.weight_shapes.get(placement.tensor, ())
+    size = placement.spec.granularity.block_size
+    if len(rows) != _MATRIX or operands.node.attrs.get("axis", 0) != 0 or size is None or rows[1] % size:
+        return f"GatherBlockQuantized takes rows of whole blocks of a matrix, not {list(rows)} by {size}"
+    return ""
+
+
+def _choose_tables(
+    decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe
+) -> list[NodeDecision]:
+    """Leave out each Gather but the table of words, and this too unless the recipe quantizes it."""
+    words = {node.name for node in nodes if node.op == "Gather" and not node.inputs[1].inputs}
+    if recipe.embeddings == "float":
+        words = set()
+    return [one for one in decisions if one.op_type != "Gather" or one.node in words]
+
+
+POLICY = TargetPolicy(
+    refuses=_refuses,
+    keeps_float=_keeps_float,
+    revise=_choose_tables,
+    operators={"Gather": Slots(inputs=(0,), weights=(0,))},
+)

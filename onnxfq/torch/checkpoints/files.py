@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from onnxfq.errors import ArgumentError, ModelError, RuntimeLibraryError
+from onnxfq.errors import ArgumentError, ModelError
+from onnxfq.interchange.checkpoints.tensor_file import read_head, write_tensors
 from onnxfq.support.files import check_writable, replace_file
 
 
@@ -41,11 +42,7 @@ def _read(path: Path) -> Any:
     if not path.is_file():
         raise ModelError(f"no such file: {path}; check the path")
     if path.suffix == ".safetensors":
-        library = _safetensors()
-        try:
-            return library.torch.load_file(path)
-        except (OSError, library.SafetensorError) as error:
-            raise ModelError(f"{path} is not a .safetensors file: {error}; save it again") from None
+        return {name: _as_tensor(entry.array()) for name, entry in read_head(path).items()}
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, OSError) as error:
@@ -62,17 +59,17 @@ def write_state(state: Mapping[str, Tensor], path: str | os.PathLike[str] | None
     check_writable(Path(path))
     with replace_file(Path(path)) as temporary:
         if Path(path).suffix == ".safetensors":
-            held = {name: x.detach().contiguous().clone() for name, x in state.items()}
-            # Its save_file would write beside the temporary, which has no folder here.
-            Path(temporary).write_bytes(_safetensors().torch.save(held))
+            write_tensors(Path(temporary), {name: _as_array(value) for name, value in state.items()})
         else:
             torch.save(dict(state), temporary)
 
 
-def _safetensors() -> Any:
-    if find_spec("safetensors") is None:
-        raise RuntimeLibraryError(
-            "files of .safetensors need safetensors; run pip install safetensors, or use a file of torch.save"
-        )
-    import_module("safetensors.torch")
-    return import_module("safetensors")
+def _as_tensor(values: NDArray[Any]) -> Tensor:
+    """Return a copy as a tensor; NumPy and torch name their types alike, and share memory as bytes."""
+    numbers = torch.from_numpy(np.array(values).reshape(-1).view(np.uint8))
+    return numbers.view(getattr(torch, values.dtype.name)).reshape(values.shape)
+
+
+def _as_array(values: Tensor) -> NDArray[Any]:
+    numbers: NDArray[Any] = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return numbers.view(np.dtype(str(values.dtype).removeprefix("torch."))).reshape(tuple(values.shape))

@@ -1,0 +1,234 @@
+"""Quantized caches: GroupQueryAttention's own numbers, pairs that prefill and decode share, and refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from builders import build, weights
+from cached_decoders import HEADS, SIZE, cached_decoder, cached_feeds
+from genai_folders import CACHE_HEADS, HEAD_SIZE, decoder, feeds, write_folder
+
+import onnxfq
+from onnxfq.cli.main import main
+from onnxfq.errors import OnnxfqError
+from onnxfq.graph.signature import output_names
+from onnxfq.passes.float_caches import with_float_caches
+from onnxfq.runtime.session import Session
+
+QUIET = onnxfq.AccuracyTarget(repair=None)
+KEY, VALUE = "past_key_values.0.key", "past_key_values.0.value"
+
+
+def quantized(base: str, proto: onnx.ModelProto, data: list, qtype: str, granularity: str) -> object:
+    """Return the result of a recipe with a cache of this format."""
+    recipe = onnxfq.load_recipe(base).override(cache={"qtype": qtype, "granularity": granularity})
+    return onnxfq.quantize(
+        proto, data, recipe=recipe.model_copy(update={"activations": None}), accuracy=QUIET
+    )
+
+
+def run(proto: onnx.ModelProto, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the outputs of a plain session by name."""
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    return dict(zip([one.name for one in session.get_outputs()], session.run(None, feed), strict=True))
+
+
+def unpack(stored: np.ndarray) -> np.ndarray:
+    """Return the integers in a cache of GroupQueryAttention, by the schema: int8, or two of 4 bits plus 8."""
+    if stored.dtype == np.int8:
+        return stored
+    return np.stack([stored & 15, stored >> 4], -1).reshape(*stored.shape[:-1], -1).astype(np.int8) - 8
+
+
+@pytest.mark.parametrize("granularity", ["per_tensor", "per_axis"])
+@pytest.mark.parametrize("qtype", ["int8", "int4"])
+def test_attention_stores_what_the_simulation_rounds(qtype: str, granularity: str) -> None:
+    """A prompt and a token after it: ONNX Runtime's cache and logits are those of the simulation."""
+    result = quantized("genai-int8", decoder(), feeds(8), qtype, granularity)
+    (node,) = (node for node in result.qdq.graph.node if node.op_type == "GroupQueryAttention")
+    constants = {one.name: onnx.numpy_helper.to_array(one) for one in result.qdq.graph.initializer}
+    shape = (1, CACHE_HEADS, 1, HEAD_SIZE) if granularity == "per_axis" else (1,)
+    assert constants[node.input[12]].shape == constants[node.input[13]].shape == shape
+    width = HEAD_SIZE // 2 if qtype == "int4" else HEAD_SIZE
+    dtype = np.uint8 if qtype == "int4" else np.int8
+    feed, simulation = feeds(9)[-1], Session(result.simulation, exact=True)
+    names = output_names(result.simulation)
+    given = feed | {name: np.zeros((1, CACHE_HEADS, 0, width), dtype) for name in (KEY, VALUE)}
+    for tokens in (np.array([[1, 5, 9, 3, 3, 20, 31]]), np.array([[4]])):
+        total = np.ones((1, feed[KEY].shape[2] + tokens.shape[1]), np.int64)
+        step = {"input_ids": tokens, "attention_mask": total}
+        wanted = dict(zip(names, simulation.run(feed | step), strict=True))
+        stored = run(result.qdq, given | step)
+        for part, scale in (("key", node.input[12]), ("value", node.input[13])):
+            numbers = unpack(stored[f"present.0.{part}"])
+            np.testing.assert_array_equal(numbers * constants[scale], wanted[f"present.0.{part}"])
+            feed = feed | {f"past_key_values.0.{part}": wanted[f"present.0.{part}"]}
+            given = given | {f"past_key_values.0.{part}": stored[f"present.0.{part}"]}
+        # The kernels sum floats in another order.
+        np.testing.assert_allclose(
+            stored["logits"], wanted["logits"], atol=1e-4 * np.abs(wanted["logits"]).max()
+        )
+
+
+@pytest.mark.parametrize("qtype", ["int8", "int4"])
+def test_float_interface(qtype: str) -> None:
+    """With float inputs and outputs for its caches the model reads back and stores the same numbers."""
+    result = quantized("genai-int8", decoder(), feeds(8), qtype, "per_axis")
+    wrapped, feed = with_float_caches(result.qdq), feeds(9)[-1]
+    first = run(wrapped, feed)
+    rest = {"input_ids": np.array([[2]]), "attention_mask": np.ones((1, 13), np.int64)}
+    again = run(wrapped, rest | {KEY: first["present.0.key"], VALUE: first["present.0.value"]})
+    assert first["present.0.key"].dtype == np.float32
+    np.testing.assert_array_equal(again["present.0.key"][:, :, :12], first["present.0.key"])
+    assert with_float_caches(decoder()).SerializeToString() == decoder().SerializeToString()
+
+
+def test_positions_keep_the_range_of_keys() -> None:
+    """Two channels that positions turn into each other share a scale of the larger range; values do not."""
+    scales = {}
+    for granularity in ("per_tensor", "per_axis"):
+        result = quantized("genai-int8", decoder(), feeds(8), "int8", granularity)
+        stored = [p.tensor for p in result.plan.placements if p.stored]
+        scales[granularity] = [result.encodings[name].scale_array for name in stored]
+    key, value = (one.reshape(CACHE_HEADS, 2, HEAD_SIZE // 2) for one in scales["per_axis"])
+    np.testing.assert_array_equal(key[:, 0], key[:, 1])
+    assert (value[:, 0] != value[:, 1]).any()
+    assert [one.max() for one in scales["per_axis"]] == [one.max() for one in scales["per_tensor"]]
+
+
+@pytest.mark.parametrize("qtype", ["int8", "float8e4m3fn"])
+@pytest.mark.parametrize("granularity", ["per_tensor", "per_axis"])
+def test_pairs_of_a_concat(qtype: str, granularity: str) -> None:
+    """Tokens one after the other, over the stored numbers, give the logits of all at once."""
+    result = quantized("tensorrt-int8-weights", cached_decoder(), cached_feeds(8), qtype, granularity)
+    types = {
+        v.name: v.type.tensor_type.elem_type for v in (*result.qdq.graph.input, *result.qdq.graph.output)
+    }
+    wanted = onnx.TensorProto.INT8 if qtype == "int8" else onnx.TensorProto.FLOAT8E4M3FN
+    assert {kind for name, kind in types.items() if "past" in name or "present" in name} == {wanted}
+    feed = cached_feeds(9)[-1]
+    whole = Session(result.simulation, exact=True).run(feed)[0]
+    numpy_type = np.int8 if qtype == "int8" else ml_dtypes.float8_e4m3fn
+    session = Session(with_float_caches(result.qdq), exact=True)
+    caches = {name: np.zeros((1, HEADS, 0, SIZE), np.float32) for name in ("past_key", "past_value")}
+    rows = []
+    for token in feed["input_ids"][0]:
+        outputs = session.run({"input_ids": np.array([[token]]), **caches})
+        rows.append(outputs[0][0, 0])
+        caches = {"past_key": outputs[1], "past_value": outputs[2]}
+    np.testing.assert_allclose(np.stack(rows), whole[0], atol=1e-5 * np.abs(whole).max())
+    if qtype == "int8":
+        empty = {name: np.zeros((1, HEADS, 0, SIZE), numpy_type) for name in caches}
+        assert run(result.qdq, feed | empty)["present_key"].dtype == numpy_type
+    if granularity == "per_axis":
+        key = result.encodings["present_key"].scale_array.reshape(2, -1)
+        np.testing.assert_array_equal(key[0], key[1])
+
+
+def test_prefill_calibrates_decode() -> None:
+    """A text read token by token, over its own cache, gives the ranges of the text as a whole."""
+    texts, steps = feeds(4), []
+    for text in texts:
+        caches = {name: text[name] for name in (KEY, VALUE)}
+        for at in range(text["input_ids"].shape[1]):
+            mask = np.ones((1, at + 1), np.int64)
+            steps.append({"input_ids": text["input_ids"][:, at : at + 1], "attention_mask": mask, **caches})
+            outputs = run(decoder(), steps[-1])
+            caches = {KEY: outputs["present.0.key"], VALUE: outputs["present.0.value"]}
+    ranges = []
+    for data in (texts, steps):
+        model = onnxfq.load(decoder())
+        recipe = onnxfq.load_recipe("genai-int8").override(cache={"qtype": "int8", "granularity": "per_axis"})
+        plan = onnxfq.make_plan(model, recipe)
+        statistics = onnxfq.collect_statistics(model, plan, data)
+        encodings = onnxfq.calibrate(model, plan, statistics)
+        ranges.append([encodings[p.tensor].scale_array for p in plan.placements if p.stored])
+    # The product of one row sums floats in another order.
+    for whole, stepwise in zip(*ranges, strict=True):
+        np.testing.assert_allclose(stepwise, whole, rtol=1e-5)
+
+
+def test_float8_inside_attention() -> None:
+    """No kernel on a CPU takes it: the model is written by the schema, which onnx checks, with a note."""
+    result = quantized("genai-int8", decoder(), feeds(8), "float8e4m3fn", "per_tensor")
+    kinds = {v.type.tensor_type.elem_type for v in result.qdq.graph.output[1:]}
+    assert kinds == {onnx.TensorProto.FLOAT8E4M3FN}
+    assert any("no GroupQueryAttention with caches of float8" in note for note in result.evaluation.notes)
+    simulation, feed = Session(result.simulation, exact=True), feeds(9)[-1]
+    present = simulation.run(feed)[2]
+    scale = next(
+        result.encodings[p.tensor] for p in result.plan.placements if "value" in p.tensor
+    ).scale_array
+    rounded = (present / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale
+    np.testing.assert_array_equal(present, rounded)
+
+
+PRODUCT = build("g (float[N,64] x) => (float[N,64] y) { y = MatMul (x, w) }", {"w": weights(64, 64)})
+
+
+@pytest.mark.parametrize(
+    ("base", "proto", "data", "lengths"),
+    [
+        ("genai-int8", decoder(), feeds(6), "at 12 tokens, .* at 48 tokens, .* at 64 tokens"),
+        ("tensorrt-int8-weights", cached_decoder(), cached_feeds(6, 4), "at 4 .* at 16 .* at 64 tokens"),
+    ],
+)
+def test_error_by_length(base: str, proto: onnx.ModelProto, data: list, lengths: str) -> None:
+    """The error of attention is told at 1, 4 and 16 times the length of the texts, or up to the context."""
+    errors = {}
+    for qtype in ("int8", "int4"):
+        notes = " ".join(quantized(base, proto, data, qtype, "per_tensor").staged.notes)
+        assert re.search(f"error of attention over the quantized cache alone: .* {lengths}", notes)
+        errors[qtype] = [float(text) for text in re.findall(r"([\d.]+) % at", notes)]
+    assert all(0 < eight < four for eight, four in zip(errors["int8"], errors["int4"], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("proto", "scheme", "reason"),
+    [
+        (PRODUCT, {}, "has none"),
+        (decoder(), {"qtype": "int6"}, "caches hold int8, int4, float8e4m3fn"),
+        (decoder(), {"symmetric": False}, "without zero points"),
+        (decoder(), {"granularity": "per_row"}, "granularity"),
+    ],
+)
+def test_refusals(proto: onnx.ModelProto, scheme: dict[str, object], reason: str) -> None:
+    """A model without a cache, and a format that no cache has, are errors in one line."""
+    with pytest.raises(OnnxfqError, match=reason) as caught:
+        recipe = onnxfq.load_recipe("genai-int4").override(cache={"qtype": "int8"} | scheme)
+        onnxfq.make_plan(onnxfq.load(proto), recipe)
+    assert "\n" not in str(caught.value)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--kv` writes a folder with the cache, and `evaluate` runs it beside the float folder."""
+    source, made, tokens = write_folder(tmp_path / "float"), tmp_path / "int8", tmp_path / "tokens.npz"
+    rows = feeds(6)
+    np.savez(tokens, **{name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
+    line = ["quantize", str(source), "--data", str(tokens), "--recipe", "genai-int8", "-o", str(made)]
+    assert main([*line, "--kv", "int8", "--kv-granularity", "channel"]) == 0
+    capsys.readouterr()
+    scales = json.loads((made / "kv_cache_scales.json").read_text())
+    assert np.shape(scales["scales"]["k_scales"]) == (1, CACHE_HEADS * HEAD_SIZE) and scales["layer_ids"] == [
+        0
+    ]
+    scored = ["evaluate", str(source), str(made), "--data", str(tokens), "--metric", "perplexity", "--json"]
+    assert main(scored) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["candidates"][0]["metric"] == pytest.approx(record["metric_value"], rel=0.03)
+    for more, reason in (
+        (["--kv-granularity", "channel"], "--kv-granularity needs --kv"),
+        (["--kv", "int8", "--float", "fp16"], "leave out one of the two"),
+        (["--kv", "int8", "--recipe", "onnxruntime-int8"], "only recipes of GenAI observe its keys"),
+        (["--kv", "int7"], "caches hold int8, int4, float8e4m3fn"),
+    ):
+        words = line[:4] if "--recipe" in more else line[:6]
+        assert main([*words, "-o", str(tmp_path / "other"), *more]) != 0
+        assert reason in capsys.readouterr().err and not (tmp_path / "other").exists()
