@@ -260,3 +260,11 @@ def test_the_map_names_every_module() -> None:
             assert f"`{entry.name}`" in text, entry.name
         if entry.is_dir() and any(entry.glob("*.py")):
             assert f"`{entry.name}/`" in text, entry.name
+
+
+def test_pages_are_few_and_short() -> None:
+    """README has under 100 lines, the changelog of a version at most 40, and docs at most 25 pages."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 100
+    versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    assert versions and all(len(version.splitlines()) <= 40 for version in versions)
+    assert len(list((ROOT / "docs").glob("*.md"))) <= 25
