@@ -31,7 +31,9 @@ def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRo
         quantizer, values = patient.form.activations[number], patient.values[number]
         if not values.sample.size:
             continue
-        counts, edges = np.histogram(values.sample, BINS)
+        low, high = quantizer.grid.limits
+        ends = min(values.low, low), max(values.high, high)  # a wide grid is seen beside its values
+        counts, edges = np.histogram(values.sample, BINS, ends)
         noise = values.noise(quantizer.grid.scale, quantizer.grid.zero, quantizer)
         rows.append(
             TensorRow(

@@ -72,6 +72,11 @@ def least_proof(samples: int, is_free: bool) -> float:
     return LEAST_PROVEN_DB if is_free else LEAST_GAIN_DB
 
 
+def keeps_sqnr(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Tell whether no figure in dB is lower by more than what proves nothing, as a repair of a fault must."""
+    return all(new >= old - LEAST_PROVEN_DB for old, new in zip(before, after, strict=True))
+
+
 def ask_for_nothing(recipe: Recipe) -> bool:
     """Return False: no recipe asks for the remedy."""
     return False

@@ -24,7 +24,8 @@ def find_activation_channels(patient: Patient) -> Iterator[Suspicion]:
     for quantizer in patient.form.activations:
         channels = patient.values[quantizer.number].channels
         typical = float(np.median(channels)) if channels.size > 2 else 0.0
-        if not typical or channels.max() < SPREAD * typical:
+        is_spread = typical and channels.max() >= SPREAD * typical
+        if not is_spread or patient.share((quantizer.number,)) < HALF:
             continue
         repair = Change(off=frozenset({quantizer.number}))
         harm = patient.harm((quantizer.number,), repair)
