@@ -120,7 +120,9 @@ def test_no_module_reads_by_a_format_that_runs_code() -> None:
         modules |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
         assert not {name.partition(".")[0] for name in modules} & refused, path
         calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
-        assert not calls & {"pickle.load", "pickle.loads", "pickle.Unpickler"}, path
+        # The cluster's own processes pickle among themselves: SECURITY.md says whom to trust there.
+        trusted = path.parent.name == "execution"
+        assert trusted or not calls & {"pickle.load", "pickle.loads", "pickle.Unpickler"}, path
 
 
 def test_the_citation_names_the_version() -> None:
