@@ -4,8 +4,8 @@
         [--damage scaled,channel,tail,sample] [--gpu 8.9] [--trials] [--out PAGE.md --title TITLE]
 
 FOLDER is the one of `real_models.py`. Remedies are chosen on calibration data. The figures of the tasks and
-the true SQNR come from the data of the task. Each model is quantized in a process of its own. What `--damage`
-plants is in planted_damage.py.
+the true SQNR come from the data of the task. Each model is quantized in a separate process. planted_damage.py
+has what `--damage` plants.
 """
 
 from __future__ import annotations

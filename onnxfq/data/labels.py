@@ -35,7 +35,7 @@ def read_labels(labels: Labels, whole: bool = True) -> NDArray[Any]:
         labels: in memory, or a file of them.
         whole: False also takes other numbers in memory, as they are: a metric knows what they are.
 
-    Raises DataError for a missing or unreadable file, and for what is no whole number and no text.
+    Raises DataError for a missing or unreadable file, and for values that are neither whole numbers nor text.
     """
     in_memory = not isinstance(labels, (str, Path))
     source = "the given labels" if in_memory else str(labels)

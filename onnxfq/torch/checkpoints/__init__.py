@@ -50,7 +50,8 @@ def load_checkpoint(
         source: a state dict, a file of `torch.save`, which is read without unpickling code, or .safetensors.
         format: a key of `FORMATS`.
 
-    Returns the names of quantizers in the checkpoint that the module does not have, such as those of outputs.
+    Returns the names of quantizers in the checkpoint that the module does not have, for example
+    quantizers of outputs.
     Raises ModelError for an unknown format, an unreadable file, and a module that is not quantized or lacks
     values; SpecError for another number format. After an error the module may hold a part.
     """
@@ -79,7 +80,7 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike[str] | None, forma
         path: the file to write, by `torch.save`, or as .safetensors by its suffix; None writes none.
         format: a key of `FORMATS`.
 
-    Quantizers for which the library has no key, such as those of the module's own inputs, are left out, and a
+    Quantizers for which the library has no key, for example the module's own inputs, are left out, and a
     log line names them. Raises ModelError for an unknown format or a missing scale.
     """
     state: dict[str, Tensor]
