@@ -4,8 +4,8 @@
 
 `placement/short_runs.py` leaves a run of float8 convolutions in float if its pairs move more bytes than 8
 bits save, and counts bytes for each kernel of an entry. Each network of the tests whose plan depends on that
-number is built by TensorRT for RTX, without a GPU. Bytes are those that kernels write, and those of weights
-that they read, for one sample. No time is measured.
+number is built by TensorRT for RTX, without a GPU. Bytes are the results that kernels write and the weights
+that they read, per sample. No time is measured.
 """
 
 from __future__ import annotations
