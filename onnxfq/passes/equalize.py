@@ -94,6 +94,9 @@ def with_restored_channels(
     return copy, restored
 
 
+EQUALIZED_KEY = "onnxfq.equalized"
+"""Key in the metadata of a model whose channels have factors that a float model lacks."""
+
 SCALED = "/scaled"
 """Ending of the name of a tensor that a new Mul scales, and of its node."""
 
@@ -133,7 +136,14 @@ def fold_factors(model: Model, analysis: Analysis, exponents: NDArray[np.int64])
     del graph.initializer[:]
     graph.initializer.extend(initializers.initializer)
     _insert_products(proto, analysis, exponents, index)
+    if exponents.any() and not is_equalized(proto):
+        proto.metadata_props.add(key=EQUALIZED_KEY, value="powers of two")
     return replace(model, proto=proto)
+
+
+def is_equalized(proto: onnx.ModelProto) -> bool:
+    """Tell whether channels of a model have factors, so that inner tensors are not those of its source."""
+    return any(entry.key == EQUALIZED_KEY for entry in proto.metadata_props)
 
 
 def scale_exactly(values: NDArray[np.generic], by: NDArray[np.int64]) -> NDArray[np.generic]:

@@ -26,6 +26,7 @@ from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.interchange.genai_folder import find_decoder, open_folder
 from onnxfq.interchange.quantized_models.input_ranges import InputRanges
 from onnxfq.metrics import Metric, find_metric, name_metric
+from onnxfq.passes.equalize import is_equalized
 from onnxfq.passes.float_caches import with_float_caches
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
@@ -34,6 +35,12 @@ from onnxfq.stages.inputs import QuantizeSession, with_unique_names
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.score import score_models
 from onnxfq.targets.target import Opener, collect_parts
+
+SCALED_TENSORS = (
+    "its channels were equalized, so scores of inner tensors compare scaled values with others; quantize "
+    "with --repair off to compare inner tensors"
+)
+"""What scores of single tensors mean after equalization."""
 
 
 def evaluate(
@@ -111,6 +118,8 @@ def evaluate(
         opener=opener,
     )
     disagreeing = [f"{name}: {line}" for name, proto in candidates.items() for line in ranges.explain(proto)]
+    scaled = [name for name, proto in candidates.items() if per_tensor and is_equalized(proto)]
+    notes += [f"{name}: {SCALED_TENSORS}" for name in scaled if not is_equalized(base)]
     found = found.model_copy(update={"notes": (*found.notes, *notes, *disagreeing)})
     if metric is None or measure is None:
         return found
