@@ -14,7 +14,11 @@ from onnxfq.cli.console import PrintingAll
 from onnxfq.cli.option import BUILDING, option, refuse
 from onnxfq.cli.options import ModelArgument
 
-_TARGET = option("NAME", "Use the rules of this target: {checked_targets}.")
+_TARGET = option(
+    "NAME",
+    "Use the rules of this target: {checked_targets}.",
+    show_default=f"that of the model, else {DEFAULT_TARGET}",
+)
 _LAYERS = option(
     "FILE",
     "Read what an engine on the real GPU runs: layers.json of the scripts of `handoff`.",
@@ -30,7 +34,7 @@ _AGAINST = option(
 
 def check(
     model: ModelArgument,
-    target: Annotated[str, _TARGET] = DEFAULT_TARGET,
+    target: Annotated[str | None, _TARGET] = None,
     gpu: GpuOption = None,
     *,
     building: BuildChoice,

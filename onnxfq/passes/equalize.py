@@ -142,7 +142,7 @@ def fold_factors(model: Model, analysis: Analysis, exponents: NDArray[np.int64])
 
 
 def is_equalized(proto: onnx.ModelProto) -> bool:
-    """Tell whether channels of a model have factors, so that inner tensors are not those of its source."""
+    """Tell whether channels of a model are scaled; inner tensors differ from the source then."""
     return any(entry.key == EQUALIZED_KEY for entry in proto.metadata_props)
 
 

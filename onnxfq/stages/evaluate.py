@@ -40,7 +40,7 @@ SCALED_TENSORS = (
     "its channels were equalized, so scores of inner tensors compare scaled values with others; quantize "
     "with --repair off to compare inner tensors"
 )
-"""What scores of single tensors mean after equalization."""
+"""The note beside scores of single tensors after equalization."""
 
 
 def evaluate(

@@ -10,13 +10,14 @@ import onnx
 
 from onnxfq.errors import RecipeError, nearest
 from onnxfq.graph.io.load import read_model
+from onnxfq.stages.insert import find_target
 from onnxfq.targets.findings import CheckResult, worst_first
 from onnxfq.targets.target import DEFAULT_TARGET, BuildOptions, collect_parts, target_by_name
 
 
 def check(
     model: str | Path | onnx.ModelProto,
-    target: str = DEFAULT_TARGET,
+    target: str | None = None,
     *,
     build: BuildOptions | None = None,
     layers: str | Path | None = None,
@@ -27,7 +28,8 @@ def check(
 
     Args:
         model: a path or a ModelProto.
-        target: a target with rules. The rules need nothing installed.
+        target: a target with rules, which need nothing installed; None for the one that the model was written
+            for, and for TensorRT where a model names none with rules.
         build: also open the model in the runtime or builder of the target, which may be an extra and needs
             no GPU, and report the precision of each node.
         layers: what the target's tools exported of an engine of the model that was built elsewhere: the
@@ -40,6 +42,10 @@ def check(
     `build` or `layers` RuntimeLibraryError and DataError.
     """
     rules, readers = collect_parts(lambda one: one.check), collect_parts(lambda one: one.check_engine)
+    proto, _, source = read_model(model)
+    if target is None:
+        written = find_target(proto)
+        target = written if written in rules else DEFAULT_TARGET
     if target not in rules:
         raise RecipeError(f"there are no rules for target {target!r}{nearest(target, rules)}")
     if layers is not None and target not in readers:
@@ -49,7 +55,6 @@ def check(
             f"the builder of target {target!r} compares with no graph without pairs; leave out --against, or "
             "give target tensorrt"
         )
-    proto, _, source = read_model(model)
     if layers is None:
         build = None if build is None else replace(build, gpus=tuple(gpus))
         return _add_gpus(rules[target](proto, source, build), proto, gpus)
