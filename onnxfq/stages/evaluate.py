@@ -40,7 +40,7 @@ SCALED_TENSORS = (
     "its channels were equalized, so scores of inner tensors compare scaled values with others; quantize "
     "with --repair off to compare inner tensors"
 )
-"""The note beside scores of single tensors after equalization."""
+"""Note on the scores of inner tensors after equalization."""
 
 
 def evaluate(
