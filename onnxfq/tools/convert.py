@@ -123,8 +123,9 @@ def convert(
         proto = lower(lifted)
     notes = standard_form(proto)
     form = Unfolding(proto, source, HANDLERS).run()
+    unsurveyed = replace(options.data, survey=False)  # the number of samples matters for calibration only
     if data is not None:
-        drop_unreached_clips(form, open_feeds(given, data, options.batch, options.data), options.threads)
+        drop_unreached_clips(form, open_feeds(given, data, options.batch, unsurveyed), options.threads)
     recipe, folder = _recipe(form, recipes[target]), None if output is None else Path(output).parent
     if form.clips:
         # A Clip hides what a target fuses: where a pair of the same range takes its place, none is needed.
@@ -156,7 +157,7 @@ def convert(
     evaluation, feeds = None, []
     if data is not None:
         evaluation = evaluate(given, {"converted": qdq}, data, options=options)
-        feeds = list(islice(open_feeds(given, data, options.batch, options.data), 1))
+        feeds = list(islice(open_feeds(given, data, options.batch, unsurveyed), 1))
     write_model(qdq, output, feeds, options.threads)
     return Conversion(source, qdq, plan, dict(form.changes), found, evaluation, loaded.notes, scratch)
 
