@@ -10,7 +10,7 @@ QUICK := tests/test_layers.py tests/test_house.py tests/test_english.py tests/te
   tests/data/test_batches.py tests/stages/test_planning.py tests/numerics/test_qparams.py tests/test_node_vectors.py \
   tests/targets/test_toy_target.py tests/calibration/test_own_calibrator.py
 
-.PHONY: install lib lint types quick slow test warnings sanitize runtimes demo site gpu clean
+.PHONY: install lib lint types quick slow test warnings sanitize runtimes newest release demo site gpu clean
 
 install:  ## the package with all that developing needs
 	$(PYTHON) -m pip install ".[test,dev]"
@@ -48,11 +48,21 @@ slow:  ## the checks that take hours; docs/checks.md has what each found: make s
 runtimes:  ## the library in the oldest, a middle and the newest onnxruntime (downloads them)
 	$(PYTHON) tests/custom_ops/check_runtimes.py
 
+newest:  ## the newest release of every runtime in a fresh environment, and the tests that ask one
+	$(PYTHON) -m venv --clear build/newest
+	build/newest/bin/pip install --quiet ".[test]"
+	build/newest/bin/pip install --quiet --upgrade onnx onnxruntime-gpu openvino tensorrt-rtx
+	build/newest/bin/pip list
+	build/newest/bin/pytest -m runtime
+
+release:  ## a rehearsal: archive of sources, wheel from it, and the wheel alone in a fresh environment
+	$(PYTHON) tests/slow/check_release.py
+
 gpu:  ## on a machine with a GPU: the CUDA kernels against the CPU's, then their speed
 	scripts/gpu_check.sh
 
 site:  ## the pages of docs/ as a site that needs no network
-	$(PYTHON) -m mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
 
 demo:
 	$(PYTHON) -m onnxfq demo

@@ -5,8 +5,8 @@
 Plain inference is one fully optimised onnxruntime session; calibration is one pass over the same samples with
 the same threads and then the ranges of four methods, minmax, percentile, entropy and mse. Both include making
 their sessions, and take turns in one process. With --peers, onnxruntime's own calibrators on the same data,
-each in a process of its own that may not take more memory than there is. Peak memory is that of a process
-that does nothing else.
+each in a process of its own that may not take more memory than there is. Peak memory is
+measured in a process that does nothing else.
 
 Marks: 1.25 times plain inference for ResNet-50 and ViT-B/16, 2 times for MobileNetV2; 256 MB above a process
 that only infers.
@@ -196,7 +196,9 @@ def main() -> None:
         for network in arguments.networks:
             for batch in arguments.batches:
                 rows += measure(network, batch, arguments, Path(folder))
-    title = f"Calibration, {arguments.samples} samples, {arguments.threads} threads"
+    peers = " with onnxruntime" if arguments.peers else ""
+    names = " and ".join(arguments.networks)
+    title = f"Calibration of {names}{peers}, {arguments.samples} samples, {arguments.threads} threads"
     head = (
         f"{machine()}; onnx {onnx.__version__}, numpy {np.__version__}. Whole runs, sessions included; "
         f"{arguments.rounds} rounds in which plain inference and onnxfq take turns, medians. onnxruntime's "

@@ -1,6 +1,6 @@
-"""Bits, bytes and perplexity of a language model by recipe: the table of docs/llm.md.
+"""Bits, bytes and perplexity of a language model by recipe.
 
-    python benchmarks/language.py MODEL TOKENS [--calibration 32]
+    python benchmarks/language.py MODEL TOKENS [--calibration 32] [--out FILE]
 
 The first array of TOKENS, an .npz file, has a text of token numbers in each row. The first rows calibrate,
 the others are scored. Perplexity is that of the fake-quant model. Bytes are those of the weights of products
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,17 +49,23 @@ ROWS = (
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table, and write it to a file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("tokens")
     parser.add_argument("--calibration", type=int, default=32, help="texts that calibrate")
+    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     with np.load(asked.tokens) as arrays:
         texts = next(iter(arrays.values())).astype(np.int64)
-    print("| weights of products | bits | MB | perplexity |\n|---|---|---|---|")
-    for cells in measure(onnx.load(asked.model), texts[: asked.calibration], texts[asked.calibration :]):
-        print(f"| {' | '.join(cells)} |")
+    rows = measure(onnx.load(asked.model), texts[: asked.calibration], texts[asked.calibration :])
+    lines = ["| weights of products | bits | MB | perplexity |", "|---|---|---|---|"]
+    table = "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in rows)])
+    print(table)
+    if asked.out is not None:
+        unseen, name = len(texts) - asked.calibration, Path(asked.model).stem
+        intro = f"{name}, {asked.calibration} texts calibrate, {unseen} are scored."
+        asked.out.write_text(f"# Language models by recipe\n\n{intro}\n\n{table}\n", encoding="utf-8")
 
 
 def measure(model: onnx.ModelProto, known: np.ndarray, unseen: np.ndarray) -> list[list[str]]:

@@ -4,9 +4,9 @@
         [--out PAGE.md]
 
 One thread, sessions with default options, candidates in turn in one process; the least time counts. Random
-networks have 64 samples for calibration and 8 others for the dB. Those of FOLDER, of `real_models.py`, have
-half of their calibration data for each. The peers are `quantize_static` with uint8 activations and int8
-weights by channel, `quantize_dynamic`, and NNCF by the python of its own environment. dB are those of the
+networks have 64 samples for calibration and 8 others for the dB. Networks of FOLDER, of `real_models.py`,
+have half of their calibration data for each. The peers are `quantize_static` with uint8 activations and int8
+weights by channel, `quantize_dynamic`, and NNCF by the python of its own environment. dB are given for the
 worst output.
 """
 

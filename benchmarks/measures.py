@@ -4,7 +4,7 @@
 
 FOLDER is the one of `real_models.py`. Every network is quantized in the same ways, without tuning and without
 repair. A quarter of the calibration samples, by hash, gives neither ranges nor moments. The figures of the
-tasks are of the data of the tasks. Where measures differ, they are also taken on samples of the task.
+tasks are of the data of the tasks. Measures that differ are also taken on samples of the task.
 """
 
 from __future__ import annotations

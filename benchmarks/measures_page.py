@@ -155,22 +155,22 @@ OVER_ALL = """\
 Means over the networks that have a figure [below](#each-network). The columns *seen* and *unseen*
 are of those samples.
 
-- *all*, *equal cost*: rank correlation over all variants, and over those of equal cost.
+- *all*, *equal cost*: rank correlation over all variants, and over variants of equal cost.
 - *worse*: on how many networks the variant that is first is more than a step worse than the best one.
 - *captured*: the share of the possible gain over the default, where that is more than a step; a loss counts
   down to -1. In brackets the number of networks.
 """
 
 EACH = """\
-Rank correlation (Spearman) with the task, over all variants / over those of equal cost. A dash: the figures
-of the task are within a step, or the measure is the same for all variants. In brackets the mean difference
-from the tool's measure, its standard error, and on how many networks the two differ.
+Rank correlation (Spearman) with the task, over all variants / over variants of equal cost. A dash: the
+figures of the task are within a step, or the measure is the same for all variants. In brackets the mean
+difference from the tool's measure, its standard error, and on how many networks the two differ.
 """
 
 TASK_TEXT = """\
 On up to 64 samples of the task, for the networks on which measures in dB differ: what is left of a measure's
 faults if samples are enough, and of the right kind.
-Agreement is nearly the figure itself there, where a task compares decisions with those of the float model.
+Agreement is nearly the figure itself there, where a task compares decisions with the float model's.
 """
 
 TASKS_TEXT = """\

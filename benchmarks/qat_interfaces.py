@@ -1,7 +1,7 @@
 """Accuracy after training with fake quantization: each interface's quantizers and torch.ao's.
 
     python benchmarks/qat_interfaces.py [--interfaces core horizon ...] [--cifar FOLDER] [--seeds 3]
-        [--out docs/qat-results.md]
+        [--out benchmarks/results/training.md]
 
 The network is the residual one on the digits of `models/`, or with --cifar a ResNet-20 with the
 weights of resnet20_op13_bn.onnx on the JPEG images of cifar10_jpeg.zip in that folder. All train by one

@@ -7,8 +7,8 @@ Plain inference is one fully optimised onnxruntime session. The whole job starts
 written Q/DQ model: `onnxfq.quantize` with its default recipe and without remedies, and onnxruntime's
 `quantize_static` with one method each, int8 per channel, on the same samples at batch 1. AIMET and ModelOpt
 run by the python of their own environments, with min-max ranges. In each round every candidate runs once,
-in a process of its own; imports are not counted. Peak memory is that of the process. Seconds are elapsed
-time; processor seconds are those of all threads, which vary less on a busy machine.
+in a separate process; imports are not counted. Peak memory counts the whole process. Seconds are elapsed
+time; processor seconds sum up all threads, which vary less on a busy machine.
 
 Marks, times plain inference on 2 threads: ResNet-50 2.2 with 64 samples and 1.4 with 512, MobileNetV2 5 and
 2.3, ViT-B/16 1.7 with 64; faster than onnxruntime's min-max on all three.

@@ -1,13 +1,13 @@
 """Quantization of every model in a folder of real models, and its effect on their tasks.
 
-    python benchmarks/real_models.py FOLDER [--only TEXT] [--out docs/results.md]
+    python benchmarks/real_models.py FOLDER [--only TEXT] [--out benchmarks/results/real_models.md]
 
-FOLDER holds one folder a network with its model, its data and a README.txt, and `score.py` beside them:
+FOLDER holds one folder a network with its model, its data and a README.txt, and `score.py` next to them:
 `feeds(folder, model)` gives calibration feeds, `ev_s01` ... `ev_s11` the figures of the task, on data that
 calibration does not see; they open models through the module's `S`, which is replaced here. Which
 models, which functions and which figures: `real_cases.py`.
 
-Each model is quantized in a process of its own, with both recipes, and measured as float, with
+Each model is quantized in a separate process, with both recipes, and measured as float, with
 FakeQuantize nodes and with Q/DQ, read back from the file that `onnxfq.quantize` wrote; then the
 activations are calibrated again from the same statistics with `best_error` and the methods that it chooses
 from, and all other recipes follow with FakeQuantize nodes. A model that onnxfq refuses stands in the table

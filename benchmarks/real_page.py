@@ -44,7 +44,7 @@ measured on their own tasks, with data that calibration did not see. It is one r
 recipes, no overrides. Remedies are tried as by default (`--repair auto`).
 Models and data are not part of this repository. A scorer next to the data computes the figures of the tasks.
 
-    python benchmarks/real_models.py FOLDER --out docs/results.md
+    python benchmarks/real_models.py FOLDER --out benchmarks/results/real_models.md
 
 {date}; onnxfq {onnxfq}, onnxruntime {onnxruntime}, onnx {onnx}, numpy {numpy}; {machine};
 CPU only, the tasks on one thread.

@@ -5,7 +5,7 @@
 Samples: MobileNetV2 at batch 1. Nodes: residual blocks of MatMul, Add, Add, Tanh in a row, of width 32, with
 4 samples. Bytes: four MatMuls in a row with their weights in a data file, with 2 samples. Every run is a
 process of its own with the default recipe; imports are not counted. The exponent is the slope of log(cost)
-over log(size) between two sizes: 1 is linear, below 1 a fixed cost counts. Processor seconds are those of all
+over log(size) between two sizes: 1 is linear, below 1 a fixed cost counts. Processor seconds sum up all
 threads.
 """
 

@@ -5,8 +5,7 @@
 Calibration observes all samples of a file and computes the encodings. The ranking starts from a file and
 its statistics, as `onnxfq sensitivity --statistics` does, and measures two samples: every group of quantizers
 alone, and the worst left out. Plain inference runs all samples in one fully optimised onnxruntime session.
-Each job runs in a process of its own, in turns; imports are not counted. Processor seconds are those of all
-threads.
+Each job runs in a separate process, in turns; imports are not counted. Processor seconds sum up all threads.
 
 Marks for ResNet-50, 64 samples: the ranking at most 1.2 times the processor time of the calibration, and at
 most 256 MB more than plain inference.

@@ -180,7 +180,7 @@ def main() -> None:
         "held against processor time, which other processes disturb less.\n\n"
         + markdown_table(["step", "ms", "wall / float", "processor time / float", "mark"], rows)
     )
-    report("Training steps of a ResNet-18", text, options.out)
+    report(f"Training steps of a ResNet-18, threads: {options.threads}", text, options.out)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,9 @@ MOST_THREADS = 1024
 RANKING_FEEDS = 2
 """Feeds that rank groups of layers."""
 
+CHANNEL_FEEDS = 8
+"""Feeds that tell the size of channels: behind a Relu, fewer leave most channels near 0."""
+
 COMPARED_FEEDS = 4
 """Feeds on which two runtimes are compared."""
 

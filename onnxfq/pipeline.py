@@ -9,7 +9,7 @@ from typing import TypeVar, overload
 
 import onnx
 
-from onnxfq.choices import DEFAULT_RECIPE, RANKING_FEEDS
+from onnxfq.choices import CHANNEL_FEEDS, DEFAULT_RECIPE
 from onnxfq.data import Data
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.trial import Trial
@@ -23,6 +23,7 @@ from onnxfq.remedies.combinations import improve
 from onnxfq.remedies.equalize_search import equalize_named
 from onnxfq.remedies.forms import Forms, build_forms, describe_forms, finish_forms
 from onnxfq.remedies.judge import Judge
+from onnxfq.remedies.keywords import explain_keywords
 from onnxfq.remedies.registry import REMEDIES
 from onnxfq.remedies.result import QuantizeResult as QuantizeResult
 from onnxfq.remedies.result import RecipeOutcome as RecipeOutcome
@@ -65,6 +66,7 @@ def quantize(
 ) -> list[RecipeOutcome]: ...
 
 
+@explain_keywords
 @open_folders
 def quantize(
     model: str | Path | onnx.ModelProto,
@@ -78,8 +80,7 @@ def quantize(
 ) -> QuantizeResult | list[RecipeOutcome]:
     """Quantize `model` with `data` and write the Q/DQ model, or a fake-quant model, to `output`.
 
-    The file is checked and run on one feed before it takes its name; by ONNX's rules alone, with a note, if
-    ONNX Runtime has no kernels for it.
+    The file is checked, and run on one feed if ONNX Runtime has its kernels, before it takes its name.
 
     Args:
         model: a path or a ModelProto, which is not changed; or a folder of ONNX Runtime GenAI.
@@ -89,8 +90,7 @@ def quantize(
         recipe: a name, a YAML file or a Recipe. A list is observed in one pass, and gives a list.
         sources: statistics, moments or encodings that are known already.
         accuracy: what to keep, at the price of the cheapest groups of layers, and which remedies are tried.
-        options: batch, threads, device and how data is read; `QuantizeOptions` also has the float type, the
-            release of ONNX Runtime and a Ray cluster.
+        options: batch, threads, device and data; `QuantizeOptions` adds float type, GPUs, runtime and Ray.
 
     Raises an OnnxfqError in one line, and writes nothing, if a stage fails.
     """
@@ -181,5 +181,5 @@ def _join_result(
         seconds=clock.seconds,
         trials=trials,
         candidate=candidate,
-        samples=tuple(session.kept[:RANKING_FEEDS]),
+        samples=tuple(session.kept[:CHANNEL_FEEDS]),
     )

@@ -20,11 +20,11 @@ from matplotlib.figure import Figure
 import onnxfq
 from onnxfq.calibration.calibrators.grid_error import range_sqnr_db
 from onnxfq.calibration.statistics.bins import bin_edges
-from onnxfq.cli.demo import PER_AXIS, DemoResult, run_demo
+from onnxfq.cli.digits import PER_AXIS, DemoResult, run_demo
 from onnxfq.documents.scores import CandidateScore
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.report.calibrator_table import calibrator_rows
-from onnxfq.report.tensor_rows import tensor_errors
+from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.targets.recipes import load_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,9 +45,10 @@ def draw_grids() -> Figure:
     y = onnxfq.fake_quantize(x, scale, qtype="int4")
     figure, (steps, numbers) = _figure(2, (6.8, 2.9), [1, 1.15])
     steps.plot(x, x, color=INK, linewidth=0.8)
-    steps.plot(x, y, color=COLOURS[0], linewidth=1.8, label="x on the grid")
+    steps.plot(x, y, color=COLOURS[0], linewidth=1.8, label="on the grid of int4")
     steps.plot(x, y - x, color=COLOURS[1], linewidth=1.2, label="error")
-    steps.set_xlabel("x")
+    steps.set_xlabel("value x, in float")
+    steps.set_ylabel("value on the grid, and error")
     _legend(steps, "upper left")
     grids = {
         "float4e2m1": onnxfq.fake_quantize(x, np.float32(1 / 6), qtype="float4e2m1"),
@@ -59,7 +60,7 @@ def draw_grids() -> Figure:
         numbers.scatter(found, np.full(len(found), row), marker="|", s=240, color=COLOURS[row])
     numbers.set_yticks(range(len(grids)), list(grids))
     numbers.set_ylim(-0.6, len(grids) - 0.4)
-    numbers.set_xlabel("numbers of the grid")
+    numbers.set_xlabel("values that the format holds")
     return figure
 
 
@@ -74,15 +75,15 @@ def draw_calibration(result: onnxfq.QuantizeResult) -> tuple[Figure, dict[str, f
     counts.hist(values, bins=edges, weights=seen.counts, color=COLOURS[0], alpha=0.75)
     counts.set_yscale("log")
     counts.set_xlabel(f"value of activation {TENSOR}")
-    counts.set_ylabel("count")
+    counts.set_ylabel("elements, of all samples")
     ends = np.linspace(0.3, 1.15, 120) * seen.rmax
     noise.plot(ends, [range_sqnr_db(seen, (0.0, end), placed.spec) for end in ends], color=INK, linewidth=1.2)
     rows = [row for row in calibrator_rows(result.plan, result.statistics) if row.tensor == TENSOR]
     for colour, name in zip(COLOURS, ("minmax", "mse", "percentile", "entropy"), strict=False):
         row = next(row for row in rows if row.calibrator.startswith(name))
         noise.plot(row.rmax, row.sqnr_db, "o", color=colour, label=row.calibrator)
-    noise.set_xlabel("upper end of the range")
-    noise.set_ylabel("SQNR, dB")
+    noise.set_xlabel("largest value that int8 holds")
+    noise.set_ylabel("signal to noise (SQNR), dB")
     _legend(noise, "lower center")
     return figure, {row.calibrator: row.sqnr_db for row in rows}
 
@@ -91,7 +92,7 @@ def draw_noise(result: onnxfq.QuantizeResult, scores: CandidateScore) -> Figure:
     """Draw the SQNR of each activation by itself and in the running model, in the order of computation."""
     alone = {
         row.tensor: row.sqnr_db
-        for row in tensor_errors(result.model, result.plan, result.statistics, result.encodings)
+        for row in quantized_tensors(result.model, result.plan, result.statistics, result.encodings)
         if row.role == "activation"
     }
     running = {one.output: one.sqnr_db for one in scores.tensors}
@@ -106,24 +107,26 @@ def draw_noise(result: onnxfq.QuantizeResult, scores: CandidateScore) -> Figure:
         markersize=4,
         label="in the int8 model",
     )
-    axes.set_ylabel("SQNR, dB")
-    axes.margins(y=0.18)
+    axes.set_xlabel("activations, from the input to the logits")
+    axes.set_ylabel("signal to noise (SQNR), dB")
+    axes.set_ylim(bottom=20)
     axes.tick_params(axis="x", rotation=55, labelsize=8)
-    _legend(axes, "upper center")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, labelcolor=INK)
     return figure
 
 
 def _evaluate(result: onnxfq.QuantizeResult, demo: Path) -> tuple[CandidateScore, ...]:
     """Return the scores of the quantized model, and of one with quantized weights alone.
 
-    The latter is a simulation: no kernel of TensorRT has a Conv with float activations and int8 weights.
+    The latter is a simulation: no kernel of TensorRT has a Conv with float activations and int8 weights. The
+    float model is the equalized one: activations between equalized layers have other sizes than in the file.
     """
     changes = {"activations": None, "target": "simulation"}
     recipe = load_recipe("tensorrt-int8").model_copy(update=changes)
     plan = onnxfq.make_plan(result.model, recipe)
     encodings = onnxfq.calibrate(result.model, plan, result.statistics)
     candidates = {"all": result.qdq, "weights": onnxfq.insert_fake_quantize(result.model, plan, encodings)}
-    scores = onnxfq.evaluate(demo / "digits.onnx", candidates, demo / "test.npz", per_tensor=True)
+    scores = onnxfq.evaluate(result.model.proto, candidates, demo / "test.npz", per_tensor=True)
     return scores.candidates
 
 
@@ -158,7 +161,9 @@ def write_figures(folder: Path, demo: DemoResult) -> dict[str, float]:
         drawn = {"grids": draw_grids(), "calibration": calibration, "noise": draw_noise(result, whole)}
         for name, figure in drawn.items():
             figure.savefig(folder / f"{name}.svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return quoted | {"weights": weights.outputs[0].sqnr_db, "all": whole.outputs[0].sqnr_db}
+    lowest = min(one.sqnr_db for one in whole.tensors)
+    outputs = {"weights": weights.outputs[0].sqnr_db, "all": whole.outputs[0].sqnr_db}
+    return quoted | outputs | {"lowest": lowest, "logits": outputs["all"]}
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ page() {
 
 if [ "${1:-}" = --list ]; then
   page "Not run on a GPU" "None of this has run on a GPU, for lack of one. \`scripts/gpu_check.sh\`, on a machine that has one, runs it and \
-writes this page anew."
+rewrites this page."
   exit 0
 fi
 if [ "${1:-}" = --dry-run ]; then

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
 from statistics import median
 
 from playwright.sync_api import Page, sync_playwright
 
-from onnxfq.cli.demo import run_demo
-from onnxfq.documents.scores import LayerRow, TensorRow
+from onnxfq.cli.digits import run_demo
+from onnxfq.documents.layers import GraphNode, LayerRow, TensorRow
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.report.html import render_page
 from onnxfq.report.record import ResultRecord, quantize_record
@@ -21,21 +22,17 @@ from onnxfq.report.record import ResultRecord, quantize_record
 LAYERS, ROUNDS = 1000, 5
 """Layers of the large page, each with an activation and a weight, and times that it is loaded."""
 
-PICTURES = {
-    "1280": (1280, "light", "one"),
-    "1920": (1920, "light", "one"),
-    "500": (500, "light", "one"),
-    "360": (360, "light", "two"),
-    "dark": (1280, "dark", "one"),
-    "two": (1280, "light", "two"),
-}
-"""Name of a picture: width, theme and page."""
+WIDTHS = (1920, 1280, 900, 500, 360)
+"""Pixels of the windows, each in light and in dark."""
+
+PAPER = 1030
+"""Pixels between the margins of A4 in landscape."""
 
 
 def enlarge(record: ResultRecord, layers: int) -> ResultRecord:
     """Return `record` with its layers and tensors repeated under other names."""
     table = record.table
-    tensors = {row.tensor: row for row in table.tensors}
+    tensors, graph = {row.tensor: row for row in table.tensors}, []
     made: list[LayerRow] = []
     found: list[TensorRow] = []
     for at in range(layers):
@@ -50,12 +47,12 @@ def enlarge(record: ResultRecord, layers: int) -> ResultRecord:
                     "module": f"blocks.{at}.conv",
                     "position": at,
                     "tensors": names,
-                    "before": (f"node_{max(at - 1, 0)}",),
-                    "after": (f"node_{min(at + 1, layers - 1)}",),
                 }
             )
         )
-    large = table.model_copy(update={"layers": tuple(made), "tensors": tuple(found)})
+        graph.append(GraphNode(node=f"node_{at}", op_type=row.op_type, reads=(at - 1,) if at else ()))
+    changes = {"layers": tuple(made), "tensors": tuple(found), "graph": tuple(graph)}
+    large = table.model_copy(update=changes)
     return record.model_copy(update={"table": large})
 
 
@@ -87,14 +84,17 @@ def main(folder: Path) -> None:
     pages = write_pages(folder)
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, (width, theme, content) in PICTURES.items():
+        for name, width, theme in product(("one", "two"), WIDTHS, ("light", "dark")):
             page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme)
-            page.goto(pages[content].as_uri())
+            page.goto(pages[name].as_uri())
             page.locator("tr.layer").first.click()
-            page.screenshot(path=folder / f"{name}.png", full_page=True)
+            page.screenshot(path=folder / f"{name}-{width}-{theme}.png", full_page=True)
             page.close()
-        page = browser.new_page()
+        page = browser.new_page(viewport={"width": PAPER, "height": 700})
         page.goto(pages["one"].as_uri())
+        page.locator("tr.layer").first.click()
+        page.emulate_media(media="print")
+        page.screenshot(path=folder / "one-paper.png", full_page=True)
         page.pdf(path=folder / "one.pdf", prefer_css_page_size=True)
         times, busy = zip(
             *(seconds_to_draw(browser.new_page(), pages["large"]) for _ in range(ROUNDS)), strict=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import zlib
 from collections import defaultdict
@@ -43,10 +44,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Of grids a sample stays; pytest counts the others as deselected.
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    texts = {path: path.read_text(encoding="utf-8") for path in {item.path for item in items}}
+    for item in items:
+        if NAMES_A_RUNTIME.search(texts[item.path]):
+            item.add_marker("runtime")
     if not config.getoption("--all-cases"):
         left_out = set(items) - choose_cases(items)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+NAMES_A_RUNTIME = re.compile(
+    r"^from (?:engines|ort_quantizer|integer_kernels) |\b(?:builder_installed|openvino|onnxruntime_qnn)\b",
+    re.MULTILINE,
+)
+"""Marks of a file of tests that asks TensorRT, OpenVINO, QNN, or ONNX Runtime's quantizer or kernels."""
 
 
 def choose_cases(items: list[pytest.Item]) -> set[pytest.Item]:

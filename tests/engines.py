@@ -10,9 +10,11 @@ import onnx
 
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.documents.encodings import Encoding, Encodings
+from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
+from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import HALF_TYPES, FloatName
 from onnxfq.numerics.layout import Layout
 from onnxfq.passes.cast_floats import cast_floats
@@ -85,17 +87,7 @@ def unmeasured(
     chosen = load_recipe(recipe)
     loaded = prepare_model(load(model), chosen.target)
     plan = make_plan(loaded, chosen)
-    encodings = []
-    for placement in plan.placements:
-        shape: tuple[int, ...] = ()
-        if placement.role == "weight":
-            values = weight_array(loaded, placement.tensor)
-            shape = Layout(placement.spec.granularity, values.shape).scale_shape
-        scale = np.full(shape, 0.01, np.float32)
-        if placement.spec.equalized:
-            shape = (depthwise_channels(loaded.proto, placement.uses[0].node),)
-            scale = np.ldexp(np.float32(0.01), -(np.arange(shape[0]) % 4)).astype(np.float32)
-        encodings.append(Encoding.of(placement.tensor, placement.spec, scale, np.zeros(shape, np.int32)))
+    encodings = [_make_up(loaded, placement) for placement in plan.placements]
     made = Encodings(model_sha256=loaded.sha256, encodings=tuple(encodings))
     if floats == "fp32":
         return with_target_qdq(loaded, plan, made).proto
@@ -104,3 +96,22 @@ def unmeasured(
     return cast_floats(
         qdq, plan_floats(qdq, {}, FloatOptions(floats), target_by_name(plan.target).keeps_float32)
     )
+
+
+def _make_up(model: Model, placement: Placement) -> Encoding:
+    """Return an encoding of the form that `placement` asks for, with numbers that are made up."""
+    spec, shape = placement.spec, ()
+    shared = None if spec.scale_type == "float32" else np.float32(2**-6)
+    if spec.dynamic:
+        return Encoding.of_running_model(
+            placement.tensor, spec, shared if spec.scale_type == "e4m3" else None
+        )
+    if placement.role == "weight":
+        values = weight_array(model, placement.tensor)
+        shape = Layout(spec.granularity, values.shape).scale_shape
+    scale = np.full(shape, shared or 0.01, np.float32)
+    if spec.equalized:
+        shape = (depthwise_channels(model.proto, placement.uses[0].node),)
+        scale = np.ldexp(np.float32(0.01), -(np.arange(shape[0]) % 4)).astype(np.float32)
+    zeros = np.zeros(shape, np.int32)
+    return Encoding.of(placement.tensor, spec, scale, zeros, shared if spec.scale_type == "e4m3" else None)

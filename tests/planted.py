@@ -300,6 +300,24 @@ BETWEEN = matmul_constants(
     size=np.asarray([4, 64], np.int64),
 )
 F8 = ml_dtypes.float8_e4m3fn
+
+
+def body(kind: str, text: str) -> str:
+    """Return the body of a Loop with one state, `last` and then `next`, of type `kind`."""
+    return (
+        f"body = step (int64 i, bool go, {kind} last) => (bool more, {kind} next) "
+        f"{{ more = Identity (go) {text} }}"
+    )
+
+
+def looped(end: str) -> str:
+    """Return a product in a Loop, whose result `end` gives to the next step."""
+    product = change(MATMUL, ("(x, s, z)", "(last, s, z)"), ("y = MatMul (d, k) }", f"{end}"))
+    product = product.partition("{")[2]
+    step = body("float[2,4,64]", product)
+    return f"g (float[2,4,64] x) => (float[2,4,64] y) {{ y = Loop (n, go0, x) <{step}> }}"
+
+
 # A form of an operator that TensorRT refuses: name, output, text, constants, message, opset.
 FORMS: tuple[tuple[str, str, str, Arrays, str, int], ...] = (
     (
@@ -410,6 +428,132 @@ FORMS: tuple[tuple[str, str, str, Arrays, str, int], ...] = (
         "[odd] t = Dropout (y, half_of, yes)",
         {"half_of": f32(0.5), "yes": np.asarray(True)},
         "parser training mode",
+        21,
+    ),
+    (
+        "Cast to int16",
+        "int16[1,8,6,6] t",
+        "[odd] t = Cast <to = 5> (y)",
+        {},
+        "parser Unsupported data type",
+        21,
+    ),
+    (
+        "Cast to float8",
+        "float[1,8,6,6] t",
+        "[odd] e = Cast <to = 17> (y) t = Cast <to = 1> (e)",
+        {},
+        "builder datatype FP8",
+        21,
+    ),
+    (
+        "GRU of an affine gate",
+        "float[8,1,6,3] t",
+        "e = Reshape (y, steps) "
+        '[odd] t = GRU <hidden_size = 3, activations = ["Sigmoid", "Affine"]> (e, lw, lr)',
+        {"steps": np.asarray([8, 6, 6]), "lw": f32(np.ones((1, 9, 6))), "lr": f32(np.ones((1, 9, 3)))},
+        "parser Unknown activation",
+        21,
+    ),
+    (
+        "Loop without a condition",
+        "float[1,8,6,6] t",
+        f"[odd] t = Loop (three, , y) <{body('float[1,8,6,6]', 'next = Sqrt (last)')}>",
+        {"three": np.asarray(3)},
+        "parser not registered",
+        21,
+    ),
+    (
+        "Scan without a state",
+        "float[1,8,6,6] t",
+        "[odd] t = Scan <num_scan_inputs = 1, body = one (float[8,6,6] i) => (float[8,6,6] o) "
+        "{ o = Sqrt (i) }> (y)",
+        {},
+        "parser Invalid Node",
+        21,
+    ),
+    (
+        "If of two ranks",
+        "float[N,M] t",
+        "m = ReduceMax <keepdims = 0> (y) yes = Cast <to = 9> (m) [odd] t = If (yes) "
+        "<then_branch = one () => (float[8,36] a) { a = Reshape (y, two) }, "
+        "else_branch = other () => (float[288] b) { b = Reshape (y, flat) }>",
+        {"two": np.asarray([8, 36]), "flat": np.asarray([288])},
+        "builder equal ranks",
+        21,
+    ),
+    (
+        "ReduceMax of computed axes",
+        "float[1,8,1,6] t",
+        "a = Add (first, first) [odd] t = ReduceMax (y, a)",
+        {"first": np.asarray([1])},
+        "parser Axis input must resolve",
+        21,
+    ),
+    (
+        "Squeeze of axes from data",
+        "float[N,M,P] t",
+        "m = ReduceMin (y) c = Cast <to = 7> (m) a = Reshape (c, first) [odd] t = Squeeze (y, a)",
+        {"first": np.asarray([1])},
+        "parser",
+        21,
+    ),
+    (
+        "cubic Resize of channels",
+        "float[1,16,12,12] t",
+        '[odd] t = Resize <mode = "cubic"> (y, , up)',
+        {"up": f32([1, 2, 2, 2])},
+        "parser cubic resizing",
+        21,
+    ),
+    (
+        "linear Resize of four axes",
+        "float[2,16,12,12] t",
+        '[odd] t = Resize <mode = "linear"> (y, , up)',
+        {"up": f32([2, 2, 2, 2])},
+        "parser linear resizing",
+        21,
+    ),
+    (
+        "Resize by scales from data",
+        "float[N,M,P,Q] t",
+        "m = ReduceMax <keepdims = 0> (y) r = Reshape (m, first) up = Concat <axis = 0> (r, r, r, r) "
+        "[odd] t = Resize (y, , up)",
+        {"first": np.asarray([1])},
+        "builder shape inference",
+        21,
+    ),
+    ("LRN of an even window", "float[1,8,6,6] t", "[odd] t = LRN <size = 4> (y)", {}, "parser", 21),
+    (
+        "InstanceNormalization of two axes",
+        "float[8,36] t",
+        "f = Reshape (y, two) [odd] t = InstanceNormalization (f, each, each)",
+        {"two": np.asarray([8, 36]), "each": f32(np.ones(36))},
+        "parser at least 3D",
+        21,
+    ),
+    (
+        "Conv of four spatial axes",
+        "float[1,8,6,6,1,1] t",
+        "e = Unsqueeze (y, ends) [odd] t = Conv (e, taps)",
+        {"ends": np.asarray([4, 5]), "taps": f32(np.ones((8, 8, 1, 1, 1, 1)))},
+        "parser",
+        21,
+    ),
+    (
+        "MaxPool of four spatial axes",
+        "float[1,8,5,5,1,1] t",
+        "e = Unsqueeze (y, ends) [odd] t = MaxPool <kernel_shape = [2,2,1,1]> (e)",
+        {"ends": np.asarray([4, 5])},
+        "parser kernel_shape misaligns",
+        21,
+    ),
+    (
+        "tensor of nine axes",
+        "float[1,1,1,1,1,8,6,6,1] t",
+        "[odd] t = Reshape (y, nine)",
+        {"nine": np.asarray([1, 1, 1, 1, 1, 8, 6, 6, 1])},
+        "parser",
         21,
     ),
     ("NonZero", "int64[4,M] t", "[odd] t = NonZero (y)", {}, "parser plugin", 21),
@@ -596,6 +740,14 @@ AROUND = (
         for op, more in BLOCKING.items()
     ),
 )
+
+LOOPED = {
+    "w": stored(64, 64),
+    "ws": f32([0.01] * 64),
+    "wz": np.zeros(64, np.int8),
+    "n": np.asarray(3),
+    "go0": np.asarray(True),
+}
 
 CASES = (
     *AROUND,
@@ -921,6 +1073,52 @@ CASES = (
         "refused operator-form mm",
         "builder CHECK",
         opset=23,
+    ),
+    case(
+        "int32 numbers quantized",
+        change(MATMUL, ("(float[2,4,64] x)", "(int32[2,4,64] x)")),
+        matmul_constants(),
+        "refused operator-form xq",
+        "parser",
+    ),
+    case(
+        "joined weights",
+        change(
+            MATMUL,
+            ("[wdq] k =", "[wdq] half ="),
+            ("[mm]", "[join] k = Concat <axis = 0> (half, half) [mm]"),
+        ),
+        matmul_constants(w=stored(32, 32)),
+        "refused operator-form join",
+        "builder CHECK(is_tensor())",
+    ),
+    case(
+        "scales of two types behind a Cast",
+        change(
+            MATMUL,
+            ("DequantizeLinear (q, s, z)", "DequantizeLinear (q, sh, z)"),
+            ("[mm]", "[cast] kh = Cast <to = 10> (k) [mm]"),
+            ("MatMul (d, k)", "MatMul (d, kh)"),
+            ("=> (float[", "=> (float16["),
+        ),
+        matmul_constants(sh=np.float16(0.02)),
+        "refused float-types mm",
+        "builder CHECK_EQ",
+    ),
+    case(
+        "static float4 activation",
+        MATMUL,
+        matmul_constants(z=np.asarray(0).astype(ml_dtypes.float4_e2m1fn)),
+        "refused float4 mm",
+        "builder CHECK",
+        opset=23,
+    ),
+    *(
+        case(name, looped(end), matmul_constants(**LOOPED), finding, real)
+        for name, end, finding, real in (
+            ("product that a Loop carries", "next = MatMul (d, k)", "float loop-result mm", "float"),
+            ("clean product in a Loop", "m = MatMul (d, k) next = Identity (m)", "", "low"),
+        )
     ),
     # Blocks and int4.
     case(

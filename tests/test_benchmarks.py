@@ -94,38 +94,56 @@ def test_a_section_replaces_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert page.read_text() == "# onnxfq next to other tools\n\n## Two\n\nkept\n\n## One\n\nnew\n"
 
 
-def test_the_speed_in_the_readme_is_the_measured_one() -> None:
-    """The README's multiples of plain inference equal `benchmarks/results/quantize.md`."""
-    root = Path(__file__).parents[1]
-    names = {"MobileNetV2": "mobilenetv2", "ResNet-50": "resnet50", "ViT-B/16": "vit_b16"}
-    tools = ("onnxfq", "onnxruntime minmax", "onnxruntime entropy", "AIMET", "ModelOpt")
-    measured: dict[tuple[str, str, str], float] = {}
-    for line in (
-        (root / "benchmarks/results/quantize.md").read_text().split("Before `quantize`")[0].splitlines()
-    ):
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if cells[0] in names.values():
-            measured[cells[0], cells[2], cells[1]] = float(cells[4])
-    shown = 0
-    for line in (root / "README.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if cells[0] not in names:
-            continue
-        for tool, cell in zip(tools, cells[1:], strict=True):
-            if cell == "fails":
-                assert (names[cells[0]], tool, "64") not in measured
-                continue
-            figures = re.fullmatch(r"([\d.]+)(?: \(512 samples: ([\d.]+)\))?", cell)
-            assert figures, cell
-            for samples, figure in zip(("64", "512"), figures.groups(), strict=True):
-                if figure is not None:
-                    decimals = len(figure.partition(".")[2])
-                    assert f"{measured[names[cells[0]], tool, samples]:.{decimals}f}" == figure, (
-                        cells[0],
-                        tool,
-                    )
-                    shown += 1
-    assert shown == 16
+TOOLS = {
+    "onnxfq": ("onnxfq", "onnxfq, default"),
+    "onnxruntime, min-max": ("onnxruntime minmax", None),
+    "onnxruntime, entropy": ("onnxruntime entropy", None),
+    "AIMET": ("AIMET", "AIMET"),
+    "ModelOpt": ("ModelOpt", "ModelOpt, max"),
+    "NNCF": (None, "NNCF, fast bias correction (default)"),
+}
+"""Names of a tool's rows in the results of speed and of accuracy, by that in the README."""
+
+
+def cells_of(file: str) -> list[list[str]]:
+    """Return the cells of the lines of tables in a file of the checkout."""
+    lines = (ROOT / file).read_text(encoding="utf-8").split("Before `quantize`")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
+
+
+def test_the_comparison_in_the_readme_is_the_measured_one() -> None:
+    """Times equal `results/quantize.md`, accuracies `results/peers.md`; an empty cell has no row there."""
+    times = {(row[0], row[2]): row[4] for row in cells_of("benchmarks/results/quantize.md") if row[1] == "64"}
+    figures = {
+        (row[0].split("_op")[0], row[2]): row[3]
+        for row in cells_of("benchmarks/results/peers.md")
+        if len(row) == 6
+    }
+    shown = {row[0]: row[1:] for row in cells_of("README.md") if len(row) == 7}
+    networks = "ppocr_cls", "ultraface_rfb320", "resnet20"
+    assert shown["float"][3:] == [figures[network, "float"] for network in networks]
+    for tool, (in_times, in_figures) in TOOLS.items():
+        for network, cell in zip(("mobilenetv2", "resnet50", "vit_b16"), shown[tool], strict=False):
+            measured = times.get((network, str(in_times)))
+            decimals = len(cell.partition(".")[2])
+            assert cell in ("", "fails") if measured is None else f"{float(measured):.{decimals}f}" == cell
+        assert shown[tool][3:] == [figures.get((network, str(in_figures)), "") for network in networks]
+
+
+def test_the_page_of_results_is_that_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file of results is on the page once, under a heading of its own, with command, date and commit."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import results_page
+
+    assert results_page.PAGE.read_text(encoding="utf-8") == results_page.write_page()
+    origins = results_page.read_origins()
+    assert sorted(origins) == sorted(path.name for path in results_page.RESULTS.glob("*.md"))
+    titles = [(results_page.RESULTS / file).read_text(encoding="utf-8").splitlines()[0] for file in origins]
+    assert len(set(titles)) == len(titles)
+    for origin in origins.values():
+        script = origin["command"].split()[0].rstrip(",")
+        assert (ROOT / script).is_file() and re.fullmatch(r"2\d{3}-\d\d-\d\d", origin["date"])
+        assert re.fullmatch(r"[0-9a-f]{8}", origin["commit"])
 
 
 def test_training_by_each_interface_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +170,8 @@ def test_training_by_each_interface_is_measured(tmp_path: Path, monkeypatch: pyt
 
 
 def test_no_interface_misses_the_accuracy_of_torch_ao() -> None:
-    """In docs/qat-results.md means and distances follow from the runs; distances are at most 0.3 points."""
-    page = (ROOT / "docs" / "qat-results.md").read_text(encoding="utf-8")
+    """In results/training.md means and distances follow from the runs; distances are at most 0.3 points."""
+    page = (ROOT / "benchmarks" / "results" / "training.md").read_text(encoding="utf-8")
     sections = page.split("\n## By interface: ")[1:]
     assert [section.splitlines()[0] for section in sections] == [
         "residual_cnn, digits",
@@ -186,7 +204,7 @@ def test_float16_models_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_language_model_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bits by hand: 4 a number, 8 for the scale of 16; a tied table counts once; the page has every row."""
+    """Bits by hand: 4 a number, 8 for the scale of 16; a tied table counts once; the page has its results."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import language
 
@@ -205,5 +223,6 @@ def test_a_language_model_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert quantized == [["4.50", f"{count * 4.5 / 8e6:.3f}"]] * 2
     assert all(float(row[3]) > 1 for row in rows)
     monkeypatch.undo()
-    page = (ROOT / "docs" / "llm.md").read_text()
-    assert all(f"| {row.title} | " in page for row in language.ROWS)
+    table = (ROOT / "benchmarks" / "results" / "language.md").read_text().partition("\n\n| ")[2]
+    assert table in (ROOT / "docs" / "llm.md").read_text()
+    assert re.findall(r"^\| (.*?) \|", "| " + table, re.M)[2:] == ["float", *(row.title for row in language.ROWS)]

@@ -24,11 +24,12 @@ PAGES = (
             "README.md",
             "CONTRIBUTING.md",
             "SECURITY.md",
+            "ROADMAP.md",
             "benchmarks/README.md",
             "models/README.md",
         )
     ),
-    *sorted((ROOT / "examples").glob("*/README.md")),
+    *sorted((ROOT / "examples").rglob("README.md")),
 )
 CODE = ""
 """Folder of the package whose docstrings and errors are read."""
@@ -36,8 +37,8 @@ CODE = ""
 C_SUFFIXES = (".cc", ".h", ".cu", ".cuh")
 ROOMS = {
     "onnxfq": 17,
-    "tests": 444,
-    "custom_ops": 69,
+    "tests": 120,
+    "custom_ops": 0,
     "benchmarks": 0,
     "examples": 0,
     "models": 0,
@@ -93,7 +94,7 @@ QUOTED = re.compile(r"^- \S+, .*?: (?:nothing to quantize|tensor ').*$", re.MULT
 
 def sentences(text: str) -> Iterator[str]:
     """Yield the sentences of Markdown or of a docstring, without code; a cell of a table is one."""
-    text = re.sub(r"^```.*?^```|^    .*$", "", QUOTED.sub("", text), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^```.*?^```|^    [^\n]*$", "", QUOTED.sub("", text), flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"``?[^`]+``?", "X", text))
     for paragraph in re.split(r"\n\s*\n|\n\s*(?=[-|#] |\d\. |\|)|\|", text):
         joined = re.sub(r"^(?:[-#*]+|\d\.)\s+", "", " ".join(paragraph.split())).replace("**", "")
@@ -102,7 +103,8 @@ def sentences(text: str) -> Iterator[str]:
 
 def offences(text: str) -> list[str]:
     """Return the sentences of `text` that hold a banned phrase."""
-    return [one for one in sentences(text) if FOUND.search(one)]
+    # A heading of one or two words over a column is no sentence.
+    return [one for one in sentences(text) if len(one.split()) > 2 and FOUND.search(one)]
 
 
 def help_texts() -> Iterator[str]:
@@ -138,6 +140,14 @@ def texts_of_code(path: Path) -> Iterator[tuple[int, str]]:
 def test_pages(page: Path) -> None:
     """No page has a banned phrase."""
     assert not offences(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_are_short(page: Path) -> None:
+    """The sentences of a page, cells of four words or less apart, have at most 18 words in the mean."""
+    counts = [len(one.split()) for one in sentences(page.read_text(encoding="utf-8"))]
+    longer = [count for count in counts if count > 4]
+    assert longer and sum(longer) <= 18 * len(longer)
 
 
 def test_help() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,16 +144,3 @@ def test_lists_of_files_are_true(file: str) -> None:
     named = set(re.findall(r"\b(?:tests|scripts|benchmarks)/[\w/]+(?:\.\w+)?", (ROOT / file).read_text()))
     assert named
     assert not {name for name in named if not (ROOT / name).exists()}
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
-def test_the_list_for_cpus_is_that_of_the_package() -> None:
-    """requirements-cpu.txt has the dependencies of pyproject.toml, with onnxruntime for every machine."""
-    import tomllib
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = {
-        re.sub("^onnxruntime-gpu", "onnxruntime", line.split(";")[0]) for line in project["dependencies"]
-    }
-    lines = (ROOT / "requirements-cpu.txt").read_text(encoding="utf-8").splitlines()
-    assert sorted(line for line in lines if not line.startswith("#")) == sorted(wanted)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
+from command_table import TABLE
 
 import onnxfq
+from onnxfq.errors import ArgumentError
 
 NAMES = [
     "AccuracyTarget",
@@ -120,3 +123,45 @@ def test_unknown_names_are_refused() -> None:
     """A misspelled name is an AttributeError as of any module."""
     with pytest.raises(AttributeError, match="quantise"):
         _ = onnxfq.quantise
+
+
+CLI_ONLY = {
+    "output",
+    "report",
+    "artifacts",
+    "time",
+    "build",
+    "shape",
+    "thumbnails",
+    "custom_ops",
+    "as_json",
+    "verbose",
+    "quiet",
+}
+"""Options of the command for its files and its text; functions of their own do the same in Python."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [one.name for one in TABLE["quantize"] if one.name not in CLI_ONLY]
+    + ["calibrator", "promise", "protect", "missing", "floats"],
+)
+def test_quantize_reaches_what_its_command_does(name: str) -> None:
+    """A word of the command, or a former one, is a parameter, or a field that the error spells out."""
+    if name in inspect.signature(onnxfq.quantize).parameters:
+        return
+    with pytest.raises(ArgumentError) as caught:
+        onnxfq.quantize("m.onnx", None, **{name: 1})
+    place = re.search(r"; write (sources|accuracy|options|recipe)=(onnxfq\..*)$", str(caught.value))
+    assert place is not None and place[1] in inspect.signature(onnxfq.quantize).parameters
+    call = place[2].replace("...", "1").replace("(NAME)", "('tensorrt-int8')")
+    try:  # the field is there: its value 1 may be refused, its name not
+        eval(call)
+    except (onnxfq.OnnxfqError, TypeError) as refused:
+        assert "no such field" not in str(refused) and "keyword" not in str(refused)
+
+
+def test_an_unknown_keyword_names_the_nearest() -> None:
+    """A misspelled keyword is a TypeError, as of any function, and names the nearest."""
+    with pytest.raises(TypeError, match="takes no keyword 'calibrater'; nearest: calibrator"):
+        onnxfq.quantize("m.onnx", None, calibrater="mse")

@@ -2,8 +2,8 @@
 
     python benchmarks/peers/cast.py FOLDER --modelopt PYTHON --converter PYTHON --out PAGE
 
-FOLDER is that of `real_models.py`. All tools keep inputs and outputs in float32. A model loads if ONNX
-Runtime opens it, and builds if TensorRT for RTX makes an engine of it for SM86. The SQNR is that of the worst
+FOLDER is the one for `real_models.py`. All tools keep inputs and outputs in float32. A model loads if ONNX
+Runtime opens it, and builds if TensorRT for RTX makes an engine of it for SM86. The SQNR belongs to the worst
 output over the first feeds, with each operator computed in float32 and its result rounded to its type.
 """
 

@@ -23,7 +23,7 @@ BATCH = 100
 TITLE = """# Training with fake quantization
 
 Accuracy on the scoring digits of `models/` in percent: the depthwise network, int4 for all weights, uint4 for
-all activations, by `examples/quantization_aware_training/example.py --seeds 0 1 2 --out docs/qat-results.md`.
+all activations, by `examples/quantization_aware_training/example.py --seeds 0 1 2`.
 Epochs of the float network: {epochs}. Steps with fake quantization after them, or as many in float: {steps}.
 """
 calibration = torch.from_numpy(digits.load("calibration")[0])

@@ -14,7 +14,7 @@ class _Encoder:
 
     def __init__(self, b: Builder, width: int, heads: int, tokens: int) -> None:
         self.b, self.width = b, width
-        # 0 keeps the batch as it is.
+        # 0 keeps the batch, and an open number of tokens, as it is.
         self.by_head = b.constant(np.array([0, tokens, heads, width // heads], np.int64))
         self.joined = b.constant(np.array([0, tokens, width], np.int64))
         self.scale = b.constant(np.float32(np.sqrt(heads / width)))
@@ -70,11 +70,16 @@ def vit_b16(batch: Batch) -> onnx.ModelProto:
     return b.model("vit_b16", batch)
 
 
-def small_encoder(batch: Batch) -> onnx.ModelProto:
-    """Return three layers of a ViT, 64 wide, on 16 tokens that are given as they are; 10 numbers a token."""
-    b, width, tokens = Builder(), 64, 16
-    encoder, x = _Encoder(b, width, 4, tokens), "x"
-    for _ in range(3):
+def small_encoder(
+    batch: Batch, tokens: Batch = 16, width: int = 64, heads: int = 4, layers: int = 3
+) -> onnx.ModelProto:
+    """Return layers of a ViT on tokens that are given as they are; 10 numbers a token.
+
+    tokens: their number, or the name of an open dimension.
+    """
+    b = Builder()
+    encoder, x = _Encoder(b, width, heads, tokens if isinstance(tokens, int) else 0), "x"
+    for _ in range(layers):
         x = b.node("Add", [x, encoder.attention(encoder.norm(x))])
         x = b.node("Add", [x, encoder.feed_forward(encoder.norm(x))])
     logits = b.linear(encoder.norm(x), width, 10)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxfq.errors import OutputError
-from onnxfq.support.files import check_writable, replace_folder
 
 if TYPE_CHECKING:
     from onnxfq.remedies.result import QuantizeResult
@@ -34,6 +33,8 @@ def artifact_paths(folder: Path, model: Path) -> dict[str, Path]:
 
 def check_folder_of_files(folder: Path) -> None:
     """Raise OutputError if `folder` can neither be created nor written to."""
+    from onnxfq.support.files import check_writable
+
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"cannot write into {folder}: it is a file; give a folder")
     check_writable(folder / "any" if folder.exists() else folder)
@@ -41,6 +42,7 @@ def check_folder_of_files(folder: Path) -> None:
 
 def write_artifacts(folder: Path, results: Sequence[tuple[Path, QuantizeResult, ResultRecord]]) -> None:
     """Write the artifacts of each result, named by the path before it: a new folder appears as a whole."""
+    from onnxfq.support.files import replace_folder
     from onnxfq.support.records import write_document
 
     with nullcontext(folder) if folder.exists() else replace_folder(folder) as place:

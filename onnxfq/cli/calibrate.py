@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from onnxfq.cli.console import Printer, Printing
+from onnxfq.cli.option import flag, option, refuse
 from onnxfq.cli.options import (
     CalibratorOption,
     GivenOption,
@@ -17,52 +16,36 @@ from onnxfq.cli.options import (
     StatisticsOption,
 )
 from onnxfq.cli.streams import show
-from onnxfq.support.files import write_text
 
 if TYPE_CHECKING:
     from onnxfq.documents.encodings import Encodings
     from onnxfq.documents.plan import Plan
 
+_MOMENTS = option("FILE", "Add what `--rounding gptq` gains by these moments to the table.")
+_TABLE = flag("Print the range and expected SQNR of each activation with every calibrator.", "--table")
+_TABLE_CSV = option("FILE.csv", "Write that table as CSV.")
+_FORM = option(
+    "NAME",
+    "Write another tool's encodings: {formats}; --encodings may give them in onnxfq's format.",
+    "--format",
+)
+
 
 def calibrate(
     model: ModelArgument,
-    plan: PlanOption,
     output: OutputOption,
+    plan: PlanOption,
     statistics: StatisticsOption = None,
     encodings: GivenOption = None,
     calibrator: CalibratorOption = None,
-    moments: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Add what `--rounding gptq` gains by these moments to the table.",
-        ),
-    ] = None,
-    table: Annotated[
-        bool,
-        typer.Option(
-            "--table", help="Print the range and expected SQNR of each activation with every calibrator."
-        ),
-    ] = False,
-    table_csv: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.csv", help="Write that table as CSV."),
-    ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="Write another tool's encodings: {formats}; --encodings may give them in onnxfq's format.",
-        ),
-    ] = None,
+    table: Annotated[bool, _TABLE] = False,
+    table_csv: Annotated[Path | None, _TABLE_CSV] = None,
+    moments: Annotated[Path | None, _MOMENTS] = None,
+    form: Annotated[str | None, _FORM] = None,
     *,
     printer: Printing,
 ) -> None:
-    """Write the encodings (JSON): scale and zero point of every quantized tensor.
-
-    Without --statistics, --encodings must cover all activations.
-    """
+    """OUT is a JSON file, the encodings. Without --statistics, --encodings must cover all activations."""
     from onnxfq.calibration.calibrators import Calibrator
     from onnxfq.calibration.statistics import Statistics
     from onnxfq.calibration.weights import Moments
@@ -78,15 +61,21 @@ def calibrate(
     )
     from onnxfq.stages.planned_encodings import match_encodings
     from onnxfq.stages.zeroed_values import warn_zeroed_values
+    from onnxfq.support.files import write_text
+    from onnxfq.support.tables import wrap_lines
 
-    if statistics is None and (encodings is None or table or table_csv is not None):
-        raise typer.BadParameter("give --statistics, or --encodings that cover all activations")
-    if moments is not None and not (table or table_csv is not None):
-        raise typer.BadParameter("--moments is for the table; give --table or --table-csv too")
-    if form is not None and (table or table_csv is not None):
-        raise typer.BadParameter(
-            "--table and --table-csv are not written with --format; leave one of them out"
-        )
+    refuse(
+        statistics is None and (encodings is None or table or table_csv is not None),
+        "give --statistics, or --encodings that cover all activations",
+    )
+    refuse(
+        moments is not None and not (table or table_csv is not None),
+        "--moments is for the table; give --table or --table-csv too",
+    )
+    refuse(
+        form is not None and (table or table_csv is not None),
+        "--table and --table-csv are not written with --format; leave one of them out",
+    )
     if calibrator is not None:
         Calibrator.parse(calibrator)
     decided = Plan.load(plan)
@@ -112,7 +101,7 @@ def calibrate(
     if moments is not None:
         rows += rounding_rows(loaded, encoded, made, Moments.load(moments))
     if table and not printer.as_json:
-        show(calibrator_table(rows))
+        show(wrap_lines(calibrator_table(rows)))
     if table_csv is not None:
         write_text(table_csv, calibrator_csv(rows))
     count, notes = len(made.encodings), matched.lines()
@@ -124,6 +113,7 @@ def calibrate(
 def _export(encodings: Encodings, plan: Plan, form: str, output: Path, printer: Printer) -> None:
     """Write `encodings` in the format of another tool, and list the encodings that do not fit."""
     from onnxfq.interchange import export_encodings
+    from onnxfq.support.files import write_text
 
     written = export_encodings(encodings, plan, form)
     write_text(output, written.text)

@@ -1,17 +1,70 @@
-"""Console output: results to standard output, notes next to JSON to standard error."""
+"""Printing of commands: results to standard output, notes to standard error."""
 
 from __future__ import annotations
 
 import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO
 
 import typer
 
-from onnxfq.cli.notes import show_notes
+from onnxfq.cli.option import PRINTED, flag, refuse
 from onnxfq.cli.option_groups import OptionGroup
 from onnxfq.cli.streams import show
+from onnxfq.support.plurals import agree_numbers
+from onnxfq.support.tables import wrap_lines
+
+if TYPE_CHECKING:
+    _Handler = logging.StreamHandler[TextIO]
+else:
+    _Handler = logging.StreamHandler  # Python 3.10 takes no type there
+
+arguments: ContextVar[Sequence[str]] = ContextVar("arguments", default=())
+"""The words of the command that runs now, behind `onnxfq`."""
+
+
+def command_line() -> str:
+    """Return the command that runs now with its arguments, as a shell takes it."""
+    return shlex.join(["onnxfq", *arguments.get()])
+
+
+def _polish(text: str) -> str:
+    """Return `text` as a reader of the terminal sees it."""
+    return wrap_lines(agree_numbers(text))
+
+
+class _Notes(_Handler):
+    """Handler that writes to the current standard error, which a live progress bar may replace.
+
+    Every note is written once: stages that try several plans say the same of each.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        record.msg, record.args = agree_numbers(record.getMessage()), ()
+        text = self.format(record)
+        if text not in self._written:
+            self._written.add(text)
+            super().emit(record)
+
+
+def show_notes(level: int = logging.WARNING) -> None:
+    """Print what the library logs at this level or above, in lines that begin with `onnxfq: note:`."""
+    handler = _Notes()
+    handler.setFormatter(logging.Formatter("onnxfq: note: %(message)s"))
+    logger = logging.getLogger("onnxfq")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False
 
 
 class Shown(Protocol):
@@ -24,20 +77,22 @@ class Shown(Protocol):
         """Return the JSON."""
 
 
+_JSON = flag("Print JSON instead of text.", "--json", panel=PRINTED)
+_VERBOSE = flag("Also print what the library logs at level INFO.", "--verbose", "-v", panel=PRINTED)
+_QUIET = flag("Print errors only.", "--quiet", "-q", panel=PRINTED)
+
+
 @dataclass(frozen=True)
 class Printer:
     """Output of a command, without markup and wrapping."""
 
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also print what the library logs at level INFO.")
-    ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False
+    as_json: Annotated[bool, _JSON] = False
+    verbose: Annotated[bool, _VERBOSE] = False
+    quiet: Annotated[bool, _QUIET] = False
 
     def __post_init__(self) -> None:
         """Let the library log what `verbose` asks for."""
-        if self.verbose and self.quiet:
-            raise typer.BadParameter("--verbose and --quiet exclude each other; give one")
+        refuse(self.verbose and self.quiet, "--verbose and --quiet exclude each other; give one")
         if self.verbose:
             show_notes(logging.INFO)
 
@@ -49,7 +104,7 @@ class Printer:
     def say(self, text: str) -> None:
         """Print a line of a result in text."""
         if not self.silent:
-            show(text)
+            show(_polish(text))
 
     def wrote(self, *files: Path | None) -> None:
         """Name the written files; None is a file that was not asked for."""
@@ -60,7 +115,7 @@ class Printer:
     def note(self, text: str) -> None:
         """Print a line of text, next to JSON to standard error."""
         if not self.quiet:
-            typer.echo(text, err=True) if self.as_json else show(text)
+            typer.echo(agree_numbers(text), err=True) if self.as_json else show(_polish(text))
 
     def report(self, record: object, *lines: str) -> None:
         """Print a result as JSON, or in lines of text."""
@@ -76,7 +131,16 @@ class Printer:
         if self.as_json:
             show(result.model_dump_json(indent=2))
         elif not hidden:
-            show(result.table())
+            show(_polish(result.table()))
+
+
+def write_page(path: Path | None, label: str, record: Any) -> None:
+    """Write the HTML page of one result to `path`, if there is one."""
+    if path is not None:
+        from onnxfq.report.html import render_page  # with jinja2, which only pages need
+        from onnxfq.support.files import write_text
+
+        write_text(path, render_page([(label, record)]))
 
 
 Printing = Annotated[Printer, OptionGroup(Printer)]

@@ -10,56 +10,44 @@ import typer
 from onnxfq.choices import DEFAULT_TARGET, CheckpointName
 from onnxfq.cli.console import Printer, Printing
 from onnxfq.cli.data_options import OptionalDataOption
+from onnxfq.cli.option import argument, flag, option, refuse
 from onnxfq.cli.run_options import RunningFast
 
 CHECKPOINT_TARGET = "onnxruntime"
 """Target of a checkpoint by default: it takes zero points and blocks of any size."""
 
+_OUTPUT = option(
+    "OUT",
+    "Write this file; for a checkpoint, or with --to, a new folder if it does not end in .onnx.",
+    "--output",
+    "-o",
+)
+_TARGET = option(
+    "NAME",
+    "Convert for this target: {conversion_targets}; of a checkpoint for any.",
+    show_default=f"{DEFAULT_TARGET}, of a checkpoint {CHECKPOINT_TARGET}",
+)
+_ONTO = option("PATH", "The same model in float: the ONNX model for a checkpoint, the checkpoint with --to.")
+_TO = option(None, "Write a checkpoint of this form from an ONNX model.")
+_PARTIAL = flag("Leave out what has no place in --onto instead of an error.", "--partial")
+
 
 def convert(
-    model: Annotated[
-        Path,
-        typer.Argument(metavar="MODEL", help="A quantized model, a folder of GenAI or a checkpoint."),
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="OUT",
-            help="Write this file; for a checkpoint, or with --to, a new folder if it does not end in .onnx.",
-        ),
-    ],
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Convert for this target: {conversion_targets}; of a checkpoint for any.",
-            show_default=f"{DEFAULT_TARGET}, of a checkpoint {CHECKPOINT_TARGET}",
-        ),
-    ] = None,
+    model: Annotated[Path, argument("MODEL", "A quantized model, a folder of GenAI or a checkpoint.")],
+    output: Annotated[Path, _OUTPUT],
     data: OptionalDataOption = None,
-    onto: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="The same model in float: the ONNX model for a checkpoint, the checkpoint with --to.",
-        ),
-    ] = None,
-    to: Annotated[
-        CheckpointName | None, typer.Option(help="Write a checkpoint of this form from an ONNX model.")
-    ] = None,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Leave out what has no place in --onto instead of an error.")
-    ] = False,
+    target: Annotated[str | None, _TARGET] = None,
+    onto: Annotated[Path | None, _ONTO] = None,
+    to: Annotated[CheckpointName | None, _TO] = None,
+    partial: Annotated[bool, _PARTIAL] = False,
     *,
     running: RunningFast,
     printer: Printing,
 ) -> None:
-    """Convert a quantized MODEL to one that TensorRT takes, measure the loss, and exit as `check` does.
+    """--data is for the comparison with the source, and turns dynamic scales into constants.
 
-    --data is for the comparison with the source, and turns dynamic scales into constants. The file is written
-    whatever the rules of the target find in it.
+    The file is written whatever the rules of the target find in it, and the exit code says whether they find
+    a fault.
 
     A checkpoint (GPTQ, AWQ, compressed-tensors, ModelOpt) gives its weights to the graph of --onto; --to
     writes one. Its integers and scales stay.
@@ -73,10 +61,10 @@ def convert(
         assert onto is not None
         (_export if to is not None else _apply)(model, output, onto, target or to or "", partial, printer)
         return
-    if onto is not None or partial:
-        raise typer.BadParameter(
-            "--onto and --partial are for checkpoints; give a folder, or --to with a model"
-        )
+    refuse(
+        onto is not None or partial,
+        "--onto and --partial are for checkpoints; give a folder, or --to with a model",
+    )
     from onnxfq.report.conversion import conversion_summary
     from onnxfq.tools.convert import convert as convert_model
 
@@ -91,10 +79,10 @@ def convert(
 
 def _refuse_options(model: Path, target: str | None, data: object, onto: Path | None, to: str | None) -> None:
     """Raise BadParameter for options that a conversion of checkpoints lacks or does not have."""
-    if to is not None and model.is_dir():
-        raise typer.BadParameter(
-            "--to writes a checkpoint from an ONNX model, and MODEL is a folder; give a model"
-        )
+    refuse(
+        to is not None and model.is_dir(),
+        "--to writes a checkpoint from an ONNX model, and MODEL is a folder; give a model",
+    )
     if onto is None:
         what = (
             "the float checkpoint of the model"
@@ -102,12 +90,11 @@ def _refuse_options(model: Path, target: str | None, data: object, onto: Path | 
             else "the float ONNX model of the checkpoint"
         )
         raise typer.BadParameter(f"--onto is missing; give {what}")
-    if data is not None:
-        raise typer.BadParameter("--data has no effect on checkpoints; leave it out")
-    if to is not None and target is not None:
-        raise typer.BadParameter(
-            "--target is for ONNX models, and --to writes a checkpoint; give one of them"
-        )
+    refuse(data is not None, "--data has no effect on checkpoints; leave it out")
+    refuse(
+        to is not None and target is not None,
+        "--target is for ONNX models, and --to writes a checkpoint; give one of them",
+    )
 
 
 def _apply(checkpoint: Path, output: Path, onto: Path, target: str, partial: bool, printer: Printer) -> None:

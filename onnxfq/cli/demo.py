@@ -2,67 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
-import typer
-from numpy.typing import NDArray
-
-from onnxfq.cli.command_line import command_line
 from onnxfq.cli.console import PrintingAll
-from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.scores import Evaluation
-from onnxfq.errors import OutputError
-from onnxfq.graph.io.save import save
-from onnxfq.pipeline import QuantizeResult, quantize
-from onnxfq.report.html import render_page
-from onnxfq.report.record import quantize_record
-from onnxfq.report.text import coverage_line
-from onnxfq.stages.evaluate import evaluate
-from onnxfq.stages.options import RunOptions
-from onnxfq.support.files import replace_file, write_text
-from onnxfq.support.resources import package_file
-from onnxfq.targets.recipes import RECIPES
+from onnxfq.cli.option import option
 
-# The split of models/digits.py: the network was trained on the images before these.
-CALIBRATION = slice(8000, 8500)
-SCORING = slice(8500, 10000)
-BATCH = 50
-
-PER_TENSOR = "int8, weights per tensor"
-PER_AXIS = "int8, weights per axis"
+_OUTPUT = option("DIR", "Write to this folder.", "--output", "-o")
 
 
-@dataclass(frozen=True)
-class DemoResult:
-    """Results of the demo by scheme, their evaluation, the written files, and the run time in seconds."""
+def demo(output: Annotated[Path, _OUTPUT] = Path("onnxfq-demo"), *, printer: PrintingAll) -> None:
+    """Its models and data are there for the other commands, and a page that compares its results."""
+    from onnxfq.cli.digits import PER_AXIS, run_demo
+    from onnxfq.report.text import coverage_line
 
-    results: dict[str, QuantizeResult]
-    evaluation: Evaluation
-    files: tuple[Path, ...]
-    seconds: float
-
-    def accuracies(self) -> dict[str, float]:
-        """Return the share of correct scoring digits, float first."""
-        scores = {c.candidate: c.accuracy or 0.0 for c in self.evaluation.candidates}
-        return {"float32": self.evaluation.accuracy or 0.0} | scores
-
-
-def demo(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Write to this folder.")
-    ] = Path("onnxfq-demo"),
-    *,
-    printer: PrintingAll,
-) -> None:
-    """Quantize a trained digit network and measure it on 1,500 unseen digits."""
     result = run_demo(output)
     best = result.results[PER_AXIS]
     calibrator = best.plan.activations[0].calibrator
@@ -78,93 +31,4 @@ def demo(
     scores = {c.candidate: c.outputs[0].sqnr_db for c in result.evaluation.candidates}
     for name, accuracy in result.accuracies().items():
         noise = f"   logits {scores[name]:.1f} dB SQNR" if name in scores else ""
-        printer.say(f"  {name:<26}{accuracy:7.2%}{noise}")
-
-
-def run_demo(folder: str | Path) -> DemoResult:
-    """Quantize the digit network twice, measure it on 1,500 unseen digits and write all files to `folder`.
-
-    Raises OutputError if the folder cannot be created.
-    """
-    start = time.perf_counter()
-    with _new_folders(Path(folder)):
-        return _fill(Path(folder), start)
-
-
-@contextmanager
-def _new_folders(folder: Path) -> Iterator[None]:
-    """Make `folder` and those above it; remove the new ones that are empty if the block raises."""
-    missing = [one for one in (folder, *folder.parents) if not os.path.exists(one)]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise OutputError(
-            f"cannot make folder {folder}: {fault.strerror}; choose another with --output"
-        ) from None
-    try:
-        yield
-    except BaseException:
-        for one in missing:
-            if not os.listdir(one):
-                one.rmdir()
-        raise
-
-
-def _fill(folder: Path, start: float) -> DemoResult:
-    model = package_file("digits", "digits_cnn.onnx")
-    images, labels = _digits()
-    options = RunOptions(batch=BATCH)
-    calibration = [{"image": batch} for batch in _batches(images[CALIBRATION])]
-    scoring = [{"image": batch} for batch in _batches(images[SCORING])]
-    results: dict[str, QuantizeResult] = {}
-    files = []
-    for name, recipe in _recipes().items():
-        path = folder / f"digits_{recipe.name.replace('-', '_')}.onnx"
-        results[name] = quantize(model, calibration, path, recipe=recipe, options=options)
-        files.append(path)
-    evaluation = evaluate(
-        model,
-        {name: result.qdq for name, result in results.items()},
-        scoring,
-        labels=labels[SCORING],
-        options=options,
-    )
-    best = results[PER_AXIS]
-    save(best.simulation, folder / "digits_fakequant.onnx")
-    records = [(name, quantize_record(made, command=command_line())) for name, made in results.items()]
-    write_text(folder / "report.html", render_page(records))
-    files += [folder / name for name in ("digits_fakequant.onnx", "report.html")]
-    files += _write_inputs(folder, images, labels)
-    return DemoResult(results, evaluation, tuple(files), time.perf_counter() - start)
-
-
-def _write_inputs(folder: Path, images: NDArray[np.float32], labels: NDArray[np.int64]) -> list[Path]:
-    """Write the float network, its data and labels, as the other commands read them; return the files."""
-    arrays = {"calibration.npz": images[CALIBRATION], "test.npz": images[SCORING]}
-    for name, array in arrays.items():
-        with replace_file(folder / name) as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(file, image=array)
-    with replace_file(folder / "labels.npy") as temporary, open(temporary, "wb") as file:
-        np.save(file, labels[SCORING])
-    with replace_file(folder / "digits.onnx") as temporary:
-        shutil.copyfile(package_file("digits", "digits_cnn.onnx"), temporary)
-    return [folder / name for name in ("digits.onnx", *arrays, "labels.npy")]
-
-
-def _recipes() -> dict[str, Recipe]:
-    base = RECIPES["tensorrt-int8"]
-    weights = base.weights.model_copy(update={"granularity": "per_tensor"})
-    return {
-        PER_TENSOR: base.model_copy(update={"name": "int8-per-tensor", "weights": weights}),
-        PER_AXIS: base.model_copy(update={"name": "int8-per-axis"}),
-    }
-
-
-def _digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    with np.load(package_file("digits", "mnist_t10k.npz")) as data:
-        images = data["images"].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
-        return images, data["labels"].astype(np.int64)
-
-
-def _batches(images: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    return [images[i : i + BATCH] for i in range(0, len(images), BATCH)]
+        printer.say(f"  {name:<28}{accuracy:7.2%}{noise}")

@@ -5,56 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from onnxfq.cli.console import Printing
+from onnxfq.cli.console import Printing, write_page
 from onnxfq.cli.data_options import OptionalDataOption
-from onnxfq.cli.options import CustomOpsOption, ModelArgument
+from onnxfq.cli.option import option
+from onnxfq.cli.options import CustomOpsOption, ModelArgument, PageOption
 from onnxfq.cli.run_options import RunningOnCpu
-from onnxfq.support.files import write_text
+
+_REFERENCE = option("FLOAT", "Compare with the float model that it was made of.", "--float")
+_LABELS = option("FILE", "Measure top-1 with these classes, one per row of --data.")
+_METRIC = option("MODULE:FUNCTION", "Measure this metric of the task; higher is better.")
+_TARGET = option("NAME", "Use the rules of this target too: {checked_targets}.")
+_OUTPUT = option("OUT", "Write the model with all repairs.", "--output", "-o")
+_RECIPE_OUT = option("FILE.yaml", "Write a recipe that makes such a file from FLOAT.")
 
 
 def diagnose(
     model: ModelArgument,
-    reference: Annotated[
-        Path | None,
-        typer.Option("--float", metavar="FLOAT", help="Compare with the float model that it was made of."),
-    ] = None,
+    reference: Annotated[Path | None, _REFERENCE] = None,
     data: OptionalDataOption = None,
-    labels: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Measure top-1 with these classes, one per row of --data."),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Measure this metric of the task; higher is better."),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Use the rules of this target too: {checked_targets}."),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="OUT", help="Write the model with all repairs."),
-    ] = None,
-    recipe_out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.yaml", help="Write a recipe that makes such a file from FLOAT."),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.html", help="Write an HTML page of the causes and their tensors."),
-    ] = None,
+    labels: Annotated[Path | None, _LABELS] = None,
+    metric: Annotated[str | None, _METRIC] = None,
+    target: Annotated[str | None, _TARGET] = None,
+    output: Annotated[Path | None, _OUTPUT] = None,
+    recipe_out: Annotated[Path | None, _RECIPE_OUT] = None,
+    report: PageOption = None,
     custom_ops: CustomOpsOption = None,
     *,
     running: RunningOnCpu,
     printer: Printing,
 ) -> None:
-    """Name what is wrong with a quantized MODEL of any tool, ranked by what it costs, and repair it.
+    """Without FLOAT the float form is derived from MODEL.
 
-    Without FLOAT the float form is derived from MODEL. Without --data only MODEL is read, and nothing is
-    measured. Repairs are measured on samples that did not choose them; -o keeps every scale that no repair
-    names.
+    Without --data only MODEL is read, and nothing is measured. Repairs are measured on samples that did not
+    choose them; -o keeps every scale that no repair names.
     """
     from onnxfq.diagnosis.diagnose import diagnose as diagnose_model
 
@@ -70,10 +53,7 @@ def diagnose(
             recipe_output=recipe_out,
             options=options,
         )
-    if report is not None:
-        from onnxfq.report.html import render_page  # with jinja2, which only pages need
-
-        write_text(report, render_page([(model.stem, result)]))
+    write_page(report, model.stem, result)
     printer.show(result, hidden=printer.quiet)
     if output is not None and not result.written:
         printer.note("nothing to repair: no model was written")

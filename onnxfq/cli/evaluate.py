@@ -9,50 +9,42 @@ from typing import Annotated
 import typer
 
 from onnxfq.choices import Kernels
+from onnxfq.cli.build_options import TimeOption
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import DataOption
-from onnxfq.cli.options import CustomOpsOption, TimeOption
+from onnxfq.cli.option import ACCURACY, RUNNING, argument, flag, option
+from onnxfq.cli.options import CustomOpsOption
 from onnxfq.cli.run_options import Running
+
+_LABELS = option("FILE", "Compute accuracy with classes, one per row: .npy, .npz or text.", panel=ACCURACY)
+_METRIC = option(
+    "perplexity|MODULE:FUNCTION",
+    "Call this with the outputs of each sample, and labels or samples.",
+    panel=ACCURACY,
+)
+_PER_TENSOR = flag("Also score every quantized inner tensor.", "--per-tensor")
+_KERNELS = option(
+    "float|integer", "Sum int8 products in float, or in integers as TensorRT does.", panel=RUNNING
+)
+_RUNTIME = option("NAME", "Run the candidates in this runtime: {value_runtimes}.", panel=RUNNING)
 
 
 def evaluate(
-    reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="The float model.")],
-    candidates: Annotated[
-        list[Path],
-        typer.Argument(metavar="CANDIDATE...", help="The Q/DQ or fake-quant models."),
-    ],
+    reference: Annotated[Path, argument("REFERENCE", "The float model.")],
+    candidates: Annotated[list[Path], argument("CANDIDATE...", "The Q/DQ or fake-quant models.")],
     data: DataOption,
-    labels: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Compute accuracy with classes, one per row: .npy, .npz or text."),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            metavar="perplexity|MODULE:FUNCTION",
-            help="Call this with the outputs of each sample, and labels or samples.",
-        ),
-    ] = None,
-    per_tensor: Annotated[
-        bool, typer.Option("--per-tensor", help="Also score every quantized inner tensor.")
-    ] = False,
-    kernels: Annotated[
-        Kernels,
-        typer.Option(
-            metavar="float|integer", help="Sum int8 products in float, or in integers as TensorRT does."
-        ),
-    ] = "float",
-    runtime: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Run the candidates in this runtime: {value_runtimes}."),
-    ] = "onnxruntime",
-    custom_ops: CustomOpsOption = None,
-    time: TimeOption = False,
+    labels: Annotated[Path | None, _LABELS] = None,
+    metric: Annotated[str | None, _METRIC] = None,
+    per_tensor: Annotated[bool, _PER_TENSOR] = False,
     *,
     running: Running,
+    kernels: Annotated[Kernels, _KERNELS] = "float",
+    runtime: Annotated[str, _RUNTIME] = "onnxruntime",
+    custom_ops: CustomOpsOption = None,
+    time: TimeOption = False,
     printer: Printing,
 ) -> None:
-    """Print SQNR, cosine, largest error and top-1 agreement of each output; with --labels the accuracy.
+    """Each output has SQNR, cosine, largest error and top-1 agreement.
 
     REFERENCE runs once for all candidates. With --limit the first labels count.
     """

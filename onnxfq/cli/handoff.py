@@ -5,25 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from onnxfq.cli.build_options import BuildChoice, GpuOption, note_gpus, read_shapes
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
-from onnxfq.cli.options import BuildChoice, GpuOption, ModelArgument, describe_gpus, read_shapes
+from onnxfq.cli.option import BUILDING, option
+from onnxfq.cli.options import ModelArgument
 from onnxfq.cli.run_options import RunningOnCpu
 
-ShapesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME:1x3x224x224",
-        help="Set this end of the shapes of an input with open dimensions (repeatable, or with commas).",
-    ),
-]
+_SHAPES = option(
+    "NAME:1x3x224x224",
+    "Set this end of the shapes of an input with open dimensions (repeatable, or with commas).",
+    panel=BUILDING,
+)
+ShapesOption = Annotated[list[str] | None, _SHAPES]
 
 
 def handoff(
     model: ModelArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Write this new folder.")],
+    output: Annotated[Path, option("DIR", "Write this new folder.", "--output", "-o")],
     data: OptionalDataOption = None,
     gpu: GpuOption = None,
     *,
@@ -34,14 +33,13 @@ def handoff(
     running: RunningOnCpu,
     printer: Printing,
 ) -> None:
-    """Write a Q/DQ MODEL with shapes, commands, samples and findings to a folder.
+    """The folder has the findings of `check` too.
 
     The first feeds of --data are the samples, and all of them make the shapes; without it both are guessed.
     """
     from onnxfq.tools.handoff import handoff as write_folder
 
-    for line in describe_gpus(gpu):
-        printer.note(line)
+    note_gpus(gpu, printer)
     ends = {"min": read_shapes(min_shapes), "opt": read_shapes(opt_shapes), "max": read_shapes(max_shapes)}
     with running.progress(printer) as options:
         result = write_folder(

@@ -7,31 +7,26 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.cli.basic_options import DIFFERENT, ModelArgument
 from onnxfq.cli.console import PrintingAll
+from onnxfq.cli.option import argument, option, refuse
+from onnxfq.cli.options import DIFFERENT, ModelArgument
+
+_TOLERANCE = option("X", "Accept scales that differ by at most this fraction.", min=0.0)
 
 
 def inspect(
     model: ModelArgument,
-    other: Annotated[
-        Path | None, typer.Argument(metavar="B", help="Print what differs in this model instead.")
-    ] = None,
-    tolerance: Annotated[
-        float, typer.Option(metavar="X", min=0.0, help="Accept scales that differ by at most this fraction.")
-    ] = 0.0,
+    other: Annotated[Path | None, argument("B", "Print what differs in this model instead.")] = None,
+    tolerance: Annotated[float, _TOLERANCE] = 0.0,
     *,
     printer: PrintingAll,
 ) -> None:
-    """Print inputs, outputs, operators, and every quantizer with its format and scales.
-
-    Two models: print differences in opset, placement, types, scales, zero points; exit with 3 if they differ.
-    """
+    """With B, exits with 3 if opset, placement, types, scales or zero points differ."""
     from onnxfq.tools.diff import diff_models
     from onnxfq.tools.inspect import inspect_model
 
     if other is None:
-        if tolerance:
-            raise typer.BadParameter("--tolerance is for two models; give a second one, or leave it out")
+        refuse(tolerance, "--tolerance is for two models; give a second one, or leave it out")
         printer.show(inspect_model(model))
         return
     difference = diff_models(model, other, tolerance)

@@ -10,15 +10,13 @@ from typing import Any
 
 
 def fill_names(command: Any) -> None:
-    """Put the names of calibrators, targets and others into the help of the parameters of `command`."""
-    for parameter in command.params:
-        text = getattr(parameter, "help", None)
-        if text and "{" in text:
-            parameter.help = fill_text(text)
+    """Put the names of calibrators, targets and others into the help of the parameters of `command`.
 
-
-def fill_text(text: str) -> str:
-    """Return `text` with the names that its `{kind}` stands for. Raises KeyError for an unknown kind."""
+    Raises KeyError for an unknown kind.
+    """
+    texts = {parameter: getattr(parameter, "help", None) or "" for parameter in command.params}
+    if not any("{" in text for text in texts.values()):
+        return
     from onnxfq.calibration.calibrators import spellings
     from onnxfq.documents.rounding import RECIPE_ROUNDINGS
     from onnxfq.interchange import WRITERS
@@ -30,8 +28,10 @@ def fill_text(text: str) -> str:
         "roundings": RECIPE_ROUNDINGS,
         "formats": WRITERS,
         "runtimes": runners(),
-        "value_runtimes": ["onnxruntime", *collect_parts(lambda one: one.values)],
-        "checked_targets": collect_parts(lambda one: one.check),
-        "conversion_targets": collect_parts(lambda one: one.conversion),
+        "value_runtimes": ["onnxruntime", *collect_parts(lambda target: target.values)],
+        "checked_targets": collect_parts(lambda target: target.check),
+        "conversion_targets": collect_parts(lambda target: target.conversion),
     }
-    return text.format_map({kind: ", ".join(known) for kind, known in names.items()})
+    for parameter, text in texts.items():
+        if "{" in text:
+            parameter.help = text.format_map({kind: ", ".join(known) for kind, known in names.items()})

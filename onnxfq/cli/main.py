@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 import typer.core
 
-from onnxfq.cli.command_line import keep_arguments
+from onnxfq.cli.console import arguments as arguments_of_run
+from onnxfq.cli.console import show_notes
 from onnxfq.cli.former_words import explain_former
-from onnxfq.cli.interrupted import INTERRUPTED
-from onnxfq.cli.notes import show_notes
-from onnxfq.cli.option_groups import expand_groups
+from onnxfq.cli.known_names import fill_names
+from onnxfq.cli.option import flag
 from onnxfq.cli.streams import hold_results
 from onnxfq.errors import OnnxfqError, join_lines
-from onnxfq.support.interrupts import was_raised
+from onnxfq.support.interrupts import INTERRUPTED, was_raised
+from onnxfq.support.plurals import agree_numbers
 from onnxfq.version import VERSION
 
 PANELS = {
-    "Commands": ("quantize", "sensitivity", "evaluate", "check", "diagnose", "handoff"),
-    "Stages of quantize": ("plan", "observe", "calibrate", "insert"),
-    "Tools": (
-        "recipes",
-        "inspect",
-        "compare",
-        "convert",
-        "cast",
-        "report",
-        "demo",
-        "doctor",
-    ),
+    "Quantize and measure": {
+        "quantize": "Make a quantized model of a float MODEL, and measure what it loses.",
+        "evaluate": "Score quantized models against their float model on the same data, labels or metric.",
+        "sensitivity": "Rank the layers of a float MODEL by the noise that quantizing each one adds.",
+        "diagnose": "Name what is wrong with a quantized MODEL of any tool, ranked by cost, and repair it.",
+        "check": "Tell what a target rejects in a quantized MODEL or runs in float; no data is run.",
+        "handoff": "Pack a quantized MODEL for the machine that runs it: shapes, commands and samples.",
+    },
+    "Models and results": {
+        "convert": "Rewrite a MODEL that another tool quantized, so that TensorRT takes it; its scales stay.",
+        "cast": "Write a float MODEL in 16 bits, for strongly typed TensorRT; nothing is quantized.",
+        "compare": "Run one quantized MODEL in two runtimes and name the first tensor that differs.",
+        "inspect": "Print what a model file holds, or how two files differ: operators, quantizers, scales.",
+        "report": "Show saved results side by side on one HTML page: verdicts, noise and layers.",
+    },
+    "Stages of quantize, one by one": {
+        "plan": "Stage 1: choose the tensors of a float MODEL to quantize and their formats.",
+        "observe": "Stage 2: run the float MODEL on the data and write statistics of its activations.",
+        "calibrate": "Stage 3: compute scales and zero points from statistics; nothing is run.",
+        "insert": "Stage 4: put the planned quantizers into the float MODEL and write it.",
+    },
+    "About onnxfq": {
+        "recipes": "List the built-in recipes, or print one as YAML.",
+        "doctor": "Tell what is installed and works here: versions, devices, a test of every kernel.",
+        "demo": "Quantize a trained digit network and measure it on 1,500 unseen digits.",
+    },
 }
-"""Subcommands by the panel of `--help`, each a function in the module of its name."""
+"""Sentences on all subcommands by the panel of `--help`, which so imports none of them.
+
+Each is a function in the module of its name; its docstring has the rest of its help.
+"""
 
 COMMANDS = tuple(name for names in PANELS.values() for name in names)
-
-# The class of wrong usage: click's in older releases of typer, typer's in newer ones.
-_UsageFault: type[Exception] = typer.BadParameter.__mro__[2]
 
 _LONGEST_WORD, _LONGEST_LINE = 300, 900
 """Most characters of a name and of a line of an error."""
@@ -55,8 +68,36 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_VERSION = flag("Print the version.", "--version", callback=_print_version, is_eager=True)
+
+
+def _root(version: Annotated[bool, _VERSION] = False) -> None:
+    show_notes()
+
+
+class _Flags:
+    """Part of a command whose `--help` shows flags without the word `bool`: they take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+
+class _Group(_Flags, typer.core.TyperGroup):
+    pass
+
+
+class _Command(_Flags, typer.core.TyperCommand):
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        fill_names(self)
+        super().format_help(ctx, formatter)
+
+
 def build_app(names: Sequence[str]) -> typer.Typer:
-    """Return the command line with the subcommands of these names; each costs the imports of its stage.
+    """Return the command line with the subcommands of these names.
 
     Without names all subcommands are listed for --help and for wrong names, and none can run.
     """
@@ -65,82 +106,42 @@ def build_app(names: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Quantize ONNX models with QuantizeLinear/DequantizeLinear, evaluate them, hand them over.",
     )
-    app.callback(cls=_CommandGroup)(_root)
-    for name in names:
-        function = name.replace("-", "_")
-        command = expand_groups(getattr(import_module(f"onnxfq.cli.{function}"), function))
-        # Imported with the first command, because it reads models and --version does not.
-        guarded = import_module("onnxfq.cli.guard").guard_files(command)
-        text = _unwrap(command.__doc__ or "")
-        app.command(name, cls=_Command, help=text, rich_help_panel=_panel(name))(guarded)
-    for name in () if names else COMMANDS:
-        app.command(name, help=_read_help(name), rich_help_panel=_panel(name))(lambda: None)
+    app.callback(cls=_Group)(_root)
+    for panel, sentences in PANELS.items():
+        for name, sentence in sentences.items():
+            if not names:
+                app.command(name, help=sentence, rich_help_panel=panel)(lambda: None)
+            elif name in names:
+                command = _load(name)
+                # Docstrings have line breaks, and `--help` its own.
+                rest = [" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n")]
+                text = "\n\n".join([sentence, *rest])
+                app.command(name, cls=_Command, help=text, rich_help_panel=panel)(command)
     return app
 
 
-class _CommandGroup(typer.core.TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _hide_types_of_flags(super().get_params(ctx))
+def _load(name: str) -> Callable[..., None]:
+    """Return the function of a subcommand, with the options of its groups and its files guarded."""
+    from onnxfq.cli.guard import guard_files
+    from onnxfq.cli.option_groups import expand_groups
+
+    return guard_files(expand_groups(getattr(import_module(f"onnxfq.cli.{name}"), name)))
 
 
-class _Command(typer.core.TyperCommand):
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        import_module("onnxfq.cli.known_names").fill_names(self)
-        super().format_help(ctx, formatter)
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _hide_types_of_flags(super().get_params(ctx))
-
-
-def _hide_types_of_flags(parameters: list[Any]) -> list[Any]:
-    """Let `--help` show flags without a type: they take no value."""
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-    return parameters
-
-
-def _unwrap(docstring: str) -> str:
-    """Return the paragraphs of a docstring without its line breaks: `--help` has its own."""
-    return "\n\n".join(" ".join(part.split()) for part in docstring.split("\n\n"))
-
-
-def _panel(name: str) -> str:
-    return next(title for title, held in PANELS.items() if name in held)
-
-
-def _read_help(name: str) -> str:
-    """Return the docstring of the function of a subcommand, from its source: an import would take longer."""
-    function = name.replace("-", "_")
-    loader: Any = getattr(find_spec(f"onnxfq.cli.{function}"), "loader", None)
-    tree = ast.parse(loader.get_source(f"onnxfq.cli.{function}"))
-    found = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function)
-    return _unwrap(ast.get_docstring(found) or "")
-
-
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    show_notes()
-
-
-def _find_commands(arguments: Sequence[str]) -> Sequence[str]:
-    """Return the subcommand that `arguments` begin with; none for --help and wrong names.
+def _find_commands(words: Sequence[str]) -> Sequence[str]:
+    """Return the subcommand that `words` begin with; none for --help and wrong names.
 
     A shell that asks for completions gives the words of the line in a variable.
     """
     typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
-    words = [*typed.split()[1:2], *arguments]
-    first = next((word for word in words if word != "--"), "")
+    first = next((word for word in [*typed.split()[1:2], *words] if word != "--"), "")
     return [first] if first in COMMANDS else []
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 for an error, 2 for wrong usage, 3 for a difference, 130: Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    keep_arguments(given)
+    arguments_of_run.set(given)
     gone = explain_former(given)
     if gone is not None:
         return _fail(gone, 2)
@@ -152,14 +153,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except OnnxfqError as error:
         return _fail(str(error), 1)
-    except _UsageFault as error:
-        # The validation library puts "Value error, " before typer's own message.
-        return _fail(error.format_message().replace("Value error, ", ""), 2)  # type: ignore[attr-defined]
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         return _fail(f"{place}{error.strerror or error}; check the path", 1)
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted", INTERRUPTED)
+    except Exception as error:
+        # Wrong usage is of a class of click's in older releases of typer, of typer's own in newer ones.
+        if not hasattr(error, "format_message"):
+            raise
+        # The validation library puts "Value error, " before typer's own message.
+        return _fail(error.format_message().replace("Value error, ", ""), 2)
 
 
 def _cut(line: str) -> str:
@@ -176,5 +180,5 @@ def _fail(message: str, code: int) -> int:
         message, code = "interrupted", INTERRUPTED
     with suppress(OSError, ValueError):  # nobody reads it
         if sys.stderr is not None:
-            print(f"onnxfq: error: {_cut(join_lines(message))}", file=sys.stderr, flush=True)
+            print(f"onnxfq: error: {_cut(agree_numbers(join_lines(message)))}", file=sys.stderr, flush=True)
     return code

@@ -11,57 +11,52 @@ import typer
 from onnxfq.choices import DEFAULT_MEMORY, MOMENTS_MEMORY
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import OptionalDataOption
-from onnxfq.cli.interrupted import INTERRUPTED, load_interrupted
+from onnxfq.cli.option import RUNNING, argument, flag, option, refuse
 from onnxfq.cli.options import CustomOpsOption, OptionalPlanOption, OutputOption, RayOption, RoundedRecipe
 from onnxfq.cli.run_options import RunningFast
+from onnxfq.errors import StatisticsError
+from onnxfq.support.interrupts import INTERRUPTED
 
 if TYPE_CHECKING:
     from onnxfq.calibration.statistics import Statistics
 
+_PARTS = "Parts of the data on several machines"
+
+_MERGE = flag("Merge the statistics in FILEs given in place of MODEL.", "--merge", panel=_PARTS)
+_RESUME = flag("Continue from OUT of an interrupted run.", "--resume")
+_MEMORY = option(
+    "MB",
+    "Limit the memory of observing, beyond the model's own, and the file of --moments: "
+    f"{DEFAULT_MEMORY >> 20} by default, {MOMENTS_MEMORY >> 20} with --moments.",
+    panel=RUNNING,
+    min=1,
+)
+_FEED_RANGES = flag("Record the range of every batch, for moving_average.", "--per-batch-ranges")
+_MOMENTS = flag("Write the moments by which `quantize --moments` rounds.", "--moments")
+_RANGES = flag("With --moments: write the ranges alone, to merge them.", "--ranges", panel=_PARTS)
+_RANGES_FROM = option("FILE", "With --moments: use the merged ranges of all parts as grids.", panel=_PARTS)
+
 
 def observe(
-    files: Annotated[list[Path], typer.Argument(metavar="MODEL", help="The model; with --merge the files.")],
+    files: Annotated[list[Path], argument("MODEL", "The model; with --merge the files.")],
     output: OutputOption,
     data: OptionalDataOption = None,
     plan: OptionalPlanOption = None,
-    memory: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="MB",
-            help="Limit the memory of observing, beyond the model's own, and the file of --moments: "
-            f"{DEFAULT_MEMORY >> 20} by default, {MOMENTS_MEMORY >> 20} with --moments.",
-        ),
-    ] = None,
-    feed_ranges: Annotated[
-        bool, typer.Option("--per-batch-ranges", help="Record the range of every batch, for moving_average.")
-    ] = False,
-    moments: Annotated[
-        bool,
-        typer.Option("--moments", help="Write the moments by which `quantize --moments` rounds."),
-    ] = False,
-    ranges: Annotated[
-        bool,
-        typer.Option("--ranges", help="With --moments: write the ranges alone, to merge them."),
-    ] = False,
-    ranges_from: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --moments: use the merged ranges of all parts as grids."),
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Merge the statistics in FILEs given in place of MODEL.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from OUT of an interrupted run.")
-    ] = False,
-    ray: RayOption = None,
-    custom_ops: CustomOpsOption = None,
+    feed_ranges: Annotated[bool, _FEED_RANGES] = False,
+    moments: Annotated[bool, _MOMENTS] = False,
+    resume: Annotated[bool, _RESUME] = False,
     *,
     recipe: RoundedRecipe,
+    merge: Annotated[bool, _MERGE] = False,
+    ranges: Annotated[bool, _RANGES] = False,
+    ranges_from: Annotated[Path | None, _RANGES_FROM] = None,
     running: RunningFast,
+    memory: Annotated[int | None, _MEMORY] = None,
+    ray: RayOption = None,
+    custom_ops: CustomOpsOption = None,
     printer: Printing,
 ) -> None:
-    """Write the statistics for all calibrators (.stats.npz) in one pass.
+    """One pass serves all calibrators (.stats.npz).
 
     Without --plan, observe every tensor that a built-in recipe may need, except for QNN. With
     --moments, gather the moments by which a recipe rounds weights.
@@ -81,19 +76,14 @@ def observe(
     from onnxfq.targets.target import prepare_model
     from onnxfq.tools.record_moments import gather_moments
 
-    for is_odd, why in (
-        (merge and (data or moments or resume), "--merge has no --data, --moments and --resume; omit them"),
-        (not merge and len(files) > 1, "give one MODEL; several FILEs are for --merge"),
-        (not merge and not data, "give --data, or --merge and files"),
-        (
-            (ranges or ranges_from) and not moments,
-            "--ranges and --ranges-from are for --moments; give it too",
-        ),
-        (ranges and ranges_from, "--ranges writes the ranges that --ranges-from reads; give one of them"),
-        (ranges and resume, "--resume continues moments; --ranges has nothing to continue"),
-    ):
-        if is_odd:
-            raise typer.BadParameter(why)
+    refuse(merge and (data or moments or resume), "--merge has no --data, --moments and --resume; omit them")
+    refuse(not merge and len(files) > 1, "give one MODEL; several FILEs are for --merge")
+    refuse(not merge and not data, "give --data, or --merge and files")
+    refuse(
+        (ranges or ranges_from) and not moments, "--ranges and --ranges-from are for --moments; give it too"
+    )
+    refuse(ranges and ranges_from, "--ranges writes the ranges that --ranges-from reads; give one of them")
+    refuse(ranges and resume, "--resume continues moments; --ranges has nothing to continue")
     if merge:
         statistics = reduce(Statistics.merge, map(Statistics.load, files))
         statistics.save(output)
@@ -118,12 +108,12 @@ def observe(
                 ranges_only=ranges,
                 ranges=ranges_from,
                 memory=memory << 20 if memory else MOMENTS_MEMORY,
-                start=Moments(load_interrupted(Statistics.load, output)) if resume else None,
+                start=Moments(_load_interrupted(output)) if resume else None,
                 ray=ray,
                 options=options,
             ).statistics
     else:
-        start = load_interrupted(Statistics.load, output) if resume else None
+        start = _load_interrupted(output) if resume else None
         wanted = None if plan is None else Plan.load(plan)
         loaded = load(model) if wanted is None else load(model, wanted.existing)
         wanted = with_limits(wanted or observation_plan(loaded), loaded)
@@ -150,6 +140,16 @@ def observe(
         raise typer.Exit(INTERRUPTED)
     printer.report(record, f"observed   {text}")
     printer.wrote(output)
+
+
+def _load_interrupted(path: Path) -> Statistics:
+    """Return what an interrupted run left in `path`. Raises StatisticsError if nothing is missing."""
+    from onnxfq.calibration.statistics import Statistics
+
+    statistics = Statistics.load(path)
+    if statistics.complete:
+        raise StatisticsError(f"{path} is complete, there is nothing to resume; omit --resume")
+    return statistics
 
 
 def _describe(statistics: Statistics) -> tuple[dict[str, Any], str]:

@@ -1,28 +1,31 @@
-"""Groups of options: one parameter of a command stands for the parameters of the group's constructor."""
+"""Groups of options: one parameter of a command stands for the fields of a dataclass, each an option."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 
 class OptionGroup:
-    """Mark of a parameter, in `Annotated[T, Group(make)]`, whose options are the parameters of `make`.
+    """Mark of a parameter, in `Annotated[T, OptionGroup(make)]`, whose options are the parameters of `make`.
 
     Args:
-        make: dataclass or function of options and further groups that returns the value of the parameter.
+        make: dataclass of options and further groups.
+        read: its method that returns the value of the parameter, which is the dataclass without one.
         fixed: arguments of `make` that are no options of this command.
     """
 
-    def __init__(self, make: Callable[..., Any], **fixed: Any) -> None:
-        self.make, self.fixed = make, fixed
+    def __init__(
+        self, make: Callable[..., Any], read: Callable[[Any], Any] | None = None, **fixed: Any
+    ) -> None:
+        self.make, self.read, self.fixed = make, read, fixed
 
     def build(self, given: Mapping[str, Any]) -> Any:
         """Return the value of the parameter from the arguments of the command."""
-        return self.make(**_gather(self.make, given, self.fixed), **self.fixed)
+        value = self.make(**_gather(self.make, given, self.fixed), **self.fixed)
+        return value if self.read is None else self.read(value)
 
 
 def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -41,17 +44,15 @@ def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
 def _parameters(
     make: Callable[..., Any], fixed: Collection[str]
 ) -> Iterator[tuple[inspect.Parameter, OptionGroup | None]]:
-    """Yield the parameters that are not `fixed` with evaluated annotations, and the groups they stand for."""
-    names = vars(sys.modules[make.__module__])
-    for parameter in inspect.signature(make).parameters.values():
-        if parameter.name in fixed:
-            continue
-        # One level only: types of groups, quoted within `Annotated`, may be of modules not imported yet.
-        hint = eval(parameter.annotation, names)
-        marks = getattr(hint, "__metadata__", ())
-        groups = [mark for mark in marks if isinstance(mark, OptionGroup)]
-        # Keyword-only, because a default could not precede a parameter without one.
-        yield parameter.replace(annotation=hint, kind=parameter.KEYWORD_ONLY), next(iter(groups), None)
+    """Yield the parameters that are not `fixed`, each with the group that it stands for."""
+    for parameter in inspect.signature(make, eval_str=True).parameters.values():
+        if parameter.name not in fixed:
+            marks = getattr(parameter.annotation, "__metadata__", ())
+            # Keyword-only, because a default could not precede a parameter without one.
+            yield (
+                parameter.replace(kind=parameter.KEYWORD_ONLY),
+                next((mark for mark in marks if isinstance(mark, OptionGroup)), None),
+            )
 
 
 def _flatten(make: Callable[..., Any], fixed: Collection[str] = ()) -> Iterator[inspect.Parameter]:

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from onnxfq.choices import DEFAULT_BATCH
+from onnxfq.cli.build_options import GpuOption, note_gpus
 from onnxfq.cli.console import Printing
 from onnxfq.cli.data_options import Described, OptionalDataOption
-from onnxfq.cli.options import (
-    CustomOpsOption,
-    GivenOption,
-    GpuOption,
-    ModelArgument,
-    OutputOption,
-    PlannedRecipe,
-    describe_gpus,
-)
+from onnxfq.cli.options import CustomOpsOption, GivenOption, ModelArgument, OutputOption, PlannedRecipe
 from onnxfq.cli.run_options import BatchOption
 from onnxfq.cli.streams import show
 
@@ -31,7 +24,7 @@ def plan(
     recipe: PlannedRecipe,
     printer: Printing,
 ) -> None:
-    """Write a plan: a JSON file to read, edit and pass to the next stages.
+    """OUT is a JSON file to read, edit and pass to the next stages.
 
     --data provides one feed to infer the tensor ranks that ONNX cannot infer.
     """
@@ -42,8 +35,7 @@ def plan(
     from onnxfq.stages.planned_encodings import plan_encodings
     from onnxfq.targets.target import prepare_model, target_by_name
 
-    for line in describe_gpus(gpu):
-        printer.note(line)
+    note_gpus(gpu, printer)
     chosen = recipe.load()
     hardware = target_by_name(chosen.target).hardware
     if gpu and hardware is not None:

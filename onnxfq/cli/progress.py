@@ -67,4 +67,5 @@ class Lines:
         speed = (done - self._first) / (now - self._begun)
         known = f" of {total}" if total else ""
         left = f", {(total - done) / speed:.0f} s left" if total and speed else ""
-        self._say(f"{stage}: {done}{known}, {speed:.2g}/s{left}")
+        pace = f", {speed:.2g}/s" if speed else ""  # nothing came since the stage began
+        self._say(f"{stage}: {done}{known}{pace}{left}")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from onnxfq.cli.build_options import GpuOption, note_gpus
 from onnxfq.cli.console import PrintingAll
-from onnxfq.cli.options import GpuOption, describe_gpus
+from onnxfq.cli.option import argument, flag
 from onnxfq.cli.streams import show
 
 if TYPE_CHECKING:
@@ -17,18 +16,13 @@ if TYPE_CHECKING:
 
 
 def recipes(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="Print this recipe or recipe file."),
-    ] = None,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON schema of recipe files, for editors.")
-    ] = False,
+    name: Annotated[str | None, argument("[NAME]", "Print this recipe or recipe file.")] = None,
+    schema: Annotated[bool, flag("Print the JSON schema of recipe files, for editors.", "--schema")] = False,
     gpu: GpuOption = None,
     *,
     printer: PrintingAll,
 ) -> None:
-    """List the built-in recipes, or print all fields of one as YAML, to edit and give to --recipe."""
+    """The YAML of a recipe is there to edit and to give to --recipe."""
     import yaml
 
     from onnxfq.support.tables import table_lines
@@ -39,14 +33,14 @@ def recipes(
         show(json.dumps(recipe_schema(), indent=2))
     elif name is not None:
         fields = load_recipe(name).model_dump(mode="json")
-        printer.report(fields, yaml.safe_dump(fields, sort_keys=False).rstrip())
+        # Its lines are a file's: none is broken for the terminal.
+        printer.report(fields) if printer.as_json else show(yaml.safe_dump(fields, sort_keys=False).rstrip())
     else:
         rows = [["recipe", "target", "activations", "weights", *(["runs there"] if gpu else [])]]
         for one, recipe in RECIPES.items():
             row = [one, recipe.target, _describe(recipe.activations), _describe(recipe.weights)]
             rows.append([*row, *([_judge(recipe, gpu)] if gpu else [])])
-        for line in describe_gpus(gpu):
-            printer.note(line)
+        note_gpus(gpu, printer)
         printer.report(RECIPES, *table_lines(rows))
 
 

@@ -9,46 +9,32 @@ import typer
 
 from onnxfq.cli.artifacts import node_data_paths
 from onnxfq.cli.console import Printing
-from onnxfq.support.files import write_text
+from onnxfq.cli.option import argument, option
+
+_RESULTS = argument(
+    "RESULT...", "JSON files that quantize, evaluate or sensitivity print with --json or write."
+)
+_ENGINE = option("FILE.json", "Add an engine's precision and times by layer, from `check --layers --json`.")
+_NODE_DATA = option(
+    "FILE.json",
+    "Also write the noise of the layers of one result for Model Explorer, sensitivity and bits next to it.",
+)
 
 
 def report(
-    results: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RESULT...",
-            help="JSON files that quantize, evaluate or sensitivity print with --json or write.",
-        ),
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE.html", help="Write this page.")
-    ] = Path("report.html"),
-    engine: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.json",
-            help="Add an engine's precision and times by layer, from `check --layers --json`.",
-        ),
-    ] = None,
-    node_data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.json",
-            help="Also write the noise of the layers of one result for Model Explorer, sensitivity and bits "
-            "next to it.",
-        ),
-    ] = None,
+    results: Annotated[list[Path], _RESULTS],
+    output: Annotated[Path, option("FILE.html", "Write this page.", "--output", "-o")] = Path("report.html"),
+    engine: Annotated[Path | None, _ENGINE] = None,
+    node_data: Annotated[Path | None, _NODE_DATA] = None,
     *,
     printer: Printing,
 ) -> None:
-    """Write one HTML page of results, side by side: verdicts, noise along the graph, and layers.
-
-    --json also prints what the page shows.
-    """
+    """--json also prints what the page shows."""
     from onnxfq.report.contents import page_contents, read_result
     from onnxfq.report.html import render_page  # with jinja2, which only pages need
     from onnxfq.report.layer_table import write_node_data
     from onnxfq.report.record import ResultRecord
+    from onnxfq.support.files import write_text
 
     stems = [path.stem for path in results]
     labels = stems if len(set(stems)) == len(stems) else [str(path.with_suffix("")) for path in results]

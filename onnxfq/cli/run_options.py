@@ -5,31 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onnxfq.choices import DEFAULT_BATCH, MOST_THREADS, DeviceChoice
 from onnxfq.cli.console import Printer
 from onnxfq.cli.data_options import Described
+from onnxfq.cli.option import RUNNING, flag, option
 from onnxfq.cli.option_groups import OptionGroup
 
 if TYPE_CHECKING:
     from onnxfq.stages.options import RunOptions
 
-
-def _option(*names: str, **given: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Running", **given)
-
-
 BatchOption = Annotated[
     int,
-    _option(
-        metavar="N",
+    option(
+        "N",
+        "Run this many samples at once if the batch axis is open; 0 keeps the batches of the data.",
+        panel=RUNNING,
         min=0,
-        help="Run this many samples at once if the batch axis is open; 0 keeps the batches of the data.",
     ),
 ]
+_THREADS = option("N", "Use this many threads; 0 for one per core.", panel=RUNNING, min=0, max=MOST_THREADS)
+_DEVICE = option(None, "Run models on this device; any: on a GPU if one works and has room.", panel=RUNNING)
+_EXACT = flag(
+    "Compare without graph optimisation, bit for bit: slower; quantize compares both forms.",
+    "--exact",
+    panel=RUNNING,
+)
 
 
 @dataclass(frozen=True)
@@ -38,19 +42,9 @@ class Run:
 
     described: Described
     batch: BatchOption = DEFAULT_BATCH
-    threads: Annotated[
-        int, _option(metavar="N", min=0, max=MOST_THREADS, help="Use this many threads; 0 for one per core.")
-    ] = 0
-    device: Annotated[
-        DeviceChoice, _option(help="Run models on this device; any: on a GPU if one works and has room.")
-    ] = "any"
-    exact: Annotated[
-        bool,
-        _option(
-            "--exact",
-            help="Compare without graph optimisation, bit for bit: slower; quantize compares both forms.",
-        ),
-    ] = False
+    threads: Annotated[int, _THREADS] = 0
+    device: Annotated[DeviceChoice, _DEVICE] = "any"
+    exact: Annotated[bool, _EXACT] = False
 
     @contextmanager
     def progress(self, printer: Printer) -> Iterator[RunOptions]:

@@ -6,62 +6,53 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from onnxfq.choices import DEFAULT_RECIPE, LOW_SQNR_DB, RANKING_FEEDS
-from onnxfq.cli.console import Printing
+from onnxfq.cli.console import Printing, write_page
 from onnxfq.cli.data_options import DataOption
+from onnxfq.cli.option import option
 from onnxfq.cli.options import (
     AccuracyOptions,
     CustomOpsOption,
     ModelArgument,
+    PageOption,
     RayOption,
     RecipeOption,
     StatisticsOption,
 )
 from onnxfq.cli.run_options import RunningOnCpu
 from onnxfq.errors import RecipeError
-from onnxfq.support.files import write_text
 
 if TYPE_CHECKING:
     from onnxfq.documents.sensitivity import Sensitivity
+
+_SAMPLES = option("N", "Measure this many samples.", min=1)
+_OUTPUT = option("FILE.json", "Write all groups.", "--output", "-o")
+_RECIPE_OUT = option("FILE.yaml", "Write a recipe with the remedy as an override.")
 
 
 def sensitivity(
     model: ModelArgument,
     data: DataOption,
     recipe: RecipeOption = DEFAULT_RECIPE,
-    statistics: StatisticsOption = None,
-    samples: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Measure this many samples.")
-    ] = RANKING_FEEDS,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE.json", help="Write all groups."),
-    ] = None,
-    recipe_out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.yaml", help="Write a recipe with the remedy as an override."),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.html", help="Write an HTML page of all layers."),
-    ] = None,
-    ray: RayOption = None,
-    custom_ops: CustomOpsOption = None,
+    samples: Annotated[int, _SAMPLES] = RANKING_FEEDS,
+    output: Annotated[Path | None, _OUTPUT] = None,
+    recipe_out: Annotated[Path | None, _RECIPE_OUT] = None,
+    report: PageOption = None,
     *,
     accuracy: AccuracyOptions,
+    statistics: StatisticsOption = None,
+    ray: RayOption = None,
+    custom_ops: CustomOpsOption = None,
     running: RunningOnCpu,
     printer: Printing,
 ) -> None:
-    """Rank the quantized layers of MODEL by the noise that each adds to the outputs.
+    """Every group of quantizers is switched on alone, and the worst are also left out.
 
-    Every group of quantizers is switched on alone, in a model that is loaded once, and the worst are also
-    left out. --metric or --labels measure the task as well, on half of the data for each group: they rank
-    the groups that they separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
+    --metric or --labels measure the task as well, on half of the data for each group: they rank the groups
+    that they separate. The remedy is for --min-sqnr or --max-drop; 20 dB without them.
     """
-    from onnxfq.remedies.accuracy_target import AccuracyTarget
     from onnxfq.remedies.sensitivity import sensitivity as measure
+    from onnxfq.support.files import write_text
     from onnxfq.targets.recipes import RECIPES, load_recipe
 
     if recipe_out is not None and load_recipe(recipe) not in RECIPES.values():
@@ -71,41 +62,40 @@ def sensitivity(
     unmeasured = replace(accuracy, labels=None, metric=None)
     # Without a promised drop, labels and a metric only rank.
     promised, ranking = (unmeasured, accuracy) if accuracy.max_drop is None else (accuracy, unmeasured)
+    if not promised.is_promised:
+        promised = replace(promised, min_sqnr=LOW_SQNR_DB)
     with running.progress(printer) as options:
-        found = measure(
+        result = measure(
             model,
             data,
             recipe=recipe,
             statistics=statistics,
             samples=samples,
-            promise=promised.promise or AccuracyTarget(min_sqnr=LOW_SQNR_DB),
+            promise=promised.target,
             metric=ranking.metric,
             labels=ranking.labels,
             ray=ray,
             options=options,
         )
     if output is not None:
-        found.save(output)
+        result.save(output)
     if recipe_out is not None:
-        write_text(recipe_out, recipe_text(found))
-    if report is not None:
-        from onnxfq.report.html import render_page  # with jinja2, which only pages need
-
-        write_text(report, render_page([(model.stem, found)]))
-    printer.show(found, hidden=printer.quiet and output is not None)
-    printer.say(f"remedy     {found.remedy_text()}")
+        write_text(recipe_out, recipe_text(result))
+    write_page(report, model.stem, result)
+    printer.show(result, hidden=printer.quiet and output is not None)
+    printer.say(f"remedy     {result.remedy_text()}")
     printer.wrote(output, recipe_out, report)
 
 
-def recipe_text(found: Sensitivity) -> str:
+def recipe_text(result: Sensitivity) -> str:
     """Return a recipe in YAML that has the remedy as an override."""
     import yaml
 
     from onnxfq.targets.recipes import RECIPES
 
-    remedy = found.remedy
+    remedy = result.remedy
     kept = []
     if remedy is not None and remedy.kept:
-        override = found.override(remedy.kept, RECIPES.get(remedy.fallback, remedy.fallback))
+        override = result.override(remedy.kept, RECIPES.get(remedy.fallback, remedy.fallback))
         kept = [override.model_dump(mode="json", exclude_defaults=True)]
-    return yaml.safe_dump({"base": found.recipe, "overrides": kept}, sort_keys=False)
+    return yaml.safe_dump({"base": result.recipe, "overrides": kept}, sort_keys=False)

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any, TextIO
 
 from onnxfq.errors import OutputError
+from onnxfq.support.tables import measure_room, room
 
 _OUT, _ERR = 1, 2
 """Descriptors of standard output and standard error."""
@@ -59,7 +60,7 @@ def hold_results() -> Iterator[None]:
     """
     shown = sys.stdout
     waiting = _Waiting(shown)
-    token = _results.set(waiting)
+    token, width = _results.set(waiting), room.set(measure_room(shown))
     try:
         with redirect_stderr(_Lenient(sys.stderr)), redirect_stdout(waiting):
             try:
@@ -69,6 +70,7 @@ def hold_results() -> Iterator[None]:
                 raise
     finally:
         _results.reset(token)
+        room.reset(width)
     _print(waiting.getvalue(), shown)
 
 

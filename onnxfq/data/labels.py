@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.data import read_npz
 from onnxfq.data.outputs import FlatOutput
+from onnxfq.data.sources import list_files
 from onnxfq.data.validation import UNCONVERTIBLE, as_array
 from onnxfq.errors import DataError
 from onnxfq.support.arrays import UNREADABLE, load_npy
@@ -17,19 +18,24 @@ from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import join_lines
 
 Labels = str | Path | ArrayLike
-"""Classes of all rows in order, or a file of them: whole numbers, or names as the model returns them."""
+"""Classes of all rows in order, whole numbers or names as the model returns them; or a file of them.
+
+A folder of data with a folder of images for each class has its labels too.
+"""
 
 
 def read_labels(labels: Labels, whole: bool = True) -> NDArray[Any]:
     """Return labels as int64 or texts of shape [rows].
 
-    A file is an .npy, an .npz with one array or `labels`, or text with one label a line.
+    A file is an .npy, an .npz with one array or `labels`, or text with one label a line. In a folder with a
+    folder of images for each class, as torchvision's ImageFolder reads it, a class is the place of its folder
+    in the order of names, or its name if all names are whole numbers.
 
     Args:
         labels: in memory, or a file of them.
         whole: False also takes other numbers in memory, as they are: a metric knows what they are.
 
-    Raises DataError for a missing or unreadable file, and for what is no whole number and no text.
+    Raises DataError for a missing or unreadable file, and for values that are neither whole numbers nor text.
     """
     in_memory = not isinstance(labels, (str, Path))
     source = "the given labels" if in_memory else str(labels)
@@ -97,7 +103,20 @@ def refuse_label_count(labels: NDArray[Any], rows: str, output: str) -> DataErro
     return DataError(f"{labels.size} labels for {rows} rows of output {output!r}; give one label per row")
 
 
+def _read_folder(folder: Path) -> NDArray[np.int64]:
+    """Return the class of each image of a folder, in the order in which the data is read."""
+    kind, paths = list_files(folder)
+    names = [path.relative_to(folder).parts[0] for path in paths]
+    if kind != "image" or any(path.parent == folder for path in paths):
+        raise DataError(f"{folder} has no folder of images for each class; give a file of labels")
+    if all(name.isdecimal() for name in names):
+        return np.asarray(names).astype(np.int64)
+    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+
+
 def _read(path: Path) -> NDArray[Any]:
+    if path.is_dir():
+        return _read_folder(path)
     if path.suffix == ".npy":
         return np.asarray(load_npy(path))
     if path.suffix != ".npz":

@@ -81,6 +81,10 @@ class KeptFeeds:
             return self.unseen or self.feeds
         return self.without_apart().feeds
 
+    def number(self, sample: Feed) -> int | None:
+        """Return the number, from 0, of a kept sample in the order of the data; None for another feed."""
+        return self._selection.number(sample)
+
     def without_apart(self) -> KeptFeeds:
         """Return the feeds without the samples that stand apart; the other kept samples are the same."""
         digests = [sample.digest for sample in self.apart]

@@ -24,12 +24,13 @@ def count_bytes(sample: Feed) -> int:
 
 
 class _Run(NamedTuple):
-    """Consecutive samples, the digest of each and of all, and the sum of their sizes."""
+    """Consecutive samples, the digest of each and of all, the sum of their sizes, and their first number."""
 
     digest: int
     digests: list[int]
     samples: list[Feed]
     size: int
+    number: int
 
 
 class Selection:
@@ -53,6 +54,7 @@ class Selection:
         self._runs: list[_Run] = []
         self._limit = _ALL  # the least digest for which there was no room; there is none for those above
         self._counts: dict[int, int] = {}
+        self._seen = 0  # samples of all runs that ended
 
     @property
     def samples(self) -> list[Feed]:
@@ -68,6 +70,11 @@ class Selection:
     def times(self) -> list[int]:
         """How often the run of each of them came."""
         return [self._counts[run.digest] for run in self._runs for _ in run.samples]
+
+    def number(self, sample: Feed) -> int | None:
+        """Return the place in the pass, from 0, where one of `samples` came first; None for another feed."""
+        places = {id(one): run.number + at for run in self._runs for at, one in enumerate(run.samples)}
+        return places.get(id(sample))
 
     def add(self, feed: Feed) -> list[Feed]:
         """Keep copies of the samples of `feed` that belong to the selection; return those that do not.
@@ -85,6 +92,8 @@ class Selection:
     def end_run(self) -> list[Feed]:
         """End the run, as at the end of a pass; return the samples that have no place, as `add` does."""
         begun, self._begun = self._begun, []
+        number = self._seen
+        self._seen += len(begun)
         digest = sum(digest for digest, _ in begun) % _ALL
         if not begun or digest >= self._limit:
             return [sample for _, sample in begun]
@@ -92,7 +101,7 @@ class Selection:
         if self._counts[digest] > 1:
             return []
         copies = [copy_feed(sample) for _, sample in begun]
-        run = _Run(digest, [one for one, _ in begun], copies, sum(map(self._size, copies)))
+        run = _Run(digest, [one for one, _ in begun], copies, sum(map(self._size, copies)), number)
         self._runs.insert(bisect_left([one.digest for one in self._runs], digest), run)
         others: list[Feed] = []
         while len(self.samples) > self._most or self._lacks_room():

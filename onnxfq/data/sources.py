@@ -154,6 +154,18 @@ def _open_path(path: Path, reading: SourceContext) -> Source:
 
 
 def _open_folder(folder: Path, reading: SourceContext) -> Source:
+    kind, paths = list_files(folder)
+    if kind == "image":
+        return _open_images(paths, str(folder), reading)
+    pieces = (Piece(read_arrays(path, reading.inputs)) for path in paths)
+    return Source(str(folder), pieces, None if samples_open(reading.inputs) else len(paths))
+
+
+def list_files(folder: Path) -> tuple[str, list[Path]]:
+    """Return the kind of the files of data in a folder, `image` or a suffix, and their paths in order.
+
+    Raises DataError for a folder without data, or with several kinds.
+    """
     kinds = {".npz": (".npz",), ".npy": (".npy",), "image": SUFFIXES}
     paths_of: dict[str, list[Path]] = {}
     # Class folders of an image set are searched; their files are not mixed with files next to them.
@@ -171,11 +183,7 @@ def _open_folder(folder: Path, reading: SourceContext) -> Source:
     if len(paths_of) > 1:
         listed = " and ".join(f"{len(paths)} {kind}" for kind, paths in paths_of.items())
         raise DataError(f"folder {folder} holds {listed} files; give a folder with one kind of data")
-    ((kind, paths),) = paths_of.items()
-    if kind == "image":
-        return _open_images(paths, str(folder), reading)
-    pieces = (Piece(read_arrays(path, reading.inputs)) for path in paths)
-    return Source(str(folder), pieces, None if samples_open(reading.inputs) else len(paths))
+    return next(iter(paths_of.items()))
 
 
 def _list_visible(files: Iterable[Path], folder: Path) -> list[Path]:

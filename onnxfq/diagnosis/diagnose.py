@@ -17,7 +17,8 @@ from onnxfq.diagnosis.ranking import find_suspicions, rank
 from onnxfq.diagnosis.reading.board import Board
 from onnxfq.diagnosis.reading.float_model import FloatModel
 from onnxfq.diagnosis.reading.patient import Patient
-from onnxfq.diagnosis.reading.switched_form import SwitchedForm, switch_form
+from onnxfq.diagnosis.reading.quantizers import SwitchedForm
+from onnxfq.diagnosis.reading.switched_form import switch_form
 from onnxfq.diagnosis.recipe import recipe_text
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.diagnosis.repairs import Repairs
@@ -27,6 +28,7 @@ from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import read_model, standard_form
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.signature import output_names
+from onnxfq.interchange.quantized_models.qonnx import pairs_of_qonnx
 from onnxfq.metrics import Metric
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.stages.options import RunOptions, open_feeds
@@ -100,7 +102,8 @@ def _open(
     count: int = FEEDS,
 ) -> Patient:
     """Return the file with its sessions and its data."""
-    proto, _, source = read_model(model)
+    read, _, source = read_model(model)
+    proto = pairs_of_qonnx(read, source)
     if any((node.op_type, node.domain) == ("FakeQuantize", ONNXFQ_DOMAIN) for node in proto.graph.node):
         lifted = lift(proto)
         proto = proto if lifted is None else lower(lifted)

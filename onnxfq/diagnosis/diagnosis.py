@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Literal
 
 from onnxfq.diagnosis.reading.cause import Cause
-from onnxfq.documents.scores import TensorRow
+from onnxfq.documents.layers import TensorRow
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 
 LOW_DB = 20.0
 """SQNR below which a file without a single cause has a loss worth a word."""
+
+NOTHING_READ = "nothing was looked at: all quantizers are of kinds that stay as they are"
+"""Verdict of a file with quantizers that no cause is looked for in."""
 
 
 class Diagnosis(Record):
@@ -21,6 +25,7 @@ class Diagnosis(Record):
         verdict: at most three lines.
         causes: the most harmful first.
         looked_at: what was looked for.
+        not_looked_at: quantizers that no cause is looked for in, by what they are.
         unmatched: quantized tensors that the float model has not.
         quantizers: how many the file has, of activations and of constants.
         samples: of the data.
@@ -36,6 +41,7 @@ class Diagnosis(Record):
     verdict: str
     causes: tuple[Cause, ...]
     looked_at: tuple[str, ...]
+    not_looked_at: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()
     quantizers: int
     samples: int
@@ -45,21 +51,45 @@ class Diagnosis(Record):
     after: float | None = None
     written: str = ""
 
+    def cells(self) -> list[tuple[str, ...]]:
+        """Return the cells of a table of the causes, headings first."""
+        rows: list[tuple[str, ...]] = [
+            ("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")
+        ]
+        for cause in self.causes:
+            before, after = ("" if db is None else f"{db:.1f}" for db in (cause.before, cause.after))
+            where = cause.tensor or cause.node
+            rows.append((cause.kind, where, before, after, cause.evidence, cause.repair))
+        return rows
+
     def table(self) -> str:
-        """Return the verdict, and a row for each cause."""
+        """Return the verdict, and a row for each cause with its evidence and repair below it."""
         lines = [self.verdict]
         if self.causes:
-            rows: list[tuple[str, ...]] = [
-                ("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")
-            ]
-            for cause in self.causes:
-                figures = ("" if db is None else f"{db:.1f}" for db in (cause.before, cause.after))
-                rows.append((cause.kind, cause.tensor or cause.node, *figures, cause.evidence, cause.repair))
-            lines += ["", *table_lines(rows, names=(1,))]
+            rows = self.cells()
+            head, *figures = table_lines([row[:4] for row in rows], names=(1,))
+            lines += ["", head]
+            for line, (*_, evidence, repair) in zip(figures, rows[1:], strict=True):
+                lines += [line, *_wrap(evidence, "    "), *_wrap(repair and f"repair: {repair}", "    ")]
+            lines.append("")
         if self.unmatched:
-            lines.append(f"not in the float model: {', '.join(self.unmatched)}")
-        lines.append(f"looked at {self.quantizers} quantizers: {', '.join(self.looked_at)}")
+            lines += _wrap(f"not in the float model: {', '.join(self.unmatched)}")
+        lines += _wrap(f"looked at {self.quantizers} quantizers: {', '.join(self.looked_at)}")
+        if self.not_looked_at:
+            lines += _wrap(f"not looked at: {', '.join(self.not_looked_at)}")
         return "\n".join(lines)
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    """Return lines of at most 80 characters; names and commands stay whole."""
+    return textwrap.wrap(
+        text,
+        80,
+        initial_indent=indent,
+        subsequent_indent=indent or "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def verdict_of(causes: tuple[Cause, ...], before: float | None, after: float | None, unit: str = "dB") -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.patient import Patient
-from onnxfq.documents.scores import TensorRow
+from onnxfq.documents.layers import ChannelSizes, TensorRow
 from onnxfq.numerics.metrics import ratio_db
 
 BINS = 128
@@ -31,7 +31,9 @@ def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRo
         quantizer, values = patient.form.activations[number], patient.values[number]
         if not values.sample.size:
             continue
-        counts, edges = np.histogram(values.sample, BINS)
+        low, high = quantizer.grid.limits
+        ends = min(values.low, low), max(values.high, high)  # a wide grid is seen beside its values
+        counts, edges = np.histogram(values.sample, BINS, ends)
         noise = values.noise(quantizer.grid.scale, quantizer.grid.zero, quantizer)
         rows.append(
             TensorRow(
@@ -46,7 +48,7 @@ def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRo
                 grid=quantizer.grid.limits,
                 edges=(float(edges[0]), float(edges[-1])),
                 counts=tuple(int(count) for count in counts),
-                channels=tuple(float(size) for size in values.channels),
+                sizes=ChannelSizes.of(values.channels, len(values.lows)),
             )
         )
     return tuple(rows)

@@ -11,11 +11,12 @@ import onnx
 
 from onnxfq.data import Feed
 from onnxfq.data.labels import Labels, read_labels
+from onnxfq.diagnosis.reading.board import sum_errors
 from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.errors import DataError
 from onnxfq.graph.signature import output_names
 from onnxfq.metrics import Metric, check_metric_name, raise_metric, read_value
-from onnxfq.numerics.metrics import ErrorSums, ratio_db
+from onnxfq.numerics.metrics import ratio_db
 from onnxfq.remedies.task_metric import top1
 from onnxfq.runtime.session import Session
 from onnxfq.support.user_code import faults_of
@@ -62,12 +63,8 @@ class Measure:
         if board is None:
             raise DataError("a repair is measured; give data")
         session = Session(proto, self.threads)
-        sums = [ErrorSums() for _ in board.outputs]
-        for feed in feeds:
-            results = session.run(feed, board.outputs)
-            for at, (want, have) in enumerate(zip(self.patient.references[id(feed)], results, strict=True)):
-                if want.shape == have.shape:
-                    sums[at] += ErrorSums.from_arrays(want, have)
+        wanted = [self.patient.references[id(feed)] for feed in feeds]
+        sums = sum_errors(wanted, (session.run(feed, board.outputs) for feed in feeds))
         ratios = [ratio_db(total.signal, total.noise) for total in sums]
         return -math.inf if any(map(math.isnan, ratios)) else min(ratios)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import onnx
 
-from onnxfq.diagnosis.diagnosis import Diagnosis, verdict_of
+from onnxfq.diagnosis.diagnosis import NOTHING_READ, Diagnosis, verdict_of
 from onnxfq.diagnosis.guilty_tensors import guilty_rows
 from onnxfq.diagnosis.measure import Measure
 from onnxfq.diagnosis.reading.cause import Cause, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.remedies.judge import LEAST_PROVEN_DB
+from onnxfq.remedies.judge import keeps_sqnr
 
 
 class Repairs:
@@ -27,18 +28,21 @@ class Repairs:
         """Return the diagnosis with what each repair restores; `together` gets those that do no harm."""
         patient, measure = self._patient, self._measure
         causes: list[Cause] = []
+        samples = (patient.choosing, patient.proving)
         before = after = None
         if patient.board is not None:
             before = measure.reported(patient.proto)
-            chosen = measure.sqnr_db(patient.proto, patient.choosing)
+        best: list[float] = []
         for suspicion in suspicions:
             alone = None
             if suspicion.edits and patient.board is not None:
                 alone = measure.reported(self._edit(patient.proto, suspicion))
+                best = best or [measure.sqnr_db(patient.proto, feeds) for feeds in samples]
                 candidate = self._edit(self.together, suspicion)
-                score = measure.sqnr_db(candidate, patient.choosing)
-                if score >= chosen - LEAST_PROVEN_DB:
-                    self.together, self.is_changed, chosen = candidate, True, max(chosen, score)
+                scores = [measure.sqnr_db(candidate, feeds) for feeds in samples]
+                if keeps_sqnr(best, scores):
+                    self.together, self.is_changed = candidate, True
+                    best = [max(pair) for pair in zip(scores, best, strict=True)]
             causes.append(
                 Cause(
                     kind=suspicion.kind,
@@ -52,13 +56,17 @@ class Repairs:
             )
         if self.is_changed:
             after = measure.reported(self.together)
+        count = len(patient.form.activations) + len(patient.form.constants)
         return Diagnosis(
             source=patient.source,
-            verdict=verdict_of(tuple(causes), before, after, measure.unit),
+            verdict=verdict_of(tuple(causes), before, after, measure.unit) if count else NOTHING_READ,
             causes=tuple(causes),
             looked_at=looked_at,
+            not_looked_at=tuple(
+                f"{kind}: {count}" for kind, count in Counter(patient.form.passed_over).items()
+            ),
             unmatched=() if patient.floats is None else tuple(patient.floats.unmatched),
-            quantizers=len(patient.form.activations) + len(patient.form.constants),
+            quantizers=count,
             samples=len(patient.feeds),
             unit=measure.unit,
             tensors=guilty_rows(patient, suspicions),

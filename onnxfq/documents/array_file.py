@@ -1,4 +1,4 @@
-"""Array file of encodings: many scales and zero points in an .npz next to the JSON."""
+"""Arrays of encodings: read-only in memory, flat lists in JSON, or many of them in an .npz next to it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import hashlib
 import json
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 
 from onnxfq.errors import PlanError
@@ -114,3 +115,61 @@ def _read(reference: ArrayFile, path: Path) -> dict[str, NDArray[Any]]:
         ) from None
     except UNREADABLE as fault:
         raise PlanError(f"cannot read {packed}: {join_lines(fault)}; calibrate again") from None
+
+
+def _to_numbers(values: Any) -> NDArray[Any]:
+    try:
+        numbers = np.asarray(values)
+    except (ValueError, OverflowError):
+        numbers = np.asarray(None)
+    if numbers.size and numbers.dtype.kind not in "fiu":
+        raise ValueError(f"must be a list of numbers, got {values!r:.40}")
+    return numbers
+
+
+def _lock(values: NDArray[Any], info: pydantic.ValidationInfo) -> NDArray[Any]:
+    """Return `values` read-only, in param_shape if the count fits."""
+    shape = info.data.get("param_shape", ())
+    if values.size == prod(shape) and min(shape, default=0) >= 0:
+        values = values.reshape(shape)
+    values.flags.writeable = False
+    return values
+
+
+def _to_scale(values: Any, info: pydantic.ValidationInfo) -> NDArray[np.float32]:
+    return _lock(cast(_to_numbers(values), np.float32), info)
+
+
+def _to_zero_point(values: Any, info: pydantic.ValidationInfo) -> NDArray[Any]:
+    """Return int32, or float32 for fractional zero points; validation reports values that do not fit."""
+    numbers, spec = _to_numbers(values), info.data.get("spec")
+    fractional = spec is not None and spec.zero_point == "fractional"
+    dtype = np.float32 if fractional else np.int32
+    if not np.count_nonzero(numbers):
+        return _lock(np.zeros(numbers.shape, dtype), info)  # zero pages that are never written
+    made = cast(numbers, dtype)
+    exact = fractional or numbers.dtype == dtype or np.array_equal(made, numbers)
+    return _lock(made if exact else numbers.copy(), info)
+
+
+def cast(numbers: NDArray[Any], dtype: type) -> NDArray[Any]:
+    """Return a copy of type `dtype`; values outside its range become values that validation rejects."""
+    if numbers.dtype == dtype:
+        return numbers.copy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        return numbers.astype(dtype, order="C")
+
+
+def _spell(values: NDArray[Any], info: pydantic.SerializationInfo) -> Any:
+    return values if info.context == KEEP_ARRAYS else tuple(values.ravel().tolist())
+
+
+KEEP_ARRAYS = "keep arrays"
+"""Context that keeps arrays in serialization, for an array file; otherwise flat tuples in C order."""
+
+ScaleField = Annotated[
+    NDArray[np.float32], pydantic.PlainValidator(_to_scale), pydantic.PlainSerializer(_spell)
+]
+ZeroPointField = Annotated[
+    NDArray[Any], pydantic.PlainValidator(_to_zero_point), pydantic.PlainSerializer(_spell)
+]

@@ -13,8 +13,16 @@ import pydantic
 from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.calibration.calibrators import EXTERNAL, MINMAX, Calibrator
-from onnxfq.documents.array_fields import KEEP_ARRAYS, ScaleField, ZeroPointField, cast
-from onnxfq.documents.array_file import INLINE_LIMIT, array_path, restore_arrays, write_with_arrays
+from onnxfq.documents.array_file import (
+    INLINE_LIMIT,
+    KEEP_ARRAYS,
+    ScaleField,
+    ZeroPointField,
+    array_path,
+    cast,
+    restore_arrays,
+    write_with_arrays,
+)
 from onnxfq.errors import PlanError, SpecError, nearest
 from onnxfq.graph.saturation import Ends
 from onnxfq.numerics.affine import fake_quantize, quantize
@@ -150,16 +158,8 @@ class Encoding(Record):
         global_scale: float | None = None,
     ) -> Encoding:
         """Return an encoding from arrays of one shape. Raises SpecError if a rule is broken."""
-        return _make(
-            {
-                "tensor": tensor,
-                "spec": spec,
-                "param_shape": scale.shape,
-                "scale": scale,
-                "zero_point": zero_point,
-                "global_scale": global_scale,
-            }
-        )
+        arrays = {"param_shape": scale.shape, "scale": scale, "zero_point": zero_point}
+        return _make({"tensor": tensor, "spec": spec, **arrays, "global_scale": global_scale})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Encoding:
         """Return a copy with the values of `update`. Raises SpecError as `of`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ from onnxfq.numerics.float_types import FloatType
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.support.reasons import Reason
-from onnxfq.support.records import Record, first_repeated, read_document, write_document
+from onnxfq.support.records import Document, Record, first_repeated, read_document
 
 Role = Literal["activation", "weight", "bias"]
 
@@ -127,7 +127,7 @@ class Coverage(NamedTuple):
         return f"{self.op_type} {self.quantized}/{self.total}"
 
 
-class Plan(Record):
+class Plan(Document):
     """All decisions for one model (`.plan.json`); a person may edit the file and pass it to later stages.
 
     Attributes:
@@ -213,17 +213,22 @@ class Plan(Record):
             stopped |= {n.node: n for n in broken}
             removed |= {use for n in broken for use in n.needs}
             found = bool(broken)
+        part = self._without_uses(removed, {n.node: n.op_type for n in stopped.values()}, why, why)
+        return part.without_bridges(part.incomplete_bridges, f"not all its tensors are quantized: {why}")
+
+    def _without_uses(self, removed: set[Use], nodes: Mapping[str, str], why: str, why_tensor: str) -> Plan:
+        """Return the plan without these uses; `nodes`, with their op types, and unread tensors are noted."""
         kept = [
             p.model_copy(update={"uses": tuple(use for use in p.uses if use not in removed)})
             for p in self.placements
         ]
-        left = [p for p in kept if not p.uses]
-        skipped = [Skipped(name=n.node, kind="node", op_type=n.op_type, why=why) for n in stopped.values()]
-        skipped += [Skipped(name=p.tensor, kind="tensor", op_type=p.role, why=why) for p in left]
-        part = self.model_copy(
+        skipped = [Skipped(name=name, kind="node", op_type=op, why=why) for name, op in nodes.items()]
+        skipped += [
+            Skipped(name=p.tensor, kind="tensor", op_type=p.role, why=why_tensor) for p in kept if not p.uses
+        ]
+        return self.model_copy(
             update={"placements": tuple(p for p in kept if p.uses), "skipped": (*self.skipped, *skipped)}
         )
-        return part.without_bridges(part.incomplete_bridges, f"not all its tensors are quantized: {why}")
 
     @property
     def incomplete_bridges(self) -> tuple[str, ...]:
@@ -239,23 +244,10 @@ class Plan(Record):
         gone = {bridge.node: bridge.op_type for bridge in self.bridges if bridge.node in nodes}
         if not gone:
             return self
-        kept = [
-            p.model_copy(update={"uses": tuple(use for use in p.uses if use.node not in gone)})
-            for p in self.placements
-        ]
-        skipped = [Skipped(name=name, kind="node", op_type=op, why=why) for name, op in gone.items()]
-        skipped += [
-            Skipped(name=p.tensor, kind="tensor", op_type=p.role, why=f"read by an operator in float: {why}")
-            for p in kept
-            if not p.uses
-        ]
-        part = self.model_copy(
-            update={
-                "placements": tuple(p for p in kept if p.uses),
-                "bridges": tuple(bridge for bridge in self.bridges if bridge.node not in gone),
-                "skipped": (*self.skipped, *skipped),
-            }
-        )
+        removed = {use for p in self.placements for use in p.uses if use.node in gone}
+        part = self._without_uses(removed, gone, why, f"read by an operator in float: {why}")
+        bridges = tuple(bridge for bridge in self.bridges if bridge.node not in gone)
+        part = part.model_copy(update={"bridges": bridges})
         return part.without_bridges(part.incomplete_bridges, why)
 
     def check_model(self, sha256: str) -> None:
@@ -265,10 +257,6 @@ class Plan(Record):
                 f"the plan was made for a model with SHA-256 {self.model_sha256[:12]}, this one has "
                 f"{sha256[:12]}; make a new plan with `onnxfq plan`"
             )
-
-    def save(self, path: str | Path) -> None:
-        """Write as JSON, whole or not at all."""
-        write_document(path, self)
 
     @staticmethod
     def load(path: str | Path) -> Plan:

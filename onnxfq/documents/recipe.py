@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
@@ -175,7 +176,10 @@ class Recipe(Record):
 
     def _nodes_of(self, override: Override, paths: Mapping[str, str]) -> Iterator[str]:
         """Yield the nodes in the modules of `override`."""
-        around = {node: list(_with_outer(path)) for node, path in paths.items()}
+        # Each node with the paths of all modules around it, such as stem and stem.0.
+        around = {
+            node: [*accumulate(path.split("."), "{}.{}".format)] for node, path in paths.items() if path
+        }
         for pattern in override.modules:
             found = [node for node, outer in around.items() if any(match_name(pattern, one) for one in outer)]
             if not found:
@@ -219,13 +223,6 @@ class Recipe(Record):
 
     def _match_overrides(self, node: str, op_type: str, tensor: str) -> Iterator[Override]:
         return (override for override in self.overrides if override.matches(node, op_type, tensor))
-
-
-def _with_outer(path: str) -> Iterator[str]:
-    """Yield `path` and the paths of the modules around it."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
 
 
 def merge_fields(base: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:

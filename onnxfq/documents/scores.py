@@ -1,17 +1,17 @@
-"""`Evaluation`: scores of candidates against a reference; layers and tensors of a result with their noise."""
+"""`Evaluation`: scores of candidates against a reference."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Literal
+
+from pydantic import Field
 
 from onnxfq.choices import LOW_SQNR_DB as LOW_SQNR_DB
 from onnxfq.data.outputs import EqualCounts
-from onnxfq.documents.plan import Role
 from onnxfq.documents.timing import Timing
-from onnxfq.support.records import Amount, Count, Record, Share, write_document
+from onnxfq.support.records import Count, Document, Record, Share
 from onnxfq.support.tables import table_lines
 
 FORMAT_KEY = "onnxfq.format/"
@@ -32,6 +32,7 @@ class OutputScore(Record):
         moved: whether its elements change places with its values, as boxes that are selected do; such an
             SQNR judges nothing.
         stands_for: outputs that are chosen by this inner tensor, which judges in their place.
+        noises: squared error of each feed over the squared reference of all; not in files.
     """
 
     output: str
@@ -43,6 +44,7 @@ class OutputScore(Record):
     decides: bool = True
     moved: bool = False
     stands_for: tuple[str, ...] = ()
+    noises: tuple[float, ...] = Field((), exclude=True, repr=False)
 
     def __str__(self) -> str:
         """Return the figure as `41.2 dB at 'y'`, with the outputs that it stands for."""
@@ -86,6 +88,20 @@ class EqualShare(Record):
         return "equal" if self.equal == 1 else f"{math.floor(self.equal * 1000) / 10:.1f} % equal{rows}"
 
 
+class SampleScore(Record):
+    """One sample of one candidate.
+
+    Attributes:
+        sample: its number in the order of the data, from 0; of feeds with several samples the feed's.
+        sqnr_db: lowest SQNR in dB of what judges the model, on this sample alone.
+        picture: its image as a data URL of PNG; empty unless somebody asked for it.
+    """
+
+    sample: Count
+    sqnr_db: float
+    picture: str = ""
+
+
 class CandidateScore(Record):
     """Scores of all outputs of one candidate.
 
@@ -97,6 +113,7 @@ class CandidateScore(Record):
         metric: value of the metric of the task; None without one.
         weight_shares: share of the noise of an output that weights alone make, on the first feeds, by output;
             empty if it was not measured.
+        worst_samples: those of lowest SQNR, the lowest first.
     """
 
     candidate: str
@@ -107,6 +124,7 @@ class CandidateScore(Record):
     metric: float | None = None
     tensors: tuple[OutputScore, ...] = ()
     weight_shares: dict[str, float] = {}
+    worst_samples: tuple[SampleScore, ...] = ()
 
     @staticmethod
     def cells(scores: Iterable[OutputScore | EqualShare]) -> list[tuple[str, str, str, str, str]]:
@@ -140,7 +158,7 @@ class CandidateScore(Record):
         return math.inf if self.worst is None else self.worst.sqnr_db
 
 
-class Evaluation(Record):
+class Evaluation(Document):
     """Scores of all candidates on one data set (`.json`).
 
     Attributes:
@@ -164,10 +182,6 @@ class Evaluation(Record):
     def lowest_db(self) -> float:
         """The SQNR in dB of the fake-quant model; inf if nothing was compared."""
         return min((one.lowest_db for one in self.candidates[:1]), default=math.inf)
-
-    def save(self, path: str | Path) -> None:
-        """Write as JSON, whole or not at all."""
-        write_document(path, self)
 
     def table(self) -> str:
         """Return the scores as a plain text table, one line per candidate and output, and the notes.
@@ -196,108 +210,3 @@ class Evaluation(Record):
 def _figures(accuracy: float | None, metric: float | None) -> tuple[str, str]:
     """Return the figures of a model as text, empty for those that were not measured."""
     return "" if accuracy is None else f"{accuracy:.4f}", "" if metric is None else f"{metric:.6g}"
-
-
-Range = tuple[float, float]
-
-
-class TensorRow(Record):
-    """One quantized tensor.
-
-    Attributes:
-        role: activation, weight or bias.
-        format: number format and granularity.
-        bits: of an element.
-        calibrator: as the plan names it; `best_error` is followed by the method that it took.
-        why: the reason for its place in the plan.
-        sqnr_db: its own rounding error: exact for weights, estimated from the histogram for activations; None
-            for dynamic scales, and for tensors that were not observed.
-        middle_db: the same for the values between the first and third quartile of the magnitudes.
-        observed: smallest and largest value.
-        grid: smallest and largest number on the grid.
-        edges: ends of the histogram.
-        counts: values in bins of equal width between `edges`.
-        thresholds: range by calibrator, where the data decides.
-        channels: largest magnitude of each channel, or of runs of channels, where it was recorded.
-        equalized_channels: the same after equalization.
-        equalization: what equalization did to the tensor; empty if nothing.
-    """
-
-    tensor: str
-    role: Role
-    format: str
-    bits: Count
-    calibrator: str
-    why: str
-    sqnr_db: float | None = None
-    middle_db: float | None = None
-    observed: Range | None = None
-    grid: Range | None = None
-    edges: Range | None = None
-    counts: tuple[Count, ...] = ()
-    thresholds: dict[str, Range] = {}
-    channels: tuple[Amount, ...] = ()
-    equalized_channels: tuple[Amount, ...] = ()
-    equalization: str = ""
-
-
-class LayerRow(Record):
-    """One operator that is quantized, or could be.
-
-    Attributes:
-        node: its name.
-        output: name of its first output.
-        module: path of its torch module; empty if the model has none.
-        position: place in the graph, from 0.
-        quantized: whether it runs in low precision.
-        why: the reason for float, empty otherwise.
-        tensors: the quantized tensors that it reads.
-        input_db: SQNR of its inputs in the running model, before their own rounding; the lowest of them.
-        output_db: SQNR of its output in the running model.
-        added_db: SQNR of its output if only the noise between inputs and output were there.
-        alone_db: SQNR of the outputs of the model with only its group of layers quantized.
-        rest_db: the same with all groups but this one quantized.
-        multiplies: share of the multiply-adds of the model, 0 to 1.
-        ran: precision in an engine that was built, as `EngineNode` has it; empty if none is known.
-        engine_ms: its time there in milliseconds.
-        before: nearest layers that it reads from.
-        after: nearest layers that read from it.
-    """
-
-    node: str
-    op_type: str
-    output: str = ""
-    module: str = ""
-    position: Count
-    quantized: bool
-    why: str = ""
-    tensors: tuple[str, ...] = ()
-    input_db: float | None = None
-    output_db: float | None = None
-    added_db: float | None = None
-    alone_db: float | None = None
-    rest_db: float | None = None
-    multiplies: Amount | None = None
-    ran: str = ""
-    engine_ms: Amount | None = None
-    before: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-
-    @property
-    def impact_db(self) -> float | None:
-        """Cost of the layer in dB: at the outputs if that was measured, else at its own output."""
-        return self.added_db if self.alone_db is None else self.alone_db
-
-
-class LayerTable(Record):
-    """All layers of a result, the one that costs most first, and their tensors in the order of the plan.
-
-    Attributes:
-        multiplies: share of the multiply-adds in low precision, 0 to 1; None if nothing was run.
-        weight_bytes: share of the bytes of constants that is quantized.
-    """
-
-    layers: tuple[LayerRow, ...]
-    tensors: tuple[TensorRow, ...]
-    multiplies: Amount | None = None
-    weight_bytes: Amount = 0.0

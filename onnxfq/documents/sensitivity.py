@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, Literal
 
 from onnxfq.choices import FLOAT as FLOAT
 from onnxfq.choices import WEIGHTS as WEIGHTS
+from onnxfq.documents.layers import ChannelSizes, describe_channels
 from onnxfq.documents.override import Override
 from onnxfq.documents.recipe import Recipe
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.support.records import Amount, Count, Record, write_document
+from onnxfq.support.records import Amount, Count, Document, Record
 from onnxfq.support.tables import table_lines
 
 _SHOWN = 12
@@ -115,7 +115,7 @@ class GroupRemedy(Record):
         return self.reached >= self.wanted
 
 
-class Sensitivity(Record):
+class Sensitivity(Document):
     """Noise of all groups of quantizers, the worst first (`.json`).
 
     With a metric, the groups with a drop larger than chance are first, by their drop; the others follow by
@@ -126,6 +126,7 @@ class Sensitivity(Record):
         samples: number of feeds it was measured on.
         noise: noise-to-signal ratio of the outputs with everything quantized, of the worst part of `outputs`.
         metric: values of the metric that was given, if any.
+        channels: largest channels of the activations of groups that leave less than 20 dB alone.
     """
 
     format: Literal["onnxfq.sensitivity/1"] = "onnxfq.sensitivity/1"
@@ -137,6 +138,7 @@ class Sensitivity(Record):
     metric: MetricValues | None = None
     groups: tuple[GroupNoise, ...]
     remedy: GroupRemedy | None = None
+    channels: dict[str, ChannelSizes] = {}
 
     @property
     def sqnr_db(self) -> float:
@@ -224,10 +226,6 @@ class Sensitivity(Record):
         lines += [f"{one.layers()}: alone it leaves {one.alone_db:.1f} dB" for one in groups[:shown]]
         return [*lines, *([f"and {len(groups) - shown} more"] if len(groups) > shown else [])]
 
-    def save(self, path: str | Path) -> None:
-        """Write as JSON, whole or not at all."""
-        write_document(path, self)
-
     def table(self, shown: int = _SHOWN) -> str:
         """Return the worst groups as text, one line each.
 
@@ -262,7 +260,10 @@ class Sensitivity(Record):
             *([] if self.metric is None else [self._metric_text(self.metric)]),
             *table_lines(rows, names=(len(rows[0]) - 2, len(rows[0]) - 1)),
         ]
-        return "\n".join([*lines, *([f"and {more} groups with less noise"] if more > 0 else [])])
+        lines += [f"and {more} groups with less noise"] if more > 0 else []
+        wide = describe_channels(self.channels)
+        cure = "cure       `onnxfq quantize` with --repair auto evens out channels where that gains"
+        return "\n".join([*lines, *wide, *([cure] if wide else [])])
 
     def _metric_text(self, metric: MetricValues) -> str:
         """Return the metric of the whole model, and how many groups it ranks, in one line."""

@@ -102,19 +102,22 @@ class Timing(Record):
         renamed = own.model_copy(update={"model": QUANTIZED})
         return self.model_copy(update={"models": (beside, renamed), "notes": ()})
 
+    def cells(self) -> list[tuple[str, ...]]:
+        """Return the cells of a table of the times, headings first."""
+        rows = [
+            (timed.model, timed.target, f"{timed.least_ms:.3f}", f"{timed.median_ms:.3f}", timed.figure)
+            for timed in self.models
+        ]
+        return [("model", "runtime", "least ms", "median ms", "time to float"), *rows]
+
     def lines(self) -> list[str]:
         """Return a table of the times, the rule of its ratios, what is slow, and the notes."""
         if not self.models:
             return list(self.notes)
         threads = "the runtime's own number of threads" if not self.threads else f"{self.threads} thread(s)"
-        rows = [("model", "runtime", "least ms", "median ms", "time to float")]
-        for timed in self.models:
-            rows.append(
-                (timed.model, timed.target, f"{timed.least_ms:.3f}", f"{timed.median_ms:.3f}", timed.figure)
-            )
         return [
             f"time of one sample, {threads}, models in turn:",
-            *("  " + line for line in table_lines(rows, names=(0,))),
+            *("  " + line for line in table_lines(self.cells(), names=(0,))),
             *self.remarks(),
             *self.notes,
         ]

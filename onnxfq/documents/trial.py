@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import wrap
 
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.support.records import Amount, Record
 from onnxfq.support.tables import table_lines
 
-_WIDTH = 80
-"""Columns of a terminal, in which a table of trials is readable."""
-
-_INDENT = " " * 4
-
-_HEADINGS = ("remedy", "result", "unseen dB", "seconds")
+_HEADINGS = ("remedy", "result", "unseen dB", "seconds", "")
+_LEGEND = "unseen dB  SQNR of the worst output, on samples that did not choose the remedy"
 
 
 class Trial(Record):
@@ -61,26 +56,13 @@ class Trial(Record):
 
 
 def trial_lines(trials: Sequence[Trial]) -> list[str]:
-    """Return a table of the trials that were needed; [] without any.
-
-    The reason or the first detail stands in the last column, and other details stand below.
-    """
-    needed = [trial for trial in trials if trial.is_needed]
-    if not needed:
-        return []
-    cells = [(trial.remedy, trial.result, trial.figures, f"{trial.seconds:.1f}") for trial in needed]
-    heading, *heads = table_lines([_HEADINGS, *cells])
-    margin = max(map(len, (heading, *heads))) + 2
-    lines = [heading]
-    for trial, head in zip(needed, heads, strict=True):
+    """Return a table of the trials that were needed, each with its reason and details; [] without any."""
+    rows = [_HEADINGS]
+    for trial in [trial for trial in trials if trial.is_needed]:
         first, *others = trial.texts or [""]
-        beside, *below = _wrap(first, _WIDTH - margin) or [""]
-        lines.append(f"{head:<{margin}}{beside}".rstrip())
-        lines += [" " * margin + line for line in below]
-        lines += [_INDENT + line for text in others for line in _wrap(text, _WIDTH - len(_INDENT))]
-    return lines
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    """Return `text` in lines of so many characters; names are not broken."""
-    return wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        rows.append((trial.remedy, trial.result, trial.figures, f"{trial.seconds:.1f}", first))
+        rows += [("", "", "", "", text) for text in others]
+    if len(rows) == 1:
+        return []
+    measured = any(trial.figures for trial in trials if trial.is_needed)
+    return [*table_lines(rows), *([_LEGEND] if measured else [])]

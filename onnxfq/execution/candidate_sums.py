@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxfq.data.labels import count_right, predict_classes
 from onnxfq.data.outputs import EqualCounts, FlatOutput
-from onnxfq.documents.scores import CandidateScore, EqualShare, OutputScore
+from onnxfq.documents.scores import CandidateScore, EqualShare, OutputScore, SampleScore
 from onnxfq.errors import ModelError
 from onnxfq.execution.sides import Outputs, Side
 from onnxfq.graph.index import GraphIndex
@@ -35,6 +35,9 @@ SURE_FEEDS = 16
 
 Fewer feeds easily miss rare large errors, which the standard error then does not show either.
 """
+
+WORST_SAMPLES = 6
+"""Samples that a score names."""
 
 
 @dataclass
@@ -58,6 +61,7 @@ class CandidateSums:
         powers: signal and noise of each feed, by output and number of its part.
         agreed: rows of the same class, and all rows, by output and tensor.
         shares: counts of equal elements, by discrete output.
+        lowest: lowest SQNR in dB of what judges, by feed.
         noises: of everything and of weights alone on the first feeds, by output.
         unlike: shapes that were not compared, by output.
     """
@@ -76,6 +80,7 @@ class CandidateSums:
     sums: list[ErrorSums] = field(init=False)
     parts: dict[str, list[ErrorSums]] = field(default_factory=dict)
     powers: dict[tuple[str, int], list[tuple[float, float]]] = field(default_factory=dict)
+    lowest: list[float] = field(default_factory=list)
     agreed: list[tuple[int, int]] = field(init=False)
     shares: dict[str, EqualCounts] = field(default_factory=dict)
     noises: list[tuple[float, float]] = field(init=False)
@@ -106,6 +111,7 @@ class CandidateSums:
 
     def add(self, got: Outputs, expected: Outputs, truth: NDArray[Any] | None) -> None:
         """Add the outputs of one feed; `expected` are the reference's, `truth` the labels of the rows."""
+        self.lowest.append(math.inf)
         got, alone = got[: len(self.fetches)], got[len(self.fetches) :]
         flat = (map(FlatOutput.of, values) for values in (expected, got))
         for i, (wanted, given) in enumerate(zip(*flat, strict=True)):
@@ -143,6 +149,8 @@ class CandidateSums:
             self.parts[name] = [one + other for one, other in zip(known, found, strict=True)]
         for place, sums in enumerate(found):
             self.powers.setdefault((name, place), []).append((sums.signal, sums.noise))
+            if name not in self.judged.moved and name in (self.judged.deciding or self.outputs):
+                self.lowest[-1] = min(self.lowest[-1], sums.sqnr_db)
 
     @property
     def is_stable(self) -> bool:
@@ -174,7 +182,7 @@ class CandidateSums:
         deciding = set(judged.deciding or self.outputs) - self.parts.keys()
         names = [*self.outputs, *self.tensors]
         scores = {
-            name: _score(
+            name: self._score(
                 name,
                 sums,
                 top1_agreement=same / count if count else None,
@@ -201,6 +209,13 @@ class CandidateSums:
                 for name, (whole, weights) in zip(self.outputs, self.noises, strict=True)
                 if 0.0 < whole < math.inf and weights < math.inf and name not in judged.logits
             },
+            worst_samples=self._worst_samples(),
+        )
+
+    def _worst_samples(self) -> tuple[SampleScore, ...]:
+        order = sorted(range(len(self.lowest)), key=self.lowest.__getitem__)[:WORST_SAMPLES]
+        return tuple(
+            SampleScore(sample=at, sqnr_db=self.lowest[at]) for at in order if self.lowest[at] < math.inf
         )
 
     def _score_parts(self) -> Iterator[OutputScore]:
@@ -209,7 +224,14 @@ class CandidateSums:
             decides = name in self.judged.deciding
             for number, (part, sums) in enumerate(zip(self.judged.parts[name], found, strict=True), 1):
                 text = part.name(number, len(found))
-                yield _score(name, sums, part=text, decides=decides and sums.signal > 0.0)
+                more = {"part": text, "decides": decides and sums.signal > 0.0}
+                yield self._score(name, sums, number - 1, **more)
+
+    def _score(self, name: str, sums: ErrorSums, place: int = 0, **more: Any) -> OutputScore:
+        signal = sums.signal or 1.0
+        noises = tuple(noise / signal for _, noise in self.powers.get((name, place), ()))
+        figures = {"sqnr_db": sums.sqnr_db, "cosine": sums.cosine, "largest_error": sums.largest}
+        return OutputScore(output=name, noises=noises, **figures, **more)
 
     def _score_logits(self, scores: Mapping[str, OutputScore]) -> Iterator[OutputScore]:
         """Yield the scores of logits, in the name of the outputs behind them."""
@@ -217,12 +239,6 @@ class CandidateSums:
             if name in scores:
                 changes = {"output": output, "part": f"logits {name!r}", "decides": False}
                 yield scores[name].model_copy(update={**changes, "top1_agreement": None})
-
-
-def _score(name: str, sums: ErrorSums, **more: Any) -> OutputScore:
-    return OutputScore(
-        output=name, sqnr_db=sums.sqnr_db, cosine=sums.cosine, largest_error=sums.largest, **more
-    )
 
 
 def _agreement(want: NDArray[Any], have: NDArray[Any], has_classes: bool) -> tuple[int, int]:

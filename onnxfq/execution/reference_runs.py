@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import chain
@@ -35,8 +35,8 @@ class ReferenceRuns:
         self, reference: onnx.ModelProto, judged: JudgedTensors, threads: int, device: DeviceChoice
     ) -> None:
         """Store the float model and what judges it; nothing runs yet."""
-        self._side = Side(reference, [*output_names(reference), *judged.inner], exact=False)
-        self._threads, self._device, self._feeds_back = threads, device, bool(judged.states)
+        self._side, self._judged = _fetch_all(reference, judged), judged
+        self._threads, self._device = threads, device
         self._feeds: list[Feed] = []
         self._stopped = Event()
         self._pool: ThreadPoolExecutor | None = None
@@ -56,12 +56,14 @@ class ReferenceRuns:
         if not first or not self._side.fetches or _is_same(first, self._feeds):
             return
         alone = (self._threads or count_cores()) < 2 or choose_device(self._device) != "cpu"
-        if alone or self._feeds_back or weight_bytes(self._side.proto) > ONE_PIECE:
+        if alone or weight_bytes(self._side.proto) > ONE_PIECE:
             return
         self._stop()
         self._stopped.clear()
         self._feeds, self._pool = first, ThreadPoolExecutor(1)
-        self._outputs = self._pool.submit(self._run)
+        self._outputs = self._pool.submit(
+            keep_outputs, self._side.proto, self._judged, first, self._threads, "cpu", self._stopped.is_set
+        )
 
     def over(self, feeds: Sequence[Feed]) -> Iterator[Outputs] | None:
         """Return the outputs on all of `feeds`; None if none were kept."""
@@ -69,20 +71,7 @@ class ReferenceRuns:
         if self._outputs is None or not _is_same(feeds[:count], self._feeds):
             return None
         kept = self._outputs.result()
-        if len(kept) < count:
-            return None
-        return chain(kept, self._rest(feeds[count:]))
-
-    def _run(self) -> list[Outputs]:
-        """Return the outputs of the first feeds; fewer if they are large."""
-        found: list[Outputs] = []
-        with closing(run_sides([self._side], self._feeds, self._threads, "cpu")) as runs:
-            for (outputs,) in runs:
-                size = sum(getattr(array, "nbytes", 0) for array in outputs)
-                if self._stopped.is_set() or size * len(self._feeds) > KEPT_BYTES:
-                    break
-                found.append(outputs)
-        return found
+        return chain(kept, self._rest(feeds[count:])) if kept else None
 
     def _rest(self, feeds: Sequence[Feed]) -> Iterator[Outputs]:
         if feeds:
@@ -101,21 +90,27 @@ def keep_outputs(
     feeds: Sequence[Feed],
     threads: int,
     device: DeviceChoice,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> list[Outputs]:
-    """Return the outputs of a float model, and the inner tensors of `judged`; [] if they are too large.
+    """Return the outputs of a float model, and the inner tensors of `judged`.
 
-    A model that feeds state back runs when it is compared.
+    [] if they are too large, and once `stopped`. A model that feeds state back runs when it is compared.
     """
-    side = Side(reference, [*output_names(reference), *judged.inner], exact=False)
+    side = _fetch_all(reference, judged)
     kept: list[Outputs] = []
     if judged.states or not side.fetches:
         return kept
     with closing(run_sides([side], feeds, threads, device)) as runs:
         for (outputs,) in runs:
-            if sum(getattr(array, "nbytes", 0) for array in outputs) * len(feeds) > KEPT_BYTES:
+            size = sum(getattr(array, "nbytes", 0) for array in outputs)
+            if stopped() or size * len(feeds) > KEPT_BYTES:
                 return []
             kept.append(outputs)
     return kept
+
+
+def _fetch_all(reference: onnx.ModelProto, judged: JudgedTensors) -> Side:
+    return Side(reference, [*output_names(reference), *judged.inner], exact=False)
 
 
 def _is_same(some: Sequence[Feed], others: Sequence[Feed]) -> bool:

@@ -35,6 +35,11 @@ FEWEST_SWITCHES = 8
 """Least switches of a segment on average, so that small models stay whole."""
 
 
+def count_segments(switches: int) -> int:
+    """Return how many segments a model with so many switches is cut into."""
+    return max(1, min(MOST_SEGMENTS, switches // FEWEST_SWITCHES))
+
+
 class _Part(NamedTuple):
     segment: Segment
     switches: list[int]
@@ -71,8 +76,7 @@ class SwitchedSegments:
         usable = {name for name, kind in index.types.items() if kind in CUT_TYPES}
         wanted = set(outputs)
         segmented = SegmentedGraph(graph, numbers)
-        count = parts or max(1, min(MOST_SEGMENTS, len(picks) // FEWEST_SWITCHES))
-        cuts = segmented.divide(wanted, numbers, usable, count)
+        cuts = segmented.divide(wanted, numbers, usable, parts or count_segments(len(picks)))
         self._parts: list[_Part] = []
         for ends in (*cuts, wanted):
             segment = segmented.cut(ends)

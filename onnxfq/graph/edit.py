@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import onnx
 import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
 
 from onnxfq.errors import PlanError, nearest
+from onnxfq.graph.constants import make_constant
 from onnxfq.graph.model import list_graphs
 from onnxfq.graph.names import TensorUses, pick_name
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
@@ -150,13 +152,14 @@ class Editor:
         self._tensors[made.name] = made
         return made
 
-    def constant(self, name: str, make: Callable[[str], gs.Constant]) -> gs.Constant:
+    def constant(self, name: str, values: NDArray[Any] | Callable[[str], gs.Constant]) -> gs.Constant:
         """Make a constant with an unused name; return the same constant for the same `name`.
 
-        A constant of several bodies is therefore stored once.
+        A constant of several bodies is therefore stored once. A function makes it only when it is needed.
         """
         if name not in self._made:
-            made = make(self.pick_name(name))
+            free = self.pick_name(name)
+            made = values(free) if callable(values) else make_constant(free, values)
             self._made[name] = self._tensors[made.name] = made
         return self._made[name]
 

@@ -15,7 +15,7 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.channels import Analysis, Fold
 from onnxfq.graph.channels.ties import FIXED
-from onnxfq.graph.constants import make_constant, make_tensor
+from onnxfq.graph.constants import make_tensor
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
@@ -52,7 +52,7 @@ def to_common_scale(editor: Editor, tensor: gs.Tensor, encoding: Encoding) -> li
     shape = [-1 if axis == encoding.spec.granularity.axis else 1 for axis in range(len(tensor.shape))]
     values = (np.float32(1.0) / factors).reshape(shape)
     name = f"{tensor.name}{_EQUALIZED}"
-    constant = editor.constant(f"{tensor.name}{_FACTORS}", lambda n: make_constant(n, values))
+    constant = editor.constant(f"{tensor.name}{_FACTORS}", values)
     return [gs.Node("Mul", name, {}, [tensor, constant], [editor.variable(name, tensor)])]
 
 
@@ -94,6 +94,9 @@ def with_restored_channels(
     return copy, restored
 
 
+EQUALIZED_KEY = "onnxfq.equalized"
+"""Key in the metadata of a model whose channels have factors that a float model lacks."""
+
 SCALED = "/scaled"
 """Ending of the name of a tensor that a new Mul scales, and of its node."""
 
@@ -133,7 +136,14 @@ def fold_factors(model: Model, analysis: Analysis, exponents: NDArray[np.int64])
     del graph.initializer[:]
     graph.initializer.extend(initializers.initializer)
     _insert_products(proto, analysis, exponents, index)
+    if exponents.any() and not is_equalized(proto):
+        proto.metadata_props.add(key=EQUALIZED_KEY, value="powers of two")
     return replace(model, proto=proto)
+
+
+def is_equalized(proto: onnx.ModelProto) -> bool:
+    """Tell whether channels of a model are scaled; inner tensors differ from the source then."""
+    return any(entry.key == EQUALIZED_KEY for entry in proto.metadata_props)
 
 
 def scale_exactly(values: NDArray[np.generic], by: NDArray[np.int64]) -> NDArray[np.generic]:

@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import ModelError, PlanError
-from onnxfq.graph.constants import constant_array, make_constant
+from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
@@ -188,8 +188,7 @@ class _Lift:
 
     def _copy(self, source: gs.Tensor) -> gs.Tensor:
         if isinstance(source, gs.Constant):
-            values = constant_array(source)
-            return self.editor.constant(source.name, lambda n: make_constant(n, values))
+            return self.editor.constant(source.name, constant_array(source))
         return self._identity(source)
 
     def _identity(self, source: gs.Tensor) -> gs.Variable:

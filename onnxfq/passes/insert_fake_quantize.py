@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -90,7 +89,7 @@ def _make_switches(
         return {}
     tensors = switched_tensors(plan)
     default = np.asarray(True) if switches == "one" else np.ones(len(tensors), bool)
-    enabled = editor.constant(ENABLED_INPUT, lambda n: make_constant(n, default))
+    enabled = editor.constant(ENABLED_INPUT, default)
     # An initializer that is also an input is a default that a caller may override.
     graph.inputs = [*graph.inputs, enabled]
     if switches == "one":
@@ -98,8 +97,7 @@ def _make_switches(
     made, picks = {}, []
     for number, tensor in enumerate(tensors):
         name = f"{ENABLED_INPUT}/{number}"
-        at = np.asarray(number, np.int64)
-        place = editor.constant(f"{name}/place", partial(make_constant, values=at))
+        place = editor.constant(f"{name}/place", np.asarray(number, np.int64))
         picked = editor.variable(name)
         picked.dtype, picked.shape = np.dtype(bool), []
         picks.append(gs.Node("Gather", name, {"axis": 0}, [enabled, place], [picked]))
@@ -156,10 +154,9 @@ _Operator = tuple[str, dict[str, Any], list[gs.Tensor]]
 
 
 def _static(editor: Editor, name: str, encoding: Encoding) -> _Operator:
-    offsets = encoding.zero_point_array.astype(np.float32)
-    params = [
-        editor.constant(f"{name}/scale", lambda n: make_constant(n, encoding.scale_array)),
-        editor.constant(f"{name}/zero_point", lambda n: make_constant(n, offsets)),
+    params: list[gs.Tensor] = [
+        editor.constant(f"{name}/scale", encoding.scale_array),
+        editor.constant(f"{name}/zero_point", encoding.zero_point_array.astype(np.float32)),
     ]
     return "FakeQuantize", {"qtype": str(encoding.spec.grid)}, params
 
@@ -167,8 +164,7 @@ def _static(editor: Editor, name: str, encoding: Encoding) -> _Operator:
 def _dynamic(editor: Editor, name: str, encoding: Encoding) -> _Operator:
     spec, shared = encoding.spec, gs.Variable.empty()
     if encoding.global_scale is not None:
-        value = np.asarray(encoding.global_scale, np.float32)
-        shared = editor.constant(f"{name}/global_scale", lambda n: make_constant(n, value))
+        shared = editor.constant(f"{name}/global_scale", np.asarray(encoding.global_scale, np.float32))
     attrs = {"qtype": str(spec.qtype), "scale_type": spec.scale_type, "symmetric": int(spec.symmetric)}
     return "DynamicFakeQuantize", attrs, [shared]
 

@@ -272,10 +272,7 @@ def _clip(editor: Editor, placement: Placement, tensor: gs.Tensor, encoding: Enc
         )
     if encoding.param_shape:
         low, high = (_along_axis(end, tensor, encoding) for end in (low, high))
-    limits = [
-        editor.constant(f"{name}/clip_min", lambda n: make_constant(n, low)),
-        editor.constant(f"{name}/clip_max", lambda n: make_constant(n, high)),
-    ]
+    limits = [editor.constant(f"{name}/clip_{end}", at) for end, at in (("min", low), ("max", high))]
     clipped = editor.variable(f"{name}/clip", tensor)
     if not encoding.param_shape:
         return [gs.Node("Clip", f"{name}/clip", {}, [tensor, *limits], [clipped])]
@@ -309,8 +306,7 @@ def _parameters(
     """
     name = placement.tensor
     scale = params.scale.astype(FLOATS[placement.float_type].dtype)
-    constants = [editor.constant(f"{name}/scale", lambda n: make_constant(n, scale))]
+    constants = [editor.constant(f"{name}/scale", scale)]
     if written.opset < _OUTPUT_DTYPE_OPSET or written.zero_points or np.any(params.zero_point):
-        values = params.zero_point.astype(carrier.dtype)
-        constants.append(editor.constant(f"{name}/zero_point", lambda n: make_constant(n, values)))
+        constants.append(editor.constant(f"{name}/zero_point", params.zero_point.astype(carrier.dtype)))
     return constants

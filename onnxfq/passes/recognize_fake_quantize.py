@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.constants import constant_array, make_constant
+from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor, custom_node, import_domain
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.opset import edit_model
@@ -90,10 +90,8 @@ def _chain(rounding: gs.Node) -> _Chain | None:
 
 def _replace(editor: Editor, graph: gs.Graph, chain: _Chain) -> None:
     name, made = chain.source.name, chain.last.outputs[0]
-    scale = editor.constant(f"{name}/scale", lambda n: make_constant(n, np.asarray(chain.scale, np.float32)))
-    zero = editor.constant(
-        f"{name}/zero_point", lambda n: make_constant(n, np.asarray(chain.zero_point, np.float32))
-    )
+    scale = editor.constant(f"{name}/scale", np.asarray(chain.scale, np.float32))
+    zero = editor.constant(f"{name}/zero_point", np.asarray(chain.zero_point, np.float32))
     chain.last.outputs.clear()
     attrs = {"qtype": str(chain.qtype), "arithmetic": chain.arithmetic}
     node = custom_node(

@@ -275,14 +275,13 @@ def _keep_quantizers(graph: _Graph, nodes: dict[str, str], tensors: Mapping[str,
             stays = maker.name in nodes if maker is not None else True
             if stays:
                 nodes[node.name] = "its input is float32"
-    for node in graph.nodes:
+    for node in reversed(graph.nodes):  # readers first: of what makes scales, they are Q and DQ
         if node.op_type == "DequantizeLinear" and graph.floats(node.output):
             readers = graph.readers.get(node.output[0], [])
             if node.output[0] in tensors:
                 nodes[node.name] = tensors[node.output[0]]
             elif readers and all(reader.name in nodes for reader in readers):
                 nodes[node.name] = "its readers are float32"
-    for node in graph.nodes:
         if node.op_type in QDQ_OPS and node.name not in nodes and not _scale_fits(graph, node):
             nodes[node.name] = "its scales do not fit in the type, and Q/DQ in float32 costs nothing"
     _keep_whole_products(graph, nodes)

@@ -26,7 +26,11 @@ ENTRY = 3
 """Bytes that the kernel of an entry pair moves for each number: two read, one written."""
 
 KERNEL = 64 << 10
-"""Bytes that count for each kernel of an entry: 0.2 us at 400 GB/s, a fraction of any launch."""
+"""Bytes that count for each kernel of an entry.
+
+Engines of the eight networks of the tests whose plans depend on it have 345 kernels that move 44.2 MB if none
+count, and 332 that move as many with this number; with four times as many 330 move 44.5 MB.
+"""
 
 _REMEDY = "; to quantize it, set small_shapes: quantize in the recipe"
 _LONE = f"alone between float operators, where its pair is a kernel that quantizes{_REMEDY}"

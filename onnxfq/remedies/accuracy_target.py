@@ -26,7 +26,6 @@ from onnxfq.remedies.quantizer_toggles import QuantizerToggles
 from onnxfq.remedies.samples import split_samples
 from onnxfq.remedies.task_metric import Runs, TaskMetric
 from onnxfq.targets.recipes import RECIPES
-from onnxfq.targets.tensorrt.gpus import read_gpu
 
 _ROUNDING = 1e-9
 """Relative difference of two sums of equal terms; a drop of exactly the limit is kept."""
@@ -56,8 +55,6 @@ class AccuracyTarget:
             instead: a number format, such as int16 for ONNX Runtime or float8e4m3fn for TensorRT, or the
             formats of a built-in recipe by its name. The target must take it. Without a promise, repair
             gives it to the layers whose outputs gain by it, at any accuracy.
-        gpu: the GPU that runs the model, or several: compute capabilities such as "8.9" or "SM89", or names.
-            Repair then takes WIDE_FORMAT as `fallback` if all of them multiply in it, at the speed of int8.
         repair: None for no remedy that the recipe does not ask for. Otherwise calibrators, cross-layer
             equalization and rounding by moments are tried below the aim, alone and combined. Then activations
             are smoothed, if the data can be read again, and without a promise a few layers stay in float, up
@@ -76,15 +73,6 @@ class AccuracyTarget:
     fallback: str = FLOAT
     weight_bits: float | None = None
     repair: float | RepairWord | None = REPAIR_AUTO
-    gpu: str | Sequence[str] | None = None
-
-    @property
-    def capability(self) -> int | None:
-        """The least compute capability of `gpu`, 89 for 8.9; 0 for DLA, None without one."""
-        if self.gpu is None:
-            return None
-        names = [self.gpu] if isinstance(self.gpu, str) else self.gpu
-        return min(read_gpu(name).capability for name in names)
 
     @property
     def is_target(self) -> bool:
@@ -122,7 +110,6 @@ class AccuracyTarget:
         if self.max_drop is not None and not (math.isfinite(self.max_drop) and self.max_drop >= 0):
             raise DataError(f"max_drop is {self.max_drop:g}; give a number of at least 0")
         check_metric_name(self.metric)
-        assert self.capability is None or self.capability >= 0  # reads every name
         if self.fallback not in (FLOAT, WEIGHTS, *RECIPES):
             qtype_by_name(self.fallback)
         if self.weight_bits is not None and self.fallback in (FLOAT, WEIGHTS):

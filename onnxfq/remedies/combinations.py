@@ -107,6 +107,9 @@ class _Combined:
             verdict = steps[name].proposal if name in steps else self._refusals.get(name, missed)
             if isinstance(verdict, Refusal):
                 why = verdict.why
+            details = tuple(verdict.details)
+            if is_kept and figures[name][1] < figures[name][0]:
+                details += (self._explain_loss(figures),)
             trials.append(
                 Trial(
                     remedy=name,
@@ -115,7 +118,7 @@ class _Combined:
                     before=before,
                     after=after,
                     why=why,
-                    details=tuple(verdict.details),
+                    details=details,
                     evidence=verdict.evidence,
                     seconds=self._seconds.get(name, 0.0),
                 )
@@ -132,6 +135,11 @@ class _Combined:
             steps = steps[:-1]
         self._best = _Path(steps[-1].proposal.candidate, steps)
         return self._best.candidate
+
+    def _explain_loss(self, figures: Mapping[str, tuple[float, float]]) -> str:
+        """Return why a step is kept that loses by itself: what the whole combination gains."""
+        first, last = self._best.steps[0].remedy, self._best.steps[-1].remedy
+        return f"chosen with {last}: together {figures[first][0]:.1f} -> {figures[last][1]:.1f} dB"
 
     def _search(
         self, start: Candidate, judge: Judge, *, remedies: Sequence[Remedy], attempt: int

@@ -9,6 +9,7 @@ from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.sensitivity import FLOAT, GroupRemedy, Sensitivity
 from onnxfq.errors import RecipeError
+from onnxfq.execution.toggled_segments import count_segments
 from onnxfq.graph.model import Model, list_graphs
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, MetricAim, SqnrAim, open_aim
@@ -17,7 +18,7 @@ from onnxfq.remedies.judge import WIDE_FORMAT, Judge, Proposal, Refusal, Remedy,
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.remedies.runtime_proof import RuntimeModel, open_in_runtime
 from onnxfq.remedies.samples import split_samples
-from onnxfq.remedies.sensitivity import find_remedy, next_count, rank_groups
+from onnxfq.remedies.sensitivity import MEASURED, find_remedy, next_count, rank_groups
 from onnxfq.remedies.task_metric import TaskMetric
 from onnxfq.remedies.work import SIMULATED
 from onnxfq.targets.recipes import RECIPES
@@ -317,12 +318,12 @@ def estimate(candidate: Candidate, judge: Judge) -> float:
 
 
 def _seconds(candidate: Candidate, judge: Judge, feeds: int) -> float:
-    """Return the seconds of measuring each group alone, half of the model on average.
-
-    The part in front of a group runs once for all.
-    """
-    groups = max(len(candidate.plan.weights), len(candidate.plan.activations))
-    return 3 * judge.work.opening + groups * judge.work.run / 2 * SIMULATED * min(feeds, len(judge.kept))
+    """Return the seconds of measuring each group alone, from its segment on, and whole models."""
+    plan, work = candidate.plan, judge.work
+    groups = max(len(plan.weights), len(plan.activations))
+    segments = count_segments(len(plan.placements))
+    runs = groups * (segments + 1) / (2 * segments) + 1 + MEASURED  # if segments cost the same
+    return 3 * work.opening + runs * work.run * SIMULATED * min(feeds, len(judge.kept))
 
 
 PROTECT = Remedy("protected", explain_unneeded, leave_layers, estimate=estimate)

@@ -11,8 +11,8 @@ import onnx
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed
 from onnxfq.execution.float_runs import FloatRuns
-from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
+from onnxfq.graph.signature import computed_tensors
 from onnxfq.numerics.metrics import ErrorSums
 
 _PART = 256
@@ -34,7 +34,7 @@ def measure_noise(
         tensors: names of computed tensors.
         threads: cores to use, 0 for all.
     """
-    both = GraphIndex(model.proto.graph).makers.keys() & GraphIndex(simulation.graph).makers.keys()
+    both = computed_tensors(model.proto) & computed_tensors(simulation)
     names = [name for name in dict.fromkeys(tensors) if name in both]
     sums: dict[str, ErrorSums] = {}
     odd: set[str] = set()

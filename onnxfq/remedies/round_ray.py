@@ -38,4 +38,4 @@ def round_on_ray(
 
 
 def _round_all(opened: object, jobs: Sequence[RoundingJob]) -> list[RoundedWeight]:
-    return [round_weight(*job) for job in jobs]
+    return [round_weight(job) for job in jobs]

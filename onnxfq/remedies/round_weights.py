@@ -205,7 +205,7 @@ def round_weights(
         else:
             found = collect_moments_on_ray(model, plain, feeds, ray, threads)
         jobs = ((layer, work.job(layer, inputs)) for layer, inputs in found)
-        local = ((layer, round_weight(*job)) for layer, job in jobs)
+        local = ((layer, round_weight(job)) for layer, job in jobs)
         for layer, made in local if ray is None else round_on_ray(jobs, ray, threads):
             work.take(layer, made)
     rest = [layer for layer in layers if METHODS[layer.placement.rounding].sequential]
@@ -213,7 +213,7 @@ def round_weights(
         with SequentialModels(model, plan, encodings, feeds, threads) as models:
             models.set_nearest(work.encodings, work.tensors, {one.placement.tensor for one in rest})
             for layer in models.order(rest):
-                made = round_weight(*work.job(layer, models.moments(layer)))
+                made = round_weight(work.job(layer, models.moments(layer)))
                 models.set_weight(work.take(layer, made))
     return Rounding(work.model(), work.all_encodings(), tuple(work.layers), refused, work.tensors)
 

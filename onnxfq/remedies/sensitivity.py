@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.choices import DEFAULT_RECIPE, RANKING_FEEDS
+from onnxfq.choices import CHANNEL_FEEDS, DEFAULT_RECIPE, LOW_SQNR_DB, RANKING_FEEDS
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels
 from onnxfq.documents.recipe import Recipe
@@ -25,6 +25,7 @@ from onnxfq.interchange.genai_folder import open_folders
 from onnxfq.metrics import Metric, check_metric_name
 from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, open_aim
 from onnxfq.remedies.candidate import Sources, build_candidate
+from onnxfq.remedies.channel_statistics import measure_channels
 from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
 from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.layer_costs import measure_costs
@@ -101,6 +102,9 @@ def sensitivity(
     else:
         with spread_noise(board, ray, options.threads) as noise:
             ranked = rank_groups(board, feeds, chosen, progress, task, noise)
+    guilty = [tensor for group in ranked.groups if group.alone_db < LOW_SQNR_DB for tensor in group.tensors]
+    channels = measure_channels(session.model, session.kept[:CHANNEL_FEEDS], guilty, options.threads)
+    ranked = ranked.model_copy(update={"channels": channels})
     if promise is None:
         return ranked
     return find_remedy(board, ranked, open_aim(promise, session.kept, task), fallback=promise.fallback)

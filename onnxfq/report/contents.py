@@ -7,15 +7,24 @@ from pathlib import Path
 from typing import TypedDict
 
 from onnxfq.diagnosis.diagnosis import Diagnosis
-from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation, LayerRow, TensorRow
+from onnxfq.documents.layers import GraphNode, LayerRow, TensorRow
+from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.documents.timing import QUANTIZED
-from onnxfq.documents.trial import Trial
 from onnxfq.errors import DataError
 from onnxfq.report.layer_table import lost_values
+from onnxfq.report.page_tables import (
+    PageTable,
+    kernel_tables,
+    list_table,
+    reason_tables,
+    score_tables,
+    time_tables,
+    trial_tables,
+)
 from onnxfq.report.recipe_table import RecipeTable
 from onnxfq.report.record import ResultRecord
-from onnxfq.report.tiles import Tile, describe_times, make_tile, score_tiles
+from onnxfq.report.tiles import Tile, make_tile, score_tiles, time_tiles
 from onnxfq.support.records import parse, read_content
 
 RECORDS: dict[
@@ -30,24 +39,26 @@ RECORDS: dict[
 AnyResult = ResultRecord | Evaluation | Sensitivity | RecipeTable | Diagnosis
 
 
-class Content(TypedDict):
-    """One result on a page.
+class Content(TypedDict, total=False):
+    """One result on a page; what its kind lacks is absent.
 
     Attributes:
-        done: headings with lines, of what was done and what to know.
-        scores: candidate, output, SQNR, cosine, largest error, same top-1, accuracy.
-        floats: reasons with the names of tensors and nodes.
+        notes: headings with lines.
+        tables: in front of the layers.
+        floats: what stays in float, in tables behind them.
+        graph: nodes around the layers.
         facts: names with values.
     """
 
     label: str
     subtitle: str
     tiles: list[Tile]
-    done: list[tuple[str, list[str]]]
-    scores: list[list[str]]
+    notes: list[tuple[str, list[str]]]
+    tables: list[PageTable]
     layers: Sequence[LayerRow]
     tensors: Sequence[TensorRow]
-    floats: list[tuple[str, list[str]]]
+    graph: Sequence[GraphNode]
+    floats: list[PageTable]
     facts: list[tuple[str, str]]
 
 
@@ -58,10 +69,6 @@ def read_result(path: str | Path) -> AnyResult:
     """
     content = read_content(path, DataError)
     form = content.get("format") if isinstance(content, dict) else None
-    if form == "onnxfq.result/1":
-        raise DataError(
-            f"{path} is a result of an earlier version; write it again with `onnxfq quantize --json`"
-        )
     if form not in RECORDS:
         raise DataError(
             f"{path} holds no result: its format is {form!r:.60}, wanted is one of {', '.join(RECORDS)}; "
@@ -83,8 +90,11 @@ def _contents(label: str, result: AnyResult) -> Iterator[Content]:
         for candidate in result.candidates:
             yield _evaluated(f"{label}: {candidate.candidate}" if several else label, result, candidate)
     elif isinstance(result, RecipeTable):
-        for own in result.with_times():
-            yield _quantized(own.recipe.name, own)
+        for number, own in enumerate(result.with_times()):
+            content = _quantized(own.recipe.name, own)
+            recipes = [] if number else list_table("Recipes", "", result.cells(), is_shared=True)
+            content["tables"] = [*recipes, *content["tables"]]
+            yield content
     elif isinstance(result, Diagnosis):
         yield _diagnosed(label, result)
     else:
@@ -96,8 +106,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
     quantized = sum(row.quantized for row in result.coverage)
     total = sum(row.total for row in result.coverage)
     before, after = result.bytes.before, result.bytes.after
-    times = describe_times(evaluation.timing, QUANTIZED)
-    tiles = [*score_tiles(evaluation.candidates[-1:], evaluation), *times[0]]
+    tiles = score_tiles(evaluation.candidates[-1:], evaluation) + time_tiles(evaluation.timing, QUANTIZED)
     tiles += [make_tile(f"{_size(before)} → {_size(after)}", "size before and after")]
     if table.multiplies is not None:
         tiles += [make_tile(f"{table.multiplies:.1%}", "of the multiply-adds in low precision")]
@@ -109,17 +118,23 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         subtitle=f"{Path(result.source).name}, recipe {result.recipe.name} for target "
         f"{result.recipe.target}, {origin.feeds} feeds observed",
         tiles=tiles,
-        done=[
-            *times[1],
-            *_tried(result.trials),
+        notes=[
             *([("engine", result.engine.lines())] if result.engine is not None else []),
             *_lost(table.tensors),
-            *_notes([*result.notes, *evaluation.notes]),
+            *_notes(
+                [*result.notes, *evaluation.notes, *(evaluation.timing.notes if evaluation.timing else ())]
+            ),
         ],
-        scores=_scores(evaluation.candidates),
+        tables=[
+            *score_tables(evaluation.candidates),
+            *trial_tables(result.trials),
+            *time_tables(evaluation.timing),
+            *kernel_tables(result.engine),
+        ],
         layers=table.layers,
         tensors=table.tensors,
-        floats=_reasons((one.why, one.name) for one in skipped),
+        graph=table.graph,
+        floats=reason_tables((one.why, one.name) for one in skipped),
         facts=[
             ("model", result.source),
             ("SHA-256 of the model", origin.model_sha256),
@@ -135,7 +150,6 @@ def _quantized(label: str, result: ResultRecord) -> Content:
 
 
 def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) -> Content:
-    times = describe_times(evaluation.timing, candidate.candidate)
     rows = [
         LayerRow(node=score.output, op_type="tensor", position=place, quantized=True, output_db=score.sqnr_db)
         for place, score in enumerate(candidate.tensors)
@@ -143,12 +157,10 @@ def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) ->
     return Content(
         label=label,
         subtitle=f"{candidate.candidate} against {evaluation.reference}, {evaluation.feeds} feeds",
-        tiles=[*score_tiles([candidate], evaluation), *times[0]],
-        done=[*times[1], *_notes(evaluation.notes)],
-        scores=_scores([candidate]),
+        tiles=score_tiles([candidate], evaluation) + time_tiles(evaluation.timing, candidate.candidate),
+        notes=_notes([*evaluation.notes, *(evaluation.timing.notes if evaluation.timing else ())]),
+        tables=[*score_tables([candidate]), *time_tables(evaluation.timing)],
         layers=sorted(rows, key=lambda row: row.output_db or 0.0),
-        tensors=(),
-        floats=[],
         facts=[("reference", evaluation.reference), ("candidate", candidate.candidate)],
     )
 
@@ -167,8 +179,7 @@ def _ranked(label: str, found: Sensitivity) -> Content:
             make_tile(str(len(found.groups)), "groups of layers"),
             make_tile(str(len(kept)), "groups that the remedy leaves in float"),
         ],
-        done=[("remedy", [found.remedy_text()])],
-        scores=[],
+        notes=[("remedy", [found.remedy_text()])],
         layers=[
             LayerRow(
                 node=node,
@@ -183,8 +194,6 @@ def _ranked(label: str, found: Sensitivity) -> Content:
             )
             for number, (place, group, node) in enumerate(members)
         ],
-        tensors=(),
-        floats=[],
         facts=[("SHA-256 of the model", found.model_sha256), ("recipe", found.recipe)],
     )
 
@@ -193,44 +202,15 @@ def _diagnosed(label: str, found: Diagnosis) -> Content:
     tiles = [make_tile(str(len(found.causes)), "causes", bool(found.causes))]
     for figure, name in ((found.before, "of the file"), (found.after, "with all repairs")):
         tiles += [] if figure is None else [make_tile(f"{figure:.1f} {found.unit}", name)]
-    rows = []
-    for cause in found.causes:
-        figures = (
-            "" if cause.before is None or cause.after is None else f"{cause.before:.1f} → {cause.after:.1f} "
-        )
-        texts = [cause.evidence, f"repair: {cause.repair}"] if cause.repair else [cause.evidence]
-        head = f"{cause.kind.replace('_', ' ')} {cause.tensor or cause.node}".strip()
-        rows.append((head, [*texts, *([f"{figures}{found.unit}"] if figures else [])]))
     return Content(
         label=label,
         subtitle=f"{found.quantizers} quantizers, {found.samples} samples",
         tiles=tiles,
-        done=[("verdict", found.verdict.splitlines()), *rows],
-        scores=[],
-        layers=(),
+        notes=[("verdict", found.verdict.splitlines())],
+        tables=list_table("Causes", "", found.cells()),
         tensors=found.tensors,
-        floats=[],
         facts=[("model", found.source), ("looked at", ", ".join(found.looked_at))],
     )
-
-
-def _scores(candidates: Sequence[CandidateScore]) -> list[list[str]]:
-    return [
-        [one.candidate, *cells, "" if one.accuracy is None else f"{one.accuracy:.4f}"]
-        for one in candidates
-        for cells in (*one.cells(one.outputs), *one.cells(one.parts), *one.cells(one.shares))
-    ]
-
-
-def _tried(trials: Sequence[Trial]) -> list[tuple[str, list[str]]]:
-    """Return the remedies that were needed, each with its figures, the reason and details."""
-    rows = []
-    for trial in trials:
-        if trial.is_needed:
-            figures = f", {trial.figures} dB on unseen samples" if trial.figures else ""
-            head = f"{trial.result}{figures}, {trial.seconds:.1f} s"
-            rows.append((trial.remedy, [head, *trial.texts]))
-    return rows
 
 
 def _lost(tensors: Sequence[TensorRow]) -> list[tuple[str, list[str]]]:
@@ -245,14 +225,8 @@ def _lost(tensors: Sequence[TensorRow]) -> list[tuple[str, list[str]]]:
 
 
 def _notes(notes: Iterable[str]) -> list[tuple[str, list[str]]]:
-    return [("note", [note]) for note in notes]
-
-
-def _reasons(found: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    names: dict[str, list[str]] = {}
-    for why, name in found:
-        names.setdefault(why, []).append(name)
-    return sorted(names.items(), key=lambda item: -len(item[1]))
+    lines = list(notes)
+    return [("Notes", ["", *lines])] if len(lines) > 1 else [("Note", lines)] if lines else []
 
 
 def _list_pairs(pairs: dict[str, str]) -> str:

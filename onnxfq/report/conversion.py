@@ -1,9 +1,14 @@
-"""Text summaries of `convert`."""
+"""Text summaries of `convert` and `cast`."""
 
 from __future__ import annotations
 
-from onnxfq.report.text import plan_summary
+from collections import Counter
+
+from onnxfq.documents.scores import Evaluation
+from onnxfq.report.text import float_lines, plan_summary
+from onnxfq.targets.findings import CheckResult
 from onnxfq.tools.apply_checkpoint import AppliedCheckpoint
+from onnxfq.tools.cast import Casting
 from onnxfq.tools.convert import Conversion
 from onnxfq.tools.export_checkpoint import ExportedCheckpoint
 
@@ -16,11 +21,8 @@ def conversion_summary(result: Conversion) -> str:
     if result.evaluation is None:
         lines.append("not compared with the source: no data was given")
     else:
-        lines += ["", f"against the source, {result.evaluation.feeds} feeds:"]
-        lines += ["  " + line for line in result.evaluation.table().splitlines()]
-    if result.check is not None:
-        lines += ["", f"checked for {result.check.target}:", *result.check.table().splitlines()]
-    return "\n".join(lines)
+        lines += _compared_lines(f"the source, {result.evaluation.feeds} feeds", result.evaluation)
+    return "\n".join([*lines, *_checked_lines(result.check)])
 
 
 def applied_summary(result: AppliedCheckpoint) -> str:
@@ -41,3 +43,27 @@ def exported_summary(result: ExportedCheckpoint) -> str:
         for why, names in reasons.items()
     ]
     return "\n".join([*lines, *(f"note       {note}" for note in result.notes)])
+
+
+def cast_summary(result: Casting) -> str:
+    """Return counts, what stays in float32 or is bfloat16 and why, notes, scores and findings."""
+    floats, wide = result.floats, len(result.wider)
+    low = result.nodes - len(floats.nodes) - wide
+    lines = [f"cast       {low} of {result.nodes} nodes to {floats.name}, {result.casts} Casts written"]
+    lines += float_lines(floats)
+    whys = Counter((node.op_type, node.why) for node in result.wider)
+    lines += [f"bf16       {count} {op}: {why}" for (op, why), count in whys.most_common(6)]
+    lines += [f"note       {note}" for note in result.notes]
+    if result.evaluation is None:
+        lines.append("note       no data was given: rules alone decided, and nothing was compared")
+    else:
+        lines += _compared_lines(f"the float model, {result.evaluation.feeds} samples", result.evaluation)
+    return "\n".join([*lines, *_checked_lines(result.check)])
+
+
+def _compared_lines(reference: str, evaluation: Evaluation) -> list[str]:
+    return ["", f"against {reference}:", *("  " + line for line in evaluation.table().splitlines())]
+
+
+def _checked_lines(check: CheckResult | None) -> list[str]:
+    return [] if check is None else ["", f"checked for {check.target}:", *check.table().splitlines()]

@@ -4,49 +4,43 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import onnx
-
 from onnxfq.calibration.calibrators.best_error import KEPT_DB
-from onnxfq.documents.scores import LayerRow, LayerTable, TensorRow
+from onnxfq.choices import FLOAT, RANKING_FEEDS
+from onnxfq.documents.layers import GraphNode, LayerRow, LayerTable, TensorRow
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs
 from onnxfq.graph.node_notes import module_paths
+from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import QuantizeResult
-from onnxfq.remedies.layer_costs import Costs, measure_costs
+from onnxfq.remedies.layer_costs import measure_costs
 from onnxfq.remedies.noise_profile import measure_noise
-from onnxfq.report.tensor_rows import quantized_tensors
+from onnxfq.report.tensor_rows import all_tensors
 from onnxfq.support.files import write_text
-
-_NEIGHBOURS = 6
-"""Most neighbours of a layer in each direction."""
-
-_FAR = 64
-"""Most nodes that are passed to find them."""
 
 
 def layer_table(result: QuantizeResult) -> LayerTable:
     """Return the layers of a result, the one that costs most first.
 
-    Both models run on the samples that the result keeps, so that noise is known where it arises. Without
-    samples the noise of the tensors themselves decides the order.
+    Both models run on the samples that the result keeps, so that noise is known where it arises, and the
+    channels of all activations. Without samples the noise of the tensors decides the order.
     """
     graph, plan = result.model.proto.graph, result.plan
     index = GraphIndex.of_model(result.model.proto)
     kinds = {node.node: node.op_type for node in plan.nodes} | {b.node: b.op_type for b in plan.bridges}
     nodes = [node for node in index.nodes if node.name in kinds]
-    read = {node.name: [name for name in node.input if name in index.makers] for node in nodes}
-    noise = measure_noise(
-        result.model,
-        result.simulation,
-        result.samples,
-        [name for node in nodes for name in (*read[node.name], *node.output[:1])],
-    )
-    costs = measure_costs(result.model.proto, plan, result.samples[0]) if result.samples else None
+    read = {node.name: _list_activations(node.input, index) for node in nodes}
+    activations = list(dict.fromkeys(name for names in read.values() for name in names))
+    others = [name for name, kind in index.types.items() if kind in FLOAT_CODES and name in index.makers]
+    wanted = [*activations, *(node.output[0] for node in nodes), *others]
+    noise = measure_noise(result.model, result.simulation, result.samples[:RANKING_FEEDS], wanted)
+    products = measure_costs(result.model.proto, plan, result.samples[0]).products if result.samples else {}
+    total = sum(products.values())
+    multiplies = {node: count / total for node, count in products.items() if total}
     ranked = () if result.sensitivity is None else result.sensitivity.groups
     groups = {node: group for group in ranked for node in group.nodes}
     quantized = plan.quantized_nodes | {bridge.node for bridge in plan.bridges}
@@ -56,11 +50,10 @@ def layer_table(result: QuantizeResult) -> LayerTable:
         for use in placement.uses:
             placed.setdefault(use.node, []).append(placement.tensor)
     paths = module_paths(graph)
-    neighbours = _Neighbours(index, kinds)
-    tensors = quantized_tensors(result)
+    tensors = all_tensors(result, activations)
     rows = []
     for position, node in enumerate(nodes):
-        inputs = [noise[name] for name in read[node.name] if name in noise]
+        inputs = [noise[name] for name in read[node.name] if name in noise and name in index.makers]
         before, after = min(inputs, default=math.inf), noise.get(node.output[0])
         group = groups.get(node.name)
         rows.append(
@@ -72,15 +65,13 @@ def layer_table(result: QuantizeResult) -> LayerTable:
                 position=position,
                 quantized=node.name in quantized,
                 why="" if node.name in quantized else why.get(node.name, "its inputs are not quantized"),
-                tensors=tuple(dict.fromkeys(placed.get(node.name, ()))),
+                tensors=tuple(dict.fromkeys([*placed.get(node.name, ()), *read[node.name]])),
                 input_db=before if inputs else None,
                 output_db=after,
                 added_db=None if after is None else _added_db(before, after),
                 alone_db=None if group is None else group.alone_db,
                 rest_db=None if group is None else group.rest_db,
-                multiplies=None if costs is None else _share(costs, node.name),
-                before=neighbours.of(node.name, forward=False),
-                after=neighbours.of(node.name, forward=True),
+                multiplies=multiplies.get(node.name),
             )
         )
     lost = lost_values(tensors)
@@ -89,9 +80,32 @@ def layer_table(result: QuantizeResult) -> LayerTable:
     return LayerTable(
         layers=tuple(rows),
         tensors=tensors,
-        multiplies=None if costs is None else _quantized_share(costs, rows),
+        graph=tuple(_graph_nodes(index, noise, placed)),
+        multiplies=sum(row.multiplies or 0.0 for row in rows if row.quantized) if total else None,
         weight_bytes=_quantized_bytes(result),
     )
+
+
+def _list_activations(names: Iterable[str], index: GraphIndex) -> list[str]:
+    """Return the names of computed floats, of inputs, and of tensors of unknown type."""
+    kinds = {0, *FLOAT_CODES}
+    return [n for n in names if n and n not in index.constants and index.types.get(n, 0) in kinds]
+
+
+def _graph_nodes(
+    index: GraphIndex, noise: Mapping[str, float], quantized: Mapping[str, Sequence[str]]
+) -> Iterator[GraphNode]:
+    """Yield the nodes in their order, with marks where they read `quantized` tensors."""
+    places = {name: at for at, node in enumerate(index.nodes) for name in node.output if name}
+    for node in index.nodes:
+        tensors = {places[name]: name for name in node.input if name in places}
+        yield GraphNode(
+            node=node.name,
+            op_type=node.op_type,
+            output_db=noise.get(node.output[0]) if node.output else None,
+            reads=tuple(tensors),
+            pairs=tuple(place for place, name in tensors.items() if name in quantized.get(node.name, ())),
+        )
 
 
 def _added_db(before: float, after: float) -> float:
@@ -118,51 +132,11 @@ def _rank(row: LayerRow, lost: Mapping[str, float], own: Mapping[str, float]) ->
     return impact, min((own[name] for name in row.tensors), default=math.inf), row.position
 
 
-def _share(costs: Costs, node: str) -> float | None:
-    total = sum(costs.products.values())
-    return costs.products[node] / total if total and node in costs.products else None
-
-
-def _quantized_share(costs: Costs, rows: Iterable[LayerRow]) -> float | None:
-    total = sum(costs.products.values())
-    known = (costs.products.get(row.node, 0) for row in rows if row.quantized)
-    return sum(known) / total if total else None
-
-
 def _quantized_bytes(result: QuantizeResult) -> float:
     """Return the share of the bytes of constants that is quantized."""
     sizes = {t.name: tensor_bytes(t) for g in list_graphs(result.model.proto.graph) for t in g.initializer}
     total = sum(sizes.values())
     return sum(sizes.get(p.tensor, 0) for p in result.plan.weights) / total if total else 0.0
-
-
-class _Neighbours:
-    """Nearest layers around a layer."""
-
-    def __init__(self, index: GraphIndex, layers: Mapping[str, str]) -> None:
-        self._index, self._layers = index, layers
-        self._nodes = {node.name: node for node in index.nodes}
-
-    def of(self, name: str, *, forward: bool) -> tuple[str, ...]:
-        """Return up to _NEIGHBOURS layers that read from `name`, or that it reads from, the nearest first."""
-        found: list[str] = []
-        seen = {name}
-        waiting = self._next(self._nodes[name], forward)
-        while waiting and len(found) < _NEIGHBOURS and len(seen) < _FAR:
-            node = waiting.pop(0)
-            if node.name in seen:
-                continue
-            seen.add(node.name)
-            if node.name in self._layers:
-                found.append(node.name)
-            else:
-                waiting += self._next(node, forward)
-        return tuple(found)
-
-    def _next(self, node: onnx.NodeProto, forward: bool) -> list[onnx.NodeProto]:
-        if forward:
-            return [reader for name in node.output for reader in self._index.readers.get(name, ())]
-        return [self._index.makers[name] for name in node.input if name in self._index.makers]
 
 
 _GRADIENTS = {
@@ -179,11 +153,13 @@ def layer_figures(table: LayerTable) -> dict[str, dict[str, float]]:
     Names: sqnr_db, of the output in the running model; sensitivity_db, the SQNR of the outputs of the model
     with only the layer's group quantized; bits, of its widest quantized input, 32 in float.
     """
-    bits = {row.tensor: row.bits for row in table.tensors}
+    bits = {row.tensor: row.bits for row in table.tensors if row.format != FLOAT}
     choices: dict[str, Callable[[LayerRow], float | None]] = {
         "sqnr_db": lambda row: row.output_db,
         "sensitivity_db": lambda row: row.alone_db,
-        "bits": lambda row: max((bits[t] for t in row.tensors), default=32) if row.quantized else 32,
+        "bits": lambda row: (
+            max((bits[t] for t in row.tensors if t in bits), default=32) if row.quantized else 32
+        ),
     }
     found: dict[str, dict[str, float]] = {}
     for name, choose in choices.items():

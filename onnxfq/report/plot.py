@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.documents.scores import LOW_SQNR_DB, TensorRow
+from onnxfq.documents.layers import TensorRow
+from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import PlanError, RuntimeLibraryError, SpecError, nearest
 from onnxfq.pipeline import QuantizeResult
@@ -126,7 +127,7 @@ def _find_row(result: QuantizeResult, tensor: str) -> TensorRow:
     placements = {placement.tensor: placement for placement in result.plan.placements}
     if tensor not in placements:
         raise PlanError(f"tensor {tensor!r} is not quantized{nearest(tensor, placements)}")
-    return tensor_row(result, placements[tensor])
+    return tensor_row(result.model, placements[tensor], result.statistics, result.encodings)
 
 
 MAX_LABELLED = 256

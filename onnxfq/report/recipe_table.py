@@ -89,17 +89,20 @@ class RecipeTable(Record):
             for timing in [self.timing and self.timing.only(result.recipe.name)]
         ]
 
-    def lines(self) -> list[str]:
-        """Return the table, and below it errors, findings, and what was not timed."""
+    def cells(self) -> list[list[str]]:
+        """Return the cells of its table, headings first, without columns that nothing fills."""
         noise = "unseen dB" if self.is_unseen else "SQNR dB"
         lines = [["recipe", "bytes", noise, "low precision", "median ms", "time to float"]]
         for row in self.rows:
             lines.append(row.cells(None if self.timing is None else self.timing.of(row.recipe)))
         used = [any(line[place] for line in lines[1:]) for place in range(len(lines[0]))]
-        kept = [[cell for cell, use in zip(line, used, strict=True) if use] for line in lines]
+        return [[cell for cell, use in zip(line, used, strict=True) if use] for line in lines]
+
+    def lines(self) -> list[str]:
+        """Return the table, and below it errors, findings, and what was not timed."""
         builders = {row.builder or "the rules" for row in self.rows if row.promised is not None}
         return [
-            *table_lines(kept, names=(0,)),
+            *table_lines(self.cells(), names=(0,)),
             *(f"failed     {row.recipe}: {row.error}" for row in self.rows if row.error),
             *(f"promise    {row.recipe}: {row.promise}" for row in self.rows if row.promise),
             *(
@@ -107,6 +110,11 @@ class RecipeTable(Record):
                 f"--target {row.target}` names them"
                 for row in self.rows
                 if row.findings
+            ),
+            *(
+                ["unseen dB  SQNR of the worst output, on samples that gave no ranges"]
+                if self.is_unseen
+                else []
             ),
             *([f"low precision by {', '.join(sorted(builders))}"] if builders else []),
             *([] if self.timing is None else [*self.timing.remarks(), *self.timing.notes]),

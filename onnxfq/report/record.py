@@ -10,14 +10,16 @@ import onnx
 
 from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.documents.equalization import Equalization
+from onnxfq.documents.layers import LayerTable
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.scores import Evaluation, LayerTable
+from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.trial import Trial
 from onnxfq.graph.external.sizes import weight_bytes
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.report.layer_table import layer_table
 from onnxfq.report.text import list_lines
+from onnxfq.report.thumbnails import with_thumbnails
 from onnxfq.runtime.ort import onnxruntime
 from onnxfq.support.records import Amount, Count, Record
 from onnxfq.tools.build_written import BuildRecord
@@ -94,6 +96,7 @@ def quantize_record(
     sizes: tuple[int, int] | None = None,
     command: str = "",
     engine: BuildRecord | None = None,
+    thumbnails: bool = False,
 ) -> ResultRecord:
     """Return the record of a result; both models run again on its samples.
 
@@ -102,6 +105,7 @@ def quantize_record(
         sizes: bytes of the files of the float model and of the written model; None takes the weights.
         command: the command line.
         engine: what the target's builder made of the written model.
+        thumbnails: add pictures of the worst samples, which are the user's data.
     """
     before, after = sizes or (weight_bytes(result.model.proto), weight_bytes(result.qdq))
     return ResultRecord(
@@ -116,7 +120,7 @@ def quantize_record(
             feeds=result.statistics.feeds,
             encodings=result.encodings.source,
         ),
-        evaluation=result.evaluation,
+        evaluation=with_thumbnails(result) if thumbnails else result.evaluation,
         coverage=tuple(CoverageCount(**row._asdict()) for row in result.plan.coverage()),
         bytes=Sizes(before=before, after=after),
         notes=(

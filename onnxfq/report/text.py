@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from onnxfq.documents.cast_plan import FloatPlan
+from onnxfq.documents.layers import describe_channels
 from onnxfq.documents.plan import Plan, Skipped
 from onnxfq.documents.scores import LOW_SQNR_DB
-from onnxfq.documents.trial import trial_lines
+from onnxfq.documents.trial import Trial, trial_lines
 from onnxfq.pipeline import QuantizeResult
+from onnxfq.remedies.channel_statistics import measure_channels
 
 
 def coverage_line(plan: Plan) -> str:
@@ -105,12 +107,25 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
         before, after = sizes
         lines.append(f"size       {before:,} -> {after:,} bytes ({after / before:.0%})")
     if low:
+        names = [placement.tensor for placement in result.plan.placements if placement.role == "activation"]
+        lines += describe_channels(measure_channels(result.model, result.samples, names))
+        lines += _cure_lines(result.trials)
         lines += [
             f"low SQNR   {len(low)} of {len(outputs)} {kind} below {LOW_SQNR_DB} dB:",
             "           measure the accuracy; `onnxfq sensitivity` names the layers that cost most, and",
             "           --max-drop or --min-sqnr promises an accuracy and keeps in float what that takes",
         ]
     return lines
+
+
+def _cure_lines(trials: Sequence[Trial]) -> list[str]:
+    """Return the command that cures a low SQNR, unless the remedies were tried already."""
+    if any(trial.is_needed for trial in trials):
+        return []
+    return [
+        "cure       quantize again with --repair auto: it evens out channels where that gains, then",
+        "           tries other ranges, and keeps in float what that does not help",
+    ]
 
 
 def list_lines(*parts: Any) -> list[str]:

@@ -43,14 +43,9 @@ def score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) ->
     return tiles
 
 
-def describe_times(timing: Timing | None, candidate: str) -> tuple[list[Tile], list[tuple[str, list[str]]]]:
-    """Return a tile with the ratio of a candidate, and all lines of the times; nothing without times."""
-    if timing is None:
-        return [], []
-    one = timing.of(candidate)
-    tiles = (
-        [make_tile(f"{one.ratio:.2f}", "time of a run, float = 1", one.is_slower)]
-        if one and one.ratio
-        else []
-    )
-    return tiles, [("time", timing.lines())]
+def time_tiles(timing: Timing | None, candidate: str) -> list[Tile]:
+    """Return a tile with the ratio of a candidate's time to the float model's; none without times."""
+    timed = None if timing is None else timing.of(candidate)
+    if timed is None or not timed.ratio:
+        return []
+    return [make_tile(f"{timed.ratio:.2f}", "time of a run, float = 1", timed.is_slower)]

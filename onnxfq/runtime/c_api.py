@@ -1,18 +1,13 @@
-"""C functions of the custom-op library: loading, calls, errors as exceptions, training kernels.
-
-Training kernels work on addresses of C-contiguous arrays, which are not checked, and release the GIL.
-"""
+"""C functions of the custom-op library: loading, calls, errors as exceptions."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from onnxfq.errors import DeviceMemoryError, OnnxfqError, RuntimeLibraryError, SpecError
-from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.support.resources import custom_ops_library
 
 _ERROR_BYTES = 512
@@ -105,58 +100,3 @@ def c_blocks(
     """Return which elements share a scale; without arguments the shapes of x and scale define it."""
     shape, rank = c_shape(() if block_shape is None else block_shape)
     return ctypes.byref(_Blocks(int(axis is not None), axis or 0, block_size or 0, shape, rank))
-
-
-@dataclass(frozen=True)
-class Step:
-    """Arguments of the kernels: a tensor x, its scales and its grid.
-
-    Attributes:
-        x: address of elements of `element_type`.
-        shape: of x.
-        scale: address of float32.
-        zero_point: address of float32; 0 for zero points of 0.
-        scale_shape: of rank 0, or of the rank of x with sizes that divide it into equal blocks.
-        threads: maximum number of threads.
-    """
-
-    x: int
-    shape: Sequence[int]
-    element_type: FloatType
-    scale: int
-    zero_point: int
-    scale_shape: Sequence[int]
-    qtype: str
-    arithmetic: str
-    saturate: bool
-    threads: int
-
-    def fake_quantize(self, y: int, inside: int) -> None:
-        """Write the fake-quantized x to y and, unless `inside` is 0, a byte per element to it: 1 in range."""
-        self._call(y, inside, derivative=False)
-
-    def derivative_by_scale(self, y: int) -> None:
-        """Write to y, for each element, the derivative of its rounded value by the scale, as in LSQ."""
-        self._call(y, 0, derivative=True)
-
-    def _call(self, y: int, inside: int, derivative: bool) -> None:
-        call(
-            "onnxfq_fake_quantize_step",
-            c_elements(self.x, y, self.shape, list(FLOATS).index(self.element_type)),
-            ctypes.c_void_p(inside),
-            ctypes.c_int32(derivative),
-            ctypes.c_int32(self.threads),
-            ctypes.c_void_p(self.scale),
-            ctypes.c_void_p(self.zero_point),
-            *c_shape(self.scale_shape),
-            self.qtype.encode(),
-            c_blocks(),
-            self.arithmetic.encode(),
-            ctypes.c_int64(self.saturate),
-        )
-
-
-def mask_gradient(gradient: int, inside: int, y: int, count: int, threads: int) -> None:
-    """Write to y gradient * inside: `count` float32 at each of gradient and y, bytes of 0 or 1 at inside."""
-    pointers = (ctypes.c_void_p(address) for address in (gradient, inside, y))
-    call("onnxfq_mask_gradient", *pointers, ctypes.c_int64(count), ctypes.c_int32(threads))

@@ -14,23 +14,10 @@ from onnxfq.support.records import join_lines
 from onnxfq.support.resources import custom_ops_library
 
 # Domains that come with onnxruntime; `explain_unsupported` handles `trt`.
-_KNOWN_DOMAINS = frozenset(
-    {
-        "",
-        ONNXFQ_DOMAIN,
-        "ai.onnx",
-        "ai.onnx.ml",
-        "ai.onnx.preview",
-        "ai.onnx.preview.training",
-        "ai.onnx.training",
-        "com.microsoft",
-        "com.microsoft.dml",
-        "com.microsoft.experimental",
-        "com.microsoft.nchwc",
-        "com.ms.internal.nhwc",
-        "org.pytorch.aten",
-        "trt",
-    }
+_KNOWN_DOMAINS = {"", ONNXFQ_DOMAIN} | set(
+    """ai.onnx ai.onnx.ml ai.onnx.preview ai.onnx.preview.training ai.onnx.training com.microsoft
+    com.microsoft.dml com.microsoft.experimental com.microsoft.nchwc com.ms.internal.nhwc org.pytorch.aten
+    trt""".split()
 )
 
 

@@ -169,13 +169,15 @@ class _Cuda(Place):
     def rows(self, count: int, size: int, head: NDArray[np.int64]) -> Rows:
         return _CudaRows(self._take(count * size * head.itemsize), count, size, head)
 
-    def copy_back(self) -> None:
-        for array, address in self._written:
-            _copy(array.ctypes.data, address, array.nbytes)
-
-    def close(self) -> None:
-        for memory in self._taken:
-            call("onnxfq_cuda_free", memory)
+    @contextmanager
+    def opened(self) -> Iterator[Place]:
+        try:
+            yield self
+            for array, address in self._written:
+                _copy(array.ctypes.data, address, array.nbytes)
+        finally:
+            for memory in self._taken:
+                call("onnxfq_cuda_free", memory)
 
 
 class _CudaRows(Rows):
@@ -217,9 +219,5 @@ def open_place(device: Device) -> Iterator[Place]:
     if device == "cpu":
         yield Place()
         return
-    place = _Cuda()
-    try:
+    with _Cuda().opened() as place:
         yield place
-        place.copy_back()
-    finally:
-        place.close()

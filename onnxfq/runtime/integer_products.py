@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from onnx import parser
 
 from onnxfq.calibration.statistics.moments import MultiplyBytes, Rows, multiply_floats
-from onnxfq.runtime.inference_session import open_inference_session
-from onnxfq.runtime.ort import onnxruntime
+from onnxfq.runtime.ort import onnxruntime, open_inference_session
 
 _OFFSET = 128
 

@@ -20,16 +20,13 @@ from onnxfq.graph.external.sizes import LIMIT, weight_bytes
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.segments import list_reads
-from onnxfq.runtime.custom_ops import register_libraries
-from onnxfq.runtime.inference_session import open_inference_session
-from onnxfq.runtime.ort import onnxruntime
+from onnxfq.runtime.optimized_graph import write_optimized
 from onnxfq.runtime.session import Session
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
 
 log = logging.getLogger(__name__)
 
-_ONLY_FATAL = 4
 _GROUPS = ("axis", "block_size", "block_shape")
 
 
@@ -58,27 +55,12 @@ def open_observing_session(model: Path, threads: int) -> Session:
 def _optimize_model(model: Path) -> Path:
     """Write `model` optimised by onnxruntime, with the observers moved, next to it; return the path."""
     made, edited = (model.with_name(f"{model.stem}.{kind}.onnx") for kind in ("optimised", "observed"))
-    _write_optimised(model, made)
+    write_optimized(model, made)
     proto = onnx.load(made, load_external_data=False)
     _observe_blocked_layouts(proto.graph)
     _observe_at_once(proto.graph)
     onnx.save(proto, edited)
     return edited
-
-
-def _write_optimised(model: Path, path: Path) -> None:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = _ONLY_FATAL
-    options.intra_op_num_threads = 1
-    options.optimized_model_filepath = str(path)
-    # Weights in a separate file: the graph is edited without reading them.
-    for key, value in (("file_name", f"{path.name}.weights"), ("min_size_in_bytes", "1024")):
-        options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
-    # It is never run.
-    options.add_session_config_entry("session.disable_prepacking", "1")
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-    register_libraries(options, onnx.load(model, load_external_data=False))
-    open_inference_session(str(model), options, providers=["CPUExecutionProvider"])
 
 
 def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
@@ -93,7 +75,9 @@ def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
         if source is None:
             continue
         attributes = {a.name: helper.get_attribute_value(a) for a in source.attribute}
-        if attributes.get("channels_last") or not _whole_or_channels(node):
+        # The blocked layout is read by whole tensors and by channels.
+        groups = {a.name: helper.get_attribute_value(a) for a in node.attribute if a.name in _GROUPS}
+        if attributes.get("channels_last") or groups not in ({}, {"axis": 1}):
             continue
         node.input[0] = source.input[0]
         node.attribute.append(helper.make_attribute("channels", attributes["channels"]))
@@ -104,12 +88,6 @@ def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
     unread = [node for name, node in turned.items() if name not in read]
     for node in unread:
         graph.node.remove(node)
-
-
-def _whole_or_channels(observer: onnx.NodeProto) -> bool:
-    """Tell whether an observer can read the blocked layout: it supports whole tensors and channels there."""
-    groups = {a.name: helper.get_attribute_value(a) for a in observer.attribute if a.name in _GROUPS}
-    return groups in ({}, {"axis": 1})
 
 
 def _observe_at_once(graph: onnx.GraphProto) -> None:
@@ -149,9 +127,8 @@ def channel_block() -> int:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     with scratch_folder() as folder:
-        given, optimised = folder / "given.onnx", folder / "optimised.onnx"
-        onnx.save(model, given)
-        _write_optimised(given, optimised)
+        optimised = folder / "optimised.onnx"
+        write_optimized(model, optimised)
         made = onnx.load(optimised, load_external_data=False)
     convolution = next(node for node in made.graph.node if node.op_type == "Conv")
     padded = next(w for w in made.graph.initializer if w.name == convolution.input[1])

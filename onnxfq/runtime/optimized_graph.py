@@ -1,23 +1,38 @@
-"""The graph that ONNX Runtime's CPU provider makes of a model with all its optimizations."""
+"""The graph that ONNX Runtime makes of a model, with all optimizations, and the provider of each node."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import onnx
 
-from onnxfq.errors import ModelError
+from onnxfq.errors import ModelError, RuntimeLibraryError
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.io.save import save
-from onnxfq.runtime.inference_session import open_inference_session
-from onnxfq.runtime.ort import onnxruntime
+from onnxfq.runtime.custom_ops import register_libraries
+from onnxfq.runtime.ort import new_options, onnxruntime, open_inference_session
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
 
 VERSION: str = onnxruntime.__version__
 """Version of ONNX Runtime."""
 
-_ONLY_FATAL = 4
-_SMALL = "1024"
-"""Bytes from which constants go to a data file, which is not read."""
+
+def write_optimized(source: onnx.ModelProto | Path, path: Path) -> None:
+    """Write a model as ONNX Runtime optimizes it, with its large weights in a file next to it."""
+    options = new_options(1)
+    options.optimized_model_filepath = str(path)
+    # Weights in a separate file: the graph is read without them.
+    for key, value in (("file_name", f"{path.name}.weights"), ("min_size_in_bytes", "1024")):
+        options.add_session_config_entry(f"session.optimized_model_external_initializers_{key}", value)
+    # It is never run.
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+    proto = onnx.load(source, load_external_data=False) if isinstance(source, Path) else source
+    register_libraries(options, proto)
+    content = str(source) if isinstance(source, Path) else source.SerializeToString()
+    open_inference_session(content, options, providers=["CPUExecutionProvider"])
 
 
 def optimize_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -26,22 +41,62 @@ def optimize_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
     Raises ModelError if ONNX Runtime cannot load the model in such a session.
     """
     with scratch_folder() as folder:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _ONLY_FATAL
-        options.intra_op_num_threads = 1  # it is never run
-        options.optimized_model_filepath = str(folder / "optimized.onnx")
-        entry = "session.optimized_model_external_initializers_"
-        options.add_session_config_entry(f"{entry}file_name", "optimized.data")
-        options.add_session_config_entry(f"{entry}min_size_in_bytes", _SMALL)
-        source: str | bytes = str(folder / "model.onnx")
         if is_large(proto):
-            save(proto, str(source))
-        else:
-            source = proto.SerializeToString()
+            save(proto, folder / "model.onnx")
         try:
-            open_inference_session(source, options, providers=["CPUExecutionProvider"])
+            write_optimized(folder / "model.onnx" if is_large(proto) else proto, folder / "optimized.onnx")
         except Exception as error:  # one class for each status code
             raise ModelError(
                 f"ONNX Runtime {VERSION} cannot load it with all optimizations: {join_lines(error)[:300]}"
             ) from None
         return onnx.load(folder / "optimized.onnx", load_external_data=False)
+
+
+def register_library(provider: str, path: str) -> None:
+    """Register the library of an execution provider with ONNX Runtime, once in this process.
+
+    Args:
+        provider: its name.
+        path: of the library.
+
+    Raises RuntimeLibraryError if ONNX Runtime cannot load it.
+    """
+    if any(device.ep_name == provider for device in onnxruntime.get_ep_devices()):
+        return
+    try:
+        onnxruntime.register_execution_provider_library(provider, path)
+    except Exception as error:  # one class for each status code
+        raise RuntimeLibraryError(
+            f"ONNX Runtime {VERSION} cannot load {provider}: {join_lines(error)[:300]}; "
+            "install releases of both that belong together"
+        ) from None
+
+
+def assign_nodes(proto: onnx.ModelProto, provider: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return the name of the provider of each node that runs, by the name of the node.
+
+    Args:
+        proto: the model.
+        provider: the one that is asked first; the CPU takes the other nodes.
+        options: of the provider.
+
+    Raises RuntimeLibraryError if ONNX Runtime has no such device, and ModelError if it refuses the model.
+    """
+    devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == provider]
+    if not devices:
+        raise RuntimeLibraryError(
+            f"ONNX Runtime {VERSION} has no device of {provider}; register its library, or "
+            "use a machine that it supports"
+        )
+    chosen = new_options(1)  # it is never run
+    chosen.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    chosen.add_provider_for_devices(devices[:1], dict(options))
+    try:
+        session = open_inference_session(proto.SerializeToString(), chosen)
+    except Exception as error:  # one class for each status code
+        raise ModelError(
+            f"ONNX Runtime cannot load it with {provider}: {join_lines(error)[:300]}; give all operators "
+            "pairs, or leave some out"
+        ) from None
+    parts = session.get_provider_graph_assignment_info()
+    return {node.name: part.ep_name for part in parts for node in part.get_nodes()}

@@ -84,7 +84,7 @@ class ParallelRuns(Generic[Given, Found]):
         result = self._run(feed)
         self._at_a_time = max(1, min(self._cores, 1 + self._room // max(_resident() - before, 1)))
         if self._cores // self._at_a_time > 1:
-            # Fewer feeds than cores are in flight. In all measurements (`docs/observing.md`) a run gives the
+            # Fewer feeds than cores are in flight. In all measurements (`docs/stages.md`) a run gives the
             # same bits on several threads; onnxruntime does not guarantee it.
             self._run = None  # frees the memory of the first sessions before the second are created
             self._run = self._open_sessions(self._cores // self._at_a_time)

@@ -16,14 +16,11 @@ from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.external.weightless import split_weights
 from onnxfq.runtime.custom_ops import register_libraries
-from onnxfq.runtime.inference_session import open_inference_session
-from onnxfq.runtime.ort import onnxruntime
+from onnxfq.runtime.ort import new_options, onnxruntime, open_inference_session
 from onnxfq.runtime.providers import CPU_PROVIDER
 from onnxfq.runtime.session import run_fault
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import room_for_scratch, scratch_folder
-
-_ONLY_FATAL = 4
 
 _PROFILED_RUNS = 10
 _NODE_TIME = "_kernel_time"
@@ -41,7 +38,7 @@ def open_plain_session(
 
     Raises ModelError if ONNX Runtime cannot load the model; the function raises DataError if a run fails.
     """
-    session = _open(model, _options(threads))
+    session = _open(model, new_options(threads))
     names = [output.name for output in session.get_outputs()]
     return lambda feed: dict(zip(names, _run(session, feed), strict=True))
 
@@ -53,7 +50,7 @@ def profile_plain_session(
 
     Nodes are those that it executes: fused ones, and those that it adds. Raises as `open_plain_session`.
     """
-    options = _options(threads)
+    options = new_options(threads)
     with scratch_folder() as folder:
         options.enable_profiling, options.profile_file_prefix = True, str(folder / "profile")
         session = _open(model, options)
@@ -67,13 +64,6 @@ def profile_plain_session(
             node = event["args"]["op_name"], name.removesuffix(_NODE_TIME)
             seconds[node] += event["dur"] / 1e6 / _PROFILED_RUNS
     return dict(seconds)
-
-
-def _options(threads: int) -> onnxruntime.SessionOptions:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = _ONLY_FATAL
-    options.intra_op_num_threads = threads
-    return options
 
 
 def _open(model: onnx.ModelProto | Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:

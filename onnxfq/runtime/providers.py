@@ -13,14 +13,13 @@ from onnx import parser
 
 from onnxfq.errors import OnnxfqError
 from onnxfq.runtime.devices import Device, gpus
-from onnxfq.runtime.inference_session import open_inference_session
-from onnxfq.runtime.ort import onnxruntime
+from onnxfq.runtime.ort import ONLY_FATAL, new_options, onnxruntime, open_inference_session
 from onnxfq.support.records import join_lines
 
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
 
-_ONLY_FATAL, _WARNINGS = 4, 2
+_WARNINGS = 2
 _NOT_LOADED = re.compile(r"^Failed to load (\S*?):? ", re.MULTILINE)
 
 
@@ -69,13 +68,11 @@ def _load_cuda_libraries() -> list[str]:
 def _provider_problem(missing: list[str]) -> str:
     """Return why a minimal session lacks the CUDA provider; onnxruntime falls back instead of raising."""
     text = '<ir_version: 8, opset_import: ["" : 17]> probe (float[1] x) => (float[1] y) { y = Identity(x) }'
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = _ONLY_FATAL
     # The reason is logged by onnxruntime's own logger, in several lines.
-    onnxruntime.set_default_logger_severity(_ONLY_FATAL)
+    onnxruntime.set_default_logger_severity(ONLY_FATAL)
     try:
         content = parser.parse_model(text).SerializeToString()
-        used = open_inference_session(content, options, providers=providers("cuda")).get_providers()
+        used = open_inference_session(content, new_options(), providers=providers("cuda")).get_providers()
     except Exception as error:  # onnxruntime raises its own classes, one per status code
         return f"onnxruntime cannot use the GPU: {join_lines(error)[:200]}; `onnxfq doctor` tests it"
     finally:

@@ -24,8 +24,7 @@ from onnxfq.runtime.c_api import is_memory_fault
 from onnxfq.runtime.custom_ops import register_libraries
 from onnxfq.runtime.devices import Device
 from onnxfq.runtime.float32_emulation import BFLOAT16, HALVES, widen_model
-from onnxfq.runtime.inference_session import open_inference_session
-from onnxfq.runtime.ort import onnxruntime
+from onnxfq.runtime.ort import new_options, onnxruntime, open_inference_session
 from onnxfq.runtime.providers import CUDA_PROVIDER, cuda_problem, providers
 from onnxfq.runtime.random_numbers import SEED_INPUT, fix_draws, with_seed
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -35,28 +34,14 @@ from onnxfq.support.temporary import room_for_scratch, scratch_folder
 Progress = Callable[[int], None]
 """Called after every feed with the number of feeds done."""
 
-_ONLY_FATAL = 4
 _MOST_PLANNED = 2000
 """Most nodes of a model whose memory ONNX Runtime plans as a pattern."""
 _NOWHERE = "given as arrays"
 """File name in the model for weights that the session is given as arrays."""
 
 _NUMPY_TYPES = frozenset(
-    int(getattr(onnx.TensorProto, name))
-    for name in (
-        "BOOL",
-        "DOUBLE",
-        "FLOAT",
-        "FLOAT16",
-        "INT16",
-        "INT32",
-        "INT64",
-        "INT8",
-        "UINT16",
-        "UINT32",
-        "UINT64",
-        "UINT8",
-    )
+    int(onnx.TensorProto.DataType.Value(name))
+    for name in "BOOL DOUBLE FLOAT FLOAT16 INT16 INT32 INT64 INT8 UINT16 UINT32 UINT64 UINT8".split()
 )
 
 
@@ -129,9 +114,7 @@ class Session:
         in its types, RuntimeLibraryError without the device, DeviceMemoryError if its memory is too small.
         """
         self.device: Device = device
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _ONLY_FATAL
-        options.intra_op_num_threads = threads
+        options = new_options(threads)
         # Threads that spin between runs would block cores that Python and other sessions need.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         # The choices need only the structure; onnxruntime reads the weights of a file itself.

@@ -70,7 +70,8 @@ def explain_broken(proto: onnx.ModelProto) -> str:
             if node.op_type == "MatMul" and blocks and computed[1 - slot]:
                 return f"{where}a weight in blocks beside a quantized input"
             zeros = index.constants.get(dq.input[2]) if len(dq.input) > 2 else None
-            if node.op_type == "MatMul" and slot == 0 and zeros is not None and _is_varied(zeros):
+            varied = zeros is not None and len(zeros.dims) > 0 and np.any(tensor_array(zeros))
+            if node.op_type == "MatMul" and slot == 0 and varied:
                 return f"{where}a first operand with several zero points"
     return ""
 
@@ -90,10 +91,6 @@ def _find_dequantizer(index: GraphIndex, name: str) -> onnx.NodeProto | None:
     while maker is not None and maker.op_type in MOVES:
         maker = index.makers.get(maker.input[0])
     return maker if maker is not None and maker.op_type == "DequantizeLinear" else None
-
-
-def _is_varied(zero_points: TensorProto) -> bool:
-    return len(zero_points.dims) > 0 and bool(np.any(tensor_array(zero_points)))
 
 
 def _types(proto: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> Iterator[int]:

@@ -23,7 +23,7 @@ from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.placement.float_casts import plan_floats
 from onnxfq.runtime.type_inference import with_all_types
 from onnxfq.stages.inputs import QuantizeSession
-from onnxfq.stages.insert import TARGET_KEY, with_float_type
+from onnxfq.stages.insert import TARGET_KEY, find_target, with_float_type
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions
@@ -106,7 +106,7 @@ def decide_floats(
     by the rules that need no values. Raises DataError for no feeds: only data show whether a tensor fits.
     """
     ranges = None if feeds is None else _observe_floats(model, feeds, options, observing)
-    target = next((entry.value for entry in qdq.metadata_props if entry.key == TARGET_KEY), "")
+    target = find_target(qdq)
     if not target:
         return plan_floats(qdq, ranges, options)
     rules = target_by_name(target)

@@ -13,7 +13,7 @@ from onnxfq.choices import Kernels
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels, read_labels
 from onnxfq.data.replay import KeptFeeds
-from onnxfq.documents.scores import Evaluation
+from onnxfq.documents.scores import CandidateScore, Evaluation
 from onnxfq.errors import DataError, ModelError, nearest
 from onnxfq.execution.column_parts import find_columns, list_open, with_columns
 from onnxfq.execution.metric_runs import run_metric
@@ -26,6 +26,7 @@ from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.interchange.genai_folder import find_decoder, open_folder
 from onnxfq.interchange.quantized_models.input_ranges import InputRanges
 from onnxfq.metrics import Metric, find_metric, name_metric
+from onnxfq.passes.equalize import is_equalized
 from onnxfq.passes.float_caches import with_float_caches
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
@@ -34,6 +35,12 @@ from onnxfq.stages.inputs import QuantizeSession, with_unique_names
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.score import score_models
 from onnxfq.targets.target import Opener, collect_parts
+
+SCALED_TENSORS = (
+    "its channels were equalized, so scores of inner tensors compare scaled values with others; quantize "
+    "with --repair off to compare inner tensors"
+)
+"""Note on the scores of inner tensors after equalization."""
 
 
 def evaluate(
@@ -111,6 +118,8 @@ def evaluate(
         opener=opener,
     )
     disagreeing = [f"{name}: {line}" for name, proto in candidates.items() for line in ranges.explain(proto)]
+    scaled = [name for name, proto in candidates.items() if per_tensor and is_equalized(proto)]
+    notes += [f"{name}: {SCALED_TENSORS}" for name in scaled if not is_equalized(base)]
     found = found.model_copy(update={"notes": (*found.notes, *notes, *disagreeing)})
     if metric is None or measure is None:
         return found
@@ -174,7 +183,15 @@ def compare_forms(
         judged=inputs.judged,
     )
     notes = ["no data to compare with was given"] if inputs.feeds is None else notes
-    return found.model_copy(update={"notes": (*found.notes, *notes)})
+    scores = tuple(_number_samples(score, inputs.feeds, feeds) for score in found.candidates)
+    return found.model_copy(update={"notes": (*found.notes, *notes), "candidates": scores})
+
+
+def _number_samples(score: CandidateScore, kept: KeptFeeds | None, feeds: Sequence[Feed]) -> CandidateScore:
+    """Return `score` with the worst samples numbered as in the data, of which `feeds` were kept."""
+    numbers = [(None if kept is None else kept.number(feeds[one.sample]), one) for one in score.worst_samples]
+    worst = (one.model_copy(update={"sample": at}) for at, one in numbers if at is not None)
+    return score.model_copy(update={"worst_samples": tuple(worst)})
 
 
 def _find_opener(runtime: str) -> Opener | None:

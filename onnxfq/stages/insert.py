@@ -31,6 +31,11 @@ FLOAT_KEY = f"{_KEYS}float"
 """Metadata of a written model: the type of its non-quantized part."""
 
 
+def find_target(proto: onnx.ModelProto) -> str:
+    """Return the target that a model was written for; empty for models of other tools."""
+    return next((entry.value for entry in proto.metadata_props if entry.key == TARGET_KEY), "")
+
+
 def insert_qdq(model: Model, plan: Plan, encodings: Encodings, *, lowest_opset: int = 0) -> onnx.ModelProto:
     """Return `model` with Q/DQ on every placed tensor, ready to hand over, at `lowest_opset` or above.
 

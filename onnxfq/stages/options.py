@@ -17,6 +17,7 @@ from onnxfq.errors import DataError
 from onnxfq.runtime.random_numbers import explain_draws
 from onnxfq.stages.batch_axis import find_mixing
 from onnxfq.stages.observers import ObserveOptions
+from onnxfq.targets.tensorrt.gpus import read_gpu
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +75,9 @@ class QuantizeOptions(RunOptions):
     Attributes:
         floats: the type of the non-quantized part; tensors that do not fit in it stay in float32.
         runtime: such as `onnxruntime==1.18`; the written model is kept to this release, or rejected.
-        gpus: names such as l4 or compute capabilities such as SM89; a recipe with a format that one of them
-            lacks is refused.
+        gpus: those that run the model: names such as l4, or compute capabilities such as "8.9" or "SM89". A
+            recipe with a format that one of them lacks is refused; repair may give layers the formats that
+            all of them multiply in at the speed of int8.
         ray: address of a Ray cluster, or "local", that observes, gathers moments and rounds weights by them;
             the written model is the same to the bit.
     """
@@ -84,6 +86,18 @@ class QuantizeOptions(RunOptions):
     runtime: str | None = None
     gpus: tuple[str, ...] = ()
     ray: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise DataError for numbers out of range and unknown GPUs."""
+        super().__post_init__()
+        if not isinstance(self.gpus, tuple | list):
+            raise DataError(f"gpus is {self.gpus!r:.40}; give a tuple of names, such as ('l4',)")
+        assert self.capability is None or self.capability >= 0  # reads every name
+
+    @property
+    def capability(self) -> int | None:
+        """The least compute capability of `gpus`, 89 for 8.9; 0 for DLA, None without one."""
+        return min((read_gpu(name).capability for name in self.gpus), default=None)
 
     @staticmethod
     def of(options: RunOptions | None) -> QuantizeOptions:

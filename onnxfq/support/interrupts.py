@@ -15,6 +15,9 @@ from contextlib import contextmanager
 ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Signals by which users, systemd and closed terminals end a command."""
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 plus the signal number, as in shells."""
+
 _TOGETHER = 2.0
 """Seconds after a signal in which others belong to it."""
 

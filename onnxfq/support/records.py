@@ -61,6 +61,14 @@ class Record(pydantic.BaseModel, metaclass=_OneLine):
         return tuple(cls.model_fields)
 
 
+class Document(Record):
+    """Record that has a JSON file."""
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON, whole or not at all."""
+        write_document(path, self)
+
+
 R = TypeVar("R", bound=Record)
 
 Amount = Annotated[float, pydantic.Field(ge=0)]

@@ -121,11 +121,15 @@ class CheckResult(Record):
         rows = [(like[0].severity, like[0].rule, _summed(like)) for like in _alike(self.findings)]
         lines = table_lines(rows) if rows else []
         counts = Counter(finding.severity for finding in self.findings)
-        found = ", ".join(f"{counts[severity]} {severity}" for severity in _ORDER if counts[severity])
+        words = [
+            f"{counts[one]} {one}{'s' * (one == 'warning' and counts[one] > 1)}"
+            for one in _ORDER
+            if counts[one]
+        ]
         how = f"built by {self.builder}" if self.builder else "by the rules, nothing was built"
         lines.append(f"coverage   {', '.join(map(str, self.coverage)) or 'no quantized operator'} ({how})")
         lines += [] if self.listing is None else self.listing.lines()
-        lines.append(f"findings   {found or 'none'}")
+        lines.append(f"findings   {', '.join(words) or 'none'}")
         lines += [line for compared in self.against for line in compared.lines()]
         return "\n".join(lines)
 

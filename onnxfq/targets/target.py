@@ -34,6 +34,7 @@ class BuildOptions:
         against: "half" to build the same graph without pairs too, and compare; TensorRT alone has it.
         covered: profiles in place of those by `shapes`.
         values: numbers of integer inputs that TensorRT reads while it builds, such as a shape, by name.
+        gpus: names or compute capabilities of GPUs to build for, in place of the builder's choice.
     """
 
     shapes: Mapping[str, Sequence[int | Range]] = field(default_factory=dict)
@@ -41,6 +42,7 @@ class BuildOptions:
     against: Literal["", "half"] = ""
     covered: Mapping[str, Profile] | None = None
     values: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
 
 
 Values = Mapping[str, NDArray[Any]]

@@ -53,7 +53,8 @@ def build_written(
     record = target_by_name(target)
     if record.check is None:
         raise RecipeError(f"target {target!r} has no builder; leave out --build")
-    checked = check(proto, target, build=replace(build, against="half" if record.compares else ""))
+    compared = replace(build, against="half" if record.compares else "")
+    checked = check(proto, target, build=compared, gpus=build.gpus)
     return BuildRecord(check=checked, run=_run(proto, record, samples, threads))
 
 

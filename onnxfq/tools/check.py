@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
 from onnxfq.errors import RecipeError, nearest
 from onnxfq.graph.io.load import read_model
+from onnxfq.stages.insert import find_target
 from onnxfq.targets.findings import CheckResult, worst_first
 from onnxfq.targets.target import DEFAULT_TARGET, BuildOptions, collect_parts, target_by_name
 
 
 def check(
     model: str | Path | onnx.ModelProto,
-    target: str = DEFAULT_TARGET,
+    target: str | None = None,
     *,
     build: BuildOptions | None = None,
     layers: str | Path | None = None,
@@ -26,18 +28,24 @@ def check(
 
     Args:
         model: a path or a ModelProto.
-        target: a target with rules. The rules need nothing installed.
+        target: a target with rules, which need nothing installed; None for the one that the model was written
+            for, and for TensorRT where a model names none with rules.
         build: also open the model in the runtime or builder of the target, which may be an extra and needs
             no GPU, and report the precision of each node.
         layers: what the target's tools exported of an engine of the model that was built elsewhere: the
             precision of each node there, and what is fused. It takes the place of `build`.
         profile: times of the layers of the same engine.
-        gpus: names or compute capabilities; formats that one of them lacks are refused.
+        gpus: names or compute capabilities; formats that one of them lacks are refused. `build` is for
+            them where the builder has their kernels.
 
     Raises ModelError for a model that cannot be read, RecipeError for a target without rules, and with
     `build` or `layers` RuntimeLibraryError and DataError.
     """
     rules, readers = collect_parts(lambda one: one.check), collect_parts(lambda one: one.check_engine)
+    proto, _, source = read_model(model)
+    if target is None:
+        written = find_target(proto)
+        target = written if written in rules else DEFAULT_TARGET
     if target not in rules:
         raise RecipeError(f"there are no rules for target {target!r}{nearest(target, rules)}")
     if layers is not None and target not in readers:
@@ -47,8 +55,8 @@ def check(
             f"the builder of target {target!r} compares with no graph without pairs; leave out --against, or "
             "give target tensorrt"
         )
-    proto, _, source = read_model(model)
     if layers is None:
+        build = None if build is None else replace(build, gpus=tuple(gpus))
         return _add_gpus(rules[target](proto, source, build), proto, gpus)
     times = None if profile is None else Path(profile)
     return _add_gpus(readers[target](proto, source, Path(layers), times), proto, gpus)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -137,7 +138,11 @@ def compare(
         raise ModelError(f"{source} has no QuantizeLinear in its main graph; give a Q/DQ model")
     runners = [runner(name) for name in (a, b)]
     ranges = InputRanges()
-    given = list(ranges.watch(islice(open_feeds(proto, data, options.batch, options.data), feeds)))
+    given = list(
+        ranges.watch(
+            islice(open_feeds(proto, data, options.batch, replace(options.data, survey=False)), feeds)
+        )
+    )
     if not given:
         raise DataError("there is no feed to compare on; give data")
     tensors = boundaries(proto)

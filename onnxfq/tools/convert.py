@@ -27,6 +27,7 @@ from onnxfq.graph.ops import MOVES, ONNXFQ_DOMAIN, QUANTIZED_OPS, SPLITS
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
+from onnxfq.interchange.quantized_models.qonnx import pairs_of_qonnx
 from onnxfq.stages.calibrate import calibrate_plan
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_qdq
@@ -110,9 +111,10 @@ def convert(
         raise RecipeError(f"there is no conversion for target {target!r}{nearest(target, recipes)}")
     if output is not None:
         check_model_output(output, model, data)
-    proto, sha256, source = read_model(model)
+    read, sha256, source = read_model(model)
+    proto = pairs_of_qonnx(read, source)
     if not {node.op_type for node in list_nodes(proto.graph)} & QUANTIZED_OPS:
-        raise ModelError(f"{source} {_describe_unquantized(proto)}")
+        raise ModelError(f"{source} is not quantized; quantize it with `onnxfq quantize`")
     given = onnx.ModelProto()
     given.CopyFrom(proto)
     lowered = sum((n.op_type, n.domain) == ("FakeQuantize", ONNXFQ_DOMAIN) for n in proto.graph.node)
@@ -121,8 +123,9 @@ def convert(
         proto = lower(lifted)
     notes = standard_form(proto)
     form = Unfolding(proto, source, HANDLERS).run()
+    unsurveyed = replace(options.data, survey=False)  # the number of samples matters for calibration only
     if data is not None:
-        drop_unreached_clips(form, open_feeds(given, data, options.batch, options.data), options.threads)
+        drop_unreached_clips(form, open_feeds(given, data, options.batch, unsurveyed), options.threads)
     recipe, folder = _recipe(form, recipes[target]), None if output is None else Path(output).parent
     if form.clips:
         # A Clip hides what a target fuses: where a pair of the same range takes its place, none is needed.
@@ -154,7 +157,7 @@ def convert(
     evaluation, feeds = None, []
     if data is not None:
         evaluation = evaluate(given, {"converted": qdq}, data, options=options)
-        feeds = list(islice(open_feeds(given, data, options.batch, options.data), 1))
+        feeds = list(islice(open_feeds(given, data, options.batch, unsurveyed), 1))
     write_model(qdq, output, feeds, options.threads)
     return Conversion(source, qdq, plan, dict(form.changes), found, evaluation, loaded.notes, scratch)
 
@@ -263,21 +266,3 @@ def _encode_plan(model: Model, plan: Plan, statistics: Statistics, form: FloatFo
     }
     form.changes.update({text: count for text, count in counts.items() if count})
     return encodings
-
-
-_QONNX = ("Quant", "BipolarQuant", "Trunc", "IntQuant", "FloatQuant")
-_QONNX_DOMAINS = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
-
-
-def _describe_unquantized(proto: onnx.ModelProto) -> str:
-    """Return what a model without ONNX's quantized operators is, and what to do with it."""
-    found = next(
-        (n for n in list_nodes(proto.graph) if n.op_type in _QONNX and n.domain in _QONNX_DOMAINS), None
-    )
-    if found is None:
-        return "is not quantized; quantize it with `onnxfq quantize`"
-    return (
-        f"is in QONNX, the format of Brevitas and FINN ({found.op_type} {found.name!r} of domain "
-        f"{found.domain}), which ONNX Runtime and TensorRT do not have; export Q/DQ instead, with Brevitas' "
-        "export_onnx_qcdq or qonnx' QuantToQCDQ, or quantize the float model with `onnxfq quantize`"
-    )

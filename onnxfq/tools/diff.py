@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 from onnxfq.tools.inspect import Inspection, QuantizedTensor, inspect_model
+
+_FEW = 3
+"""Most tensors with the same difference that have a line each in the text."""
 
 _HAS_SCALE = QDQ_OPS | {"FakeQuantize"}
 
@@ -52,11 +55,16 @@ class Differences(Record):
         return not self.found
 
     def table(self) -> str:
-        """Return the differences as plain text."""
+        """Return the differences as plain text; many alike share a line."""
         if self.equal:
             return f"no difference between {self.first} and {self.second}"
+        alike: dict[tuple[str, str, str], list[str]] = {}
+        for one in self.found:
+            alike.setdefault((one.what, one.first, one.second), []).append(one.tensor or "(model)")
         rows = [("tensor", "what", self.first, self.second)]
-        rows += [(d.tensor or "(model)", d.what, d.first, d.second) for d in self.found]
+        for key, tensors in alike.items():
+            shown = tensors if len(tensors) <= _FEW else [f"{len(tensors)} tensors, as {tensors[0]}"]
+            rows += [(tensor, *key) for tensor in shown]
         return "\n".join(table_lines(rows, names=(0, 2, 3)))
 
 
@@ -100,7 +108,7 @@ def diff_models(
         found += _diff_scales(
             tensor, [one.get(q.tensor) for one, q in zip(scales, (a, b), strict=True)], tolerance
         )
-    found += [*_diff_attributes(*protos), *_diff_constants(protos, tolerance)]
+    found += [*_diff_nodes(*protos), *_diff_constants(protos, tolerance)]
     names = [one.source for one in inspected]
     return Differences(first=names[0], second=names[1], tolerance=tolerance, found=tuple(found))
 
@@ -146,22 +154,36 @@ def _diff_scales(tensor: str, pair: list[NDArray[Any] | None], tolerance: float)
     return [Difference(tensor=tensor, what=what, first=f"{first[worst]:.6g}", second=f"{second[worst]:.6g}")]
 
 
-def _diff_attributes(*protos: onnx.ModelProto) -> list[Difference]:
-    """Return the nodes with equal outputs but another operator, inputs or attributes."""
+def _diff_nodes(*protos: onnx.ModelProto) -> list[Difference]:
+    """Return what differs between nodes of equal outputs: operator, attributes, inputs before pairs."""
     first, second = ({tuple(n.output): n for n in list_nodes(proto.graph)} for proto in protos)
+    behind = [_quantized_tensors(proto) for proto in protos]
     found = []
     for outputs in [outputs for outputs in first if outputs in second]:
-        a, b = (_format_node(nodes[outputs]) for nodes in (first, second))
-        if a != b:
-            found.append(Difference(tensor=outputs[0], what="node", first=a, second=b))
+        pair = [_describe_node(nodes[outputs], of) for nodes, of in zip((first, second), behind, strict=True)]
+        for what in dict.fromkeys([*pair[0], *pair[1]]):
+            a, b = (parts.get(what, "none") for parts in pair)
+            if a != b:
+                found.append(Difference(tensor=outputs[0], what=what, first=a, second=b))
     return found
 
 
-def _format_node(node: onnx.NodeProto) -> str:
-    """Return operator, attributes and inputs of `node`; bodies are compared node by node."""
+def _quantized_tensors(proto: onnx.ModelProto) -> dict[str, str]:
+    """Return the tensor before the quantizers by the output of each, so that a new pair changes no reader."""
+    behind: dict[str, str] = {}
+    for node in list_nodes(proto.graph):
+        if node.op_type in _HAS_SCALE:
+            behind[node.output[0]] = behind.get(node.input[0], node.input[0]).removesuffix("/q")
+    return behind
+
+
+def _describe_node(node: onnx.NodeProto, behind: Mapping[str, str]) -> dict[str, str]:
+    """Return operator, attributes and inputs of `node` by name; bodies are compared node by node."""
     kinds = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-    attributes = [onnx.helper.printable_attribute(a) for a in node.attribute if a.type not in kinds]
-    return f"{node.op_type}[{', '.join(sorted(attributes))}]({', '.join(node.input)})"
+    printed = [onnx.helper.printable_attribute(a) for a in node.attribute if a.type not in kinds]
+    attributes = {name: value for name, _, value in (text.partition(" = ") for text in printed)}
+    inputs = {f"input {i}": behind.get(name, name) for i, name in enumerate(node.input)}
+    return {"operator": node.op_type, **attributes, **inputs}
 
 
 def _diff_constants(protos: Sequence[onnx.ModelProto], tolerance: float) -> list[Difference]:

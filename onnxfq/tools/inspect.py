@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxfq.data.inputs import Inputs
 from onnxfq.data.model_inputs import input_specs
+from onnxfq.data.options import DataOptions, image_layout
 from onnxfq.documents.scores import FORMAT_KEY
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.external.tensor import tensor_array
@@ -36,7 +39,12 @@ class QuantizedTensor(Record):
 
 
 class Inspection(Record):
-    """Summary of a model file."""
+    """Summary of a model file.
+
+    Attributes:
+        data: what data of the inputs is, as commands take it.
+        next: the command to go on with.
+    """
 
     source: str
     opset: int
@@ -49,6 +57,8 @@ class Inspection(Record):
     weight_bytes: int
     quantized: tuple[QuantizedTensor, ...]
     metadata: dict[str, str]
+    data: str
+    next: str
 
     def table(self) -> str:
         """Return the summary as plain text."""
@@ -58,6 +68,8 @@ class Inspection(Record):
             f"model      {self.source}",
             f"opset      {self.opset} (IR {self.ir_version}), producer {self.producer or 'unknown'}",
             *(f"input      {line}" for line in self.inputs),
+            f"data       {self.data}",
+            f"next       {self.next}",
             f"outputs    {', '.join(self.outputs)}",
             f"operators  {operators}",
             f"weighted   {weighted}",
@@ -103,7 +115,33 @@ def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
         weight_bytes=sum(tensor_bytes(t) for t in constants.values()),
         quantized=tuple(_as_asked(q, metadata) for q in found if q is not None),
         metadata=metadata,
+        data=_describe_data(input_specs(proto)),
+        next=_next_command(model, bool(counts.keys() & QUANTIZED_OPS)),
     )
+
+
+def _describe_data(inputs: Inputs) -> str:
+    """Return what --data of a model is: the arrays of a file and their shapes."""
+    shapes = [["unknown shape"] if spec.shape is None else list(spec.shape) for spec in inputs]
+    texts = [
+        f"{spec.name} {spec.dtype} [{', '.join('any' if size is None else str(size) for size in shape)}]"
+        for spec, shape in zip(inputs, shapes, strict=True)
+    ]
+    first = {shape[0] if shape else None for shape in shapes}
+    samples = ", axis 0 for samples" if first == {None} else ", one sample a file or list element"
+    images = ""
+    if len(inputs) == 1 and image_layout(inputs[0], DataOptions()):
+        images = "; or a folder of images" + (" with --scale" if inputs[0].dtype.kind == "f" else "")
+    return f"an .npz with {', '.join(texts)}{samples}{images}" if inputs else "none: the model has no inputs"
+
+
+def _next_command(model: str | Path | onnx.ModelProto, is_quantized: bool) -> str:
+    """Return the command that quantizes a float model, or the one that judges a quantized one."""
+    path = Path("MODEL.onnx" if isinstance(model, onnx.ModelProto) else model)
+    name = shlex.quote(str(path))
+    if is_quantized:
+        return f"onnxfq diagnose {name} --data DATA"
+    return f"onnxfq quantize {name} --data DATA -o {shlex.quote(str(path.with_suffix('.int8.onnx')))}"
 
 
 def _scales(quantized: QuantizedTensor) -> str:

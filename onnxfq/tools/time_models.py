@@ -17,7 +17,7 @@ from onnxfq.documents.timing import OperatorCost, TimedModel, Timing
 from onnxfq.errors import OnnxfqError, RuntimeLibraryError
 from onnxfq.execution.timing import SECONDS, Clock, compare_turns, find_interval, time_in_turn
 from onnxfq.graph.io.load import read_model
-from onnxfq.stages.insert import TARGET_KEY
+from onnxfq.stages.insert import find_target
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.targets.target import AnyModel, Opener, target_by_name
 
@@ -84,7 +84,7 @@ def time_on_data(
 
 def _find_target(model: AnyModel) -> str:
     proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
-    return next((entry.value for entry in proto.metadata_props if entry.key == TARGET_KEY), OTHER_TOOLS)
+    return find_target(proto) or OTHER_TOOLS
 
 
 def _find_opener(name: str) -> Opener:

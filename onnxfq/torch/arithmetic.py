@@ -1,7 +1,7 @@
 """Affine quantization in torch operations, bit-identical to `numerics.affine` on any device, compiled or not.
 
 It computes in float32, or in float64 if x is float64 (for gradient checks). Nothing here has a gradient;
-`functions.py` adds the gradients.
+`qat_gradients.py` adds the gradients.
 """
 
 from __future__ import annotations
@@ -19,22 +19,17 @@ from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 
 
-def _half_away(v: Tensor) -> Tensor:
+def _round_away(v: Tensor, is_far: Callable[[Tensor, float], Tensor]) -> Tensor:
     whole = torch.trunc(v)
-    return whole + torch.where((v - whole).abs() >= 0.5, torch.copysign(torch.ones_like(v), v), 0)
-
-
-def _half_down(v: Tensor) -> Tensor:
-    whole = torch.trunc(v)
-    return whole + torch.where((v - whole).abs() > 0.5, torch.copysign(torch.ones_like(v), v), 0)
+    return whole + torch.where(is_far((v - whole).abs(), 0.5), torch.copysign(torch.ones_like(v), v), 0)
 
 
 # Names and meanings as in `onnxfq.numerics.rounding`.
 ROUNDINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "half_even": torch.round,
     "half_up": lambda v: torch.floor(v + 0.5),
-    "half_away": _half_away,
-    "half_down": _half_down,
+    "half_away": lambda v: _round_away(v, torch.ge),
+    "half_down": lambda v: _round_away(v, torch.gt),
     "floor": torch.floor,
     "ceil": torch.ceil,
     "truncate": torch.trunc,

@@ -77,7 +77,9 @@ class SwappedAttention(Swapped):
         elif self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         with reading(self):
-            q, k, v = (_heads(x, self.num_heads) for x in _project(self, query, key, value))
+            projected = _project(self, query, key, value)
+        # [L, N, E] as [N, heads, L, E / heads]
+        q, k, v = (x.unflatten(2, (self.num_heads, -1)).permute(1, 2, 0, 3) for x in projected)
         # Scaled before the product, as torch does.
         scores = _quantize_input(self, "scores_input", q * math.sqrt(1.0 / q.shape[-1])) @ _quantize_input(
             self, "scores_other", k
@@ -116,11 +118,6 @@ def _project(module: Any, query: Tensor, key: Tensor, value: Tensor) -> list[Ten
         weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
     return [F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
-
-
-def _heads(x: Tensor, heads: int) -> Tensor:
-    """Return [L, N, E] as [N, heads, L, E / heads]."""
-    return x.unflatten(2, (heads, -1)).permute(1, 2, 0, 3)
 
 
 def _mask(attn_mask: Tensor | None, padding: Tensor | None, scores: Tensor) -> Tensor | None:

@@ -21,6 +21,8 @@ from onnxfq.torch.observers import Histogram, Latest, Limits, make_observer
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.request import Request, bind, name_inputs
 
+_RESTORED = ("is_observing", "is_rounding", "in_flight", "training_only", "observer")
+
 
 @checked
 @contextlib.contextmanager
@@ -47,9 +49,7 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
                 "call its allow_overwrite(False) to keep it, or allow_overwrite() to replace it"
             )
     observed = {name: q for name, q in observed.items() if q.overwrite is not False or not q.is_initialized}
-    switches = {name: (q.is_observing, q.is_rounding, q.in_flight) for name, q in observed.items()}
-    following = {name for name, q in observed.items() if q.training_only}
-    replaced = {name: q.observer for name, q in observed.items() if q.calibrating_observer}
+    before = {name: {key: getattr(q, key) for key in _RESTORED} for name, q in observed.items()}
     for quantizer in observed.values():
         if quantizer.calibrating_observer:
             observer = make_observer(quantizer.calibrating_observer, quantizer.spec, quantizer.calibrator)
@@ -72,17 +72,17 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
                 continue
             limits = _calibrate(name, quantizer)
             follows = isinstance(quantizer.observer, Latest) and quantizer.observer.live
-            follows = follows or (name in following and name not in replaced)
-            later = replaced.get(name)
-            if later is not None:  # an observer that is switched on again continues from the range
-                later.keep(limits)
-            switches[name] = (follows and quantizer.learned == "nothing", *switches[name][1:])
+            if (
+                quantizer.calibrating_observer
+            ):  # an observer that is switched on again continues from the range
+                before[name]["observer"].keep(limits)
+            else:
+                follows = follows or before[name]["training_only"]
+            before[name]["is_observing"] = follows and quantizer.learned == "nothing"
     finally:
         for name, quantizer in observed.items():
-            quantizer.is_observing, quantizer.is_rounding, quantizer.in_flight = switches[name]
-            quantizer.training_only = name in following
-            if name in replaced:
-                quantizer.observer = replaced[name]
+            for key, value in before[name].items():
+                setattr(quantizer, key, value)
 
 
 def _calibrate(name: str, quantizer: FakeQuantize) -> Limits:
@@ -133,7 +133,11 @@ def set_encodings(model: nn.Module, encodings: Encodings) -> None:
         if quantizer is None:
             hint = nearest(encoding.tensor, known)
             raise PlanError(f"the encodings name tensor {encoding.tensor!r}, which the module lacks{hint}")
-        _check_spec(encoding, quantizer)
+        if encoding.spec != quantizer.spec:
+            raise PlanError(
+                f"tensor {encoding.tensor!r} is quantized as {quantizer.spec} and encoded as "
+                f"{encoding.spec}; quantize the module with the recipe of the encodings"
+            )
     for encoding in encodings.encodings:
         # Torch shares memory with arrays, and the arrays of encodings are read-only.
         known[encoding.tensor].set_qparams(encoding.scale.copy(), encoding.zero_point.copy())
@@ -201,14 +205,6 @@ def encodings_from_onnx(model: nn.Module, inputs: Tensor | Sequence[Tensor], enc
 
 def _tensor(name: str) -> str:
     return name.removesuffix(SUFFIX)
-
-
-def _check_spec(encoding: Encoding, quantizer: FakeQuantize) -> None:
-    if encoding.spec != quantizer.spec:
-        raise PlanError(
-            f"tensor {encoding.tensor!r} is quantized as {quantizer.spec} and encoded as {encoding.spec}; "
-            "quantize the module with the recipe of the encodings"
-        )
 
 
 @contextlib.contextmanager

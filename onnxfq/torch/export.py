@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import DataError, ModelError, nearest
+from onnxfq.graph.model import default_opset
 from onnxfq.graph.node_notes import SCOPES_KEY
 from onnxfq.support.files import check_writable, replace_file
 from onnxfq.targets.lower_fake_quantize import lift, lower
@@ -158,7 +159,7 @@ def forget_origin(message: Any) -> None:
 
 def check_lowered(model: onnx.ModelProto, request: Request) -> None:
     """Raise ModelError if the Q/DQ model is not valid, or its number formats need another opset."""
-    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    opset = default_opset(model)
     if request.opset not in (None, opset):
         raise ModelError(
             f"the model's number formats need opset {opset}, and {request.opset} was asked; leave opset out"
@@ -184,7 +185,7 @@ def check(model: onnx.ModelProto, request: Request, exporter: str) -> None:
     outputs = [value.name for value in model.graph.output]
     if request.output_names is not None and outputs != list(request.output_names):
         raise ModelError(f"output_names {list(request.output_names)} do not fit the {len(outputs)} outputs")
-    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    opset = default_opset(model)
     if request.opset not in (None, opset):
         raise ModelError(
             f"the {exporter} exporter cannot give opset {request.opset}, it gave {opset}; leave opset out, "

@@ -16,7 +16,13 @@ from onnxfq.torch.observers import Observer, make_observer
 
 
 class ExternalObserver(Observer):
-    """Module that observes in its forward and has `calculate_qparams() -> (scale, zero point)`."""
+    """Module that observes in its forward and has `calculate_qparams() -> (scale, zero point)`.
+
+    Attributes:
+        seen: whether it has a range, observed since the last reset or from a state dict.
+    """
+
+    seen = False
 
     def __init__(self, spec: QuantSpec, inner: nn.Module) -> None:
         """Wrap `inner`. Raises SpecError if it lacks the method."""
@@ -27,20 +33,10 @@ class ExternalObserver(Observer):
                 "of onnxfq.torch.Observer"
             )
         self.inner = inner
-        self._seen = False
-
-    @property
-    def seen(self) -> bool:
-        """Tell whether any tensor was observed since the last reset."""
-        return self._seen
-
-    def mark_seen(self) -> None:
-        """Say that the module has a range, which a state dict gave it."""
-        self._seen = True
 
     def reset(self) -> None:
         """Discard what was observed, by the module's own method if it has one."""
-        self._seen = False
+        self.seen = False
         for name in ("reset_min_max_vals", "reset"):
             if callable(getattr(self.inner, name, None)):
                 getattr(self.inner, name)()
@@ -49,7 +45,7 @@ class ExternalObserver(Observer):
     def forward(self, x: Tensor) -> None:
         """Let the module observe x."""
         self.inner(x.detach())
-        self._seen = True
+        self.seen = True
 
     def params(self) -> tuple[Tensor, Tensor]:
         """Return its scale and zero point, in the shape of the quantizer's scale."""

@@ -12,7 +12,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -49,17 +49,8 @@ class Code:
     why_not: str = ""
 
 
-@dataclass
-class Traces:
-    """Cache of traced code: each module is traced once."""
-
-    known: dict[nn.Module, Code] = field(default_factory=dict)
-
-    def get_code(self, module: nn.Module) -> Code:
-        """Return the traced code of `module`."""
-        if module not in self.known:
-            self.known[module] = _trace(module)
-        return self.known[module]
+Trace = Callable[[nn.Module], Code]
+"""`trace`, or a cache of it."""
 
 
 class _Tracer(fx.Tracer):
@@ -74,7 +65,14 @@ def has_own_code(module: nn.Module) -> bool:
     return not type(module).__module__.startswith("torch.") and not isinstance(module, FakeQuantize)
 
 
-def _trace(module: nn.Module) -> Code:
+def traced_nodes(module: nn.Module, trace: Trace) -> list[fx.Node]:
+    """Return the nodes in evaluation mode of a forward that a user wrote; [] without a trace."""
+    graphs = trace(module).graphs if has_own_code(module) else ()
+    return list(graphs[-1].nodes) if graphs else []
+
+
+def trace(module: nn.Module) -> Code:
+    """Return the traced forward of a module, without its children."""
     parameters = inspect.signature(module.forward).parameters.values()
     if any(
         p.default is not p.empty or p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
@@ -106,20 +104,20 @@ def _trace(module: nn.Module) -> Code:
     return Code(module, tuple(graphs))
 
 
-def successions(module: nn.Module, traces: Traces) -> Iterator[tuple[nn.Module, nn.Module]]:
+def successions(module: nn.Module, trace: Trace) -> Iterator[tuple[nn.Module, nn.Module]]:
     """Yield pairs of children that run once each, the second as the only reader of the first one's output."""
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
         children = list(module)
         yield from ((a, b) for a, b in pairwise(children) if children.count(a) == children.count(b) == 1)
-    elif has_own_code(module) and traces.get_code(module).graphs:
-        graph = traces.get_code(module).graphs[-1]
-        targets = [str(node.target) for node in graph.nodes if node.op == "call_module"]
-        for node in graph.nodes:
-            users = list(node.users)
-            if node.op == "call_module" and len(users) == 1 and users[0].op == "call_module":
-                first, second = str(node.target), str(users[0].target)
-                if targets.count(first) == targets.count(second) == 1:
-                    yield module.get_submodule(first), module.get_submodule(second)
+        return
+    layers = [node for node in traced_nodes(module, trace) if node.op == "call_module"]
+    targets = [str(node.target) for node in layers]
+    for node in layers:
+        users = list(node.users)
+        if len(users) == 1 and users[0].op == "call_module":
+            first, second = str(node.target), str(users[0].target)
+            if targets.count(first) == targets.count(second) == 1:
+                yield module.get_submodule(first), module.get_submodule(second)
 
 
 def _is(node: fx.Node, table: Mapping[str, tuple[Any, ...]]) -> bool:
@@ -174,14 +172,8 @@ def _skip_branch(module: nn.Module, add: fx.Node) -> tuple[int, str] | None:
 
 _PASSES = (nn.Identity, nn.Dropout, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _ACTIVATIONS = (
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.PReLU,
-    nn.Sigmoid,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.Hardtanh,
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU),
+    *(nn.Sigmoid, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh),
 )
 _ACTIVATION_CALLS: dict[str, tuple[Any, ...]] = {
     "call_function": (F.relu, torch.relu, F.relu6, F.leaky_relu, torch.sigmoid, F.hardswish, torch.clamp),
@@ -215,14 +207,12 @@ def _last(module: nn.Module) -> nn.Module | None:
                 return _last(child)
         return None
     if has_own_code(module):
-        code = _trace(module)
-        if code.graphs:
-            (end,) = (node.args[0] for node in code.graphs[-1].nodes if node.op == "output")
-            while isinstance(end, fx.Node) and end.op == "call_module":
-                child = module.get_submodule(str(end.target))
-                if not isinstance(child, _PASSES):
-                    return _last(child)
-                end = end.args[0]
+        end = next((node.args[0] for node in traced_nodes(module, trace) if node.op == "output"), None)
+        while isinstance(end, fx.Node) and end.op == "call_module":
+            child = module.get_submodule(str(end.target))
+            if not isinstance(child, _PASSES):
+                return _last(child)
+            end = end.args[0]
     return None
 
 
@@ -285,7 +275,7 @@ class SwappedCode(Swapped):
         """Take the content that was pickled, and trace the code again as torch.fx does."""
         self.__class__ = self.float_class
         self.__setstate__(state)
-        code = _trace(self)
+        code = trace(self)
         if code.why_not:
             raise ModelError(f"{type(self).__name__} cannot be read back: {code.why_not}; load a state dict")
         sites = self.__dict__[_SITES]

@@ -7,8 +7,8 @@ not run while torch compiles, exports, traces, records, transforms or watches op
 
 from __future__ import annotations
 
+import ctypes
 import logging
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.numerics.float_types import FLOATS
-from onnxfq.runtime.c_api import Step, c_library, mask_gradient
+from onnxfq.runtime.c_api import c_blocks, c_elements, c_library, c_shape, call
 from onnxfq.torch.arithmetic import RoundingGrid
 
 log = logging.getLogger(__name__)
 
-_TYPES = {getattr(torch, name): name for name in FLOATS}
+_TYPES = [getattr(torch, name) for name in FLOATS]
 # Least work that is worth a thread: about 0.1 ms.
 _ELEMENTS_A_THREAD = 1 << 17
 
@@ -39,10 +39,7 @@ def fake_quantize(
     inside = torch.empty_like(x, dtype=torch.bool) if mask else None
     if not (_has_same_order(x, y) and (inside is None or _has_same_order(x, inside))):
         return None
-    _run(
-        lambda step: step.fake_quantize(y.data_ptr(), 0 if inside is None else inside.data_ptr()),
-        (x, scale, zero_point, grid),
-    )
+    _run(y, x, scale, zero_point, grid, inside)
     return y, inside
 
 
@@ -55,7 +52,7 @@ def derivative_by_scale(
     y = torch.empty_like(x)
     if not _has_same_order(x, y):
         return None
-    _run(lambda step: step.derivative_by_scale(y.data_ptr()), (x, scale, zero_point, grid))
+    _run(y, x, scale, zero_point, grid, derivative=True)
     return y
 
 
@@ -67,7 +64,8 @@ def apply_mask(gradient: Tensor, inside: Tensor) -> Tensor | None:
     if not (_has_same_order(gradient, inside) and _has_same_order(gradient, y)):
         return None
     count = gradient.numel()
-    mask_gradient(gradient.data_ptr(), inside.data_ptr(), y.data_ptr(), count, _threads(count))
+    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (gradient, inside, y))
+    call("onnxfq_mask_gradient", *pointers, ctypes.c_int64(count), ctypes.c_int32(_threads(count)))
     return y
 
 
@@ -133,9 +131,16 @@ def _readable(x: Tensor) -> Tensor:
     return x.contiguous() if _is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
 
 
-def _run(kernel: Callable[[Step], None], given: tuple[Tensor, Tensor, Tensor | None, RoundingGrid]) -> None:
-    """Call a kernel for (x, scale, zero point, grid); keep the tensors that it reads alive meanwhile."""
-    x, scale, zero_point, grid = given
+def _run(
+    y: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    grid: RoundingGrid,
+    inside: Tensor | None = None,
+    derivative: bool = False,
+) -> None:
+    """Write to y the rounded x, or with `derivative` its derivative by the scale; to `inside` the mask."""
     if zero_point is not None and (zero_point.numel() != 1 or scale.numel() != 1):
         scale, zero_point = torch.broadcast_tensors(scale, zero_point)
     shape, params = list(x.shape), list(scale.shape)
@@ -148,17 +153,17 @@ def _run(kernel: Callable[[Step], None], given: tuple[Tensor, Tensor, Tensor | N
         zero_point = None if zero_point is None else zero_point.permute(order)
     scale = _readable(scale)
     zero_point = None if zero_point is None else _readable(zero_point)
-    kernel(
-        Step(
-            x=x.data_ptr(),
-            shape=shape,
-            element_type=_TYPES[x.dtype],
-            scale=scale.data_ptr(),
-            zero_point=0 if zero_point is None else zero_point.data_ptr(),
-            scale_shape=params,
-            qtype=grid.qtype.name,
-            arithmetic=grid.arithmetic,
-            saturate=grid.saturate,
-            threads=_threads(x.numel()),
-        )
+    call(
+        "onnxfq_fake_quantize_step",
+        c_elements(x.data_ptr(), y.data_ptr(), shape, _TYPES.index(x.dtype)),
+        ctypes.c_void_p(0 if inside is None else inside.data_ptr()),
+        ctypes.c_int32(derivative),
+        ctypes.c_int32(_threads(x.numel())),
+        ctypes.c_void_p(scale.data_ptr()),
+        ctypes.c_void_p(0 if zero_point is None else zero_point.data_ptr()),
+        *c_shape(params),
+        grid.qtype.name.encode(),
+        c_blocks(),
+        grid.arithmetic.encode(),
+        ctypes.c_int64(grid.saturate),
     )

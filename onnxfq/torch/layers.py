@@ -47,17 +47,13 @@ class LayerKind:
     has_input: bool
 
 
-def _name_weight(module: nn.Module) -> tuple[str, ...]:
-    return ("weight",)
+def _always(*names: str) -> Callable[[nn.Module], tuple[str, ...]]:
+    return lambda module: names
 
 
 def _recurrent_weights(module: nn.Module) -> tuple[str, ...]:
     names: list[str] = module._flat_weights_names
     return tuple(name for name in names if name.startswith("weight_"))
-
-
-def _cell_weights(module: nn.Module) -> tuple[str, ...]:
-    return ("weight_ih", "weight_hh")
 
 
 def _projections(module: nn.Module) -> tuple[str, ...]:
@@ -66,6 +62,7 @@ def _projections(module: nn.Module) -> tuple[str, ...]:
     return ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
+_name_weight, _cell_weights = _always("weight"), _always("weight_ih", "weight_hh")
 _CONV = LayerKind(("Conv",), _name_weight, 0, None, True)
 _TRANSPOSED = LayerKind(("ConvTranspose",), _name_weight, 1, None, True)
 
@@ -258,13 +255,13 @@ def _read(name: str) -> property:
     return property(get, keep)
 
 
-def _flat_weights(self: nn.Module) -> list[Tensor]:
-    return [getattr(self, name) for name in self._flat_weights_names]
-
-
 _BODIES: dict[type[nn.Module], Mapping[str, Any]] = {
     # Recurrent layers cache their weights in a list; this property builds it at every read.
-    nn.RNNBase: {"_flat_weights": property(_flat_weights, lambda self, value: None)},
+    nn.RNNBase: {
+        "_flat_weights": property(
+            lambda self: [getattr(self, name) for name in self._flat_weights_names], lambda self, value: None
+        )
+    },
 }
 
 

@@ -1,8 +1,8 @@
-"""Scale and zero point of a fake quantizer: buffers, or parameters that training learns."""
+"""Scale and zero point of a fake quantizer: buffers, or parameters that training learns, and their states."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
 from typing import Any, Literal
 
 import torch
@@ -16,8 +16,8 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import RoundingGrid
 from onnxfq.torch.observers import OwnTypes, refill
 from onnxfq.torch.qat_gradients import (
+    check_values,
     grid_ends_to_scale,
-    group_scales,
     lsq_factor,
     next_half,
     range_to_params,
@@ -41,7 +41,6 @@ class LearnedGrid(OwnTypes):
         """Make a grid without a scale."""
         super().__init__()
         self.spec, self.grid, self.zero_point_shift = spec, grid, zero_point_shift
-        self.scale_groups: tuple[int, Sequence[int]] | None = None
         self.learned: Learned = "nothing"
         self.float_type: FloatType = "float32"
         self.register_buffer("scale", torch.zeros(0))
@@ -59,8 +58,6 @@ class LearnedGrid(OwnTypes):
     def _effective(self, elements: int = 0) -> tuple[Tensor, Tensor | None]:
         """Return (scale, zero point) as used; `elements` share one scale, for the gradients."""
         scale, zero_point = self._unshifted(elements)
-        if self.scale_groups is not None:
-            scale = group_scales(scale, *self.scale_groups)
         if self.zero_point_shift:
             zero_point = (0.0 if zero_point is None else zero_point) - torch.full_like(
                 scale, self.zero_point_shift
@@ -91,7 +88,6 @@ class LearnedGrid(OwnTypes):
     def qparams(self) -> tuple[Tensor, Tensor]:
         """Return (scale float32, zero_point int32) as currently used, learned or not."""
         scale, zero_point = self._unshifted(0)
-        scale = scale if self.scale_groups is None else group_scales(scale, *self.scale_groups)
         zeros = torch.zeros_like(scale) if zero_point is None else zero_point
         return scale.detach().float().clone(), zeros.detach().to(torch.int32).clone()
 
@@ -166,3 +162,54 @@ class LearnedGrid(OwnTypes):
             if tensor is not None and given is not None and tensor.shape != given.shape:
                 tensor.data = torch.zeros(given.shape, dtype=tensor.dtype, device=tensor.device)
         super()._load_from_state_dict(state, prefix, *args)
+
+
+FORMAT_KEY = "format"
+
+
+def write_format(text: str) -> Tensor:
+    """Return the text as uint8: files of tensors alone hold it, and averages of weights pass it by."""
+    return torch.tensor(list(text.encode("ascii")), dtype=torch.uint8)
+
+
+def read_format(stored: Tensor) -> str:
+    """Return the text that `write_format` stored."""
+    return bytes(stored.to(torch.uint8).tolist()).decode("ascii", "replace")
+
+
+def check_state(quantizer: LearnedGrid, own: str, state: dict[str, Any], prefix: str) -> None:
+    """Take the format out of a state for a quantizer of format `own`. Raises SpecError if it is of no use.
+
+    It cannot if the state has another number format, numbers off its grid, or no scale where one is known.
+    A state without a format, as older versions saved it, is loaded with a warning.
+    """
+    stored, scale = state.pop(prefix + FORMAT_KEY, None), state.get(prefix + "scale")
+    if scale is None or scale.is_meta:
+        return
+    name = prefix.removesuffix(".") or "the quantizer"
+    if stored is None:
+        warnings.warn(
+            "this state dict has scales without their number format, and another one would clip values; make "
+            "sure that the recipe is the same, and save the state again",
+            stacklevel=2,
+        )
+    elif read_format(stored) != own:
+        raise SpecError(
+            f"{name} is {own}, and the state dict has {read_format(stored)}; quantize the module "
+            "with the recipe of the state dict"
+        )
+    if not scale.numel():
+        if quantizer.is_initialized:
+            raise SpecError(
+                f"the state dict has no scale for {name}, which has one; calibrate before saving, or load "
+                "into a module without scales"
+            )
+        return
+    zeros, spec = state.get(prefix + "zero_point"), quantizer.spec
+    if not state.get(prefix + "learned", 0):  # a learned scale may have any sign
+        check_values(scale.detach().float(), None if zeros is None else zeros.float(), quantizer.grid)
+    if zeros is not None and spec.symmetric and bool((zeros != 0).any()):
+        raise SpecError(
+            f"{name} is {spec}, and the state dict has zero point {float(zeros[zeros != 0][0])}; quantize "
+            "the module with the recipe of the state dict"
+        )

@@ -67,14 +67,15 @@ def onnx_node(
         shift = int(qtype.qmin if qtype.qmin > 0 else qtype.qmax)
         grid = replace(grid, qtype=qtype_of_integers(int(qtype.qmin) - shift, int(qtype.qmax) - shift))
         zeros = zeros - shift
-    attributes = node_attributes(grid, granularity)
-    if torch.jit.is_tracing():
-        traced: Tensor = _Traced.apply(x, scale, zeros, attributes)
-        return traced
-    output: Tensor = torch.onnx.ops.symbolic(
-        OPERATOR, (x, scale, zeros), attributes, dtype=x.dtype, shape=x.shape, version=1
-    )
-    return output
+    # The attributes of the node, as `docs/custom-ops.md` defines them.
+    attributes = {
+        "qtype": str(grid.qtype),
+        "rounding": grid.rounding,
+        "arithmetic": grid.arithmetic,
+        "saturate": int(grid.saturate) if grid.qtype.is_float else 1,
+        **granularity.attributes,
+    }
+    return graph_node(OPERATOR, (x, scale, zeros), attributes, x.dtype)
 
 
 def has_node(grid: RoundingGrid) -> bool:
@@ -97,26 +98,31 @@ def has_node(grid: RoundingGrid) -> bool:
     return False
 
 
-def node_attributes(grid: RoundingGrid, granularity: Granularity) -> dict[str, Any]:
-    """Return the attributes of the node, as `docs/custom-ops.md` defines them."""
-    return {
-        "qtype": str(grid.qtype),
-        "rounding": grid.rounding,
-        "arithmetic": grid.arithmetic,
-        "saturate": int(grid.saturate) if grid.qtype.is_float else 1,
-        **granularity.attributes,
-    }
+def graph_node(
+    operator: str, inputs: tuple[Tensor, ...], attributes: dict[str, Any], dtype: torch.dtype
+) -> Tensor:
+    """Return a tensor of type `dtype` and the shape of the first input: a node in both exporters' graphs."""
+    if torch.jit.is_tracing():
+        output: Tensor = _Traced.apply(operator, attributes, dtype, *inputs)
+        return output
+    version = 1 if "::" in operator else None
+    output = torch.onnx.ops.symbolic(
+        operator, inputs, attributes, dtype=dtype, shape=inputs[0].shape, version=version
+    )
+    return output
 
 
 class _Traced(torch.autograd.Function):
     """Node for the tracing exporter."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, attributes: dict[str, Any]) -> Tensor:
-        return x.clone()
+    def forward(
+        ctx: Any, operator: str, attributes: dict[str, Any], dtype: torch.dtype, *inputs: Tensor
+    ) -> Tensor:
+        return inputs[0].to(dtype, copy=True)
 
     @staticmethod
-    def symbolic(g: Any, x: Any, scale: Any, zero_point: Any, attributes: dict[str, Any]) -> Any:
+    def symbolic(g: Any, operator: str, attributes: dict[str, Any], dtype: torch.dtype, *inputs: Any) -> Any:
         kinds = {str: "s", int: "i", list: "i"}
         named = {f"{name}_{kinds[type(value)]}": value for name, value in attributes.items()}
-        return g.op(OPERATOR, x, scale, zero_point, **named).setType(x.type())
+        return g.op(operator, *inputs, **named).setType(inputs[0].type().with_dtype(dtype))

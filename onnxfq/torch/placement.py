@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -34,18 +35,11 @@ from onnxfq.placement.weighted_ops import (
 from onnxfq.targets.target import target_by_name
 from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
 from onnxfq.torch.fx_ops import FxSite, OnnxNode, explain_unquantized, is_depthwise
-from onnxfq.torch.fx_trace import Traces, calls, has_own_code
+from onnxfq.torch.fx_trace import Trace, calls, has_own_code
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
 
 
-class _Tensor(NamedTuple):
-    """Tensor of unknown shape: nothing is known before the module runs."""
-
-    name: str
-    shape: None = None
-
-
-def find_sites(model: nn.Module, recipe: Recipe, traces: Traces) -> list[FxSite]:
+def find_sites(model: nn.Module, recipe: Recipe, trace: Trace) -> list[FxSite]:
     """Return every layer and operation that may be quantized, in the order of the modules."""
     residual = target_by_name(recipe.target).policy.residual
     sites: list[FxSite] = []
@@ -54,7 +48,7 @@ def find_sites(model: nn.Module, recipe: Recipe, traces: Traces) -> list[FxSite]
         if kind is not None:
             sites.append(_layer_site(path, module, kind))
         elif has_own_code(module):
-            code, name = traces.get_code(module), type(module).__name__
+            code, name = trace(module), type(module).__name__
             if code.why_not:
                 sites.append(FxSite(path or name, path, name, ("forward",), (), why_float=code.why_not))
             for site in calls(code):
@@ -250,7 +244,9 @@ def _explain_target(site: FxSite, recipe: Recipe, placed: list[Placement]) -> st
     Raises RecipeError if the target does not accept one of its placements.
     """
     shapes = {site.tensor(name): tuple(weight.shape) for name, weight in site.parameters.items()}
-    inputs = tuple(_Tensor(site.tensor(name)) for name in (*site.activations, *site.weights))
+    # Shapes are unknown before the module runs.
+    names = (site.tensor(name) for name in (*site.activations, *site.weights))
+    inputs = tuple(SimpleNamespace(name=name, shape=None) for name in names)
     operands = Operands(OnnxNode(site.op_types[0], name=site.name, inputs=inputs), placed, shapes)
     policy = target_by_name(recipe.target).policy
     refuse(operands, policy)

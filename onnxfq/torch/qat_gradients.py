@@ -405,28 +405,6 @@ def ends_by_rule(
     return torch.zeros_like(step), step * qtype.qmax
 
 
-def group_scales(scale: Tensor, largest: int, sizes: Sequence[int]) -> Tensor:
-    """Return scales as integers in [1, largest] times one scale for each group, AIMET's LPBQ.
-
-    Args:
-        scale: one scale for each block, in the rank of the tensor.
-        largest: the integer of the largest block of a group.
-        sizes: blocks of a group along each axis, -1 for all; they divide the numbers of blocks.
-
-    Raises SpecError for sizes that do not.
-    """
-    full = [n if size == -1 else size for n, size in zip(scale.shape, sizes, strict=False)]
-    if len(sizes) != scale.ndim or any(n % size for n, size in zip(scale.shape, full, strict=True)):
-        raise SpecError(
-            f"groups of {list(sizes)} blocks do not divide scales of {list(scale.shape)}; give others"
-        )
-    parts = scale.reshape([m for n, size in zip(scale.shape, full, strict=True) for m in (n // size, size)])
-    inner = list(range(1, 2 * scale.ndim, 2))
-    unit = parts.amax(inner, keepdim=True) / largest
-    steps = round_straight_through(parts / unit).clamp(1, largest)
-    return (steps * unit).reshape(scale.shape)
-
-
 def _step_to_scale(step: Tensor, rules: ParamRules) -> Tensor:
     """Return float64 steps rounded to scales by `rules`; 1 for a step of 0."""
     limited = torch.where(

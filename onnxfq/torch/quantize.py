@@ -13,6 +13,7 @@ inference".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from onnxfq.torch.ao_recipe import recipe_of, scale_rule_of
 from onnxfq.torch.arguments import checked
 from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.fx_ops import FxSite
-from onnxfq.torch.fx_trace import Traces, rewrite, successions
+from onnxfq.torch.fx_trace import Trace, rewrite, successions, trace
 from onnxfq.torch.layers import Swapped, restore, swap
 from onnxfq.torch.observers import Fixed
 from onnxfq.torch.onnx_node import is_exporting
@@ -134,15 +135,15 @@ def quantize_module(
     if quantizers(model):
         name = next(iter(quantizers(model)))
         raise ModelError(f"{type(model).__name__} already has a FakeQuantize, {name!r}; remove it first")
-    traces = Traces()
-    sites = find_sites(model, asked, traces)
-    plan = plan_module(model, asked, sites, known_range_ops(model, traces), tuple(attentions(model, traces)))
-    pairs = [pair for module in model.modules() for pair in successions(module, traces) if is_foldable(*pair)]
+    traced = cache(trace)  # each module once
+    sites = find_sites(model, asked, traced)
+    plan = plan_module(model, asked, sites, known_range_ops(model, traced), tuple(attentions(model, traced)))
+    pairs = [pair for module in model.modules() for pair in successions(module, traced) if is_foldable(*pair)]
     placed = {placement.tensor: placement for placement in plan.placements}
     device = next((p.device for p in model.parameters()), None)
     for owner in dict.fromkeys(site.owner for site in sites):
         mine = [site for site in sites if site.owner == owner]
-        _insert(model.get_submodule(owner), mine, placed, traces, device, observer, settings)
+        _insert(model.get_submodule(owner), mine, placed, traced, device, observer, settings)
     switch_fused(model, fused=False)
     for layer, norm in pairs if fold_batchnorm else ():
         if isinstance(layer, Swapped):
@@ -154,7 +155,7 @@ def _insert(
     module: nn.Module,
     sites: list[FxSite],
     placed: dict[str, Placement],
-    traces: Traces,
+    traced: Trace,
     device: object,
     observer: str | Callable[..., nn.Module] | None,
     settings: Mapping[str, Any],
@@ -172,7 +173,7 @@ def _insert(
     if not given:
         return
     if where:
-        rewrite(traces.get_code(module), given, where)
+        rewrite(traced(module), given, where)
     else:
         swap(module, given, SwappedAttention if isinstance(module, nn.MultiheadAttention) else Swapped)
 

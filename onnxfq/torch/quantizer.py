@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -17,11 +18,10 @@ from onnxfq.errors import ModelError, SpecError, StatisticsError, nearest
 from onnxfq.numerics.float_types import HALF_TYPES, FloatType
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.torch import state_format
 from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
 from onnxfq.torch.external_observer import ExternalObserver, open_observer
-from onnxfq.torch.learned_grid import Learned, LearnedGrid
+from onnxfq.torch.learned_grid import FORMAT_KEY, Learned, LearnedGrid, check_state, write_format
 from onnxfq.torch.observers import group_limits
 from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.qat_gradients import (
@@ -31,8 +31,7 @@ from onnxfq.torch.qat_gradients import (
     quantize_to,
     range_to_params,
 )
-from onnxfq.torch.quantizer_attributes import QuantizerAttributes
-from onnxfq.torch.switches import switch
+from onnxfq.torch.quantizer_attributes import QuantizerAttributes, switch
 
 ScaleRule = Literal["ends", "amax", "width"]
 SCALE_RULES = ("ends", "amax", "width")
@@ -64,7 +63,6 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         observer_enabled: one-element tensor as in torch.ao; a bool, or writing to it in place, sets it.
         fake_quant_enabled: likewise.
         overwrite: whether `compute_encodings` may replace the scale, see `allow_overwrite`.
-        scale_groups: (largest integer, group sizes) of `group_scales`, for LPBQ; None without.
         calibrating_observer: name of the observer that `compute_encodings` uses in place of `observer`; empty
             for `observer` itself. The scale is then fixed until `enable_observer` is called.
         may_be_unused: whether it may stay without a tensor, such as for the keys of self-attention.
@@ -140,7 +138,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
     @classmethod
     def with_args(cls, *args: Any, **keywords: Any) -> Factory:
         """Return a factory of this module with these arguments; it has `with_args` too."""
-        return Factory(cls, args, keywords)
+        return Factory(cls, *args, **keywords)
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe and round x, if each is enabled. Raises StatisticsError if no scale is known."""
@@ -407,7 +405,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "format"] = state_format.write(self.format)
+        destination[prefix + FORMAT_KEY] = write_format(self.format)
         for name in _SWITCHES:
             destination[prefix + name] = torch.tensor(bool(getattr(self, name)))
 
@@ -419,7 +417,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         state = {name: value for name, value in state_dict.items() if name.startswith(prefix)}
-        state_format.check(self, self.format, state, prefix)
+        check_state(self, self.format, state, prefix)
         for name in _SWITCHES:
             if prefix + name in state:
                 setattr(self, name, bool(state.pop(prefix + name)))
@@ -434,19 +432,12 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
 FakeQuantizeBase.register(FakeQuantize)
 
 
-class Factory:
+class Factory(functools.partial[FakeQuantize]):
     """Factory of modules with stored arguments, as torch's `with_args`."""
-
-    def __init__(self, made: type[FakeQuantize], args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self.made, self.args, self.keywords = made, args, keywords
 
     def with_args(self, **keywords: Any) -> Factory:
         """Return a factory with these arguments changed."""
-        return Factory(self.made, self.args, {**self.keywords, **keywords})
-
-    def __call__(self, **keywords: Any) -> FakeQuantize:
-        """Return a new module."""
-        return self.made(*self.args, **{**self.keywords, **keywords})
+        return Factory(self.func, *self.args, **{**self.keywords, **keywords})
 
 
 @checked

@@ -1,4 +1,7 @@
-"""Attributes of a fake quantizer with torch's names, and errors for settings that have no effect."""
+"""Attributes of a fake quantizer with torch's names, and errors for settings that have no effect.
+
+Switches are one-element tensors, as torch.ao has them, over plain bools, which compile.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from onnxfq.errors import SpecError
 from onnxfq.numerics.spec import QuantSpec
@@ -22,6 +26,42 @@ _REMEDIES = {
     "use set_qparams(scale, zero_point)": ("offset", "zero_points", "scales"),
 }
 """Remedies for setting an attribute that other libraries have."""
+
+
+class Switch(Tensor):
+    """uint8 tensor [1] that stands for a bool of a module: writing to it in place sets the bool.
+
+    Attributes:
+        owner: the module.
+        held: name of the attribute with the bool.
+    """
+
+    owner: nn.Module
+    held: str
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call torch's function on the plain tensor, and keep what it wrote."""
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+            for switch in args:
+                if isinstance(switch, Switch):
+                    switch.owner.__dict__[switch.held] = bool(switch[0])
+        return result
+
+
+def switch(name: str, text: str) -> property:
+    """Return the property over the bool `name` of a module; `text` is its docstring."""
+
+    def get(self: nn.Module) -> Tensor:
+        made = torch.tensor([self.__dict__[name]], dtype=torch.uint8).as_subclass(Switch)
+        made.owner, made.held = self, name
+        return made
+
+    def put(self: nn.Module, value: Any) -> None:
+        self.__dict__[name] = bool(value)
+
+    return property(get, put, doc=text)
 
 
 class QuantizerAttributes:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from onnxfq.graph.patterns.attention import AttentionForm, match_attention
 from onnxfq.torch.attention import clear_empty_rows, with_mask
 from onnxfq.torch.fx_ops import is_product
-from onnxfq.torch.fx_trace import Traces, has_own_code
+from onnxfq.torch.fx_trace import Trace, traced_nodes
 
 _LAYERS = (nn.Softmax, nn.Dropout, nn.Identity)
 _SOFTMAX: tuple[Any, ...] = (torch.softmax, F.softmax, "softmax", nn.Softmax)
@@ -37,14 +37,12 @@ _BEFORE: tuple[Any, ...] = (
 )
 
 
-def attentions(model: nn.Module, traces: Traces) -> Iterator[tuple[str, str]]:
+def attentions(model: nn.Module, trace: Trace) -> Iterator[tuple[str, str]]:
     """Yield the names of both products of every attention in a traced forward: (scores, mix)."""
     for path, module in model.named_modules():
-        if not has_own_code(module) or not traces.get_code(module).graphs:
-            continue
         start = f"{path}." if path else ""
         form = AttentionForm(_makers_of, partial(_op, module), _SOFTMAX, _BEFORE, _BEHIND)
-        for node in traces.get_code(module).graphs[-1].nodes:
+        for node in traced_nodes(module, trace):
             attention = match_attention(node, form)
             if attention is not None:
                 yield f"{start}{attention.scores.name}", f"{start}{attention.mix.name}"
@@ -83,7 +81,7 @@ _CALLS: dict[Any, str] = {
 _PASSED = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
-def known_range_ops(model: nn.Module, traces: Traces) -> dict[str, str]:
+def known_range_ops(model: nn.Module, trace: Trace) -> dict[str, str]:
     """Return the ONNX operator that produces each tensor with a known range, by the plan's tensor names.
 
     Covered are inputs of layers and operations in a traced forward or an nn.Sequential. A layer that runs
@@ -100,8 +98,8 @@ def known_range_ops(model: nn.Module, traces: Traces) -> dict[str, str]:
             ]
             for (_, before), (name, _) in pairwise(kept):
                 ops_by_tensor.setdefault(f"{start}{name}.input", set()).add(_MODULES.get(type(before), ""))
-        elif has_own_code(module) and traces.get_code(module).graphs:
-            for node in traces.get_code(module).graphs[-1].nodes:  # the graph of evaluation
+        else:
+            for node in traced_nodes(module, trace):
                 for name, source in _reads(node):
                     ops_by_tensor.setdefault(f"{start}{name}", set()).add(_find_known_op(module, source))
     return {name: next(iter(ops)) for name, ops in ops_by_tensor.items() if len(ops) == 1 and "" not in ops}

@@ -90,7 +90,7 @@ def test_stages_with_a_file_of_another_tool(run: Run, workplace: Path) -> None:
     """The stages with --encodings write what `quantize` does, and tell what they took."""
     Path("calib.cache").write_text(CACHE, encoding="utf-8")
     told = ["external   TensorRT calibration cache (TRT-8501-EntropyCalibration2): 1 of 2 tensors used"]
-    told += ["weights    1 with scales from their own values: w", "not needed 1 tensors: c"]
+    told += ["weights    1 with scales from their own values: w", "not needed 1 tensor: c"]
     assert all(line in run("plan model.onnx --encodings calib.cache -o p.json") for line in told)
     text = run("calibrate model.onnx --plan p.json --encodings calib.cache -o e.json")
     assert text.splitlines() == [*told, "calibrated 2 tensors", "wrote      e.json"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxfq.cli.demo import PER_AXIS, PER_TENSOR, DemoResult, run_demo
+from onnxfq.cli.digits import PER_AXIS, PER_TENSOR, DemoResult, run_demo
 from onnxfq.cli.main import main
 
 FILES = {
@@ -52,7 +52,7 @@ def test_json(
     demo: tuple[DemoResult, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--json prints the evaluation, files and seconds of the result."""
-    monkeypatch.setattr("onnxfq.cli.demo.run_demo", lambda folder: demo[0])
+    monkeypatch.setattr("onnxfq.cli.digits.run_demo", lambda folder: demo[0])
     assert main(["demo", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content.pop("evaluation") == json.loads(demo[0].evaluation.model_dump_json())

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from onnxfq.cli import doctor
 from onnxfq.cli.main import main
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.runtime.device_choice import Outcome
 from onnxfq.runtime.devices import Gpu, gpus
+from onnxfq.tools import machine
 
 
 def have_gpu() -> bool:
@@ -45,9 +45,9 @@ def test_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_fault_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A kernel that gives other bits makes the exit code 1; every GPU's kernels are tested."""
     gpu = Gpu(0, "a GPU", 75, 16 << 30, 12040, 13000)
-    monkeypatch.setattr(doctor, "gpus", lambda: (gpu,))
+    monkeypatch.setattr(machine, "gpus", lambda: (gpu,))
     monkeypatch.setattr(
-        doctor,
+        machine,
         "self_test",
         lambda device, in_sessions=True: [Outcome(device, "Kernel", "3 of 9 values differ")],
     )
@@ -66,7 +66,9 @@ def test_both_builds_of_onnxruntime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two packages that write the same files are named, one alone is not."""
-    monkeypatch.setattr(doctor, "self_test", lambda device, in_sessions=True: [Outcome(device, "Kernel", "")])
+    monkeypatch.setattr(
+        machine, "self_test", lambda device, in_sessions=True: [Outcome(device, "Kernel", "")]
+    )
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for name, fault in (("onnxruntime_gpu", False), ("onnxruntime", True)):
         folder = tmp_path / f"{name}-1.20.0.dist-info"
@@ -85,10 +87,10 @@ def test_every_gpu_is_tested(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         return [Outcome(device, "Kernel", "other bits" if used == [0, 0, 1] else "")]
 
     two = tuple(Gpu(index, f"GPU {index}", 90, 80 << 30, 13000, 13000) for index in (0, 1))
-    monkeypatch.setattr(doctor, "gpus", lambda: two)
-    monkeypatch.setattr(doctor, "use_gpu", used.append)
-    monkeypatch.setattr(doctor, "cuda_problem", lambda: "")
-    monkeypatch.setattr(doctor, "self_test", tested)
+    monkeypatch.setattr(machine, "gpus", lambda: two)
+    monkeypatch.setattr(machine, "use_gpu", used.append)
+    monkeypatch.setattr(machine, "cuda_problem", lambda: "")
+    monkeypatch.setattr(machine, "self_test", tested)
     assert main(["doctor"]) == 1
     assert asked == [("cpu", True, None), ("cuda", True, 0), ("cuda", False, 1)]
     assert used == [0, 0, 1, 0]

@@ -10,7 +10,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from onnxfq.cli.notes import show_notes
+from onnxfq.cli.console import show_notes
 from onnxfq.cli.progress import Bar, Lines
 
 

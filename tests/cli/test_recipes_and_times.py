@@ -75,8 +75,12 @@ def test_the_records_hold_what_is_printed(capfd: pytest.CaptureFixture[str]) -> 
     )
     columns = page_contents([("m", table)])
     assert [column["label"] for column in columns] == ["tensorrt-int8", "onnxruntime-int8"]
-    times = [dict(column["done"])["time"] for column in columns]
-    assert times[0][0].startswith("tensorrt-int8 was not timed") and "models in turn" in times[1][0]
+    untimed = [line for _, lines in columns[0]["notes"] for line in lines if "was not timed" in line]
+    assert len(untimed) == 1 and untimed[0].startswith("tensorrt-int8 was not timed")
+    tables = [{one["title"]: one["rows"] for one in column["tables"]} for column in columns]
+    assert [row[0] for row in tables[0]["Recipes"]][-2:] == ["tensorrt-int8", "onnxruntime-int8"]
+    assert [row[0] for row in tables[1]["Time of one sample"]] == ["float", "quantized"]
+    assert "Time of one sample" not in tables[0] and "Recipes" not in tables[1]
     printed(capfd, "report table.json -o again.html")
     assert (
         "tensorrt-int8" in Path("page.html").read_text()
@@ -129,7 +133,7 @@ def test_quantize_times_what_it_wrote(capfd: pytest.CaptureFixture[str]) -> None
     """Threads, both times, and the ratio with its interval are printed, in the record and on the page."""
     line = "quantize m.onnx --data d.npz --recipe onnxruntime-int8 -o q.onnx --time --threads 1"
     text = printed(capfd, f"{line} --artifacts kept")
-    assert "time of one sample, 1 thread(s), models in turn:" in text
+    assert "time of one sample, 1 thread, models in turn:" in text
     assert "quantized  onnxruntime  1000.000  1000.000   1.00 (1.00 to 1.00)" in text
     result = read_result("kept/m.result.json")
     tiles = [

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import conv_relu, feed_for
 
+import onnxfq
 from onnxfq.data import DataOptions, Feeds, InputSpec
 from onnxfq.errors import DataError
 
@@ -261,3 +264,23 @@ def test_layout_of_single_samples(want, sample, hint: str) -> None:
     assert refused([x], inputs).endswith(hint)
     order = eval(hint.split("transpose")[1])  # our own message
     assert len(list(Feeds([x.transpose(order)], inputs))) == 1
+
+
+@pytest.mark.parametrize("command", ["cast", "compare", "convert", "diagnose", "evaluate", "handoff"])
+def test_only_calibration_counts_samples(
+    command: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Commands that observe no ranges take a sample as it is."""
+    model = conv_relu()
+    given = onnxfq.quantize(model, [feed_for(model)]).qdq
+    caplog.clear()
+    run = {
+        "cast": lambda: onnxfq.cast(model, data=[feed_for(model)]),
+        "compare": lambda: onnxfq.compare(given, [feed_for(model)]),
+        "convert": lambda: onnxfq.convert(given, data=[feed_for(model)]),
+        "diagnose": lambda: onnxfq.diagnose(given, data=[feed_for(model)]),
+        "evaluate": lambda: onnxfq.evaluate(model, given, [feed_for(model)]),
+        "handoff": lambda: onnxfq.handoff(given, tmp_path / "kit", data=[feed_for(model)]),
+    }
+    run[command]()
+    assert not [record for record in caplog.records if "usual for calibration" in record.getMessage()]

@@ -114,12 +114,16 @@ def test_page_shows_the_guilty_tensor(files: Files, tmp_path: Path) -> None:
     assert "wide range" in text and '"counts"' in text
 
 
-def test_inputs_in_another_unit_are_a_line(files: Files) -> None:
-    """`evaluate` and `compare` say that the data is not what calibrated the input; with such data not."""
+def test_inputs_in_another_unit_are_a_line(files: Files, tmp_path: Path) -> None:
+    """`evaluate`, `compare` and the page of `report` say that the data is not what calibrated the input."""
     for data, lines in (("d", 0), ("bytes", 1)):
-        notes = evaluate(files["m"], files["q"], files[data]).notes
-        assert sum("calibrated on" in note for note in notes) == lines
+        evaluation = evaluate(files["m"], files["q"], files[data])
+        assert sum("calibrated on" in note for note in evaluation.notes) == lines
         assert len(compare(files["q"], files[data]).notes) == lines
+        result, page = tmp_path / f"{data}.json", tmp_path / f"{data}.html"
+        result.write_text(evaluation.model_dump_json())
+        assert main(["report", str(result), "-o", str(page), "-q"]) == 0
+        assert page.read_text().count("was calibrated on") == lines
     (pass_over_once,) = [iter([{"x": np.zeros((1, 3, 16, 16), np.float32)}])]
     assert evaluate(files["m"], files["q"], pass_over_once).feeds == 1
 

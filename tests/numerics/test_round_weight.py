@@ -9,7 +9,7 @@ import pytest
 
 from onnxfq.calibration.calibrators import MSE
 from onnxfq.calibration.calibrators.groups import group_ranges
-from onnxfq.calibration.weights import InputMoments, MatrixView, round_weight
+from onnxfq.calibration.weights import InputMoments, MatrixView, RoundingJob, round_weight
 from onnxfq.calibration.weights.gptq import DAMPING, factorize, round_columns
 from onnxfq.calibration.weights.grid import WeightGrid
 from onnxfq.calibration.weights.qronos import correct_weights
@@ -124,7 +124,7 @@ def test_result_lies_on_its_grid_and_is_never_worse(name):
         nearest = Scales(*choose_qparams(*ends, spec.qtype, spec.symmetric), None)
     else:
         nearest = choose_scales(values, ScaleRule(spec.qtype, spec.scale_type), spec.granularity)
-    made = round_weight(values, spec, nearest, view, moments, "gptq")
+    made = round_weight(RoundingJob(values, spec, nearest, view, moments, "gptq"))
     again = fake_quantize(
         made.values, made.scales.scale, made.scales.zero_point, qtype=spec.grid, granularity=spec.granularity
     )

@@ -13,6 +13,7 @@ from builders import build, weights
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
 from onnxfq.pipeline import quantize
+from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.plan import make_plan, observation_plan
 from onnxfq.targets.recipes import RECIPES, load_recipe
@@ -116,6 +117,19 @@ def test_the_logarithm_is_that_of_the_float_model(tmp_path: Path) -> None:
         logs.append((exact, found))
     np.testing.assert_array_equal(*logs[0])
     assert np.abs(logs[1][0] - logs[1][1]).mean() > 1
+
+
+def test_repair_does_not_find_it() -> None:
+    """The rule may go when this fails: a search that restores the logarithm is more general than a rule."""
+    rng = np.random.default_rng(0)
+    frames = 1e-4 * rng.standard_normal((96, 32)).astype(np.float32)
+    frames[::8] += np.sin(np.arange(32, dtype=np.float32))
+    usual = load_recipe("tensorrt-int8")
+    by_rule, by_search = (
+        quantize(spectrum(), {"x": frames}, recipe=recipe, accuracy=AccuracyTarget(repair="thorough"))
+        for recipe in (usual, usual.model_copy(update={"log_spectra": "quantize"}))
+    )
+    assert by_search.evaluation.lowest_db < by_rule.evaluation.lowest_db - 6
 
 
 def test_statistics_serve_recipes_that_quantize_it() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from builders import build, planned, weights
 from engines import build_all, unmeasured
+from plan_networks import dense
 
 from onnxfq.stages import plan as stages_plan
 from onnxfq.targets.reading.context import read
@@ -19,30 +19,6 @@ from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
 FP8 = load_recipe("tensorrt-fp8")
-
-
-def dense(blocks: int, size: int = 64) -> onnx.ModelProto:
-    """Residual dense blocks, whose steps have 16 channels, and two convolutions behind, as of ESRGAN."""
-    text, constants = "[stem] t0 = Conv <pads = [1,1,1,1]> (x, stem)", {"stem": weights(32, 3, 3, 3)}
-    for i in range(blocks):
-        parts = f"t{i}"
-        for j in range(4):
-            constants[f"s{i}{j}"] = weights(16, 32 + 16 * j, 3, 3)
-            text += f" [step{i}{j}] r{i}{j} = Conv <pads = [1,1,1,1]> ({f'p{i}{j}' if j else parts}, s{i}{j})"
-            text += f" a{i}{j} = LeakyRelu <alpha = 0.2> (r{i}{j})"
-            joined = ", ".join([f"t{i}", *(f"a{i}{k}" for k in range(j + 1))])
-            text += f" p{i}{j + 1} = Concat <axis = 1> ({joined})"
-        constants[f"l{i}"] = weights(32, 96, 3, 3)
-        text += f" [last{i}] o{i} = Conv <pads = [1,1,1,1]> (p{i}4, l{i})"
-        text += f" f{i} = Mul (o{i}, fifth) t{i + 1} = Add (t{i}, f{i})"
-    text += f" [body] b = Conv <pads = [1,1,1,1]> (t{blocks}, body) c = Resize (b, , twice)"
-    text += (
-        " [up] u = Conv <pads = [1,1,1,1]> (c, up) e = LeakyRelu <alpha = 0.2> (u) [end] y = Conv (e, end)"
-    )
-    constants |= {name: weights(32, 32, 3, 3, seed=1) for name in ("body", "up")}
-    constants |= {"end": weights(3, 32, 3, 3), "fifth": np.float32(0.2)}
-    constants["twice"] = np.asarray([1, 1, 2, 2], np.float32)
-    return build(f"g (float[1,3,{size},{size}] x) => (float[] y) {{ {text} }}", constants, opset=18)
 
 
 def left_out(proto: onnx.ModelProto) -> dict[str, str]:

@@ -182,6 +182,16 @@ def test_the_default_finds_what_factors_cost(text: str) -> None:
     assert cured.trial("equalize").is_kept and not cured.trial("protected").is_kept
 
 
+def test_scores_of_equalized_tensors_are_doubted() -> None:
+    """Inner tensors of a model with factors are scaled; only with them does the comparison say so."""
+    proto = network(CHAIN)
+    for equalize, is_doubted in (("cross_layer", True), ("none", False)):
+        given = onnxfq.quantize(proto, feeds(proto, 8), recipe=recipe(equalize)).qdq
+        found = onnxfq.evaluate(proto, given, feeds(proto, 8), per_tensor=True)
+        assert any("channels were equalized" in note for note in found.notes) is is_doubted
+        assert not onnxfq.evaluate(proto, given, feeds(proto, 8)).notes
+
+
 @pytest.mark.skipif("ONNXFQ_MODELS" not in os.environ, reason="no trained networks at hand")
 def test_factors_cost_a_trained_network_nothing() -> None:
     """The digit classifier is back at the SQNR without factors, where random ones leave nothing."""

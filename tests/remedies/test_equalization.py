@@ -23,7 +23,7 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.report.calibrator_table import calibrator_rows
-from onnxfq.report.tensor_rows import tensor_errors
+from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.observe import collect_statistics
@@ -200,7 +200,7 @@ def test_expected_noise() -> None:
     """
     model, plan, statistics, encodings = stages(network(), "tensorrt-int8")
     h = observed(model)
-    row = next(row for row in tensor_errors(model, plan, statistics, encodings) if row.tensor == "h")
+    row = next(row for row in quantized_tensors(model, plan, statistics, encodings) if row.tensor == "h")
     found = ErrorSums.from_arrays(h, encodings["h"].fake_quantize(h)).sqnr_db
     assert found - 3.0 < row.sqnr_db < found + 0.5
 

@@ -21,7 +21,7 @@ from onnxfq.cli.main import main
 from onnxfq.data import sample_digest
 from onnxfq.documents.sensitivity import MetricValues, Sensitivity
 from onnxfq.errors import DataError, RecipeError
-from onnxfq.execution.toggled_segments import SwitchedSegments
+from onnxfq.execution.toggled_segments import SwitchedSegments, count_segments
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.patterns.logits import judge_outputs
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switch_weights, switched_tensors
@@ -78,6 +78,18 @@ def test_a_run_begins_at_the_first_switch_that_is_on() -> None:
     assert sorted(firsts[f"w{n}"] for n in range(30)) == [firsts[f"w{n}"] for n in range(30)]
     assert [sum(first == part for first in firsts.values()) for part in range(5)] == [12] * 5
     assert cut.first(np.zeros(60, bool)) == 5 and len(cut.trace(feed_for(chain()), np.zeros(60, bool))) == 6
+
+
+@pytest.mark.parametrize("layers", [2, 12, 30, 60])
+def test_the_cost_of_measuring_groups_counts_what_runs(layers: int) -> None:
+    """The estimate takes from each switch on to the end of a chain of equal layers: what the runs compute."""
+    staged = stage(chain(layers=layers))
+    switched = insert_fake_quantize(staged.model, staged.plan, staged.encodings, switches="each")
+    cut, names = SwitchedSegments(switched, ["y"]), switched_tensors(staged.plan)
+    segments = count_segments(len(names))
+    runs = [1 - cut.first(np.array(names) == name) / segments for name in names]
+    # Layers are whole, and a segment may have one more or less than another.
+    assert np.mean(runs) == pytest.approx((segments + 1) / (2 * segments), abs=0.05)
 
 
 def test_one_switch_is_a_plan_of_one_tensor() -> None:

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from builders import build, weights
 
-from onnxfq import AccuracyTarget, quantize
+from onnxfq import AccuracyTarget, QuantizeOptions, quantize
 from onnxfq.errors import DataError
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.remedies.judge import can_multiply
@@ -36,9 +36,10 @@ def powers(count: int = 48) -> dict[str, np.ndarray]:
     return {"x": np.exp(rng.uniform(-9, 3, (count, 32))).astype(np.float32)}
 
 
-def run(**accuracy: object) -> QuantizeResult:
+def run(gpu: str | None = None, **accuracy: object) -> QuantizeResult:
     """Quantize with weights that stay, so that only formats differ."""
-    return quantize(spectrum(), powers(), accuracy=AccuracyTarget(**accuracy))
+    options = QuantizeOptions(gpus=(gpu,) if gpu else ())
+    return quantize(spectrum(), powers(), accuracy=AccuracyTarget(**accuracy), options=options)
 
 
 def formats(result: QuantizeResult) -> set[str]:
@@ -71,14 +72,14 @@ def test_a_gpu_without_the_format_never_gets_it(gpu: str | None) -> None:
 )
 def test_compute_capabilities_are_read(gpu: str, capability: int) -> None:
     """NVIDIA writes them with a point, and without one behind SM."""
-    assert AccuracyTarget(gpu=gpu).capability == capability
+    assert QuantizeOptions(gpus=(gpu,)).capability == capability
 
 
 @pytest.mark.parametrize("gpu", ["L5", "", "8", "SM8.9.1", "-8.9"])
 def test_other_words_are_no_gpu(gpu: str) -> None:
     """The error says what is wanted."""
     with pytest.raises(DataError, match="give its compute capability, such as 8.9 or SM89"):
-        AccuracyTarget(gpu=gpu)
+        QuantizeOptions(gpus=(gpu,))
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,3 @@ def test_one_result_has_node_data(folder: Path, capfd: pytest.CaptureFixture[str
         assert main(line) == 2
         assert "--node-data is for one result of quantize" in capfd.readouterr().err
     assert not (folder / "y.json").exists()
-
-
-def test_results_of_an_earlier_version_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """They are refused with the command that writes them again."""
-    (tmp_path / "r.json").write_text('{"format": "onnxfq.result/1"}')
-    assert main(["report", str(tmp_path / "r.json"), "-o", str(tmp_path / "o.html")]) == 1
-    assert (
-        "result of an earlier version; write it again with `onnxfq quantize --json`" in capfd.readouterr().err
-    )

@@ -6,14 +6,12 @@ The tests need the package playwright and an installed Chromium, and are skipped
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from browser import PRINTED, Tab, open_tab
 from builders import feed_for, two_branch
 from planted_chain import LAYERS, WIDTH, chain, unequalized, with_modules
 
@@ -25,48 +23,14 @@ from onnxfq.report.html import render_page
 from onnxfq.report.record import quantize_record
 from onnxfq.support.records import to_json
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-playwright = pytest.importorskip("playwright.sync_api")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-
 HOSTILE = "</script><img src=x onerror=alert(1)>"
-PRINTED = 1030
-"""Pixels between the margins of A4 in landscape."""
-
-
-@dataclass
-class Tab:
-    """A page in the browser, with all that it asked for and complained about."""
-
-    page: Any
-    said: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
-
-    def open(self, path: Path) -> Any:
-        """Show a file from the start."""
-        self.said.clear()
-        self.asked.clear()
-        self.page.emulate_media(media="screen", color_scheme="light")
-        self.page.goto(path.as_uri())
-        return self.page
-
-    def texts(self, selector: str) -> list[str]:
-        """Return the texts of all elements that are shown."""
-        return [one.inner_text() for one in self.page.locator(selector).all() if one.is_visible()]
 
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Tab]:
     """One tab of a headless browser."""
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        made = Tab(browser.new_page())
-        made.page.on("console", lambda message: made.said.append(message.text))
-        made.page.on("pageerror", lambda fault: made.said.append(str(fault)))
-        made.page.on("dialog", lambda dialog: made.said.append(dialog.message))
-        made.page.on("request", lambda request: made.asked.append(request.url))
-        yield made
-        browser.close()
+    with open_tab() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +161,7 @@ def test_names_are_text(tab: Tab, files: dict[str, Path]) -> None:
 def test_70000_layers(tab: Tab, files: dict[str, Path], tmp_path: Path) -> None:
     """Two results of that many show their tables in seconds, in portions; all rows are sorted and found."""
     record = json.loads(files["plain"].with_suffix(".json").read_text(encoding="utf-8"))
-    row, count = record["table"]["layers"][0] | {"before": [], "after": []}, 70_000
+    row, count = record["table"]["layers"][0], 70_000
     record["table"]["layers"] = [
         row | {"node": f"n{at}", "output": f"t{at}", "position": at, "output_db": at % 50, "module": ""}
         for at in range(count)

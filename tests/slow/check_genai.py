@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -25,6 +24,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pages import BLOCK, ROOT
 
 import onnxfq
 
@@ -105,9 +106,9 @@ def main() -> int:
 
 def follow_page(folder: Path, python: str) -> None:
     """Run the commands of docs/llm.md from a checkpoint to tokens; raise unless they generate text."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "llm.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
     way = page.partition("## From a checkpoint to tokens\n")[2].partition("\n## ")[0]
-    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```", way, re.MULTILINE | re.DOTALL))
+    blocks = dict(BLOCK.findall(way))
     folder.mkdir()
     (folder / "generate.py").write_text(blocks["python"])
     (folder / "texts.txt").write_text("the lazy dog jumps over a little girl and the quick brown fox " * 40)

@@ -1,4 +1,4 @@
-"""Runs all slow checks, and writes what each found to docs/checks.md.
+"""Runs all slow checks, and writes what each found to the page of results.
 
     python tests/slow/run_all.py [NAME ...]
 
@@ -19,10 +19,18 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "checks.md"
+PAGE = ROOT / "benchmarks" / "results" / "checks.md"
 
 CHECKS = {
     "pythons": ("every Python 3 that is supported", "python tests/slow/check_pythons.py WHEEL"),
+    "tutorials": (
+        "the tutorials in fresh environments of the oldest Python and the newest",
+        "python tests/slow/check_tutorials.py WHEEL",
+    ),
+    "release": (
+        "an archive of sources, a wheel from it, and the wheel alone; no extra with a second runtime",
+        "python tests/slow/check_release.py",
+    ),
     "runtimes": (
         "the operators in four releases of onnxruntime",
         "python tests/custom_ops/check_runtimes.py",
@@ -47,6 +55,10 @@ CHECKS = {
     "engines": (
         "every network and recipe as an engine of TensorRT",
         "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 tests/targets/test_golden.py",
+    ),
+    "plans": (
+        "plans of 33 networks as engines of TensorRT",
+        "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 -s tests/targets/test_plan_engines.py",
     ),
     "GenAI": ("folders of language models that GenAI generates from", "python tests/slow/check_genai.py"),
     "checkpoints": (
@@ -98,6 +110,8 @@ def main() -> int:
             lines[name] = said
             failed += [name] if code else []
             write_page(rows, lines)
+    merge = [sys.executable, ROOT / "scripts" / "results_page.py", "--measured", PAGE.name]
+    subprocess.run(merge, check=True)
     return 1 if failed else 0
 
 
@@ -116,7 +130,7 @@ def run_check(name: str, folder: Path) -> tuple[int, list[str]]:
             str(folder),
             str(ROOT),
         ]
-        subprocess.run(build, check=True, env=os.environ | {"CMAKE_ARGS": "-DONNXFQ_CUDA=OFF"})
+        subprocess.run(build, check=True, env=os.environ | FOR_CPUS)
         command = command.replace("WHEEL", str(next(folder.glob("onnxfq-*.whl"))))
     words = [sys.executable if word == "python" else word for word in command.split()]
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -127,6 +141,9 @@ def run_check(name: str, folder: Path) -> tuple[int, list[str]]:
         said.append(line.rstrip())
     return process.wait(), [line for line in said if line][-LAST_LINES:]
 
+
+FOR_CPUS = {"CMAKE_ARGS": "-DONNXFQ_CUDA=OFF", "ONNXFQ_RUNTIME": "cpu"}
+"""A wheel for every machine, which requires the smaller onnxruntime."""
 
 LAST_LINES = 6
 """Lines of a check that the page shows: its totals stand there."""

@@ -38,7 +38,7 @@ from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.pipeline import quantize
 from onnxfq.report.calibrator_table import calibrator_rows, calibrator_table
-from onnxfq.report.tensor_rows import tensor_errors
+from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.runtime.observing_session import channel_block, open_observing_session
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
@@ -533,7 +533,7 @@ def test_reports_know_the_noise_of_all_groups() -> None:
     statistics = collect_statistics(model, plan, feeds)
     encodings = calibrate(model, plan, statistics)
     values = activations(model, plan, feeds)
-    rows = {row.tensor: row for row in tensor_errors(model, plan, statistics, encodings)}
+    rows = {row.tensor: row for row in quantized_tensors(model, plan, statistics, encodings)}
     for tensor, x in values.items():
         exact = ErrorSums.from_arrays(x, encodings[tensor].fake_quantize(x)).sqnr_db
         # Within bins values are taken as spread evenly.

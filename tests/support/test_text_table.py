@@ -1,11 +1,12 @@
-"""Tables: columns one below the other, and in a line of the terminal where names can be shortened."""
+"""Tables: columns one below the other, and in the width of the terminal."""
 
 from __future__ import annotations
 
 import pytest
 
-from onnxfq.support import tables as text_table
-from onnxfq.support.tables import table_lines
+from onnxfq.support import tables
+from onnxfq.support.plurals import agree_numbers
+from onnxfq.support.tables import table_lines, wrap_lines
 
 ROWS = [("tensor", "SQNR dB"), ("/model/layers.0/attention/qkv/MatMul_output_0", "31.2"), ("x", "5.0")]
 
@@ -16,18 +17,60 @@ def test_columns() -> None:
     assert table_lines([(long, "1"), ("x", "2")], names=(0,)) == [f"{long}  1", f"x{' ' * 2999}  2"]
 
 
-@pytest.mark.parametrize("room", [40, 30])
-def test_names_lose_their_middle(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a narrow terminal every line fits, and a name keeps its beginning and its end."""
-    monkeypatch.setattr(text_table, "_room", lambda: room)
+@pytest.mark.parametrize("room", [42, 32])
+def test_names_go_over_lines(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a narrow terminal every line fits, and a name ends its lines behind a dot or a slash."""
+    monkeypatch.setattr(tables, "measure_room", lambda stream: room)
     lines = table_lines(ROWS, names=(0,))
-    assert max(map(len, lines)) == room - 0 and lines[1].startswith("/model/") and "put_0  31.2" in lines[1]
-    assert lines[2].split() == ["x", "5.0"]
+    assert max(map(len, lines)) <= room
+    assert "".join(line.split("  ")[0] for line in lines[1:-1]) == ROWS[1][0]
+    assert lines[-1].split() == ["x", "5.0"]
 
 
-def test_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any room names keep some characters and other columns all."""
-    monkeypatch.setattr(text_table, "_room", lambda: 10)
-    lines = table_lines(ROWS, names=(0,))
-    assert lines[1].split() == ["/model/..utput_0", "31.2"] and lines[0].split() == ["tensor", "SQNR", "dB"]
-    assert table_lines(ROWS) == table_lines(ROWS, names=()) and len(table_lines(ROWS)[1]) > 40
+def test_words_go_over_lines_before_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are copied: they are whole as long as the other columns have room to give."""
+    monkeypatch.setattr(tables, "measure_room", lambda stream: 40)
+    rows = [("tensor", "what"), ("layers.0.weight", "the range is far too wide for its values")]
+    lines = table_lines(rows, names=(0,))
+    assert lines[1].startswith("layers.0.weight  the range") and all(len(line) <= 40 for line in lines)
+    assert " ".join(line[17:] for line in lines[1:]) == rows[1][1]
+
+
+def test_a_word_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any room words have a line each."""
+    monkeypatch.setattr(tables, "measure_room", lambda stream: 10)
+    words = "".join("".join(table_lines(ROWS, names=(0,))).split())
+    assert sorted(words) == sorted("".join("".join(row) for row in ROWS).replace(" ", ""))
+
+
+@pytest.mark.parametrize(
+    ("line", "indent"),
+    [
+        ("note       " + "word " * 9, 11),
+        ("calibrated " + "word " * 9, 11),
+        ("low SQNR   " + "word " * 9, 11),
+        ("           " + "word " * 9, 11),
+        ("not in the model: " + "word " * 9, 2),
+    ],
+)
+def test_sentences_stay_behind_their_word(line: str, indent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows a line that is too long stands below its sentence."""
+    monkeypatch.setattr(tables, "measure_room", lambda stream: 40)
+    first, *others = wrap_lines(line.rstrip()).split("\n")
+    assert others and " ".join([first, *(one.strip() for one in others)]) == line.rstrip()
+    assert {len(one) - len(one.lstrip()) for one in others} == {indent}
+
+
+@pytest.mark.parametrize(
+    ("plural", "text"),
+    [
+        ("1 samples were run", "1 sample was run"),
+        ("11 samples, 0.1 samples and 1/1 samples", "11 samples, 0.1 samples and 1/1 samples"),
+        ("1 local function(s) inlined, 3 weight(s)", "1 local function inlined, 3 weights"),
+        ("1 tensor(s) have another shape", "1 tensor has another shape"),
+        ("float part fp16, 1 nodes stay in fp32", "float part fp16, 1 node stays in fp32"),
+    ],
+)
+def test_nouns_agree_with_their_number(plural: str, text: str) -> None:
+    """One is singular, as is its verb; a part of a number is none."""
+    assert agree_numbers(plural) == text

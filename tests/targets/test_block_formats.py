@@ -27,6 +27,7 @@ from builders import (
     transposed_weight,
     weights,
 )
+from engines import unmeasured
 from hypothesis import given
 from hypothesis import strategies as st
 from keyword_numerics import dequantize, dynamic_fake_quantize, fake_quantize
@@ -44,7 +45,7 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, with_fake_quantize
 from onnxfq.pipeline import quantize
 from onnxfq.report.html import render_report
-from onnxfq.report.tensor_rows import quantized_tensors, tensor_errors
+from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.report.text import plan_summary, quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -239,6 +240,14 @@ def test_unseen_activations_by_hand(growth):
     assert (np.abs(y).max() < 0.6 * np.abs(x).max()) == (growth > HEADROOM)
 
 
+def test_scales_of_scales_stay_in_float32():
+    """A global scale that a half type represents exactly stays float32: TensorRT multiplies NVFP4 so only."""
+    proto = unmeasured(linear(64, 32), "tensorrt-nvfp4", "fp16")
+    scales = [t for t in proto.graph.initializer if t.name.endswith("global_scale")]
+    assert len(scales) == 2 and {t.data_type for t in scales} == {onnx.TensorProto.FLOAT}
+    assert {float(np.float16(onnx.numpy_helper.to_array(t))) for t in scales} == {2.0**-6}
+
+
 @pytest.mark.parametrize(("name", "observed"), [(n, n == "nvfp4") for n in SIMULATED])
 def test_what_needs_no_statistics_gets_no_observer(name, observed):
     """Only the global scale of NVFP4 is a constant of the data; the rest is planned and not observed."""
@@ -386,10 +395,7 @@ def test_a_plan_with_nothing_to_observe(tmp_path: Path):
     assert result.statistics.tensors == {} and result.evaluation.feeds == 3
     assert [c.candidate for c in result.evaluation.candidates] == ["fake-quant", "Q/DQ"]
     assert result.evaluation.candidates[0].outputs == result.evaluation.candidates[1].outputs
-    assert [
-        row.tensor for row in tensor_errors(result.model, result.plan, result.statistics, result.encodings)
-    ] == ["w"]
-    (x, w) = quantized_tensors(result)
+    (x, w) = quantized_tensors(result.model, result.plan, result.statistics, result.encodings)
     assert (x.calibrator, x.sqnr_db, x.counts) == ("dynamic", None, ()) and w.sqnr_db is not None
 
 
@@ -669,7 +675,7 @@ def test_noise_of_fractional_zero_points():
     """The expected noise of the report is near the noise of the values themselves."""
     proto = linear(70, 6)
     staged = stage(proto, fractional("uint4"))
-    row = tensor_errors(staged.model, staged.plan, staged.statistics, staged.encodings)[0]
+    row = quantized_tensors(staged.model, staged.plan, staged.statistics, staged.encodings)[0]
     x = staged.feed["x"].astype(np.float64)
     noise = x - staged.encodings["x"].fake_quantize(staged.feed["x"])
     measured = 10 * np.log10((x**2).sum() / (noise**2).sum())

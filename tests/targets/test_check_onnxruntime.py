@@ -166,3 +166,15 @@ def test_peers_model(tmp_path: Path) -> None:
     options = {"activation_type": onnxruntime.quantization.QuantType.QUInt8, "per_channel": True}
     quantized = by_ort(proto, [feed_for(proto, seed) for seed in range(3)], tmp_path, **options)
     assert str(built(quantized).coverage[0]) == "Conv 1/1 low"
+
+
+@pytest.mark.parametrize("recipe", ["onnxruntime-int8", "tensorrt-int8", "mxint8"])
+def test_a_model_is_checked_for_its_own_target(recipe: str) -> None:
+    """Its metadata name the target. Where that one has no rules, and for other tools, TensorRT's count."""
+    model = conv_relu()
+    written = onnxfq.quantize(model, [feed_for(model)], recipe=recipe).qdq
+    want = recipe.removesuffix("-int8") if "-" in recipe else "tensorrt"
+    assert onnxfq.check(written).target == want
+    assert onnxfq.check(written, "openvino").target == "openvino"
+    del written.metadata_props[:]
+    assert onnxfq.check(written).target == "tensorrt"

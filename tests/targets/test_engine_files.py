@@ -117,6 +117,7 @@ def test_names_stand_for_missing_metadata(model: Path) -> None:
             "weight-only",
         ),
         ({"Weights": {"Type": "Half", "Count": 144}}, "mixed"),
+        ({"Inputs": [{"Dimensions": [1, 4, 6, 6], "Format/Datatype": "Half"}]}, "weight-only"),
         ({"Metadata": "[ONNX Layer: relu1]", "Name": "relu1"}, "missing"),
         ({"LayerType": "Reformat"}, "missing"),
         ({"LayerType": "Myelin"}, "missing"),
@@ -181,8 +182,9 @@ def test_wrong_files(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     other = copy.deepcopy(good)
     for number, layer in enumerate(other["Layers"]):
         layer |= {"Metadata": f"[ONNX Layer: n{number}]", "Name": f"n{number}"}
-    broken = copy.deepcopy(good)
+    broken, untyped = copy.deepcopy(good), copy.deepcopy(good)
     del broken["Layers"][2]["LayerType"]
+    untyped["Layers"][3]["Inputs"][0]["Format/Datatype"] = "N/A due to dynamic shapes"
     for content, words in [
         ([], "it has no list 'Layers'"),
         ({"Layers": []}, "it has no list 'Layers'"),
@@ -191,6 +193,7 @@ def test_wrong_files(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
             "names of layers only, without types; build the engine with --profiling",
         ),
         (broken, "layer 2 has no Name, LayerType"),
+        (untyped, "no types of layer 'conv3', because its shapes are open; give what `trtexec --export"),
         (other, "names no node of q.onnx; give the model that the engine was built from"),
     ]:
         write(content)

@@ -14,11 +14,10 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.errors import DataError, RecipeError
-from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.recipes import RECIPES
-from onnxfq.targets.target import target_by_name
+from onnxfq.targets.target import BuildOptions, target_by_name
 from onnxfq.targets.tensorrt.builder.jobs import Job, builder_installed, run_jobs
 from onnxfq.targets.tensorrt.gpus import CAPABILITIES, FORMATS, find_cell, read_gpu
 from onnxfq.targets.tensorrt.tools.gpu_fit import NEXT, judge_recipe, list_formats
@@ -69,7 +68,7 @@ def test_every_cell_has_a_source_or_is_unknown(name: str) -> None:
 def test_names_and_numbers(text: str, capability: int) -> None:
     """GPUs have names and compute capabilities, in any case."""
     assert read_gpu(text).capability == capability
-    assert AccuracyTarget(gpu=text).capability == capability
+    assert QuantizeOptions(gpus=(text,)).capability == capability
 
 
 @pytest.mark.parametrize("text", ["", "l5", "rtx", "8", "SM"])
@@ -78,7 +77,7 @@ def test_unknown_gpus(text: str) -> None:
     with pytest.raises(DataError, match=r"give its compute capability, such as 8.9 or SM89, or a name"):
         read_gpu(text)
     with pytest.raises(DataError):
-        AccuracyTarget(gpu=("l4", text))
+        QuantizeOptions(gpus=("l4", text))
 
 
 @pytest.mark.parametrize("recipe", OURS)
@@ -103,7 +102,7 @@ def test_several_gpus_have_what_all_have() -> None:
     assert judge_recipe(fp8, ["l4", "h100"]) is True
     assert judge_recipe(fp8, ["l4", "a100"]) is False
     assert judge_recipe(RECIPES["tensorrt-mxfp8"], ["thor"]) is None
-    assert AccuracyTarget(gpu=("l4", "a100")).capability == 80
+    assert QuantizeOptions(gpus=("l4", "a100")).capability == 80
 
 
 def test_a_refused_recipe_writes_nothing(tmp_path: Path) -> None:
@@ -133,6 +132,21 @@ def test_models_are_checked() -> None:
         onnxfq.check(model, "onnxruntime", gpus=["l4"])
 
 
+@pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
+def test_builds_are_for_the_gpus(tmp_path: Path) -> None:
+    """`--build` is for the GPUs that are given, and a warning names one without kernels there."""
+    proto = linear(64, 64)
+    feeds = [feed_for(proto, seed) for seed in range(3)]
+    model = onnxfq.quantize(proto, feeds, recipe="tensorrt-int8").qdq
+    for gpus, devices in ((["rtx50", "8.0"], {"SM120", "SM80"}), (["orin"], {"SM86", "SM89"})):
+        found = onnxfq.check(model, build=BuildOptions(), gpus=gpus)
+        assert {node.device for node in found.engine} == devices and found.passed
+        told = [
+            finding.message for finding in found.findings if "no kernels for orin (SM87)" in finding.message
+        ]
+        assert len(told) == (gpus == ["orin"]) and all("for SM86 and SM89" in message for message in told)
+
+
 def test_dla() -> None:
     """DLA takes planes in small windows, fixed shapes and few operators; the rest is left to the GPU."""
     model = onnx.parser.parse_model(
@@ -141,11 +155,15 @@ def test_dla() -> None:
             [far] b = Conv <kernel_shape = [3, 3], dilations = [33, 33], pads = [31, 31, 31, 31]> (x, w)
             [wide] p = MaxPool <kernel_shape = [9, 9], strides = [2, 2], pads = [4, 4, 4, 4]> (a)
             [curve] e = Erf (p)
-            [last] y = Relu (e) }"""
+            [up] u = ConvTranspose <kernel_shape = [1, 1], group = 4> (e, v)
+            [rows] c = Concat <axis = 2> (u, u)
+            [last] y = Relu (c) }"""
     )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4, 3, 3), np.float32), "w"))
+    for name, shape in (("w", (4, 4, 3, 3)), ("v", (4, 1, 1, 1))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
     found = {f.node: f.message for f in onnxfq.check(model, gpus=["dla"]).findings if f.rule == "dla"}
-    assert set(found) == {"narrow", "far", "wide", "curve"}
+    assert set(found) == {"narrow", "far", "wide", "curve", "up", "rows"}
+    assert "group is 4, and DLA takes 1 to 1" in found["up"] and "axis is 2" in found["rows"]
     assert "input 'x' has open dimensions" in found["narrow"] and "dilations is 33" in found["far"]
     assert "kernel_shape is 9, and DLA takes 1 to 8" in found["wide"] and "it has no Erf" in found["curve"]
     assert not [f for f in onnxfq.check(model, gpus=["orin"]).findings if f.rule == "dla"]

@@ -22,7 +22,7 @@ from qnn_networks import NETWORKS, detector, mlp, residual, transformer
 import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.errors import RecipeError, RuntimeLibraryError, StatisticsError
-from onnxfq.runtime.node_assignment import assign_nodes
+from onnxfq.runtime.optimized_graph import assign_nodes
 from onnxfq.runtime.session import Session
 from onnxfq.stages.plan import observation_plan
 from onnxfq.targets.findings import CheckResult

@@ -150,6 +150,23 @@ def test_a_factor_behind_attention_prevents_fusion(tmp_path: Path) -> None:
 
 
 @needs_builder
+def test_a_loop_carries_no_product_in_low_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`part_results`: a product that a Loop carries on runs in float, and in int8 behind an Identity."""
+    proto = build(
+        """g (float[4,64] x) => (float[4,64] y) { y = Loop (n, go, x) <body = step
+        (int64 i, bool on, float[4,64] last) => (bool more, float[4,64] next)
+        { more = Identity (on) [mm] next = MatMul (last, w) }> }""",
+        {"w": weights(64, 64), "n": np.asarray(3), "go": np.asarray(True)},
+    )
+    rewritten = unmeasured(proto, "tensorrt-int8", "fp16")
+    monkeypatch.setattr(tensorrt, "part_results", lambda proto: proto)
+    models = {"plain": unmeasured(proto, "tensorrt-int8", "fp16"), "rewritten": rewritten}
+    reports = build_all(tmp_path, models)
+    rows = {name: counts(models[name], reports[name])["SM89"] for name in models}
+    assert rows == {"plain": {"MatMul float as low": 1}, "rewritten": {"MatMul low as low": 1}}
+
+
+@needs_builder
 def test_scales_of_two_types_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`_keep_whole_products`: a product of stacks with float32 and float16 scales is not built."""
     constants = {"w": weights(64, 64) * np.float32(1e-3), "g": np.float32(1e3)}

@@ -464,15 +464,3 @@ def test_packed_numbers():
     expected, got = (Session(p, 1).run(x)[0] for p in (source, load(unfolded.proto).proto))
     # Sums of 32 products in another order.
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_qonnx_file_is_recognised() -> None:
-    """Brevitas' own format is named, with the export that gives Q/DQ."""
-    proto = build(
-        "g (float[1,4] x) => (float[1,4] y) { y = Identity (x) }",
-        {},
-    )
-    proto.graph.node[0].op_type, proto.graph.node[0].domain = "Quant", "qonnx.custom_op.general"
-    proto.opset_import.append(onnx.helper.make_opsetid("qonnx.custom_op.general", 1))
-    with pytest.raises(ModelError, match="is in QONNX, the format of Brevitas and FINN .* export_onnx_qcdq"):
-        convert(proto, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import importlib
 import io
@@ -322,4 +323,7 @@ def test_the_scripts_do_without_trtexec(written: tuple[Path, Any, Any], tmp_path
         "polygraphy run",
     ]
     assert "trtexec is not installed: it comes with TensorRT's container" in run.stderr
-    compile((folder / "layers.py").read_text(), "layers.py", "exec")
+    program = ast.parse((folder / "layers.py").read_text())
+    trt = pytest.importorskip("tensorrt_rtx")
+    known = {name for one in (trt, *vars(trt).values()) for name in dir(one)} | {*dir(Path), *dir("")}
+    assert {node.attr for node in ast.walk(program) if isinstance(node, ast.Attribute)} <= known

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 from builders import build, conv_relu, linear, one_format, planned, qdq_of, stage, weights, with_weights
 from onnx import numpy_helper
 
+from onnxfq.cli.main import main
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
@@ -24,6 +29,40 @@ def test_float_model() -> None:
     assert found.weight_bytes == 4 * (4 * 27 + 4)
     assert found.quantized == ()
     assert found.table().endswith("quantized  no")
+
+
+def test_the_next_command_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `inspect` says of the data makes data, and the commands that it prints run with it."""
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    model, data = folder / "m.onnx", tmp_path / "d.npz"
+    onnx.save(conv_relu(), model)
+    result = inspect_model(model)
+    assert (
+        result.data
+        == "an .npz with x float32 [any, 3, 6, 6], axis 0 for samples; or a folder of images with --scale"
+    )
+    np.savez(data, x=np.random.default_rng(0).normal(size=(16, 3, 6, 6)).astype(np.float32))
+    for path in (model, folder / "m.int8.onnx"):
+        assert main(["inspect", str(path)]) == 0
+        line = next(one for one in capsys.readouterr().out.splitlines() if one.startswith("next"))
+        command = shlex.split(line.removeprefix("next"))
+        assert command[0] == "onnxfq"
+        assert main([str(data) if word == "DATA" else word for word in command[1:]]) == 0
+        capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "data"),
+    [
+        ("float[2,4] x, int64[2] n", "x float32 [2, 4], n int64 [2], one sample a file or list element"),
+        ("float[N,4] x, int64[N,any] n", "x float32 [any, 4], n int64 [any, any], axis 0 for samples"),
+    ],
+)
+def test_data_is_described(inputs: str, data: str) -> None:
+    """Each input has its type and shape; open axes may be any size."""
+    proto = build(f"g ({inputs}) => (float[a,b] y) {{ y = Identity (x) }}")
+    assert inspect_model(proto).data == f"an .npz with {data}"
 
 
 def test_qdq_model() -> None:

@@ -14,8 +14,7 @@ import torch
 import torch.ao.quantization as ao
 
 from onnxfq.errors import ModelError, OutputError
-from onnxfq.torch import load_checkpoint, quantize_module, save_checkpoint
-from onnxfq.torch.checkpoints import files
+from onnxfq.torch import checkpoints, load_checkpoint, quantize_module, save_checkpoint
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 QCONFIG = ao.QConfig(
@@ -78,8 +77,8 @@ def test_one_memory_under_two_names_is_written_twice(tmp_path: Path) -> None:
     for names, words in (("ab", "share memory"), ("c", "size and stride|contiguous")):
         with pytest.raises((RuntimeError, ValueError), match=words):
             library.save_file({name: state[name] for name in names}, tmp_path / "refused.safetensors")
-    files.write_state(state, tmp_path / "state.safetensors")
-    read = files.read_state(tmp_path / "state.safetensors")
+    checkpoints.write_state(state, tmp_path / "state.safetensors")
+    read = checkpoints.read_state(tmp_path / "state.safetensors")
     assert read.keys() == state.keys()
     assert all(torch.equal(read[name], value) for name, value in state.items())
 
@@ -106,11 +105,11 @@ def test_types(dtype: torch.dtype, tmp_path: Path) -> None:
     """The library reads every type that a state may have, scalars and empty tensors too, and we its file."""
     library = pytest.importorskip("safetensors.torch")
     state = {name: torch.ones(shape).to(dtype) for name, shape in (("a", (2, 3)), ("b", ()), ("c", (0, 4)))}
-    files.write_state(state, tmp_path / "ours.safetensors")
+    checkpoints.write_state(state, tmp_path / "ours.safetensors")
     library.save_file(state, tmp_path / "theirs.safetensors")
     for read in (
         library.load_file(tmp_path / "ours.safetensors"),
-        files.read_state(tmp_path / "theirs.safetensors"),
+        checkpoints.read_state(tmp_path / "theirs.safetensors"),
     ):
         assert read.keys() == state.keys()
         assert all(read[name].dtype == dtype and read[name].shape == one.shape for name, one in state.items())

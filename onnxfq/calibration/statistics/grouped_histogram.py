@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.statistics.bins import BIN_COUNT, OCTAVE, USUAL_OCTAVES, merge_counts
-from onnxfq.calibration.statistics.histogram import HISTOGRAM, TensorStatistics
+from onnxfq.calibration.statistics.bins import BIN_COUNT, merge_counts
+from onnxfq.calibration.statistics.histogram import HISTOGRAM, OctaveSum, TensorStatistics
 from onnxfq.calibration.statistics.kind import COUNTS, TEXTS, Columns, Form, Kind, Observed, Results
-from onnxfq.calibration.statistics.ranges import RangeSum, widen_ranges
+from onnxfq.calibration.statistics.ranges import widen_ranges
 from onnxfq.errors import StatisticsError
 from onnxfq.numerics.granularity import Granularity
 
 MOST_GROUPS = (1 << 31) // BIN_COUNT
 """Keys are 32-bit integers; `statistics.h` has the same."""
-
-_GROUPS_AT_ONCE = 256
 
 _FORMS: dict[str, Form] = {
     **dict.fromkeys(("group_tensors", "group_blocks"), TEXTS),
@@ -117,58 +115,12 @@ def _enclose(ranges: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.stack(ends, axis=-1).astype(np.float32)
 
 
-class GroupSum(RangeSum):
-    """Accumulator for the channels or blocks of one tensor.
-
-    Histograms hold only the octaves with values of any group, with 4 bytes per bin until a count may need 8:
-    10 to 16 KB per group.
-    """
-
-    def __init__(self, observed: Observed) -> None:
-        """Start empty."""
-        super().__init__(observed)
-        self._groups = observed.groups
-        self._places = np.full(BIN_COUNT // OCTAVE, -1, np.int64)  # of each octave in `_counts`
-        self._counts: NDArray[Any] = np.zeros((0, self._groups, OCTAVE), np.uint32)
-
-    def add(self, results: Results, feed: int) -> None:
-        """Add the results of feed number `feed`. Raises StatisticsError for refused NaN and infinities."""
-        limits, totals, keys, counts = results
-        self.add_ranges(limits, totals, feed)
-        if self._counts.dtype == np.uint32 and self.totals[:, 0].max(initial=0) >= 1 << 32:
-            self._counts = self._counts.astype(np.int64)
-        groups, bins = np.divmod(keys, np.int32(BIN_COUNT))
-        octaves = bins // OCTAVE
-        places = self._places[octaves]
-        if places.min(initial=0) < 0:
-            fresh = np.unique(octaves[places < 0])
-            self._places[fresh] = len(self._counts) + np.arange(fresh.size)
-            more = np.zeros((fresh.size, self._groups, OCTAVE), self._counts.dtype)
-            self._counts = np.concatenate([self._counts, more])
-            places = self._places[octaves]
-        # Keys ascend, so none repeats.
-        at = (places * self._groups + groups) * OCTAVE + bins % OCTAVE
-        self._counts.reshape(-1)[at] += counts.astype(self._counts.dtype)
-
-    @property
-    def bytes(self) -> int:
-        """Current size of the histograms."""
-        return self._counts.nbytes
+class GroupSum(OctaveSum):
+    """Accumulator for the channels or blocks of one tensor."""
 
     def result(self) -> GroupStatistics:
         """Return the statistics of all added feeds."""
-        octaves = np.flatnonzero(self._places >= 0)
-        places = self._places[octaves]
-        bins = (octaves[:, None] * OCTAVE + np.arange(OCTAVE)).ravel()
-        keys, counts = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
-        for start in range(0, self._groups, _GROUPS_AT_ONCE):
-            part = self._counts[places, start : start + _GROUPS_AT_ONCE].swapaxes(0, 1)
-            part = part.reshape(part.shape[0], -1)
-            group, column = np.nonzero(part)
-            keys.append(((start + group) * BIN_COUNT + bins[column]).astype(np.int32))
-            counts.append(part[group, column].astype(np.int64))
-        results = [self.ranges, self.totals, np.concatenate(keys), np.concatenate(counts)]
-        return _read(self.observed, results, self.feed_ranges())
+        return _read(self.observed, [self.ranges, self.totals, *self.counted()], self.feed_ranges())
 
 
 def _read(observed: Observed, results: Results, feed_ranges: NDArray[np.float32]) -> GroupStatistics:
@@ -252,6 +204,6 @@ GROUPED_HISTOGRAM: Kind[GroupStatistics] = Kind(
     fingerprint=GroupStatistics.fingerprint,
     pack=lambda items: iter(_pack(dict(items)).items()),
     unpack=_unpack,
-    memory=lambda observed: 4 * OCTAVE * USUAL_OCTAVES * observed.groups,
+    memory=HISTOGRAM.memory,
     forms=_FORMS,
 )

@@ -23,7 +23,7 @@ from onnxfq.calibration.statistics.ranges import RangeSum
 from onnxfq.calibration.statistics.state import read_state
 from onnxfq.errors import StatisticsError
 
-_NOT_HELD = 1 << 14
+_GROUPS_AT_ONCE = 256
 
 _FORMS: dict[str, Form] = {
     "tensors": TEXTS,
@@ -144,47 +144,65 @@ class TensorStatistics:
         return head + self.bins.astype("<i4").tobytes() + self.counts.astype("<i8").tobytes()
 
 
-class HistogramSum(RangeSum):
-    """Accumulator for a whole tensor; its histogram holds the octaves with values."""
+class OctaveSum(RangeSum):
+    """Sum of the histogram of a whole tensor, or of the histograms of its groups.
+
+    It holds only the octaves with values of any group, with 4 bytes per bin until a count may need 8: 10 to
+    16 KB per group.
+    """
 
     def __init__(self, observed: Observed) -> None:
         """Start empty."""
         super().__init__(observed)
-        # How many octaves further each octave is in `_counts`; beyond the end: not held.
-        self._moves = np.full(BIN_COUNT // OCTAVE, _NOT_HELD, np.int16)
-        # 4 bytes per bin until a count may need 8.
-        self._counts: NDArray[Any] = np.zeros(0, np.uint32)
+        self._groups = observed.groups
+        self._places = np.full(BIN_COUNT // OCTAVE, -1, np.int16)  # of each octave in `_counts`
+        self._counts: NDArray[Any] = np.zeros((0, self._groups, OCTAVE), np.uint32)
 
     def add(self, results: Results, feed: int) -> None:
         """Add the results of feed number `feed`. Raises StatisticsError for refused NaN and infinities."""
-        limits, counts, bins, bin_counts = results
-        self.add_ranges(limits, counts, feed)
-        if self._counts.dtype == np.uint32 and self.totals[0] >= 1 << 32:
+        limits, totals, keys, counts = results
+        self.add_ranges(limits, totals, feed)
+        if self._counts.dtype == np.uint32 and self.totals[..., 0].max(initial=0) >= 1 << 32:
             self._counts = self._counts.astype(np.int64)
+        groups, bins = np.divmod(keys, np.int32(BIN_COUNT))
         octaves = bins // OCTAVE
-        moves = self._moves[octaves]
-        if moves.max(initial=0) == _NOT_HELD:
-            fresh = np.unique(octaves[moves == _NOT_HELD])
-            self._moves[fresh] = self._counts.size // OCTAVE + np.arange(fresh.size) - fresh
-            more = np.zeros(OCTAVE * fresh.size, self._counts.dtype)
+        places = self._places[octaves]
+        if places.min(initial=0) < 0:
+            fresh = np.unique(octaves[places < 0])
+            self._places[fresh] = len(self._counts) + np.arange(fresh.size)
+            more = np.zeros((fresh.size, self._groups, OCTAVE), self._counts.dtype)
             self._counts = np.concatenate([self._counts, more])
-            moves = self._moves[octaves]
-        places = moves.astype(np.intp) * OCTAVE + bins  # an index of another type would be converted
-        self._counts[places] += bin_counts.astype(self._counts.dtype)  # no bin repeats
+            places = self._places[octaves]
+        # Keys ascend, so none repeats.
+        at = (places.astype(np.intp) * self._groups + groups) * OCTAVE + bins % OCTAVE
+        self._counts.reshape(-1)[at] += counts.astype(self._counts.dtype)
 
     @property
     def bytes(self) -> int:
-        """Current size of the histogram."""
-        return self._moves.nbytes + self._counts.nbytes
+        """Current size of the histograms."""
+        return self._places.nbytes + self._counts.nbytes
+
+    def counted(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return the keys with values, group * BIN_COUNT + bin, ascending, and the count of each."""
+        octaves = np.flatnonzero(self._places >= 0)
+        places = self._places[octaves]
+        bins = (octaves[:, None] * OCTAVE + np.arange(OCTAVE)).ravel()
+        keys, counts = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
+        for start in range(0, self._groups, _GROUPS_AT_ONCE):
+            part = self._counts[places, start : start + _GROUPS_AT_ONCE].swapaxes(0, 1)
+            part = part.reshape(part.shape[0], -1)
+            group, column = np.nonzero(part)
+            keys.append(((start + group) * BIN_COUNT + bins[column]).astype(np.int32))
+            counts.append(part[group, column].astype(np.int64))
+        return np.concatenate(keys), np.concatenate(counts)
+
+
+class HistogramSum(OctaveSum):
+    """Accumulator for a whole tensor."""
 
     def result(self) -> TensorStatistics:
         """Return the statistics of all added feeds."""
-        octaves = np.flatnonzero(self._moves != _NOT_HELD)
-        bins = (OCTAVE * octaves[:, None] + np.arange(OCTAVE)).ravel()
-        counts = self._counts[self._moves[bins // OCTAVE].astype(np.intp) * OCTAVE + bins].astype(np.int64)
-        held = counts != 0
-        results = (self.ranges, self.totals, bins[held].astype(np.int32), counts[held])
-        return TensorStatistics.from_results(*results, self.feed_ranges())
+        return TensorStatistics.from_results(self.ranges, self.totals, *self.counted(), self.feed_ranges())
 
 
 def _read(observed: Observed, results: Results, feed_ranges: NDArray[np.float32]) -> TensorStatistics:
@@ -249,6 +267,6 @@ HISTOGRAM: Kind[TensorStatistics] = Kind(
     fingerprint=TensorStatistics.fingerprint,
     pack=lambda items: iter(_pack(dict(items)).items()),
     unpack=_unpack,
-    memory=lambda observed: 2 * (BIN_COUNT // OCTAVE) + 4 * OCTAVE * USUAL_OCTAVES,
+    memory=lambda observed: 2 * (BIN_COUNT // OCTAVE) + 4 * OCTAVE * USUAL_OCTAVES * observed.groups,
     forms=_FORMS,
 )

@@ -108,10 +108,6 @@ def _reader(
     return read
 
 
-def _fingerprint(value: InputSums) -> bytes:
-    return b"".join(array.tobytes() for _, array in value.arrays())
-
-
 def _no_accumulator(observed: ObservedInput) -> Accumulator[InputSums]:
     raise NotImplementedError("sampled inputs wait in a file: see `remedies.moments.SampledInput`")
 
@@ -121,7 +117,7 @@ MOMENTS: Kind[InputSums] = Kind(
     noun="moments of the input ",
     empty=_no_accumulator,
     merge=InputSums.merge,
-    fingerprint=_fingerprint,
+    fingerprint=lambda value: b"".join(array.tobytes() for _, array in value.arrays()),
     pack=_pack,
     unpack=_unpack,
 )

@@ -67,33 +67,9 @@ class RoundedWeight(NamedTuple):
 
 
 class RoundingJob(NamedTuple):
-    """Arguments of `round_weight`."""
+    """A weight, and everything that decides its rounding.
 
-    values: NDArray[np.float32]
-    spec: QuantSpec
-    nearest: Scales
-    view: MatrixView
-    moments: InputMoments
-    method: str
-    float_type: FloatType
-
-
-def round_weight(
-    values: NDArray[np.float32],
-    spec: QuantSpec,
-    nearest: Scales,
-    view: MatrixView,
-    moments: InputMoments,
-    method: str,
-    float_type: FloatType = "float32",
-) -> RoundedWeight:
-    """Round a weight by the moments of its inputs.
-
-    Each output takes the candidate of least expected error: the nearest numbers on the given scales, or the
-    method on scales of least squared error weighted with the diagonal of the moments, or on the given scales.
-    If outputs share scales, all take the same.
-
-    Args:
+    Attributes:
         values: the weight, float32.
         spec: its format.
         nearest: scales of the plan's calibrator.
@@ -101,9 +77,27 @@ def round_weight(
         moments: of the inputs.
         method: a name in METHODS.
         float_type: type of the weight in the model, which its scales have too.
-
-    Raises StatisticsError for moments of another size, and for sums that are no moments.
     """
+
+    values: NDArray[np.float32]
+    spec: QuantSpec
+    nearest: Scales
+    view: MatrixView
+    moments: InputMoments
+    method: str
+    float_type: FloatType = "float32"
+
+
+def round_weight(job: RoundingJob) -> RoundedWeight:
+    """Round a weight by the moments of its inputs.
+
+    Each output takes the candidate of least expected error: the nearest numbers on the given scales, or the
+    method on scales of least squared error weighted with the diagonal of the moments, or on the given scales.
+    If outputs share scales, all take the same.
+
+    Raises StatisticsError for moments of another size or without positive squares.
+    """
+    values, spec, nearest, view, moments, method, _ = job
     shape, layout = values.shape, Layout(spec.granularity, values.shape)
     weights = view.fold(values)
     moments.check_size(len(weights), weights.shape[2])
@@ -122,7 +116,7 @@ def round_weight(
     errors = moments.errors(weights, best)
     before = float(errors.sum())
     own = _owners(layout, view, errors.shape)
-    for scales in _candidates(values, target, spec, nearest, view, moments, float_type):
+    for scales in _candidates(job, target):
         found = round_columns(target, grid_of(scales), moments.factor)
         reached = moments.errors(weights, found)
         if own is None:
@@ -135,15 +129,8 @@ def round_weight(
     return RoundedWeight(view.unfold(best, shape), kept, before, float(errors.sum()), moments.signal(weights))
 
 
-def _candidates(
-    values: NDArray[np.float32],
-    target: Floats,
-    spec: QuantSpec,
-    nearest: Scales,
-    view: MatrixView,
-    moments: InputMoments,
-    float_type: FloatType,
-) -> list[Scales]:
+def _candidates(job: RoundingJob, target: Floats) -> list[Scales]:
+    values, spec, nearest, view, moments, _, float_type = job
     if not spec.symmetric:
         return [nearest]
     wanted = view.unfold(target, values.shape).astype(np.float32, copy=False)

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.causes.ranges import restore_bias
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.graph.external.tensor import tensor_array
 
@@ -74,7 +74,7 @@ def _suspect(
 ) -> Suspicion:
     change = Change() if wanted is None else Change(constants={node.input[2]: wanted})
     harm = 0.0 if wanted is None or patient.board is None else patient.harm((), change)
-    edits = () if wanted is None else (partial(restore_bias, layer=node.name, values=wanted),)
+    edits = () if wanted is None else (partial(FileEditor.set_bias, layer=node.name, values=wanted),)
     return Suspicion(
         kind=kind,
         evidence=text,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.causes.ranges import APART, BETTER, LEAVING, TRIED, all_fits, bias_edits, set_fit
+from onnxfq.diagnosis.causes.ranges import APART, BETTER, LEAVING, TRIED, all_fits, grid_edits
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.patient import Patient
@@ -27,17 +26,19 @@ Transform = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 def find_other_preprocessing(patient: Patient) -> Iterator[Suspicion]:
-    """Yield the preprocessing under which the ranges of the whole file fit the data."""
+    """Yield the preprocessing under which the ranges of the whole file fit the data.
+
+    The range next to the inputs must not fit worse: ranges that training learnt differ from the data's too.
+    """
     readings = _read(patient, patient.feeds[:TRIED]) if patient.board is not None else []
     before = _mean_misfit(readings)
     if len(readings) < 2 or before < APART:
         return
-    misfits = {}
+    misfits, known = {}, {reading.numbers: reading.misfit for reading in readings}
     for name, transform in _transforms(patient).items():
-        feeds = [_apply(feed, transform) for feed in patient.feeds[:TRIED]]
-        tried = _read(patient, feeds)
-        closer = sum(one.misfit < other.misfit for one, other in zip(tried, readings, strict=True))
-        if 2 * closer > len(readings):
+        tried = _read(patient, [_apply(feed, transform) for feed in patient.feeds[:TRIED]])
+        gains = [known.get(reading.numbers, 0.0) - reading.misfit for reading in tried]
+        if 2 * sum(gain > 0 for gain in gains) > len(readings) and gains[0] >= 0:
             misfits[name] = _mean_misfit(tried)
     name = min(misfits, key=lambda one: misfits[one], default="")
     if not name or misfits[name] > BETTER * before:
@@ -78,9 +79,8 @@ def _recalibrate(
     """Return the suspicion that every range has to come from the data."""
     change = all_fits(patient)
     edits = [
-        partial(set_fit, quantizer=group[0], fit=change.grids[group[0].number]) for group in patient.groups
+        edit for group in patient.groups for edit in grid_edits(patient, group, change.grids[group[0].number])
     ]
-    edits += [edit for group in patient.groups for edit in bias_edits(patient, group)]
     return Suspicion(
         kind=kind,
         evidence=evidence,
@@ -97,14 +97,8 @@ def _recalibrate(
 
 def _read(patient: Patient, feeds: list[Feed] | Any) -> list[RangeReading]:
     values = patient.values if feeds is patient.feeds else patient.collect(feeds)
-    readings = []
-    for group in patient.groups:
-        together = values[group[0].number]
-        for quantizer in group[1:]:
-            together += values[quantizer.number]
-        if together.power:
-            readings.append(RangeReading.of(group, together))
-    return readings
+    readings = [RangeReading.of(group, patient.group_values(group, values)) for group in patient.groups]
+    return [reading for reading in readings if reading.values.power]
 
 
 def _mean_misfit(readings: list[RangeReading]) -> float:

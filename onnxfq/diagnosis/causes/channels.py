@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.patient import Patient
-
-SPREAD = 16.0
-"""Size of the largest channel over the typical one's, from which the typical one loses half of its 8 bits."""
+from onnxfq.documents.layers import WIDE, ChannelSizes
 
 HALF = 0.5
 """Share of the noise of the file from which such a tensor is a cause: many sound networks have one."""
@@ -22,24 +18,22 @@ def find_activation_channels(patient: Patient) -> Iterator[Suspicion]:
     if patient.board is None:
         return
     for quantizer in patient.form.activations:
-        channels = patient.values[quantizer.number].channels
-        typical = float(np.median(channels)) if channels.size > 2 else 0.0
-        if not typical or channels.max() < SPREAD * typical:
+        values = patient.values[quantizer.number]
+        sizes = ChannelSizes.of(values.channels, len(values.lows))
+        if sizes is None or not sizes.median or sizes.ratio < WIDE:
+            continue
+        if patient.share((quantizer.number,)) < HALF:
             continue
         repair = Change(off=frozenset({quantizer.number}))
         harm = patient.harm((quantizer.number,), repair)
         if harm < HALF:
             continue
-        worst = int(channels.argmax())
         yield Suspicion(
             kind="channel_spread",
-            evidence=(
-                f"channel {worst} of {channels.size} reaches {channels.max():.4g}, the typical one "
-                f"{typical:.4g}: it has {100 * typical / channels.max():.2g} % of the grid"
-            ),
+            evidence=f"{sizes}: that one has {100 / sizes.ratio:.2g} % of the grid",
             tensor=quantizer.tensor,
             node=quantizer.node,
-            repair="quantize the float model with `--recipe` and equalization of channels",
+            repair="quantize the float model again: `onnxfq quantize` evens out channels with --repair auto",
             harm=harm,
             numbers=(quantizer.number,),
             change=repair,

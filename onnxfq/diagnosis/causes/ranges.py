@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.range_reading import RangeReading, typical
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer
 from onnxfq.diagnosis.reading.values import GridFit
 
 WIDE = 1.5
 """Width of a range over its values' from which it is too wide: samples of one kind differ by less."""
+
+WIDEST = 0.9
+"""Part of the other ranges than which a certain fault is wider: of many ranges some are, by their data."""
 
 APART = 0.1
 """Mean misfit of all ranges from which other preprocessing is tried; another draw of samples makes less."""
@@ -34,11 +36,17 @@ LEAVING = 0.1
 OUTLYING = 3.0
 """Misfit over the typical one of a file from which samples do not explain it."""
 
+MINOR = 0.05
+"""Share of the noise that a scale alone makes, from which it can be a cause by its harm."""
+
 SHIFTED = 0.1
 """Move of both ends to one side, over the width of the values, that no other draw of samples makes."""
 
 COARSE_DB = 3.0
 """Error over a better range's from which saturation is harmful: twice the noise."""
+
+GROSS_DB = 12.0
+"""Error over a better range's, two bits, that no draw of samples makes by moving both ends to one side."""
 
 LOST_DB = 6.0
 """Error over a better range's from which typical values are lost: a bit of precision."""
@@ -49,13 +57,14 @@ def find_ranges(patient: Patient) -> Iterator[Suspicion]:
     if patient.board is None:
         return
     readings = [RangeReading.of(group, patient.group_values(group)) for group in patient.groups]
-    ratios, misfits = [r.ratio for r in readings], [r.misfit for r in readings]
+    misfits = [r.misfit for r in readings]
     shifts = [abs(r.shift) for r in readings]
     for reading in readings:
         if reading.values.power == 0.0:
             continue
-        kind, evidence, is_certain = _explain(reading, typical(ratios), typical(misfits), typical(shifts))
-        if kind:
+        others = [other.ratio for other in readings if other is not reading]
+        kind, evidence, is_certain = _explain(reading, others, typical(misfits), typical(shifts))
+        if kind and (is_certain or patient.share(reading.numbers) >= MINOR):
             other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
             if other is not None and patient.are_tied(reading.numbers, other.numbers):
                 continue
@@ -65,29 +74,33 @@ def find_ranges(patient: Patient) -> Iterator[Suspicion]:
             yield _suspect(patient, reading, kind, evidence, is_certain)
 
 
-def _explain(reading: RangeReading, ratio: float, misfit: float, shift: float) -> tuple[str, str, bool]:
+def _explain(
+    reading: RangeReading, others: list[float], misfit: float, shift: float
+) -> tuple[str, str, bool]:
     """Return the kind of fault, its evidence, and whether it is a fault at any harm; empty without one."""
     quantizer, values = reading.quantizer, reading.values
     low, high = quantizer.grid.limits
     covers = f"the range is {low:.4g}..{high:.4g} and the data is {values.low:.4g}..{values.high:.4g}"
     below, above = values.saturated(quantizer)
     sample = values.sample
-    if quantizer.starts_at_zero and values.is_signed:
+    if quantizer.starts_at_zero and values.is_signed and values.low < -quantizer.grid.scale / 2:
         part, energy = values.below_zero
         return (
             "unsigned_on_signed",
             f"{covers}: {100 * part:.3g} % of the values, with {100 * energy:.3g} % of the energy, become 0",
             True,
         )
-    if reading.ratio > WIDE and reading.ratio > WIDE * min(ratio, 1.0):
+    if reading.ratio > WIDE and reading.ratio > WIDE * min(typical(others), 1.0):
         used = f"{covers}: {100 * reading.steps_used:.2g} % of its grid is used"
-        return "wide_range", used, reading.ratio > WIDE * ratio
-    if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING + reading.wander[1]:
+        widest = float(np.quantile(others, WIDEST, method="lower")) if others else 1.0
+        return "wide_range", used, reading.ratio > WIDE * max(widest, typical(others))
+    least, most = (0.0, 0.0) if reading.excess_db >= GROSS_DB and reading.shift else reading.wander
+    if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING + most:
         side = "both ends" if min(below, above) > 0 else ("the lower end" if below else "the upper end")
         share = f"{covers}: {100 * (below + above):.3g} % of the values saturate at {side}"
         is_outlier = reading.misfit > OUTLYING * misfit
         far = reading.overrun > 1 - 1 / WIDE and is_outlier
-        if abs(reading.shift) > max(SHIFTED + reading.wander[0], OUTLYING * shift):
+        if abs(reading.shift) > max(SHIFTED + least, OUTLYING * shift):
             share, far = (
                 f"{share}, the other is {100 * abs(reading.shift):.2g} % of the width too far out",
                 True,
@@ -129,7 +142,7 @@ def _suspect(
         is_certain=is_certain,
         numbers=reading.numbers,
         change=patient.fit_change(reading.group, fit),
-        edits=(partial(set_fit, quantizer=quantizer, fit=fit), *bias_edits(patient, reading.group)),
+        edits=tuple(grid_edits(patient, reading.group, fit)),
     )
 
 
@@ -141,33 +154,27 @@ def choose_fit(patient: Patient, reading: RangeReading) -> tuple[GridFit, float]
     return fit, harm
 
 
-def set_fit(editor: FileEditor, quantizer: ActivationQuantizer, fit: GridFit) -> None:
-    """Write a grid to the file."""
-    editor.set_grid(quantizer, fit)
-
-
-def bias_edits(patient: Patient, group: Sequence[ActivationQuantizer]) -> list[partial[None]]:
-    """Return the edits that give layers behind these quantizers the biases of the float model.
+def grid_edits(
+    patient: Patient, group: Sequence[ActivationQuantizer], fit: GridFit
+) -> list[Callable[[FileEditor], None]]:
+    """Return the edits that give quantizers a grid, and the layers behind them the float model's biases.
 
     A bias in integers was rounded in steps of the range of its layer's input, and is as wrong as that.
     """
+    edits: list[Callable[[FileEditor], None]] = [
+        partial(FileEditor.set_grid, quantizer=group[0], fit=fit),
+    ]
     if patient.floats is None:
-        return []
-    outputs = {f"diagnosed/{quantizer.number}/out" for quantizer in group}
+        return edits
+    outputs = {quantizer.output for quantizer in group}
     stored = {one.constant for one in patient.form.constants if one.is_bias}
     integer = {node.name for node in patient.index.nodes if node.op_type in ("QGemm", "QLinearConv")}
-    edits = []
     for node in patient.form_index.nodes:
         layer = patient.floats.layers.get(node.name)
         has_stored = len(node.input) > 2 and (node.input[2] in stored or node.name in integer)
         if layer is not None and layer.bias is not None and node.input[0] in outputs and has_stored:
-            edits.append(partial(restore_bias, layer=node.name, values=layer.bias))
+            edits.append(partial(FileEditor.set_bias, layer=node.name, values=layer.bias))
     return edits
-
-
-def restore_bias(editor: FileEditor, layer: str, values: NDArray[np.float32]) -> None:
-    """Write a bias to the file."""
-    editor.set_bias(layer, values)
 
 
 def all_fits(patient: Patient) -> Change:

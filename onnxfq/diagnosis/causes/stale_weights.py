@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +11,11 @@ from onnxfq.diagnosis.causes.weight_reading import (
     OFF,
     WeightReading,
     is_per_axis,
-    set_weight,
+    round_again,
     suspect_weight,
 )
-from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.patient import Patient
-from onnxfq.diagnosis.reading.stored_weight import requantize
 
 
 def find_stale(patient: Patient, reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:
@@ -26,7 +23,7 @@ def find_stale(patient: Patient, reading: WeightReading, others: Sequence[Weight
     if patient.floats is None or patient.board is None or reading.floats is None or reading.values.ndim != 2:
         return None
     data = reading.layer.input[0]
-    number = next((q.number for q in patient.form.activations if data == f"diagnosed/{q.number}/out"), None)
+    number = next((q.number for q in patient.form.activations if data == q.output), None)
     name = None if number is None else patient.floats.tensors.get(number)
     if number is None or name is None:
         return None
@@ -42,21 +39,13 @@ def find_stale(patient: Patient, reading: WeightReading, others: Sequence[Weight
     if np.abs(product - 1).max() <= 4 * OFF:
         return None
     right = (reading.floats / factors.reshape(shape)).astype(np.float32)
-    weight = requantize(right, reading.constant, reading.axis if is_per_axis(reading) else None)
+    change, edit = round_again(reading, right, reading.axis if is_per_axis(reading) else None)
     text = (
         f"the channels of {patient.form.activations[number].tensor!r} are {factors.min():.3g} to "
         f"{factors.max():.3g} times those of the float model, and the weight has not the inverse factors"
     )
-    return suspect_weight(
-        patient,
-        reading,
-        "stale_weights",
-        text,
-        "the weight of the float layer with the inverse factors",
-        Change(constants={reading.constant.constant: weight.rounded}),
-        False,
-        partial(set_weight, constant=reading.constant, weight=weight),
-    )
+    repair = "the weight of the float layer with the inverse factors"
+    return suspect_weight(patient, reading, "stale_weights", text, repair, change, False, edit)
 
 
 def _channel_factors(patient: Patient, number: int, name: str) -> NDArray[np.float64] | None:

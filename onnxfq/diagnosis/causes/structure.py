@@ -12,8 +12,8 @@ from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.stored_weight import channel_axis
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import MOVES, WEIGHTED_INPUTS
@@ -91,11 +91,11 @@ def _suspect_pair(
         tensor=quantizer.tensor,
         node=quantizer.node,
         repair=repair,
-        harm=_harm(patient, quantizer.number, change),
+        harm=0.0 if patient.board is None else patient.harm((quantizer.number,), change),
         is_certain=True,
         numbers=(quantizer.number,),
         change=change,
-        edits=(partial(_bypass, node=quantizer.node),),
+        edits=(partial(FileEditor.bypass, quantizing=quantizer.node),),
     )
 
 
@@ -127,7 +127,7 @@ def find_missing(patient: Patient) -> Iterator[Suspicion]:
             node=node.name,
             repair="the pair that stands beside it",
             is_certain=True,
-            edits=(partial(_redirect, old=name, new=pairs[name], node=node.name),),
+            edits=(partial(FileEditor.redirect, old=name, new=pairs[name], only=(node.name,)),),
         )
 
 
@@ -171,10 +171,6 @@ def find_shifted(patient: Patient) -> Iterator[Suspicion]:
         )
 
 
-def _harm(patient: Patient, number: int, repair: Change) -> float:
-    return 0.0 if patient.board is None else patient.harm((number,), repair)
-
-
 def _is_pair(index: GraphIndex, name: str) -> bool:
     """Tell whether a tensor comes from a DequantizeLinear, moves between them left aside."""
     maker = index.makers.get(name)
@@ -201,14 +197,6 @@ def _pairs_by_tensor(patient: Patient) -> dict[str, str]:
                 if reader.op_type == "DequantizeLinear":
                     found[node.input[0]] = reader.output[0]
     return found
-
-
-def _bypass(editor: FileEditor, node: str) -> None:
-    editor.bypass(node)
-
-
-def _redirect(editor: FileEditor, old: str, new: str, node: str) -> None:
-    editor.redirect(old, new, (node,))
 
 
 def _quantize_layer(editor: FileEditor, node: str, old: str, new: str) -> None:

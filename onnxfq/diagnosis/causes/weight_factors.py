@@ -20,8 +20,8 @@ from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.range_reading import RangeReading
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, StoredConstant
 from onnxfq.diagnosis.reading.values import TensorValues
 
 COARSE = 4.0
@@ -47,16 +47,10 @@ def find_factor(
         text += f"; the scale is that of {owner.constant.data!r}"
     right = (reading.values / np.float32(factor)).astype(np.float32)
     kind = "foreign_parameters" if owner is not None else "weight_scale"
-    return suspect_weight(
-        patient,
-        reading,
-        kind,
-        text,
-        f"the scale divided by {factor:.3g}",
-        Change(constants={reading.constant.constant: right}),
-        True,
-        partial(_scale, constant=reading.constant, factor=factor),
-    )
+    change = Change(constants={reading.constant.constant: right})
+    edit = partial(FileEditor.scale_weight, constant=reading.constant, factor=factor)
+    repair = f"the scale divided by {factor:.3g}"
+    return suspect_weight(patient, reading, kind, text, repair, change, True, edit)
 
 
 def _factor_of(patient: Patient, reading: WeightReading) -> float | None:
@@ -126,7 +120,3 @@ def _next_quantizers(patient: Patient, layer: onnx.NodeProto) -> list[int]:
             seen.add(name)
             waiting += [out for node in patient.form_index.readers.get(name, ()) for out in node.output]
     return sorted(numbers)
-
-
-def _scale(editor: FileEditor, constant: StoredConstant, factor: float) -> None:
-    editor.scale_weight(constant, factor)

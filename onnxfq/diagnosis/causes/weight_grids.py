@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from onnxfq.diagnosis.causes.weight_reading import (
     WeightReading,
     is_per_axis,
-    set_weight,
+    round_again,
     suspect_weight,
 )
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
-from onnxfq.diagnosis.reading.stored_weight import requantize
 from onnxfq.graph.stored_grid import StoredGrid
 
 FILLED = 0.98
@@ -48,16 +47,9 @@ def find_axis(patient: Patient, reading: WeightReading, others: Sequence[WeightR
         f"axis {right}"
     )
     change = Change(constants={reading.constant.constant: turned.values})
-    return suspect_weight(
-        patient,
-        reading,
-        "wrong_axis",
-        text,
-        f"the scales along axis {right}",
-        change,
-        True,
-        partial(_set_axes, scale=reading.constant.scale, axis=right),
-    )
+    edit = partial(FileEditor.set_axes, scale=reading.constant.scale, axis=right)
+    repair = f"the scales along axis {right}"
+    return suspect_weight(patient, reading, "wrong_axis", text, repair, change, True, edit)
 
 
 def find_spread(
@@ -79,46 +71,37 @@ def find_spread(
         "the grid"
     )
     if reading.floats is None:
-        return suspect_weight(
-            patient,
-            reading,
-            "channel_spread",
-            text,
-            "a scale for each channel; give the float model",
-            Change(),
-            True,
-        )
-    weight = requantize(reading.floats, reading.constant, axis)
-    return suspect_weight(
-        patient,
-        reading,
-        "channel_spread",
-        text,
-        f"a scale for each of {used.size} channels",
-        Change(constants={reading.constant.constant: weight.rounded}),
-        True,
-        partial(set_weight, constant=reading.constant, weight=weight),
-    )
+        repair = "a scale for each channel; give the float model"
+        return suspect_weight(patient, reading, "channel_spread", text, repair, Change(), True)
+    change, edit = round_again(reading, reading.floats, axis)
+    repair = f"a scale for each of {used.size} channels"
+    return suspect_weight(patient, reading, "channel_spread", text, repair, change, True, edit)
 
 
 def find_unused(
     patient: Patient, reading: WeightReading, others: Sequence[WeightReading]
 ) -> Suspicion | None:
-    """Return that the scale is too wide for every channel; tools leave a bit unused on purpose too."""
-    used = float(np.abs(reading.constant.grid.steps).max()) / 127
-    if reading.floats is None or reading.constant.kind != "int8" or used > USED:
+    """Return that the scale is too wide for every channel.
+
+    Every calibration gives the largest value the last number, or saturates. Some tools leave a bit unused, in
+    all weights or in the first layer's (NNCF's overflow fix); where all others fill their grid, another one
+    that does not is a fault at any harm.
+    """
+    constant = reading.constant
+    if constant.kind != "int8" or reading.use > USED:
         return None
-    weight = requantize(reading.floats, reading.constant, reading.axis if is_per_axis(reading) else None)
-    return suspect_weight(
-        patient,
-        reading,
-        "weight_scale",
-        f"its numbers reach {100 * used:.2g} % of the grid",
-        "the range of its values",
-        Change(constants={reading.constant.constant: weight.rounded}),
-        False,
-        partial(set_weight, constant=reading.constant, weight=weight),
-    )
+    fills = [other.use >= FILLED for other in others if other is not reading]
+    is_alone = len(fills) > 1 and all(fills) and reading is not others[0]
+    if not is_alone and reading.floats is None:
+        return None
+    others_text = ", and all others its end" if is_alone else ""
+    text = f"its numbers reach {100 * reading.use:.2g} % of the grid{others_text}"
+    if reading.floats is None:
+        repair = "give the float model, which has its range"
+        return suspect_weight(patient, reading, "weight_scale", text, repair, Change(), is_alone)
+    change, edit = round_again(reading, reading.floats, reading.axis if is_per_axis(reading) else None)
+    repair = "the range of its values"
+    return suspect_weight(patient, reading, "weight_scale", text, repair, change, is_alone, edit)
 
 
 def _fill(steps: NDArray[np.int32], axis: int) -> float:
@@ -126,7 +109,3 @@ def _fill(steps: NDArray[np.int32], axis: int) -> float:
     around = tuple(at for at in range(steps.ndim) if at != axis)
     reach = np.abs(steps).max(around)
     return float(reach.min()) / max(float(reach.max()), 1.0)
-
-
-def _set_axes(editor: FileEditor, scale: str, axis: int) -> None:
-    editor.set_axes(scale, axis)

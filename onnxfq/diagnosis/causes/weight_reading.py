@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import onnx
@@ -13,8 +13,8 @@ from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
-from onnxfq.diagnosis.reading.stored_weight import RequantizedWeight, channel_axis
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, StoredConstant
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
+from onnxfq.diagnosis.reading.stored_weight import channel_axis, requantize
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.numerics.granularity import Granularity
 
@@ -40,6 +40,11 @@ class WeightReading:
         """The axis of the output channels."""
         return channel_axis(self.layer, self.values.ndim)
 
+    @cached_property
+    def use(self) -> float:
+        """The largest number over the largest that it may have."""
+        return float(np.abs(self.constant.grid.steps).max()) / self.constant.codes[1]
+
     @property
     def error(self) -> float:
         """Squared error of the file's values."""
@@ -56,7 +61,6 @@ def read_weights(patient: Patient) -> list[WeightReading]:
     """Return the stored weights that layers read."""
     rows = []
     for constant in patient.form.constants:
-        # The scale of a dynamic product stands behind it, in the graph.
         if constant.is_bias or not constant.scale or not constant.grid.steps.size:
             continue
         for layer in patient.form_index.readers.get(constant.constant, ()):
@@ -74,7 +78,7 @@ def read_weights(patient: Patient) -> list[WeightReading]:
 def group_in_front(patient: Patient, layer: onnx.NodeProto) -> list[ActivationQuantizer] | None:
     """Return the quantizers that share the scale of the data of a layer; None if it is in float."""
     for group in patient.groups:
-        if any(f"diagnosed/{quantizer.number}/out" == layer.input[0] for quantizer in group):
+        if any(quantizer.output == layer.input[0] for quantizer in group):
             return group
     return None
 
@@ -89,19 +93,28 @@ def suspect_weight(
     is_certain: bool,
     *edits: partial[None],
 ) -> Suspicion:
-    """Return a suspicion of a weight, with its harm."""
+    """Return a suspicion of a weight, with its harm; the weight of a dynamic product has no edit."""
     harm = 0.0 if patient.board is None or not change.constants else patient.harm((), change)
     return Suspicion(
         kind=kind,
         evidence=evidence,
         tensor=reading.constant.data,
         node=reading.layer.name,
-        repair=repair,
+        repair=repair if reading.constant.is_editable else f"quantize the float model again: {repair}",
         harm=harm,
         is_certain=is_certain,
         change=change,
-        edits=edits,
+        edits=edits if reading.constant.is_editable else (),
     )
+
+
+def round_again(
+    reading: WeightReading, values: NDArray[np.float32], axis: int | None
+) -> tuple[Change, partial[None]]:
+    """Return the change and the edit that store a weight as `values`, with a scale a channel along `axis`."""
+    weight = requantize(values, reading.constant, axis)
+    change = Change(constants={reading.constant.constant: weight.rounded})
+    return change, partial(FileEditor.set_weight, constant=reading.constant, weight=weight)
 
 
 def is_per_axis(reading: WeightReading) -> bool:
@@ -114,8 +127,3 @@ def squared_error(one: NDArray[np.floating], other: NDArray[np.floating] | None)
     if other is None:
         return 0.0
     return float(((np.asarray(one, np.float64) - other) ** 2).sum())
-
-
-def set_weight(editor: FileEditor, constant: StoredConstant, weight: RequantizedWeight) -> None:
-    """Write a weight to the file."""
-    editor.set_weight(constant, weight)

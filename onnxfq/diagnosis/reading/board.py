@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, SwitchedForm
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, SwitchedForm
 from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
@@ -117,11 +117,21 @@ class Board:
         self, feeds: Sequence[Feed], references: Sequence[Sequence[NDArray[Any]]], change: Change
     ) -> Noise:
         """Return the error of a change against the reference outputs of the same feeds."""
-        sums = [ErrorSums() for _ in self.outputs]
-        for feed, reference in zip(feeds, references, strict=True):
-            for at, (want, have) in enumerate(zip(reference, self.run(feed, change), strict=True)):
-                sums[at] += ErrorSums.from_arrays(want, have) if want.shape == have.shape else ErrorSums()
-        return Noise(tuple(_ratio(total) for total in sums))
+        runs = (self.run(feed, change) for feed in feeds)
+        return Noise(tuple(map(_ratio, sum_errors(references, runs))))
+
+
+def sum_errors(
+    references: Iterable[Sequence[NDArray[Any]]], runs: Iterable[Sequence[NDArray[Any]]]
+) -> list[ErrorSums]:
+    """Return the error of each output over all runs; an output of another shape counts nothing."""
+    sums: list[ErrorSums] = []
+    for reference, run in zip(references, runs, strict=True):
+        sums = sums or [ErrorSums() for _ in reference]
+        for at, (want, have) in enumerate(zip(reference, run, strict=True)):
+            if want.shape == have.shape:
+                sums[at] += ErrorSums.from_arrays(want, have)
+    return sums
 
 
 def _ratio(total: ErrorSums) -> float:

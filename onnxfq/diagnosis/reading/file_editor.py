@@ -2,69 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 
+from onnxfq.diagnosis.reading.graph_editor import GraphEditor
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
 from onnxfq.diagnosis.reading.stored_weight import RequantizedWeight, is_per_axis
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, StoredConstant
 from onnxfq.diagnosis.reading.values import GridFit
-from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.names import Names
 from onnxfq.interchange.quantized_models.number_grids import input_name
 
 _INTEGER_BIASES = {"QGemm": 6, "QLinearConv": 8}
 # Op type -> the slot of its int32 bias, in units of the product of both scales.
 
 
-class FileEditor:
-    """A copy of a file that repairs change."""
-
-    def __init__(self, proto: onnx.ModelProto) -> None:
-        """Copy the model."""
-        self.proto = onnx.ModelProto()
-        self.proto.CopyFrom(proto)
-        self.graph = self.proto.graph
-        self.names: Names = GraphIndex.of_model(self.proto).names
-        self._tensors = {tensor.name: tensor for tensor in self.graph.initializer}
-
-    def array(self, name: str) -> NDArray[np.generic] | None:
-        """Return the values of an initializer; None for another tensor."""
-        tensor = self._tensors.get(name)
-        return None if tensor is None else np.asarray(tensor_array(tensor))
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of an initializer."""
-        return tuple(self._tensors[name].dims)
-
-    def store(self, name: str, values: NDArray[np.generic]) -> None:
-        """Give an initializer other values of its type, or add one."""
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            self.graph.initializer.append(numpy_helper.from_array(values, name))
-            self._tensors[name] = self.graph.initializer[-1]
-            return
-        tensor.CopyFrom(numpy_helper.from_array(values.astype(tensor_array(tensor).dtype), name))
-
-    def add(self, stem: str, values: NDArray[np.generic]) -> str:
-        """Add an initializer and return its name, `stem` or the next that is free."""
-        name = self.names.claim(stem)
-        self.store(name, values)
-        return name
-
-    def maker(self, tensor: str) -> onnx.NodeProto | None:
-        """Return the node that computes a tensor."""
-        return next((node for node in self.graph.node if tensor in node.output), None)
+class FileEditor(GraphEditor):
+    """A copy of a file, its grids, weights and biases, which repairs change."""
 
     def set_grid(self, quantizer: ActivationQuantizer, fit: GridFit) -> None:
         """Give the quantizers with the scale of `quantizer` another grid; biases keep their real values."""
+        with self._same_biases(quantizer.scale):
+            self._set_grid(quantizer, fit)
+
+    def _set_grid(self, quantizer: ActivationQuantizer, fit: GridFit) -> None:
         scale = quantizer.scale
-        biases = [(node, self._bias_values(node)) for node in self.graph.node if self._reads(node, scale)]
         self.store(scale, np.asarray(fit.scale, np.float32).reshape(self.shape(scale)))
         if fit.zero != quantizer.grid.zero:
             zero = np.asarray(fit.zero).astype(quantizer.grid.kind)
@@ -76,12 +41,13 @@ class FileEditor:
                         node.input[slot + 1] = name
                     elif read == scale:
                         node.input.append(name)
-        for node, values in biases:
-            self._store_bias(node, values)
 
     def set_weight(self, constant: StoredConstant, weight: RequantizedWeight) -> None:
         """Give a stored weight other numbers and scales; the biases of its readers keep their real values."""
-        biases = [(n, self._bias_values(n)) for n in self.graph.node if self._reads(n, constant.scale)]
+        with self._same_biases(constant.scale):
+            self._set_weight(constant, weight)
+
+    def _set_weight(self, constant: StoredConstant, weight: RequantizedWeight) -> None:
         stored = self.array(constant.data)
         if stored is not None and stored.dtype.kind == "f":
             self.store(constant.data, weight.values)
@@ -95,14 +61,17 @@ class FileEditor:
         zero = self.array(constant.zero_point)
         if zero is not None and zero.size == weight.zero.size:
             self.store(constant.zero_point, weight.zero.reshape(zero.shape))
-        for node, values in biases:
-            self._store_bias(node, values)
 
     def scale_weight(self, constant: StoredConstant, factor: float) -> None:
         """Divide the scale of a stored weight by a factor; biases keep their real values."""
-        biases = [(n, self._bias_values(n)) for n in self.graph.node if self._reads(n, constant.scale)]
-        old = np.asarray(self.array(constant.scale))
-        self.store(constant.scale, old / factor)
+        with self._same_biases(constant.scale):
+            self.store(constant.scale, np.asarray(self.array(constant.scale)) / factor)
+
+    @contextmanager
+    def _same_biases(self, scale: str) -> Iterator[None]:
+        """Keep the real values of biases whose unit an edit of a scale changes."""
+        biases = [(node, self._bias_values(node)) for node in self.graph.node if self._reads(node, scale)]
+        yield
         for node, values in biases:
             self._store_bias(node, values)
 
@@ -121,18 +90,6 @@ class FileEditor:
                     if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
                         self.set_axis(node, weight.axis or 0)
 
-    def set_axis(self, node: onnx.NodeProto, axis: int) -> None:
-        """Give a Q or DQ another axis."""
-        kept = [attribute for attribute in node.attribute if attribute.name != "axis"]
-        del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute("axis", axis)])
-
-    def set_axes(self, scale: str, axis: int) -> None:
-        """Give every Q and DQ with this scale another axis."""
-        for node in self.graph.node:
-            if node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.input[1] == scale:
-                self.set_axis(node, axis)
-
     def set_bias(self, layer: str, values: NDArray[np.float32]) -> None:
         """Give a layer, by its name, a bias of these real values."""
         node = next(node for node in self.graph.node if node.name == layer)
@@ -145,50 +102,6 @@ class FileEditor:
             else:
                 node.input.append(name)
         self._store_bias(node, values)
-
-    def bypass(self, quantizing: str) -> None:
-        """Remove the pair whose Q has this name: its readers read what it quantized."""
-        first = next(node for node in self.graph.node if node.name == quantizing)
-        pairs = [
-            n for n in self.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == first.output[0]
-        ]
-        for pair in pairs:
-            self.redirect(pair.output[0], first.input[0])
-            self.graph.node.remove(pair)
-        self.graph.node.remove(first)
-
-    def redirect(self, old: str, new: str, only: Sequence[str] = ()) -> None:
-        """Make the readers of a tensor, all or the ones of these names, read another one."""
-        for node in self.graph.node:
-            if not only or node.name in only:
-                node.input[:] = [new if name == old else name for name in node.input]
-        if not only and any(value.name == old for value in self.graph.output):
-            self.graph.node.append(
-                helper.make_node("Identity", [new], [old], self.names.claim(f"{old}/same"))
-            )
-
-    def constant(self, name: str) -> onnx.TensorProto:
-        """Return an initializer."""
-        return self._tensors[name]
-
-    def insert_pair(
-        self,
-        tensor: str,
-        scale: NDArray[np.float32],
-        zero: NDArray[np.generic],
-        readers: Sequence[str],
-        axis: int,
-    ) -> None:
-        """Put a pair behind a tensor, in front of these nodes."""
-        names = [self.add(f"{tensor}/scale", scale), self.add(f"{tensor}/zero", zero)]
-        codes, values = self.names.claim(f"{tensor}/q"), self.names.claim(f"{tensor}/dq")
-        maker = self.maker(tensor)
-        place = 0 if maker is None else list(self.graph.node).index(maker) + 1
-        self.redirect(tensor, values, readers)
-        first = helper.make_node("QuantizeLinear", [tensor, *names], [codes], codes, axis=axis)
-        self.graph.node.insert(place, first)
-        second = helper.make_node("DequantizeLinear", [codes, *names], [values], values, axis=axis)
-        self.graph.node.insert(place + 1, second)
 
     def _reads(self, node: onnx.NodeProto, scale: str) -> bool:
         """Tell whether a layer with a bias has an operand with this scale."""

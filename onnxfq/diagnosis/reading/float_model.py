@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Feed
 from onnxfq.diagnosis.reading.board import Board, Change, Limit
-from onnxfq.diagnosis.reading.switched_form import SwitchedForm
+from onnxfq.diagnosis.reading.quantizers import SwitchedForm
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex

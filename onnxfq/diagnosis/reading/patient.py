@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.reading.board import Board, Change, Limit, Noise, quantizers_by_scale
+from onnxfq.diagnosis.reading.board import Board, Change, Noise, quantizers_by_scale
 from onnxfq.diagnosis.reading.float_model import FloatModel
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer, SwitchedForm
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, SwitchedForm
+from onnxfq.diagnosis.reading.relu_limits import guess_limits, keeps_relus
 from onnxfq.diagnosis.reading.values import GridFit, TensorValues
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.ops import DATA_MOVEMENT, WEIGHTED_INPUTS
+from onnxfq.graph.ops import DATA_MOVEMENT
 from onnxfq.remedies.samples import split_samples
 
 FAITHFUL_DB = 20.0
@@ -48,17 +50,18 @@ class Patient:
     feeds: Sequence[Feed]
     target: str = ""
     cured: Change = field(default_factory=Change)
+    _alone: dict[tuple[int, ...], Noise] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Match the float model and compute the reference outputs."""
         if self.board is None:
             return
+        guessed = guess_limits(self.form, self.form_index)
         if self.floats is not None:
-            self.floats.match(self.board, self.feeds[:2], keeps_relus=self.keeps_relus)
-            unknown = {n: ends for n, ends in self._guess_limits().items() if n not in self.floats.tensors}
-            self.board.limits = unknown | self.floats.limits(self.form)
-        else:
-            self.board.limits = self._guess_limits()
+            self.floats.match(self.board, self.feeds[:2], keeps_relus=keeps_relus(self.form_index))
+            guessed = {n: ends for n, ends in guessed.items() if n not in self.floats.tensors}
+            guessed |= self.floats.limits(self.form)
+        self.board.limits = guessed
 
     @cached_property
     def index(self) -> GraphIndex:
@@ -157,28 +160,42 @@ class Patient:
 
     def readers(self, quantizer: ActivationQuantizer) -> list[onnx.NodeProto]:
         """Return the nodes of the float form that read what a quantizer gives."""
-        return self.form_index.readers.get(f"diagnosed/{quantizer.number}/out", [])
+        return self.form_index.readers.get(quantizer.output, [])
 
-    def group_values(self, group: Sequence[ActivationQuantizer]) -> TensorValues:
-        """Return the values of all tensors that share a scale."""
-        values = self.values[group[0].number]
-        for quantizer in group[1:]:
-            values += self.values[quantizer.number]
-        return values
+    def group_values(
+        self, group: Sequence[ActivationQuantizer], known: Sequence[TensorValues] | None = None
+    ) -> TensorValues:
+        """Return the values of all tensors that share a scale, by default in all samples."""
+        known = self.values if known is None else known
+        return reduce(add, (known[quantizer.number] for quantizer in group))
+
+    def alone(self, numbers: Sequence[int]) -> Noise:
+        """Return the noise of these quantizers alone."""
+        key = tuple(numbers)
+        if key not in self._alone:
+            self._alone[key] = self.noise(self._only(key))
+        return self._alone[key]
+
+    def _only(self, numbers: Sequence[int]) -> Change:
+        change = self._measured.only(numbers)
+        return change | self.cured if numbers else change
+
+    def share(self, numbers: Sequence[int]) -> float:
+        """Return the noise of these quantizers alone over the file's: no repair of them takes more away."""
+        return self.alone(numbers).share_over(Noise((0.0,) * len(self.whole.ratios)), self.whole)
 
     def harm(self, numbers: Sequence[int], repair: Change) -> float:
         """Return what these quantizers alone add to the noise over what they add with the repair.
 
         It is a share of the noise of the file, of the output where it is most.
         """
-        alone = self._measured.only(numbers)
-        if numbers:
-            alone |= self.cured
-        return self.noise(alone).share_over(self.noise(alone | repair), self.whole)
+        repaired = self.noise(self._only(numbers) | repair)
+        return self.alone(numbers).share_over(repaired, self.whole)
 
     def cure(self, change: Change) -> None:
         """Take repairs of constants as done for what is measured in float, and forget what was measured."""
         self.cured |= change
+        self._alone.clear()
         for name in ("references", "whole", "floor", "is_faithful", "values"):
             self.__dict__.pop(name, None)
 
@@ -191,52 +208,10 @@ class Patient:
         """Return the share of the noise of the file that a repair takes away."""
         return self.whole.share_over(self.noise(repair), self.whole)
 
-    def _guess_limits(self) -> dict[int, Limit]:
-        """Return the limits of tensors whose range seems to do the work of a Relu that the file lacks.
-
-        A tool removes all of these operators or none: one that is left behind a layer shows that this file
-        has them all. A range that ends at 6 does the work of Clip(0, 6).
-        """
-        if self.keeps_relus:
-            return {}
-        limits: dict[int, Limit] = {}
-        for quantizer in self.form.activations:
-            maker = self.form_index.makers.get(quantizer.plain)
-            is_layer = maker is not None and (maker.op_type in WEIGHTED_INPUTS or maker.op_type == "Add")
-            is_inner = is_layer and not self._is_last(quantizer) and not self._is_biased(quantizer)
-            if quantizer.plain != quantizer.real and quantizer.starts_at_zero and is_inner:
-                step, end = quantizer.grid.scale, quantizer.grid.limits[1]
-                limits[quantizer.number] = (0.0, 6.0 if abs(end - 6) <= step / 2 else math.inf)
-        return limits
-
-    def _is_last(self, quantizer: ActivationQuantizer) -> bool:
-        """Tell whether no layer follows: a network does not end in a Relu."""
-        waiting, seen = [f"diagnosed/{quantizer.number}/out"], set()
-        while waiting:
-            name = waiting.pop()
-            for node in self.form_index.readers.get(name, ()) if name not in seen else ():
-                if node.op_type in WEIGHTED_INPUTS:
-                    return False
-                waiting += node.output
-            seen.add(name)
-        return True
-
-    def _is_biased(self, quantizer: ActivationQuantizer) -> bool:
-        """Tell whether it stands between a MatMul and the Add of its bias, where no Relu is."""
-        maker = self.form_index.makers.get(quantizer.plain)
-        return (
-            maker is not None
-            and maker.op_type == "MatMul"
-            and any(
-                node.op_type == "Add" and any(name in self.form_index.constants for name in node.input)
-                for node in self.readers(quantizer)
-            )
-        )
-
     @cached_property
     def tied(self) -> list[set[int]]:
         """Numbers of the quantizers that meet at each Concat, which some targets want on one grid."""
-        names = {f"diagnosed/{q.number}/out": q.number for q in self.form.activations}
+        names = {q.output: q.number for q in self.form.activations}
         plain = {q.plain: q.number for q in self.form.activations}
         sets = []
         for node in self.form_index.nodes:
@@ -256,18 +231,6 @@ class Patient:
             name = maker.input[0]
             maker = self.form_index.makers.get(name)
         return name
-
-    @cached_property
-    def keeps_relus(self) -> bool:
-        """Whether a Relu or Clip reads what a layer computes."""
-        for node in self.form_index.nodes:
-            if node.op_type in ("Relu", "Clip"):
-                maker = self.form_index.makers.get(node.input[0])
-                while maker is not None and maker.name.startswith("diagnosed/"):
-                    maker = self.form_index.makers.get(maker.input[0 if maker.op_type != "Where" else 2])
-                if maker is not None and (maker.op_type in WEIGHTED_INPUTS or maker.op_type == "Add"):
-                    return True
-        return False
 
     def fit_change(self, group: Sequence[ActivationQuantizer], fit: GridFit) -> Change:
         """Return the change that gives all quantizers of a group one grid."""

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.values import GridFit, TensorValues
 from onnxfq.numerics.metrics import ratio_db
 

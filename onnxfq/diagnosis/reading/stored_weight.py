@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.reading.switched_form import StoredConstant
+from onnxfq.diagnosis.reading.quantizers import StoredConstant
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.interchange.quantized_models.number_grids import attributes_of
 
@@ -58,23 +58,21 @@ def requantize(values: NDArray[np.float32], constant: StoredConstant, axis: int 
 
     The grid is symmetric where the stored one has zero point 0, and for signed types.
     """
-    info = ml_dtypes.iinfo(
-        np.dtype(constant.kind) if "4" not in constant.kind else getattr(ml_dtypes, constant.kind)
-    )
+    least, most = constant.codes
+    kind = np.dtype(constant.kind) if "4" not in constant.kind else getattr(ml_dtypes, constant.kind)
     others = tuple(at for at in range(values.ndim) if at != axis) if axis is not None else None
     shape = [-1 if at == axis else 1 for at in range(values.ndim)] if axis is not None else []
     low = np.minimum(values.min(others), 0).astype(np.float64)
     high = np.maximum(values.max(others), 0).astype(np.float64)
-    if info.min < 0:
-        scale, zero = np.maximum(-low, high) / info.max, np.zeros_like(low)
+    if least < 0:
+        scale, zero = np.maximum(-low, high) / most, np.zeros_like(low)
     else:
-        scale = (high - low) / (info.max - info.min)
-        zero = np.rint(info.min - low / np.where(scale > 0, scale, 1))
+        scale = (high - low) / (most - least)
+        zero = np.rint(least - low / np.where(scale > 0, scale, 1))
     scale = np.where(scale > 0, scale, 1).astype(np.float32)
     step, offset = (np.reshape(part, shape) if shape else part for part in (scale, zero))
-    numbers = np.clip(np.rint(values / step) + offset, info.min, info.max)
+    numbers = np.clip(np.rint(values / step) + offset, least, most)
     rounded = ((numbers - offset) * step).astype(np.float32)
-    kind = info.dtype
     return RequantizedWeight(
         values, numbers.astype(kind), np.asarray(scale), np.asarray(zero).astype(kind), axis, rounded
     )

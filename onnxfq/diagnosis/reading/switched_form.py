@@ -7,146 +7,20 @@ without some of its quantizers, or with a repair.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import ml_dtypes
 import numpy as np
 import onnx
-from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import helper
 
+from onnxfq.diagnosis.reading.prepare_form import KEPT, prepare_form
+from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, StoredConstant, SwitchedForm
 from onnxfq.errors import ModelError
 from onnxfq.graph.bounds import UNKNOWN
-from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.stored_grid import StoredGrid
 from onnxfq.interchange.quantized_models.dequantize import Unfolding
-from onnxfq.interchange.quantized_models.number_grids import (
-    NumberGrid,
-    attributes_of,
-    input_name,
-    quantized_slots,
-)
+from onnxfq.interchange.quantized_models.number_grids import NumberGrid, input_name, quantized_slots
 from onnxfq.interchange.quantized_models.operators import HANDLERS
-
-_PREFIX = "diagnosed"
-
-_BIASES = {"Conv": (2, 1), "Gemm": (2, 1), "QGemm": (6, 3), "QLinearConv": (8, 3)}
-# Op type -> the slots of its bias and of its weight.
-
-
-@dataclass(frozen=True)
-class ActivationQuantizer:
-    """One quantizer of a computed tensor.
-
-    Attributes:
-        number: its place in the order of computation.
-        tensor: by its name in the file: what a QuantizeLinear reads, or what an integer operator computes.
-        node: that quantizes.
-        op_type: of that node.
-        scale: name of the scale in the file.
-        zero_point: name of the zero point in the file; empty without one.
-        grid: scale, zero point and type.
-        real: the tensor in front of it in the float form, limited where the range does the work of a Relu.
-        plain: the same without that limit.
-        is_symmetric: whether its range is the same on both sides of 0, as most of its type are.
-    """
-
-    number: int
-    tensor: str
-    node: str
-    op_type: str
-    scale: str
-    zero_point: str
-    grid: NumberGrid
-    real: str
-    plain: str
-    is_symmetric: bool = False
-
-    @property
-    def switch(self) -> str:
-        """Input of the form that switches it on."""
-        return f"{_PREFIX}/{self.number}/on"
-
-    @property
-    def scale_input(self) -> str:
-        """Input of the form for its scale."""
-        return f"{_PREFIX}/{self.number}/scale"
-
-    @property
-    def zero_input(self) -> str:
-        """Input of the form for its zero point."""
-        return f"{_PREFIX}/{self.number}/zero_point"
-
-    @property
-    def limit_input(self) -> str:
-        """Input of the form for the two ends of the limit."""
-        return f"{_PREFIX}/{self.number}/limit"
-
-    @property
-    def codes(self) -> tuple[float, float]:
-        """The smallest and the largest number of its type."""
-        info = ml_dtypes.iinfo if "int" in self.grid.kind.name else ml_dtypes.finfo
-        return float(info(self.grid.kind).min), float(info(self.grid.kind).max)
-
-    @property
-    def is_centered(self) -> bool:
-        """Whether 0 is in the middle of its numbers."""
-        low, high = self.codes
-        return abs(self.grid.zero - (low + high) / 2) <= 0.5
-
-    @property
-    def starts_at_zero(self) -> bool:
-        """Whether it has no number below 0."""
-        return self.grid.zero == self.codes[0]
-
-
-@dataclass(frozen=True)
-class StoredConstant:
-    """One constant that the file stores in integers.
-
-    Attributes:
-        constant: its name in the float form.
-        node: that dequantizes it in the file.
-        op_type: of that node.
-        data: name of the integers, or of the floats that a QuantizeLinear rounds.
-        scale: name of the scale.
-        zero_point: name of the zero point; empty without one.
-        grid: its numbers.
-        kind: name of its integer type.
-        floats: values in front of its QuantizeLinear; None if only integers are stored.
-    """
-
-    constant: str
-    node: str
-    op_type: str
-    data: str
-    scale: str
-    zero_point: str
-    grid: StoredGrid
-    kind: str
-    floats: NDArray[np.float32] | None
-
-    @property
-    def is_bias(self) -> bool:
-        """Whether it is a bias of 32 bits."""
-        return self.kind == "int32"
-
-
-@dataclass
-class SwitchedForm:
-    """The float form with its switches.
-
-    Attributes:
-        proto: the form; every quantizer is on by default.
-        activations: in the order of computation.
-        constants: in the order of the file.
-        shifted: nodes whose numbers are read on another grid than they were given.
-    """
-
-    proto: onnx.ModelProto
-    activations: list[ActivationQuantizer] = field(default_factory=list)
-    constants: list[StoredConstant] = field(default_factory=list)
-    shifted: list[tuple[str, str]] = field(default_factory=list)
 
 
 class _SwitchedUnfolding(Unfolding):
@@ -157,6 +31,7 @@ class _SwitchedUnfolding(Unfolding):
         self.switched = SwitchedForm(onnx.ModelProto())
         self._makers = {name: node for node in proto.graph.node for name in node.output}
         self._inputs: list[str] = []
+        self._absorbed: set[str] = set()
 
     def give(self, node: onnx.NodeProto, tensor: str) -> None:
         grid = self.numbers[node.output[0]]
@@ -164,6 +39,7 @@ class _SwitchedUnfolding(Unfolding):
         if grid.kind == np.int32 or grid.is_dynamic or slots is None:
             super().give(node, tensor)
             return
+        grid = replace(grid, ends=self._absorb_clip(node.output[0]))
         number = len(self.switched.activations)
         least, most = self.bounds(tensor)
         quantizer = ActivationQuantizer(
@@ -183,6 +59,31 @@ class _SwitchedUnfolding(Unfolding):
         self.switched.activations.append(quantizer)
         self._insert(node, quantizer)
 
+    def _absorb_clip(self, numbers: str) -> tuple[float, float] | None:
+        """Return the ends of the Clip that alone reads these numbers, which the quantizer does too."""
+        readers = self.index.readers.get(numbers, [])
+        ends = self._ends_of(readers[0]) if len(readers) == 1 else None
+        if ends is not None:
+            self._absorbed.add(readers[0].output[0])
+        return ends
+
+    def _ends_of(self, node: onnx.NodeProto | None) -> tuple[float, float] | None:
+        """Return the two constant ends of a Clip; None for another node."""
+        if node is None or node.op_type != "Clip":
+            return None
+        low, high = (self.array(input_name(node, slot)) for slot in (1, 2))
+        return None if low is None or high is None else (float(low.reshape(())), float(high.reshape(())))
+
+    def keep(self, node: onnx.NodeProto) -> None:
+        if node.output and node.output[0] in self._absorbed:
+            self.real[node.output[0]] = self.real[node.input[0]]
+        else:
+            super().keep(node)
+
+    def meet_inner(self, node: onnx.NodeProto, inner: onnx.NodeProto) -> None:
+        if inner.op_type != "QuantizeLinear":  # its DequantizeLinear stands for the pair
+            self.switched.passed_over.append(f"quantizer in a body of {node.op_type}")
+
     def _limit(self, quantizer: ActivationQuantizer) -> ActivationQuantizer:
         """Add two ends that can do the work of a Relu or Clip where the quantizer is off; open by default."""
         ends = []
@@ -194,14 +95,19 @@ class _SwitchedUnfolding(Unfolding):
         return replace(quantizer, real=real)
 
     def _insert(self, node: onnx.NodeProto, quantizer: ActivationQuantizer) -> None:
-        grid, stem = quantizer.grid, f"{_PREFIX}/{quantizer.number}"
+        grid, stem = quantizer.grid, f"{PREFIX}/{quantizer.number}"
         on = self.constant(quantizer.switch, True, np.bool_)
         scale = self.constant(quantizer.scale_input, grid.scale, grid.floats)
         zero = self.constant(quantizer.zero_input, grid.zero, grid.kind)
         self._inputs += [on, scale, zero]
         codes = self.compute("QuantizeLinear", [quantizer.real, scale, zero], f"{stem}/q")
+        if grid.ends is not None:
+            ends = [self.constant(f"{stem}/{e}", c, grid.kind) for e, c in zip("ab", grid.ends, strict=True)]
+            codes = self.compute("Clip", [codes, *ends], f"{stem}/clipped")
         values = self.compute("DequantizeLinear", [codes, scale, zero], f"{stem}/dq")
-        self.real[node.output[0]] = name = self.compute("Where", [on, values, quantizer.real], f"{stem}/out")
+        self.real[node.output[0]] = name = self.compute(
+            "Where", [on, values, quantizer.real], quantizer.output
+        )
         self._bounds[name] = UNKNOWN
         self._note_range(name, grid)
 
@@ -213,22 +119,24 @@ class _SwitchedUnfolding(Unfolding):
         operand = next((o for o in operands if is_pair or f"{node.input[o.data]}/weight" == name), None)
         if operand is None:
             return constant
-        data = node.input[operand.data]
-        maker = self._makers.get(data)
-        floats = None
-        if maker is not None and maker.op_type == "QuantizeLinear":
-            data, floats = maker.input[0], self.array(maker.input[0])
+        name, floats = node.input[operand.data], None
+        stored, maker = np.asarray(self.array(name)).dtype, self._makers.get(name)
+        codes = self._ends_of(maker) or NumberGrid(kind=stored).codes
+        while maker is not None and maker.op_type in ("Clip", "QuantizeLinear"):
+            name = maker.input[0]
+            floats = self.array(name) if maker.op_type == "QuantizeLinear" else None
+            maker = self._makers.get(name)
         self.switched.constants.append(
             StoredConstant(
                 constant=constant,
-                node=node.name,
-                op_type=node.op_type,
-                data=data,
+                codes=codes,
+                data=name,
                 scale=input_name(node, operand.scale),
                 zero_point=input_name(node, operand.zero),
                 grid=grid,
-                kind=np.asarray(self.array(node.input[operand.data])).dtype.name,
+                kind=stored.name,
                 floats=None if floats is None else np.asarray(floats, np.float32),
+                is_editable=not node.name.startswith(PREFIX),
             )
         )
         self._inputs.append(constant)
@@ -280,44 +188,11 @@ def switch_form(proto: onnx.ModelProto, source: str) -> SwitchedForm:
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    _give_biases(copy)
+    passed_over = prepare_form(copy)
     form = _SwitchedUnfolding(copy, source).build()
-    if not form.activations and not form.constants:
+    for node in form.proto.graph.node:
+        node.op_type = node.op_type.removeprefix(KEPT)
+    form.passed_over += passed_over
+    if not form.activations and not form.constants and not form.passed_over:
         raise ModelError(f"{source} has no quantizers; give a quantized model, or quantize it first")
     return form
-
-
-def _give_biases(proto: onnx.ModelProto) -> None:
-    """Give integer convolutions without a bias one of zeros, so that a lost one can be tried."""
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for node in proto.graph.node:
-        slot, weight = _BIASES.get(node.op_type, (0, 0))
-        if not slot or input_name(node, slot):
-            continue
-        shape = _weight_shape(proto, node.input[weight], constants)
-        if shape is None:
-            continue
-        by_columns = "Gemm" in node.op_type and not attributes_of(node).get("transB")
-        kind = np.float32 if node.op_type in ("Conv", "Gemm") else np.int32
-        name = f"{_PREFIX}/{node.name}/bias"
-        proto.graph.initializer.append(numpy_helper.from_array(np.zeros(shape[int(by_columns)], kind), name))
-        if slot < len(node.input):
-            node.input[slot] = name
-        else:
-            node.input.append(name)
-
-
-def _weight_shape(
-    proto: onnx.ModelProto, name: str, constants: dict[str, onnx.TensorProto]
-) -> tuple[int, ...] | None:
-    """Return the shape of a float32 or integer weight, behind its pair; None if it is computed."""
-    makers = {output: node for node in proto.graph.node for output in node.output}
-    while name in makers and makers[name].op_type in ("QuantizeLinear", "DequantizeLinear"):
-        scale = constants.get(makers[name].input[1])
-        if scale is None or scale.data_type != onnx.TensorProto.FLOAT:
-            return None
-        name = makers[name].input[0]
-    tensor = constants.get(name)
-    if tensor is None or "float16" in tensor_array(tensor).dtype.name:
-        return None
-    return tuple(tensor.dims)

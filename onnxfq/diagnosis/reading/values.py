@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.reading.switched_form import ActivationQuantizer
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 
 SAMPLED = 4096
 """Values that are kept of a tensor from each feed, evenly spaced."""
@@ -94,7 +94,7 @@ class TensorValues:
 
     def noise(self, scale: float, zero: float, quantizer: ActivationQuantizer) -> float:
         """Return the mean square error of a grid of the quantizer's type."""
-        low, high = quantizer.codes
+        low, high = quantizer.grid.codes
         if "float" in quantizer.grid.kind.name:
             codes = np.clip(self.sample / scale, low, high).astype(quantizer.grid.kind).astype(np.float64)
         else:
@@ -137,7 +137,7 @@ class TensorValues:
 
     def _fit(self, quantizer: ActivationQuantizer, part: float) -> GridFit:
         low, high = min(self.low, 0.0) * part, max(self.high, 0.0) * part
-        first, last = quantizer.codes
+        first, last = quantizer.grid.codes
         scale, zero = (high - low) / (last - first), 0.0
         if quantizer.is_symmetric:
             middle = quantizer.grid.zero

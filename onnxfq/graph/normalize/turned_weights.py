@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.constants import constant_array, make_constant
+from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model, list_graphs
 from onnxfq.graph.ops import STANDARD_DOMAINS
@@ -27,7 +25,7 @@ def store_turned(model: Model) -> Model:
             values = np.ascontiguousarray(
                 np.transpose(constant_array(turn.inputs[0]), turn.attrs.get("perm"))
             )
-            stored = editor.constant(f"{result.name}/stored", partial(make_constant, values=values))
+            stored = editor.constant(f"{result.name}/stored", values)
             for reader in list(result.outputs):
                 reader.inputs = [stored if tensor is result else tensor for tensor in reader.inputs]
             scope.nodes.remove(turn)

@@ -467,14 +467,18 @@ class Unfolding:
         captured = GraphIndex(alone).captured
         for inner in list_nodes(alone):
             if inner.op_type in QUANTIZED_OPS:
-                raise ModelError(
-                    f"{self.source}: {inner.op_type} {inner.name!r} is inside a body of {node.op_type} "
-                    f"{node.name!r}; only the main graph can be converted"
-                )
+                self.meet_inner(node, inner)
         for name in sorted(captured & self.numbers.keys()):
             self._refuse(node, f"has a body that reads the quantized numbers of {name!r}")
         for name in sorted(captured & set(self.real)):
             self._restore(name)
+
+    def meet_inner(self, node: onnx.NodeProto, inner: onnx.NodeProto) -> None:
+        """Raise ModelError for a quantizer inside a body of `node`."""
+        raise ModelError(
+            f"{self.source}: {inner.op_type} {inner.name!r} is inside a body of {node.op_type} "
+            f"{node.name!r}; only the main graph can be converted"
+        )
 
     def _restore(self, tensor: str) -> None:
         """Give the float form of `tensor` its name of the source."""

@@ -28,6 +28,7 @@ class NumberGrid:
         kind: type of the numbers.
         floats: type of the real values.
         is_dynamic: every run has another scale; the numbers stand for x itself, in units of 1.
+        ends: the smallest and the largest number, if they are fewer than the type has.
     """
 
     scale: float = 1.0
@@ -35,6 +36,7 @@ class NumberGrid:
     kind: np.dtype[Any] = np.dtype(np.uint8)
     floats: np.dtype[Any] = np.dtype(np.float32)
     is_dynamic: bool = False
+    ends: tuple[float, float] | None = None
 
     def agrees(self, other: NumberGrid) -> bool:
         """Tell whether equal numbers stand for equal real values on both grids."""
@@ -50,10 +52,16 @@ class NumberGrid:
         return replace(self, scale=1.0, zero=0.0)
 
     @property
+    def codes(self) -> tuple[float, float]:
+        """The smallest and the largest number."""
+        info = ml_dtypes.iinfo if "int" in self.kind.name else ml_dtypes.finfo
+        return self.ends or (float(info(self.kind).min), float(info(self.kind).max))
+
+    @property
     def limits(self) -> tuple[float, float]:
         """The smallest and largest real value."""
-        info = ml_dtypes.iinfo if "int" in self.kind.name else ml_dtypes.finfo
-        return self.value(float(info(self.kind).min)), self.value(float(info(self.kind).max))
+        low, high = self.codes
+        return self.value(low), self.value(high)
 
     def covered(self, bounds: tuple[float, float]) -> tuple[float, float]:
         """Return the range of values within `bounds` that gives symmetric int8 the same steps if possible.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -16,7 +15,6 @@ from onnxfq.calibration.statistics.grouped_histogram import MOST_GROUPS
 from onnxfq.calibration.statistics.state import read_state
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, SpecError
-from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor, custom_node, import_domain
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.opset import edit_model
@@ -85,7 +83,9 @@ def with_observers(model: Model, plan: Plan) -> Model:
             parts = (*OBSERVE_OUTPUTS, *CHANNEL_RANGES.outputs, STATE_OUTPUT)
             clear_names(editor, name, [observe_output(name, part) for part in parts])
         for placement in plan.activations:
-            holder = _iterated(around, editor.scope_of(editor.tensor(placement)))
+            # The innermost Loop or Scan around the tensor.
+            inside = enclosing(around, editor.scope_of(editor.tensor(placement)))
+            holder = next((holder for holder in inside if holder.node.op != "If"), None)
             if holder is None:
                 outputs += _observe(editor, around, placement)
             else:
@@ -106,11 +106,6 @@ def replace_outputs(graph: gs.Graph, outputs: list[gs.Variable]) -> bool:
     graph.outputs = outputs
     graph.cleanup(remove_unused_graph_inputs=False)
     return True
-
-
-def _iterated(around: dict[int, Holder], scope: gs.Graph) -> Holder | None:
-    """Return the innermost Loop or Scan around `scope`, None if there is none."""
-    return next((holder for holder in enclosing(around, scope) if holder.node.op != "If"), None)
 
 
 def _observe(editor: Editor, around: dict[int, Holder], placement: Placement) -> list[gs.Variable]:
@@ -147,7 +142,7 @@ def _make_empty_state(editor: Editor, groups: int | None) -> list[gs.Constant]:
     """Return the results of operator Observe for no values, of a whole tensor or of each group."""
     arrays = read_state(empty_state(False, groups))
     return [
-        editor.constant(f"onnxfq/observe/nothing/{groups}/{part}", partial(make_constant, values=array))
+        editor.constant(f"onnxfq/observe/nothing/{groups}/{part}", array)
         for part, array in zip(OBSERVE_OUTPUTS, arrays, strict=True)
     ]
 

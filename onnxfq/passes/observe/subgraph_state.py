@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import onnx_graphsurgeon as gs
 
 from onnxfq.calibration.statistics import empty_state
-from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor, custom_node
 from onnxfq.graph.model import bodies, list_graphs
 
@@ -131,7 +129,7 @@ def make_empty_state(editor: Editor, histogram: bool, groups: int | None) -> gs.
     state = empty_state(histogram, groups)
     sizes = state.shape if histogram else state.shape[:-1]
     name = "/".join(["onnxfq/statistics/empty", *map(str, sizes)])
-    return editor.constant(name, partial(make_constant, values=state))
+    return editor.constant(name, state)
 
 
 def enclosing(around: dict[int, Holder], scope: gs.Graph) -> list[Holder]:

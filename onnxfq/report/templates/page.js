@@ -1,6 +1,7 @@
 "use strict";
 const results = JSON.parse(document.getElementById("data").textContent);
-const several = results.length > 1, page = document.getElementById("page"), LOW = 20, MANY = 2000, PORTION = 300, INKS = ["--a", "--b", "--c", "--d"];
+for (const one of results) for (const part of ["tables", "layers", "tensors", "graph", "floats"]) one[part] ??= [];
+const several = results.length > 1, page = document.getElementById("page"), LOW = 20, WIDE = 16, MANY = 2000, PORTION = 300, INKS = ["--a", "--b", "--c", "--d"];
 const ink = (at) => `var(${INKS[at % INKS.length]})`, letter = (at) => String.fromCharCode(65 + (at % 26));
 
 // Text is set as text, never as markup: names in a model may look like HTML.
@@ -37,27 +38,34 @@ function lowest(row, at, field) {
   const known = tensorsOf(row, at).map((one) => number(one[field])).filter((one) => one !== null);
   return known.length ? smallest(known, Infinity) : null;
 }
+const ratio = (sizes) => (sizes.median ? sizes.largest[0][1] / sizes.median : sizes.largest[0][1] ? Infinity : 0);
+const times = (value) => (Number.isFinite(value) ? `${value >= 10 ? value.toFixed(0) : value.toFixed(1)} ×` : "∞");
+function widest(row, at) {
+  const known = tensorsOf(row, at).filter((one) => one.sizes).sort((a, b) => ratio(b.sizes) - ratio(a.sizes))[0];
+  return known ? { ratio: ratio(known.sizes), text: `${known.sizes.largest[0][0]}: ${times(ratio(known.sizes))}` } : { ratio: null, text: "" };
+}
 function activation(row, at) { const all = tensorsOf(row, at); return all.find((one) => one.role === "activation") || all[0]; }
 const formats = (row, at) => (row.quantized ? [...new Set(tensorsOf(row, at).map((one) => one.format.split(" ")[0]))].join(", ") || "quantized" : "float");
 
 const shared = [
-  { title: "#", value: (row) => row.position, text: (row) => String(row.position + 1), kind: "n medium", hint: "number of the layer, in the order of the graph where that is known" },
-  { title: "operator", value: (row) => row.op_type, kind: "medium" },
-  { title: "layer", value: (row) => row.module || row.node, kind: "t" },
+  { title: "#", value: (row) => row.position, text: (row) => String(row.position + 1), kind: "n", rank: 3, hint: "number of the layer, in the order of the graph where that is known" },
+  { title: "operator", value: (row) => row.op_type, rank: 3 },
+  { title: "layer", value: (row) => row.module || row.node, kind: "t", rank: 0 },
 ];
 const measured = [
-  { title: "alone dB", value: (row) => number(row.alone_db), text: (row) => db(row.alone_db), kind: "n", low: true, both: true, hint: "SQNR of the outputs with only this group of layers quantized: its sensitivity" },
-  { title: "adds dB", value: (row) => number(row.added_db), text: (row) => db(row.added_db), kind: several ? "n medium" : "n", low: true, both: true, hint: "SQNR of the layer's output with only the noise that the layer itself adds" },
-  { title: "running dB", value: (row) => number(row.output_db), text: (row) => db(row.output_db), kind: "n", low: true, both: true, hint: "SQNR of the layer's output in the running model: all noise so far" },
-  { title: "own dB", value: (row, at) => lowest(row, at, "sqnr_db"), text: (row, at) => db(lowest(row, at, "sqnr_db")), kind: "n medium", hint: "SQNR of the quantized inputs by themselves, the lowest" },
-  { title: "middle dB", value: (row, at) => lowest(row, at, "middle_db"), text: (row, at) => db(lowest(row, at, "middle_db")), kind: "n medium", low: true, hint: "the same for the values of middle size; low: typical values are lost" },
-  { title: "cost", value: (row) => number(row.multiplies), text: (row) => percent(row.multiplies), kind: "n wide", hint: "share of the multiply-adds" },
-  { title: "engine", value: (row) => row.ran || "", kind: "medium", both: true, hint: "precision in the engine" },
-  { title: "engine ms", value: (row) => number(row.engine_ms), text: (row) => { const ms = number(row.engine_ms); return ms === null ? "" : ms.toFixed(4); }, kind: "n medium", both: true, hint: "time in the engine, of a layer of several nodes in equal parts" },
-  { title: "format", value: formats, kind: "wide", both: true },
-  { title: "range", value: (row, at) => ((activation(row, at) || {}).observed || [null])[0], text: (row, at) => ends((activation(row, at) || {}).observed), kind: "n wide" },
-  { title: "grid", value: (row, at) => ((activation(row, at) || {}).grid || [null])[0], text: (row, at) => ends((activation(row, at) || {}).grid), kind: "n wide" },
-  { title: "calibrator", value: (row, at) => (activation(row, at) || {}).calibrator || "", kind: "wide w", hint: "behind best_error: the method that it took" },
+  { title: "alone dB", value: (row) => number(row.alone_db), text: (row) => db(row.alone_db), kind: "n", rank: 1, low: LOW, both: true, hint: "SQNR of the outputs with only this group of layers quantized: its sensitivity" },
+  { title: "adds dB", value: (row) => number(row.added_db), text: (row) => db(row.added_db), kind: "n", rank: 2, low: LOW, both: true, hint: "SQNR of the layer's output with only the noise that the layer itself adds" },
+  { title: "running dB", value: (row) => number(row.output_db), text: (row) => db(row.output_db), kind: "n", rank: several ? 2 : 1, low: LOW, both: true, hint: "SQNR of the layer's output in the running model: all noise so far" },
+  { title: "largest channel", value: (row, at) => widest(row, at).ratio, text: (row, at) => widest(row, at).text, kind: "n", rank: 2, high: WIDE, hint: "number of the largest channel of what the layer reads, and its size over the median one's" },
+  { title: "own dB", value: (row, at) => lowest(row, at, "sqnr_db"), text: (row, at) => db(lowest(row, at, "sqnr_db")), kind: "n", rank: 4, hint: "SQNR of the quantized inputs by themselves, the lowest" },
+  { title: "middle dB", value: (row, at) => lowest(row, at, "middle_db"), text: (row, at) => db(lowest(row, at, "middle_db")), kind: "n", rank: 4, low: LOW, hint: "the same for the values of middle size; low: typical values are lost" },
+  { title: "cost", value: (row) => number(row.multiplies), text: (row) => percent(row.multiplies), kind: "n", rank: 5, hint: "share of the multiply-adds" },
+  { title: "engine", value: (row) => row.ran || "", rank: 3, both: true, hint: "precision in the engine" },
+  { title: "engine ms", value: (row) => number(row.engine_ms), text: (row) => { const ms = number(row.engine_ms); return ms === null ? "" : ms.toFixed(4); }, kind: "n", rank: 3, both: true, hint: "time in the engine, of a layer of several nodes in equal parts" },
+  { title: "format", value: formats, rank: 5, both: true },
+  { title: "range", value: (row, at) => ((activation(row, at) || {}).observed || [null])[0], text: (row, at) => ends((activation(row, at) || {}).observed), kind: "n", rank: 6 },
+  { title: "grid", value: (row, at) => ((activation(row, at) || {}).grid || [null])[0], text: (row, at) => ends((activation(row, at) || {}).grid), kind: "n", rank: 6 },
+  { title: "calibrator", value: (row, at) => (activation(row, at) || {}).calibrator || "", rank: 7, hint: "behind best_error: the method that it took" },
 ];
 
 function verdict() {
@@ -65,8 +73,8 @@ function verdict() {
   results.forEach((one, at) => {
     const part = make("div", {}, several ? make("h2", {}, mark(at), one.label) : null, make("p", { class: "soft" }, one.subtitle));
     part.append(make("div", { class: "tiles" }, ...one.tiles.map((tile) => make("div", {}, make("b", { class: tile.low ? "low" : "" }, tile.value), make("span", {}, tile.label)))));
-    for (const [head, lines] of one.done) {
-      part.append(make("p", {}, head ? make("b", {}, `${head}: `) : null, lines[0]));
+    for (const [head, lines] of one.notes) {
+      part.append(make("p", {}, make("b", {}, `${head}: `), lines[0]));
       if (lines.length > 1) part.append(make("ul", {}, lines.slice(1).map((line) => make("li", {}, line))));
     }
     all.append(part);
@@ -74,13 +82,67 @@ function verdict() {
   page.append(all);
 }
 
-function scores() {
-  const used = (place) => results.some((one) => one.scores.some((score) => score[place])), heads = ["candidate", "output", "SQNR dB", "cosine", "largest error", "same top-1", "accuracy"];
-  const rows = results.flatMap((one, at) => one.scores.map((score) => make("tr", {}, ...(several ? [make("td", {}, mark(at))] : []),
-    ...score.map((cell, place) => used(place) ? make("td", { class: (place < 2 ? "t" : "n") + (place === 2 && parseFloat(cell) < LOW ? " low" : "") + (place > 3 || place === 0 ? " medium" : "") }, cell) : null))));
-  if (!rows.length) return;
-  page.append(make("h2", {}, "Comparison with the float model"), make("p", { class: "soft" }, `At ${LOW} dB the noise is a tenth of the signal; each 6 dB halve it.`),
-    make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...(several ? [make("th", {})] : []), ...heads.map((head, place) => used(place) ? make("th", { class: (place < 2 ? "" : "n") + (place > 3 || place === 0 ? " medium" : "") }, head) : null))), make("tbody", {}, rows))));
+// A heading sorts its rows up, then down; figures by their number, cells without any last.
+function sorter(heads, show) {
+  let sorted = -1, down = false;
+  const none = (key) => key === null || key === "" || Number.isNaN(key);
+  heads.forEach((head, place) => head.firstChild.addEventListener("click", () => {
+    down = sorted === place && !down;
+    sorted = place;
+    heads.forEach((other) => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    show(place, ([a], [b]) => none(a) - none(b) || (none(a) ? 0 : (typeof a === "string" ? a.localeCompare(b) : a - b || 0) * (down ? -1 : 1)));
+  }));
+}
+const headOf = (title, kind, hint, tag) => make("th", { class: kind, title: hint, scope: "col" }, make("button", { type: "button" }, tag, title));
+const figure = (text) => { const match = /^-?[\d.,]+/.exec(text); return text === "equal" || text === "∞" ? Infinity : match ? Number(match[0].replaceAll(",", "")) : NaN; };
+
+const FOLDED = 4;
+function cellOf(cell, kind, head) {
+  const lines = [cell].flat(), low = /\bdB\b/.test(head) && figure(lines[0] || "") < LOW;
+  const folded = lines.length > FOLDED ? make("details", {}, make("summary", {}, `${lines[0]}, … (${lines.length})`), make("div", {}, lines.join(", "))) : lines.length > 1 ? lines.map((line) => make("div", {}, line)) : lines[0];
+  return make("td", { class: kind + (low ? " low" : ""), "data-head": head }, folded);
+}
+function simpleTable(heads, rows) {
+  const used = heads.map((head, place) => place).filter((place) => rows.some((row) => [row.cells[place]].flat().some(Boolean)));
+  const texts = (place) => rows.map((row) => [row.cells[place]].flat()[0] || "").filter(Boolean);
+  const kinds = heads.map((head, place) => (texts(place).every((text) => !Number.isNaN(figure(text)) && text.length < 24) ? "n" : "t"));
+  const body = make("tbody", {}, rows.map((row) => row.node = make("tr", {}, row.lead || null, used.map((place) => cellOf(row.cells[place], kinds[place], heads[place])))));
+  const tops = used.map((place) => headOf(heads[place], kinds[place]));
+  sorter(tops, (at, compare) => {
+    const key = (row) => { const text = [row.cells[used[at]]].flat()[0] || ""; return kinds[used[at]] === "n" ? figure(text) : text; };
+    body.append(...rows.map((row) => [key(row), row.node]).sort(compare).map(([, node]) => node));
+  });
+  return fitted(make("table", { class: "simple" }, make("thead", {}, make("tr", {}, rows.some((row) => row.lead) ? make("th", { class: "lead" }) : null, tops)), body), ["", "stack"]);
+}
+function tables(key) {
+  const titles = [...new Set(results.flatMap((one) => one[key].map((table) => table.title)))];
+  for (const title of titles) {
+    const parts = results.flatMap((one, at) => one[key].filter((table) => table.title === title).map((table) => ({ table, at })));
+    const rows = parts.flatMap(({ table, at }) => table.rows.map((cells, place) => {
+      const picture = table.pictures[place], tag = several && !table.shared ? mark(at) : null;
+      return { cells, lead: picture || tag ? make("td", { class: "lead" }, tag, picture ? make("img", { src: picture, alt: `sample ${cells[1]}` }) : null) : null };
+    }));
+    if (rows.some((row) => row.lead)) for (const row of rows) row.lead ||= make("td", { class: "lead" });
+    page.append(make("h2", {}, title), make("p", { class: "soft" }, parts[0].table.note), make("div", { class: "scroll" }, simpleTable(parts[0].table.heads, rows)));
+  }
+}
+
+// A table takes the first of some classes with which it is not wider than its frame.
+const fits = [];
+new ResizeObserver(() => { for (const fit of fits) fit(); }).observe(page);
+function fitted(grid, classes) {
+  const base = grid.className;
+  grid.fit = () => {
+    if (!grid.isConnected) return;
+    for (const one of classes) {
+      grid.className = `${base} ${one}`;
+      if (grid.offsetWidth <= grid.parentNode.clientWidth) break;
+    }
+  };
+  fits.push(grid.fit);
+  queueMicrotask(grid.fit);
+  return grid;
 }
 
 function plot() {
@@ -128,51 +190,109 @@ function thin(rows, column, height) {
 function histogram(tensor, at) {
   const width = 480, height = 128, base = 98, [low, high] = tensor.edges, most = largest(tensor.counts, 0), bins = tensor.counts.length;
   const x = (value) => 4 + ((width - 8) * (value - low)) / (high - low), bar = (count) => (count ? 4 + (base - 34) * (Math.log(1 + count) / Math.log(1 + most)) : 0);
-  const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `histogram of ${tensor.tensor}`, class: "histogram" });
-  svg.append(make("svg:rect", { x: x(tensor.grid[0]), y: 20, width: Math.max(1, x(tensor.grid[1]) - x(tensor.grid[0])), height: base - 20, fill: ink(at), opacity: 0.12 }, make("svg:title", {}, `grid ${ends(tensor.grid)}`)));
+  const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `histogram of ${tensor.tensor}`, class: "chart histogram" });
+  const inside = (value) => x(Math.max(low, Math.min(value, high)));
+  if (tensor.grid) svg.append(make("svg:rect", { x: inside(tensor.grid[0]), y: 20, width: Math.max(1, inside(tensor.grid[1]) - inside(tensor.grid[0])), height: base - 20, fill: ink(at), opacity: 0.12 }, make("svg:title", {}, `grid ${ends(tensor.grid)}`)));
   tensor.counts.forEach((count, place) => { if (count) svg.append(make("svg:rect", { x: 4 + ((width - 8) * place) / bins, y: base - bar(count), width: (width - 8) / bins - 0.6, height: bar(count), fill: "var(--soft)" }, make("svg:title", {}, `${short(low + ((high - low) * place) / bins)} … : ${count}`))); });
   svg.append(make("svg:line", { class: "axis", x1: 4, x2: width - 4, y1: base, y2: base }));
   const taken = tensor.calibrator.replace("best_error: ", "");
   for (const [name, range] of Object.entries(tensor.thresholds)) for (const end of range) if (end)
-    svg.append(make("svg:line", { x1: x(Math.max(low, Math.min(end, high))), x2: x(Math.max(low, Math.min(end, high))), y1: name === taken ? 18 : 26, y2: name === taken ? base : 36, stroke: name === taken ? ink(at) : "var(--low)", "stroke-width": name === taken ? 1.6 : 1.2, "stroke-dasharray": name === taken ? "4 2" : null }, make("svg:title", {}, `${name}: ${ends(range)}`)));
-  svg.append(make("svg:text", { x: 4, y: base + 14 }, short(low)), make("svg:text", { x: width - 4, y: base + 14, "text-anchor": "end" }, short(high)), make("svg:text", { x: 4, y: 12 }, "values (log scale); shaded: the grid; ticks: ends by calibrator"));
+    svg.append(make("svg:line", { x1: inside(end), x2: inside(end), y1: name === taken ? 18 : 26, y2: name === taken ? base : 36, stroke: name === taken ? ink(at) : "var(--low)", "stroke-width": name === taken ? 1.6 : 1.2, "stroke-dasharray": name === taken ? "4 2" : null }, make("svg:title", {}, `${name}: ${ends(range)}`)));
+  svg.append(make("svg:text", { x: 4, y: base + 14 }, short(low)), make("svg:text", { x: width - 4, y: base + 14, "text-anchor": "end" }, short(high)), make("svg:text", { x: 4, y: 12 }, `values (log scale)${tensor.grid ? "; shaded: the grid" : ""}${Object.keys(tensor.thresholds).length ? "; ticks: ends by calibrator" : ""}`));
   return svg;
 }
 
 function channels(tensor, at) {
   const width = 480, height = 112, base = 100, values = [tensor.channels, tensor.equalized_channels], most = largest(values.flat(), 1e-30);
   const floor = Math.max(smallest(values.flat().filter((one) => one > 0), most), most / 1e6), size = (value) => (value > 0 ? 3 + ((base - 24) * Math.log(Math.max(value, floor) / floor + 1e-9)) / (Math.log(most / floor) || 1) : 0);
-  const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `channel ranges of ${tensor.tensor}` }), each = (width - 8) / tensor.channels.length;
+  const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `channel ranges of ${tensor.tensor}`, class: "chart" }), each = (width - 8) / tensor.channels.length;
   values.forEach((bars, part) => bars.forEach((value, place) => { const tall = Math.max(0, size(value)); svg.append(make("svg:rect", { x: 4 + each * (place + part / 2), y: base - tall, width: Math.max(each / 2 - 0.3, 0.4), height: tall, fill: part ? ink(at) : "var(--soft)" }, make("svg:title", {}, `channel part ${place}: ${short(value)} ${part ? "after" : "before"}`))); }));
   svg.append(make("svg:text", { x: 4, y: 12 }, "largest magnitude by channel (log scale): grey before equalization, coloured after"));
   return svg;
 }
 
-function neighbours(title, names, at) {
-  if (!names.length) return null;
-  const known = (name) => maps[at].layers.get(name);
-  return make("p", {}, `${title} `, names.flatMap((name) => [make("button", { type: "button", onclick: (event) => { event.stopPropagation(); reveal(name); } }, known(name) ? `${known(name).op_type} ${known(name).module || name}` : name), " "]));
+function largestChannels(tensor) {
+  const { count, samples, median, largest: channels } = tensor.sizes, wide = ratio(tensor.sizes) >= WIDE;
+  const rows = channels.map(([channel, size]) => ({ cells: [String(channel), short(size), times(ratio({ median, largest: [[channel, size]] }))] }));
+  return [make("p", { class: wide ? "low" : "" }, `In ${samples} sample${samples > 1 ? "s" : ""}, channel ${channels[0][0]} of ${count} reaches ${short(channels[0][1])}, the median one ${short(median)}.`),
+    make("div", { class: "scroll" }, simpleTable(["channel", "largest magnitude", "to the median"], rows))];
 }
 
+const shade = (value) => `color-mix(in srgb, var(--low) ${value === null ? 0 : Math.round(50 * Math.max(0, Math.min(1, (40 - value) / 40)))}%, var(--page))`;
+const HOPS = 2, ABREAST = 4, BOX = { wide: 116, tall: 36, apart: 8, rise: 62 };
+const readers = results.map(() => null);
+function rowsAround(at, centre) {
+  const graph = results[at].graph;
+  if (!readers[at]) {
+    readers[at] = graph.map(() => []);
+    graph.forEach((one, place) => one.reads.forEach((from) => readers[at][from].push(place)));
+  }
+  const seen = new Set([centre]), rows = [[centre]];
+  for (const [next, put] of [[(place) => graph[place].reads, "unshift"], [(place) => readers[at][place], "push"]]) {
+    let row = [centre];
+    for (let hop = 0; hop < HOPS && row.length; hop += 1) {
+      row = [...new Set(row.flatMap(next))].filter((place) => !seen.has(place));
+      row.forEach((place) => seen.add(place));
+      if (row.length) rows[put](row);
+    }
+  }
+  return rows;
+}
+function around(name, at) {
+  const graph = results[at].graph, centre = graph.findIndex((one) => one.node === name);
+  if (centre < 0) return null;
+  const rows = rowsAround(at, centre), spots = new Map();
+  const abreast = Math.min(ABREAST, largest(rows.map((row) => row.length), 1)), width = abreast * (BOX.wide + BOX.apart) + BOX.apart, height = rows.length * BOX.rise - BOX.rise + BOX.tall + 16;
+  const svg = make("svg:svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "graph", role: "group", "aria-label": `graph around ${name}` });
+  rows.forEach((row, line) => {
+    const shown = row.slice(0, row.length > abreast ? abreast - 1 : abreast), count = shown.length + (row.length > shown.length ? 1 : 0);
+    const x = (place) => (width - count * (BOX.wide + BOX.apart) + BOX.apart) / 2 + place * (BOX.wide + BOX.apart), y = 8 + line * BOX.rise;
+    shown.forEach((node, place) => spots.set(node, { x: x(place), y }));
+    if (count > shown.length) svg.append(make("svg:text", { x: x(count - 1) + BOX.wide / 2, y: y + 22, "text-anchor": "middle" }, `and ${row.length - shown.length} more`));
+  });
+  for (const [node, spot] of spots) for (const from of graph[node].reads) {
+    const start = spots.get(from);
+    if (!start) continue;
+    const [x1, y1, x2, y2] = [start.x + BOX.wide / 2, start.y + BOX.tall, spot.x + BOX.wide / 2, spot.y], middle = (y1 + y2) / 2;
+    svg.append(make("svg:path", { d: `M${x1},${y1} C${x1},${middle} ${x2},${middle} ${x2},${y2}`, fill: "none", stroke: "var(--soft)" }));
+    if (graph[node].pairs.includes(from)) svg.append(make("svg:rect", { x: (x1 + x2) / 2 - 5, y: middle - 5, width: 10, height: 10, rx: 2, fill: ink(at) }, make("svg:title", {}, `a quantizer between ${graph[from].node} and ${graph[node].node}`)));
+  }
+  for (const [node, spot] of spots) {
+    const one = graph[node], known = maps[at].layers.get(one.node), value = number(one.output_db), text = value === null ? "" : `${db(value)} dB`;
+    const box = make("svg:rect", { x: spot.x, y: spot.y, width: BOX.wide, height: BOX.tall, rx: 5, stroke: node === centre ? "var(--ink)" : "var(--line)", "stroke-width": node === centre ? 2 : 1 });
+    box.style.fill = shade(value);
+    const label = one.op_type.length > 16 ? `${one.op_type.slice(0, 15)}…` : one.op_type, open = () => reveal(one.node);
+    const link = known && node !== centre ? { role: "button", tabindex: 0, class: "point", "aria-label": `${known.op_type} ${known.module || known.node}`, onclick: (event) => { event.stopPropagation(); open(); }, onkeydown: (event) => { if (event.key === "Enter") open(); } } : {};
+    svg.append(make("svg:g", link, make("svg:title", {}, `${one.op_type} ${one.node}${text ? `: ${text}` : ""}`), box,
+      make("svg:text", { class: "op", x: spot.x + BOX.wide / 2, y: spot.y + (text ? 15 : 22), "text-anchor": "middle" }, label), text ? make("svg:text", { class: "db", x: spot.x + BOX.wide / 2, y: spot.y + 29, "text-anchor": "middle" }, text) : null));
+  }
+  return make("figure", {}, svg, make("figcaption", { class: "soft" }, "The graph around the layer, from its sources above to its readers below. The more noise, the deeper the colour; a square is a quantizer."));
+}
+
+function tensorPart(tensor, at) {
+  const figures = [[tensor.role, tensor.format, tensor.calibrator].filter(Boolean).join(", "), tensor.sqnr_db === null ? null : `own noise ${db(tensor.sqnr_db)} dB`, tensor.middle_db === null ? null : `middle half ${db(tensor.middle_db)} dB`, tensor.observed ? `values ${ends(tensor.observed)}` : "not observed", tensor.grid ? `grid ${ends(tensor.grid)}` : null];
+  return make("div", {}, make("h3", {}, tensor.tensor), make("p", { class: "soft" }, figures.filter(Boolean).join("; "), `. ${tensor.why}.`), tensor.equalization ? make("p", {}, `Equalized: ${tensor.equalization}.`) : null,
+    tensor.counts.length ? histogram(tensor, at) : null, tensor.sizes ? largestChannels(tensor) : null, tensor.channels.length ? channels(tensor, at) : null);
+}
 function detail(node) {
-  const parts = [];
-  results.forEach((one, at) => {
+  return results.flatMap((one, at) => {
     const row = maps[at].layers.get(node);
-    if (!row) return;
+    if (!row) return [];
     const known = [
       [row.quantized ? "runs in" : "stays in float", row.quantized ? formats(row, at) : row.why],
       ["noise in the running model", row.output_db === null ? null : `inputs ${db(row.input_db) || "∞"} dB, output ${db(row.output_db)} dB; ${number(row.added_db) === Infinity ? "it adds none" : `what it adds alone: ${db(row.added_db)} dB`}`],
       ["sensitivity", row.alone_db === null ? null : `outputs ${db(row.alone_db)} dB with only its group quantized${row.rest_db === null ? "" : `, ${db(row.rest_db)} dB with all others quantized`}`],
       ["multiply-adds", row.multiplies === null ? null : percent(row.multiplies)],
+      ["engine", row.ran ? `${row.ran}${row.engine_ms === null ? "" : `, ${number(row.engine_ms).toFixed(4)} ms`}` : null],
     ].filter((pair) => pair[1]);
-    parts.push(make("h3", {}, mark(at), `${row.op_type} ${row.node}`, row.module ? ` in ${row.module}` : ""), make("dl", {}, ...known.flatMap(([head, text]) => [make("dt", {}, head), make("dd", {}, text)])),
-      neighbours("reads from", row.before, at), neighbours("read by", row.after, at));
-    parts.push(make("div", { class: "tensors" }, tensorsOf(row, at).map((tensor) => make("div", {},
-      make("h3", {}, tensor.tensor), make("p", { class: "soft" }, [`${tensor.role}, ${tensor.format}, ${tensor.calibrator}`, tensor.sqnr_db === null ? null : `own noise ${db(tensor.sqnr_db)} dB`, tensor.middle_db === null ? null : `middle half ${db(tensor.middle_db)} dB`, tensor.observed ? `values ${ends(tensor.observed)}` : "not observed", tensor.grid ? `grid ${ends(tensor.grid)}` : null].filter(Boolean).join("; "), `. ${tensor.why}.`),
-      tensor.equalization ? make("p", {}, `Equalized: ${tensor.equalization}.`) : null,
-      tensor.counts.length ? histogram(tensor, at) : null, tensor.channels.length ? channels(tensor, at) : null))));
+    return [make("h3", {}, mark(at), `${row.op_type} ${row.node}`, row.module ? ` in ${row.module}` : ""), make("dl", {}, known.flatMap(([head, text]) => [make("dt", {}, head), make("dd", {}, text)])),
+      around(node, at), make("div", { class: "tensors" }, tensorsOf(row, at).map((tensor) => tensorPart(tensor, at)))];
   });
-  return parts.filter(Boolean);
+}
+// A diagnosis has tensors without layers.
+function looseTensors() {
+  const loose = results.flatMap((one, at) => (one.layers.length ? [] : one.tensors.map((tensor) => tensorPart(tensor, at))));
+  if (loose.length) page.append(make("h2", {}, "Tensors that causes name"), make("div", { class: "tensors" }, loose));
 }
 
 const bodies = new Map();
@@ -200,16 +320,19 @@ function table() {
   const first = (node) => maps.map((one) => one.layers.get(node)).find(Boolean);
   const known = (column, at) => results[at].layers.some((row) => ![null, ""].includes(column.value(row, at)));
   const columns = [...shared.map((column) => ({ ...column, at: null })), ...measured.filter((column) => column.both || !several).flatMap((column) => results.map((one, at) => ({ ...column, at })).filter((one) => known(column, one.at)))];
+  const main = columns.find((column) => column.at !== null);
+  for (const column of columns) if (main && column.title === main.title) column.rank = 1; // the last that a narrow page keeps
   const rowOf = (column, node) => (column.at === null ? first(node) : maps[column.at].layers.get(node));
   const value = (column, node) => { const row = rowOf(column, node); return row ? column.value(row, column.at === null ? 0 : column.at) : null; };
+  const classOf = (column, value) => `${column.kind || ""} r${column.rank}${value !== null && ((column.low && value < column.low) || (column.high && value >= column.high)) ? " low" : ""}`;
   const cell = (column, node) => {
     const row = rowOf(column, node);
     if (column.title === "layer") return make("td", { class: "t" }, make("button", { class: "open-layer", type: "button", "aria-expanded": "false" }, row.module || row.node), row.module ? make("small", {}, row.node) : null);
-    const found = value(column, node), low = column.low && found !== null && found < LOW;
-    return make("td", { class: `${column.kind || ""}${low ? " low" : ""}` }, row ? (column.text ? column.text(row, column.at === null ? 0 : column.at) : String(found ?? "")) : "");
+    const found = value(column, node);
+    return make("td", { class: classOf(column, found) }, row ? (column.text ? column.text(row, column.at === null ? 0 : column.at) : String(found ?? "")) : "");
   };
-  const grid = make("table", { id: "layers" });
-  const heads = columns.map((column) => make("th", { class: column.kind === "t" ? "" : column.kind, title: column.hint, scope: "col" }, make("button", { type: "button", onclick: () => sort(column) }, column.at === null ? null : mark(column.at), column.title)));
+  const grid = fitted(make("table", { id: "layers" }), [7, 6, 5, 4, 3, 2, 1, 0].map((rank) => `upto${rank}`));
+  const heads = columns.map((column) => headOf(column.title, classOf(column, null), column.hint, column.at === null ? null : mark(column.at)));
   grid.append(make("thead", {}, make("tr", {}, ...heads)));
   const places = new Set(order);
   bodyOf = (node) => {
@@ -229,18 +352,12 @@ function table() {
     for (const body of [...grid.tBodies]) body.remove();
     drawn = 0;
     draw(PORTION);
+    grid.fit();
   }
-  let sorted = null, down = false;
-  function sort(column) {
-    down = sorted === column ? !down : false;
-    sorted = column;
-    heads.forEach((head, place) => (columns[place] === column ? head.setAttribute("aria-sort", down ? "descending" : "ascending") : head.removeAttribute("aria-sort")));
-    const keyed = order.map((node) => [value(column, node), node]);
-    const none = (key) => key === null || key === "" || Number.isNaN(key);
-    keyed.sort(([a], [b]) => none(a) - none(b) || (none(a) ? 0 : (typeof a === "string" ? a.localeCompare(b) : a < b ? -1 : a > b ? 1 : 0) * (down ? -1 : 1)));
-    ordered = keyed.map(([, node]) => node);
+  sorter(heads, (place, compare) => {
+    ordered = order.map((node) => [value(columns[place], node), node]).sort(compare).map(([, node]) => node);
     filter();
-  }
+  });
   const words = new Map(order.map((node) => [node, results.flatMap((one, at) => { const row = maps[at].layers.get(node); return row ? [row.op_type, row.node, row.module, row.quantized ? "quantized" : "float", ...row.tensors] : []; }).join(" ").toLowerCase()]));
   const count = make("span", { class: "soft", id: "count" }), text = make("input", { type: "search", id: "filter", placeholder: "filter by operator, module, node or tensor", "aria-label": "filter", oninput: () => filter() });
   const kinds = [...new Set(order.map((node) => first(node).op_type))], kind = make("select", { id: "operator", "aria-label": "operator", onchange: () => filter() }, make("option", { value: "" }, "all operators"), ...kinds.map((one) => make("option", { value: one }, one)));
@@ -255,28 +372,19 @@ function table() {
     count.textContent = `${shown.length} of ${order.length} layers`;
     show();
   }
-  page.append(make("h2", {}, "Layers, the one that costs most first"), make("p", { class: "soft" }, "Click a row for its histograms, channels and neighbours, and a heading to sort."), make("div", { class: "controls" }, text, kind, state, count), make("div", { class: "scroll" }, grid), more);
+  page.append(make("h2", {}, "Layers, the one that costs most first"), make("p", { class: "soft" }, "Click a row for its channels, histograms and the graph around it, and a heading to sort."), make("div", { class: "controls" }, text, kind, state, count), make("div", { class: "scroll" }, grid), more);
   filter();
   new IntersectionObserver((seen) => { if (seen.some((one) => one.isIntersecting)) draw(PORTION); }, { rootMargin: "600px" }).observe(more);
   addEventListener("beforeprint", () => draw(MANY));
-}
-
-function reasons() {
-  if (!results.some((one) => one.floats.length)) return;
-  page.append(make("h2", {}, "Tensors and nodes in float"));
-  results.forEach((one, at) => {
-    if (!one.floats.length) return;
-    page.append(make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, make("th", {}, mark(at), "reason"), make("th", { class: "n" }, "count"), make("th", { class: "medium" }, "names"))),
-      make("tbody", {}, one.floats.map(([why, names]) => make("tr", {}, make("td", { class: "t" }, why), make("td", { class: "n" }, String(names.length)), make("td", { class: "t medium" }, names.length > 4 ? make("details", {}, make("summary", {}, `${names[0]}, …`), names.join(", ")) : names.join(", "))))))));
-  });
 }
 
 function facts() {
   page.append(make("h2", {}, "Source"), make("div", { class: several ? "side" : "" }, ...results.map((one, at) => make("div", {}, several ? make("h3", {}, mark(at), one.label) : null, make("dl", {}, ...one.facts.flatMap(([head, text]) => [make("dt", {}, head), make("dd", {}, make("code", {}, text))]))))));
 }
 
+addEventListener("beforeprint", () => { for (const one of document.querySelectorAll("details")) one.open = true; });
 page.replaceChildren();
-verdict(); scores(); plot(); table(); reasons(); facts();
+verdict(); tables("tables"); plot(); table(); looseTensors(); tables("floats"); facts();
 document.getElementById("theme").addEventListener("click", () => {
   const root = document.documentElement, dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";

@@ -9,11 +9,9 @@ Gemm before placement.
 
 from __future__ import annotations
 
-from functools import partial
-
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.constants import constant_array, make_constant
+from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.graph.ops import STANDARD_DOMAINS
@@ -31,7 +29,7 @@ def join_biases(model: Model) -> Model:
         if add is not None:
             (bias,) = (operand for operand in add.inputs if operand is not product.outputs[0])
             vector = constant_array(bias).reshape(-1)
-            bias = editor.constant(f"{bias.name}/vector", partial(make_constant, values=vector))
+            bias = editor.constant(f"{bias.name}/vector", vector)
             product.op, product.inputs = "Gemm", [*product.inputs, bias]
             product.outputs, add.outputs = [add.outputs[0]], []
             graph.nodes.remove(add)
@@ -72,4 +70,4 @@ def _widen_bias(editor: Editor, add: gs.Node, product: gs.Tensor) -> None:
     for slot, bias in enumerate(add.inputs):
         if isinstance(bias, gs.Constant) and len(bias.shape) == 1:
             row = constant_array(bias)[None]
-            add.inputs[slot] = editor.constant(f"{bias.name}/row", partial(make_constant, values=row))
+            add.inputs[slot] = editor.constant(f"{bias.name}/row", row)

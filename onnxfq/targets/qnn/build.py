@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from onnxfq.errors import ModelError, RuntimeLibraryError
-from onnxfq.runtime.node_assignment import assign_nodes, register_library
+from onnxfq.runtime.optimized_graph import assign_nodes, register_library
 from onnxfq.targets.findings import Finding, Verdict
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises

@@ -22,6 +22,7 @@ from onnxfq.targets.tensorrt.rewrites.mxfp8_functions import with_mxfp8_function
 from onnxfq.targets.tensorrt.rewrites.refused_forms import (
     count_padding,
     move_guards,
+    part_results,
     separate_constants,
 )
 from onnxfq.targets.tensorrt.rewrites.split_projections import divide_products
@@ -67,7 +68,7 @@ def _wants_no_cast(node: onnx.NodeProto, shapes: Shapes) -> str:
 
 
 def _finish(proto: onnx.ModelProto) -> onnx.ModelProto:
-    return with_mxfp8_functions(separate_constants(proto))
+    return with_mxfp8_functions(separate_constants(part_results(proto)))
 
 
 TENSORRT = Target(

@@ -2,7 +2,8 @@
 
 A format has the least compute capability that NVIDIA's support matrices of TensorRT 10 and 11 give it. Builds
 of TensorRT for RTX 1.7.1 for SM75, 80, 86, 89, 120 and 121 agree: a product in a format that the GPU lacks
-does not build. A cell without a source is unknown.
+does not build. A cell without a source is unknown. TensorRT's documentation names no GPU for MXFP8. The
+support matrix of NVIDIA's Transformer Engine does: its products run on SM100 and SM103, and not on SM120.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ LEAST_CAPABILITY: dict[str, int] = {
 }
 """Compute capability, ten times the number that NVIDIA prints: 89 for 8.9."""
 
-_BUILT = frozenset({75, 80, 86, 89, 120, 121})
+BUILT = frozenset({75, 80, 86, 89, 120, 121})
+"""Compute capabilities that TensorRT for RTX has kernels for."""
 
 CAPABILITIES: dict[str, int] = {
     "orin": 87,
@@ -117,16 +119,15 @@ def find_cell(key: str, gpu: NamedGpu) -> Cell:
     if key == "MXFP8":
         return _find_mxfp8(gpu)
     least = LEAST_CAPABILITY[key]
-    source = f"{MATRIX}, and {BUILDS}" if gpu.capability in _BUILT else MATRIX
+    source = f"{MATRIX}, and {BUILDS}" if gpu.capability in BUILT else MATRIX
     return Cell(gpu.capability >= least, f"from SM{least} on: {source}")
 
 
 def _find_mxfp8(gpu: NamedGpu) -> Cell:
-    if gpu.capability == 100:
-        return Cell(True, MATRIX)
-    if gpu.capability in _BUILT:
+    if gpu.capability in BUILT:
         return Cell(None, f"in {BUILDS} its products run in half")
-    return Cell(None, "no source says it")
+    engine = ", and Transformer Engine multiplies in it there" if gpu.capability in (100, 103) else ""
+    return Cell(None, f"no source says it of TensorRT{engine}")
 
 
 def runs_on_all(key: str, gpus: Sequence[NamedGpu]) -> bool | None:

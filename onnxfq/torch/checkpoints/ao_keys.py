@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from onnxfq.errors import SpecError
-from onnxfq.torch import state_format
 from onnxfq.torch.external_observer import ExternalObserver
+from onnxfq.torch.learned_grid import FORMAT_KEY, write_format
 from onnxfq.torch.quantizer import FakeQuantize
 
 OBSERVER = "activation_post_process."
@@ -33,14 +33,14 @@ def read(quantizer: FakeQuantize, state: dict[str, Any], prefix: str) -> None:
     if not theirs:
         return
     ends = {name.removeprefix(prefix + OBSERVER): value for name, value in theirs.items()}
-    if prefix + state_format.KEY not in state and prefix + "scale" in state:
+    if prefix + FORMAT_KEY not in state and prefix + "scale" in state:
         check_grid(quantizer, state, prefix, ends.get("min_val"), ends.get("max_val"))
-        state[prefix + state_format.KEY] = state_format.write(quantizer.format)
+        state[prefix + FORMAT_KEY] = write_format(quantizer.format)
     state.setdefault(prefix + "learned", torch.tensor(0))
     if isinstance(quantizer.observer, ExternalObserver):
         for name, value in ends.items():
             state[prefix + _INNER + name] = value
-        quantizer.observer.mark_seen()
+        quantizer.observer.seen = True
     elif quantizer.observer is not None and _known(ends.get("min_val")):
         shape = () if quantizer.spec.granularity.axis is None else ends["min_val"].shape
         quantizer.observer.keep((ends["min_val"].reshape(shape), ends["max_val"].reshape(shape)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
@@ -23,16 +24,21 @@ from onnxfq.targets.tensorrt.builder.jobs import Job, Report, run_jobs
 from onnxfq.targets.tensorrt.builder.layers import LAYERS, EngineLayer, parse_layers, verdict
 from onnxfq.targets.tensorrt.builder.shape_values import guess_values
 from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
+from onnxfq.targets.tensorrt.gpus import BUILDS, BUILT, read_gpu
 
 OLDEST = (1, 7)
 """Oldest usable release: int8 convolutions do not build before."""
 
 
-def capabilities(reading: CheckContext) -> tuple[str, ...]:
-    """Return the GPU architectures to build for; they support all formats of the model.
+def capabilities(reading: CheckContext, gpus: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the GPU architectures to build for: of `gpus`, or those that support all formats of the model.
 
+    A GPU whose kernels the builder lacks counts as one that is not given.
     int8 is built for two, because SM86 and SM89 choose different kernels. SM75 has no int8 convolution.
     """
+    given = dict.fromkeys(gpu.capability for gpu in map(read_gpu, gpus))
+    if given.keys() & BUILT:
+        return tuple(f"SM{capability}" for capability in given if capability in BUILT)
     types = {q.qtype for q in reading.quantizers}
     mx = any("MXFP8" in site.op or "FP4" in site.op for site in reading.sites)
     if mx or TensorProto.FLOAT4E2M1 in types:
@@ -49,7 +55,7 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     for shapes that do not fit.
     """
     wanted = options.covered if options.covered is not None else profiles(reading.proto, options.shapes)
-    chosen = capabilities(reading)
+    chosen = capabilities(reading, options.gpus)
     with scratch_folder() as folder:
         protos = {"model.onnx": reading.proto}
         if options.against:
@@ -62,7 +68,7 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     version = next((report.version for report in reports if report.version), "")
     if version:
         _check_version(version)
-    findings: list[Finding] = []
+    findings = list(_lack_kernels(options.gpus, chosen))
     nodes: list[EngineNode] = []
     compared: list[EngineComparison] = []
     plain: list[Report | None] = list(reports[len(chosen) :]) or [None] * len(chosen)
@@ -83,6 +89,14 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
             findings.append(_refusal("against", "", "", f"without pairs: {why}", "warning"))
     name = f"TensorRT for RTX {version}" if version else ""
     return Built(name, tuple(findings), tuple(nodes), tuple(compared))
+
+
+def _lack_kernels(gpus: Sequence[str], chosen: Sequence[str]) -> Iterator[Finding]:
+    """Yield a warning for each GPU that the builder has no kernels for."""
+    for gpu in map(read_gpu, gpus):
+        if gpu.capability not in BUILT:
+            why = f"{BUILDS} have no kernels for {gpu}: built for {' and '.join(chosen)} instead"
+            yield _refusal("builder", "", "", why, "warning")
 
 
 def _store(proto: onnx.ModelProto, path: Path) -> None:

@@ -2,12 +2,16 @@
 
 Layers are IEngineInspector's JSON, as `trtexec --exportLayerInfo --profilingVerbosity=detailed` writes it:
 `Layers`, with `Bindings` up to TensorRT 10 and `I/O Tensors` from 11 on and in TensorRT for RTX. A tensor has
-its type in `Format/Datatype` ("Row major linear Int8 format") or in `Datatype`. A convolution of classic
+its type in `Format/Datatype` ("Row major linear Int8 format", "Half") or in `Datatype`. With open shapes an
+inspector without an execution context knows no types, and such a file is refused. A convolution of classic
 TensorRT has its weight in `Weights`, other layers in `Constants`. `Metadata` names the ONNX nodes; without it
 the name of the layer does, joined by " + ".
 
 Times are the list that `trtexec --exportProfile` writes: {"count": n}, then {"name", "timeMs", "averageMs",
 "medianMs", "percentage"} for each layer.
+
+Sources: NVIDIA's page about IEngineInspector from TensorRT 10 to 11, its developer guide's example of a
+detailed layer, and `Profiler::exportJSONProfile` in the samples of TensorRT 11.1.
 """
 
 from __future__ import annotations
@@ -66,6 +70,12 @@ def read_layers(path: str | Path) -> tuple[EngineLayer, ...]:
         raise DataError(
             f"{path} holds no layers of an engine: layer {wrong} has no Name, LayerType, Inputs and Outputs; "
             f"{REMEDY}"
+        )
+    unknown = next((one["Name"] for one in layers if "N/A" in str([one["Inputs"], one["Outputs"]])), None)
+    if unknown is not None:
+        raise DataError(
+            f"{path} has no types of layer {unknown!r:.60}, because its shapes are open; {REMEDY}, which "
+            "export them for the shapes of a run"
         )
     return tuple(map(_read_layer, layers))
 

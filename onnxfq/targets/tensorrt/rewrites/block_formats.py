@@ -8,7 +8,7 @@
     MXFP4  weight alone: float4 codes and float32 powers of two -> DequantizeLinear
 
 Tried on TensorRT for RTX 1.7.1. Its parser refuses e8m0 constants: the exponents are stored as uint8, and
-those of MXFP4 as float32, because the parser has TRT_MXFP8DequantizeLinear for float8 only. Its dynamic
+in MXFP4 as float32, because the parser has TRT_MXFP8DequantizeLinear for float8 only. Its dynamic
 operators take 2-D and 3-D tensors only: an activation of more axes becomes a matrix of rows in front of them,
 and the product with the weight gets its axes back behind it. The values are the same.
 

@@ -28,10 +28,10 @@ from onnx import helper, numpy_helper
 
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import default_opset, list_graphs, replace_nodes
+from onnxfq.graph.model import bodies, default_opset, list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.normalize.decompose_attention import Parts
-from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.graph.ops import STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.patterns.attention import PRODUCTS, Attention, AttentionForm, match_attention
 
 
@@ -63,6 +63,22 @@ def _has_no_padding(node: onnx.NodeProto) -> bool:
 
 
 _DEQUANTIZERS = ("DequantizeLinear", "TRT_MXFP8DequantizeLinear")
+
+
+def part_results(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Put an Identity behind each product that a Loop carries to its next step, in place; return `proto`.
+
+    TensorRT for RTX 1.7.1 multiplies such a product in float, and in low precision behind an Identity.
+    """
+    loops = [body for node in list_nodes(proto.graph) if node.op_type == "Loop" for body in bodies(node)]
+    index = GraphIndex.of_model(proto) if loops else None
+    for body in loops:
+        for value in body.output:
+            maker = next((node for node in body.node if value.name in node.output), None)
+            if index is not None and maker is not None and maker.op_type in WEIGHTED_INPUTS:
+                maker.output[0] = index.names.claim(value.name)
+                body.node.append(helper.make_node("Identity", [maker.output[0]], [value.name]))
+    return proto
 
 
 def separate_constants(proto: onnx.ModelProto) -> onnx.ModelProto:

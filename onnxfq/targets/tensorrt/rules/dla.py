@@ -1,7 +1,8 @@
 """Rules about DLA, the accelerator of Orin: operators and sizes that it takes.
 
-Source: NVIDIA's page "DLA supported layers and restrictions" in the documentation of TensorRT. Findings are
-warnings: the builder may leave these operators to the GPU, and without that permission it makes no engine.
+Sources: NVIDIA's page "DLA supported layers and restrictions" in the documentation of TensorRT, and NvInfer.h
+of TensorRT 11.1 for windows, pads, strides, dilations and groups. Findings are warnings: the builder may
+leave these operators to the GPU, and without that permission it makes no engine.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ _BOUNDS: Mapping[str, Mapping[str, Bound]] = {
     },
     "MaxPool": {"kernel_shape": Bound(1, 8), "pads": Bound(0, 7), "strides": Bound(1, 16)},
     "AveragePool": {"kernel_shape": Bound(1, 8), "pads": Bound(0, 7), "strides": Bound(1, 16)},
-    "ConvTranspose": {"pads": Bound(0, 0), "dilations": Bound(1, 1)},
+    "ConvTranspose": {"pads": Bound(0, 0), "dilations": Bound(1, 1), "group": Bound(1, 1)},
+    "Concat": {"axis": Bound(1, 1)},
+    "LRN": {"size": Bound(3, 9)},
 }
 
 

@@ -74,8 +74,9 @@ def mxfp8_products(reading: CheckContext) -> Iterator[Finding]:
 
 
 def float4_products(reading: CheckContext) -> Iterator[Finding]:
-    """Report products with a float4 input that TensorRT expands to float.
+    """Report products with a float4 input that TensorRT expands to float, or does not build.
 
+    It builds no static pair of an activation.
     TensorRT keeps weights in blocks of 16 if their float8 scales come from a DequantizeLinear, and
     activations from TRT_FP4DynamicQuantize (TensorRT for RTX 1.7.1; ModelOpt, nvfp4_exporter.py).
     """
@@ -83,11 +84,19 @@ def float4_products(reading: CheckContext) -> Iterator[Finding]:
         if not any(q.qtype == TensorProto.FLOAT4E2M1 for q in promised.pairs):
             continue
         why = next(filter(None, (_explain_float4(operand) for operand in promised.operands)), "")
+        static = any(_is_static(operand) for operand in promised.operands)
         if promised.expects == "weight-only":
             why = "its weight alone is float4, which saves memory and no time"
         if why:
             message = f"{why}, and TensorRT expands float4 before it multiplies; write both sides as NVFP4"
-            yield make_finding("float4", "float", promised.site, message)
+            yield make_finding("float4", "refused" if static else "float", promised.site, message)
+
+
+def _is_static(operand: QuantizedOperand) -> bool:
+    """Tell whether a QuantizeLinear makes the float4 numbers."""
+    maker = None if operand.pair is None else operand.pair.site.index.maker(operand.pair.data)
+    float4 = operand.pair is not None and operand.pair.qtype == TensorProto.FLOAT4E2M1
+    return float4 and not operand.constant and maker is not None and maker.op == "QuantizeLinear"
 
 
 def _explain_float4(operand: QuantizedOperand) -> str:

@@ -221,6 +221,14 @@ def float_types(reading: CheckContext) -> Iterator[Finding]:
             all_types = ", ".join(f"{name!r} is {type_name(code)}" for code, name in found.items())
             message = f"reads different floats: {all_types}; write the scale in the type of the other inputs"
             yield make_finding("float-types", "refused", site, message, dequantized[0])
+    for promised in reading.promises:  # behind a Cast
+        kinds = {q.float_type: q.data for q in promised.pairs}
+        if len(kinds) > 1 and promised.site.op not in CONVOLUTIONS:
+            names = " and ".join(f"{name!r} in {type_name(code)}" for code, name in kinds.items())
+            message = (
+                f"its scales have two types, of {names}; TensorRT multiplies scales of one type; use one"
+            )
+            yield make_finding("float-types", "refused", promised.site, message)
 
 
 def _comes_from_pair(site: NodeSite, tensor: str) -> bool:

@@ -1,6 +1,7 @@
-"""Rule about forms of operators that TensorRT has: attributes, outputs and types that it refuses.
+"""Rule about forms of operators that TensorRT has and refuses, where the remedy is not another plain value.
 
-Each was tried on TensorRT for RTX 1.7.1, whose parser reports the operators as supported.
+Each was tried on TensorRT for RTX 1.7.1, whose parser reports the operators as supported. The table of
+`refused_forms` has the others.
 """
 
 from __future__ import annotations
@@ -14,10 +15,24 @@ from onnx import TensorProto
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.node_sites import NodeSite
+from onnxfq.targets.reading.quantizer_reader import type_name
 from onnxfq.targets.tensorrt.refused_forms import ON_CLASSIC
+from onnxfq.targets.tensorrt.rules.operator_structures import STRUCTURES, find_rank
 
 MOST_TOP = 3840
 """Largest K of TopK (ITopKLayer)."""
+
+CACHE_AXES = 4
+"""Axes of the cache that TensorScatter writes into."""
+
+_WRITTEN_OUT = "`onnxfq quantize` and `onnxfq cast` write it out in other operators"
+
+
+CAST_TYPES = frozenset(
+    TensorProto.DataType.Value(name)
+    for name in ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "INT32", "INT64", "BOOL", "UINT8", "INT8")
+)
+"""Types that Cast gives."""
 
 
 class FormLimit(NamedTuple):
@@ -35,20 +50,27 @@ class FormLimit(NamedTuple):
     remedy: str
 
 
+_STEPS = FormLimit(
+    "activations",
+    b"Tanh",
+    tuple(
+        b"Tanh Sigmoid Relu LeakyRelu ThresholdedRelu ScaledTanh HardSigmoid Elu Softsign Softplus".split()
+    ),
+    "use one of these",
+)
 _DILATIONS = FormLimit("dilations", 1, (1,), "export without dilations, or gather the elements by Slice")
-_REDUCTION = FormLimit("reduction", b"none", (b"none",), "compute it by other operators")
 
 LIMITS: Mapping[str, tuple[FormLimit, ...]] = {
     "AveragePool": (_DILATIONS,),
     "BatchNormalization": (
         FormLimit("training_mode", 0, (0,), "export the model in evaluation mode, as model.eval() sets it"),
     ),
-    "LSTM": (FormLimit("input_forget", 0, (0,), "export it with gates of its own for input and forget"),),
+    "GRU": (_STEPS,),
+    "LRN": (FormLimit("size", 1, tuple(range(1, 16, 2)), "use one of these"),),
+    "LSTM": (_STEPS,),
     "LpPool": (_DILATIONS, FormLimit("p", 2, (1, 2), "compute it by Pow and AveragePool")),
     "MaxPool": (_DILATIONS,),
-    "Resize": (FormLimit("antialias", 0, (0,), "resize without it"),),
-    "ScatterElements": (_REDUCTION,),
-    "ScatterND": (_REDUCTION,),
+    "RNN": (_STEPS,),
 }
 """Op type -> attributes of which TensorRT takes some values only; the parser refuses the others."""
 
@@ -66,16 +88,21 @@ def _spell(value: int | bytes) -> str:
     return repr(value.decode()) if isinstance(value, bytes) else str(value)
 
 
-def _find_indices(site: NodeSite) -> str:
-    several = len(site.node.output) > 1 and site.node.output[1]
-    return "it returns indices, and TensorRT returns values only; export without them" if several else ""
-
-
 def _find_large_k(site: NodeSite) -> str:
     k = site.index.value(site.input(1))
     if k is None or np.max(k, initial=0) <= MOST_TOP:
         return ""
     return f"K is {int(np.max(k))}, and TensorRT takes up to {MOST_TOP}; select fewer"
+
+
+def _find_type(site: NodeSite) -> str:
+    code = site.attribute("to")
+    return "" if code in CAST_TYPES else f"TensorRT casts to no {type_name(code)}; cast to int32 or float"
+
+
+def _find_integers(site: NodeSite) -> str:
+    wide = site.index.dtype(site.input(0)) == TensorProto.INT32
+    return "it reads int32, and TensorRT quantizes floats only; put a Cast in front of it" if wide else ""
 
 
 def _find_training(site: NodeSite) -> str:
@@ -98,42 +125,43 @@ def _find_plugin(site: NodeSite) -> str:
     return ON_CLASSIC
 
 
-def _find_floored(site: NodeSite) -> str:
-    modes = [
-        site.attribute(name, usual)
-        for name, usual in (
-            ("mode", b"nearest"),
-            ("coordinate_transformation_mode", b"half_pixel"),
-            ("nearest_mode", b"round_prefer_floor"),
-        )
-    ]
-    if modes != [b"nearest", b"tf_half_pixel_for_nn", b"floor"]:
-        return ""
-    return "it is tf_half_pixel_for_nn with floor, which TensorRT lacks; export it as asymmetric with floor"
-
-
 def _find_attention(site: NodeSite) -> str:
-    if any(site.node.output[1:]) or site.input(4) or site.input(5):
+    precise = site.attribute("softmax_precision") is not None
+    if any(site.node.output[1:]) or site.input(4) or site.input(5) or precise:
         return (
-            "TensorRT has ONNX's Attention with one output and without past keys only; write it as MatMul, "
-            "Softmax, MatMul"
+            "TensorRT has ONNX's Attention with one output, without past keys and softmax_precision only; "
+            + _WRITTEN_OUT
         )
     output = site.outputs[0]
-    if output.index.dtype(output.name) != TensorProto.FLOAT:
+    half = output.index.dtype(output.name) != TensorProto.FLOAT
+    return "" if half else f"TensorRT has ONNX's Attention in half types only; {_WRITTEN_OUT}"
+
+
+def _find_unloaded(site: NodeSite) -> str:
+    return f"TensorRT cannot load its plugin of {site.op}; {_WRITTEN_OUT}"
+
+
+def _find_cache(site: NodeSite) -> str:
+    shape = site.inputs[0].shape
+    if shape is None or len(shape) == CACHE_AXES:
         return ""
-    return "TensorRT has ONNX's Attention in half types only; write it as MatMul, Softmax, MatMul"
+    return f"TensorRT takes a cache of {CACHE_AXES} axes, and this has {len(shape)}; reshape it"
 
 
 FORMS: Mapping[str, Callable[[NodeSite], str]] = {
     "Attention": _find_attention,
+    "Cast": _find_type,
+    "CausalConvWithState": _find_unloaded,
     "Dropout": _find_training,
     "Einsum": _find_upper_case,
-    "MaxPool": _find_indices,
+    "LinearAttention": _find_unloaded,
     "NonMaxSuppression": _find_plugin,
     "NonZero": _find_plugin,
-    "Resize": _find_floored,
+    "QuantizeLinear": _find_integers,
     "RoiAlign": _find_plugin,
+    "TensorScatter": _find_cache,
     "TopK": _find_large_k,
+    **STRUCTURES,
 }
 """Op type -> why TensorRT refuses a form that is not one attribute, with the remedy; empty if it takes it."""
 
@@ -148,7 +176,7 @@ def operator_forms(reading: CheckContext) -> Iterator[Finding]:
 def find_refused(site: NodeSite) -> Iterator[str]:
     """Yield why TensorRT refuses the form of `site`, with the remedy, one line for each place."""
     why = FORMS[site.op](site) if site.op in FORMS else ""
-    yield from filter(None, (why, *_find_beyond(site)))
+    yield from filter(None, (why, find_rank(site), *_find_beyond(site)))
 
 
 RULES: tuple[Rule, ...] = (operator_forms,)

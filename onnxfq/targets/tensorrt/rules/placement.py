@@ -26,7 +26,8 @@ def check_one_side(reading: CheckContext) -> Iterator[Finding]:
     change no number.
     """
     for promised in reading.promises:
-        missing = [o for o in promised.operands if o.pair is None]
+        # Joined constants are refused as a whole.
+        missing = [o for o in promised.operands if o.pair is None and not _is_joined(o)]
         if promised.site.op == "Attention" or not missing:
             continue
         if promised.expects == "weight-only":
@@ -38,6 +39,11 @@ def check_one_side(reading: CheckContext) -> Iterator[Finding]:
                 yield make_finding("weight-only-conv", "float", promised.site, message, missing[0].tensor)
             continue
         yield from (_make_side_finding(promised, operand) for operand in missing)
+
+
+def _is_joined(operand: QuantizedOperand) -> bool:
+    stop = operand.stopped_at
+    return stop is not None and stop.op == "Concat" and stop.index.is_constant(operand.tensor)
 
 
 def _make_side_finding(promised: ExpectedPrecision, operand: QuantizedOperand) -> Finding:

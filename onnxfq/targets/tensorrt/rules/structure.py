@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from onnxfq.graph.model import Model
+from onnxfq.graph.model import Model, bodies
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS
 from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.targets.findings import Finding
@@ -84,6 +84,20 @@ def outside_branches(reading: CheckContext) -> Iterator[Finding]:
                 break
 
 
+def loop_results(reading: CheckContext) -> Iterator[Finding]:
+    """Report products that a Loop carries to its next step: the builder runs them in float.
+
+    Measured on TensorRT for RTX 1.7.1. Behind any other operator, an Identity too, they stay low.
+    """
+    carried = {
+        value.name for site in reading.sites if site.op == "Loop" for value in bodies(site.node)[0].output
+    }
+    for promised in reading.promises:
+        if promised.site.node.output[0] in carried:
+            message = "its result is carried to the next step of a Loop, where TensorRT multiplies in float; "
+            yield make_finding("loop-result", "float", promised.site, message + "put an Identity behind it")
+
+
 def shared_constants(reading: CheckContext) -> Iterator[Finding]:
     """Refuse a quantized constant that DQ nodes of several graphs read (`rewrites.refused_forms`)."""
     first: dict[str, Quantizer] = {}
@@ -126,4 +140,11 @@ def skip_branches(reading: CheckContext) -> Iterator[Finding]:
             yield make_finding("skip-branch", "warning", site, message, tensor)
 
 
-RULES: tuple[Rule, ...] = (operators, unique_names, check_quantized, outside_branches, shared_constants)
+RULES: tuple[Rule, ...] = (
+    operators,
+    unique_names,
+    check_quantized,
+    outside_branches,
+    loop_results,
+    shared_constants,
+)

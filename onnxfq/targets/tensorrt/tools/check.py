@@ -16,7 +16,6 @@ from onnxfq.targets.tensorrt.rules import (
     blocks,
     classic,
     float4,
-    newer_operators,
     number_types,
     operator_forms,
     placement,
@@ -48,7 +47,6 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
 RULES: tuple[Rule, ...] = (
     *structure.RULES,
     *operator_forms.RULES,
-    *newer_operators.RULES,
     *refused_forms.RULES,
     *number_types.RULES,
     *scales_and_zero_points.RULES,

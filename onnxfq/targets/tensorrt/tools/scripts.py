@@ -23,7 +23,11 @@ from pathlib import Path
 trt = import_module("tensorrt" if find_spec("tensorrt") else "tensorrt_rtx")
 logger = trt.Logger(trt.Logger.WARNING)
 engine = trt.Runtime(logger).deserialize_cuda_engine(Path("model.plan").read_bytes())
-inspector = engine.create_engine_inspector()
+inspector, context = engine.create_engine_inspector(), engine.create_execution_context()
+for name in map(engine.get_tensor_name, range(engine.num_io_tensors)):
+    if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT and -1 in tuple(engine.get_tensor_shape(name)):
+        context.set_input_shape(name, engine.get_tensor_profile_shape(name, 0)[1])
+inspector.execution_context = context  # without one the types of open shapes are unknown
 Path("{LAYERS_FILE}").write_text(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 '''
 """Program of the folder that does without trtexec."""

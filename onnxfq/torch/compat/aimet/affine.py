@@ -230,13 +230,8 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
         self.set_range(*(end.view(self.shape) for end in ends))
 
     def _grid_state(self) -> dict[str, Any]:
-        return {
-            "qmin": self.qmin,
-            "qmax": self.qmax,
-            "symmetric": self.symmetric,
-            "block_size": self.block_size or (),
-            "zero_point_shift": self.zero_point_shift,
-        }
+        names = ("qmin", "qmax", "symmetric", "block_size", "zero_point_shift")
+        return {name: () if getattr(self, name) is None else getattr(self, name) for name in names}
 
     def _set_grid_state(self, state: Mapping[str, Any]) -> None:
         if "qmin" in state and "qmax" in state:

@@ -12,14 +12,7 @@ from torch import Tensor
 
 from onnxfq.errors import ArgumentError, SpecError
 from onnxfq.torch.arguments import checked_methods
-from onnxfq.torch.compat.aimet.functions import (
-    block_shape,
-    check_shapes,
-    dequantize,
-    interleaved,
-    quantize,
-    quantize_dequantize,
-)
+from onnxfq.torch.compat.aimet.functions import dequantize, quantize, quantize_dequantize, split_blocks
 from onnxfq.torch.compat.aimet.grid import IntegerGrid, check_shift, form, read_call
 
 
@@ -260,11 +253,7 @@ class FloatEncoding(EncodingBase):
     """Encoding by small floats times a scale.
 
     Attributes:
-        format: the float format.
-        mantissa_bits: bits behind the point.
-        exponent_bits: bits of the exponent.
-        finite: whether the format lacks infinities.
-        unsigned_zero: whether it lacks -0.
+        format: the float format, whose four fields are attributes too.
         bitwidth: bits of a number, with its sign.
     """
 
@@ -305,10 +294,5 @@ class FloatEncoding(EncodingBase):
         return self.dequantize(self.quantize(input))
 
     def _by_blocks(self, function: Callable[[Tensor, Tensor], Tensor], x: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
-            check_shapes(x.shape, self.scale.shape, self.block_size)
-        if not self.block_size:
-            return function(x, self.scale)
-        shape = self.scale.shape
-        seen = x.reshape(-1, *interleaved(shape, block_shape(x.shape, shape, self.block_size)))
-        return function(seen, self.scale.view(interleaved(shape, (1,) * len(shape)))).reshape(x.shape)
+        seen, shape = split_blocks(x, self.scale.shape, self.block_size)
+        return function(seen, self.scale.view(shape)).reshape(x.shape)

@@ -112,6 +112,18 @@ def interleaved(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
     return tuple(n for pair in zip(first, second, strict=True) for n in pair)
 
 
+def split_blocks(
+    x: Tensor, shape: Sequence[int], block_size: Sequence[int] | None
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Return x and `shape` so that the shape broadcasts to x. Raises SpecError if they do not fit."""
+    if not torch.compiler.is_compiling():
+        check_shapes(x.shape, shape, block_size)
+    if not block_size:
+        return x, tuple(shape)
+    sizes = block_shape(x.shape, shape, block_size)
+    return x.reshape(-1, *interleaved(shape, sizes)), interleaved(shape, (1,) * len(shape))
+
+
 def fits(shape: Sequence[int], target: Sequence[int]) -> bool:
     """Tell whether `shape` broadcasts to exactly `target`."""
     pairs = zip(reversed(shape), reversed(target), strict=False)
@@ -153,13 +165,9 @@ def _by_blocks(
 ) -> Tensor:
     """Return the function of three tensors in shapes that broadcast, in the type and shape of the first."""
     tensor, scale, offset = tensors
-    if not torch.compiler.is_compiling():
-        check_shapes(tensor.shape, scale.shape, block_size)
+    seen, param = split_blocks(tensor, scale.shape, block_size)
     if not block_size:
         return function(tensor, scale, offset).to(tensor.dtype)
-    sizes = block_shape(tensor.shape, scale.shape, block_size)
-    seen = tensor.reshape(-1, *interleaved(scale.shape, sizes))
-    param = interleaved(scale.shape, (1,) * scale.ndim)
     return function(seen, scale.view(param), offset.view(param)).to(tensor.dtype).view(tensor.shape)
 
 

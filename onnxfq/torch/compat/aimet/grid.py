@@ -110,36 +110,29 @@ class IntegerGrid:
         Raises SpecError for other grids, and for widths other than integers from 1 to 32.
         """
         size = self.num_steps + 1
-        if not self._is_hardware or size & (size - 1):
-            raise self._undefined("bitwidth")
+        self._check_hardware("bitwidth", not size & (size - 1))
         return size.bit_length() - 1
 
     @bitwidth.setter
     def bitwidth(self, bits: int) -> None:
         steps = (1 << whole_bits(bits)) - 1
-        if not self._is_hardware:
-            raise self._undefined("bitwidth")
+        self._check_hardware("bitwidth")
         self.qmin, self.qmax = limits_of(steps, self.qmin != 0)
 
     @property
     def signed(self) -> bool:
         """Whether the grid lies around 0; setting it keeps the width. Raises SpecError for other grids."""
-        if not self._is_hardware:
-            raise self._undefined("signed")
+        self._check_hardware("signed")
         return self.qmin < 0
 
     @signed.setter
     def signed(self, value: bool) -> None:
-        if not self._is_hardware:
-            raise self._undefined("signed")
+        self._check_hardware("signed")
         self.qmin, self.qmax = limits_of(self.num_steps, bool(value))
 
-    @property
-    def _is_hardware(self) -> bool:
-        return self.qmin == 0 or self.qmin + self.qmax == -1
-
-    def _undefined(self, name: str) -> SpecError:
-        return SpecError(
-            f"{name} of {type(self).__name__} needs a grid [0, 2^B - 1] or [-2^(B-1), 2^(B-1) - 1], found "
-            f"[{self.qmin}, {self.qmax}]; use qmin and qmax"
-        )
+    def _check_hardware(self, name: str, whole: bool = True) -> None:
+        if not (whole and (self.qmin == 0 or self.qmin + self.qmax == -1)):
+            raise SpecError(
+                f"{name} of {type(self).__name__} needs a grid [0, 2^B - 1] or [-2^(B-1), 2^(B-1) - 1], "
+                f"found [{self.qmin}, {self.qmax}]; use qmin and qmax"
+            )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from onnxfq.torch.compat.aimet.encodings import EncodingBase
 from onnxfq.torch.compat.aimet.functions import fits
 from onnxfq.torch.compat.aimet.tensor import DequantizedTensor, QuantizedTensorBase, plain
 from onnxfq.torch.onnx_node import is_exporting
-from onnxfq.torch.quantizer import FakeQuantize
 
 EXTRA = "_extra_state"
 _METHODS = ("update_stats", "reset_stats", "compute_encodings", "compute_encodings_from_stats")
@@ -34,9 +32,23 @@ class QuantizerBase(nn.Module):
 
     Attributes:
         encoding_analyzer: turns the data of `compute_encodings` into a range.
+        shape: of the range.
     """
 
     encoding_analyzer: Any
+    shape: Any
+    # What a subclass has beside these: the encoding, or None while a parameter is not set; that of a batch's
+    # own range; x by an encoding; the steps and the symmetry of the grid, for the analyzer.
+    get_encodings: Callable[[], EncodingBase | None]
+    _range_of: Callable[[Tensor, Tensor], EncodingBase]
+    _round: Callable[[Tensor, Any], Tensor]
+    _analyzed: Any
+    _take: Callable[[Tensor, Tensor], None]
+    # The grid as numbers under AIMET's names; onnxfq's own quantizer, and its node in an exported graph.
+    _grid_state: Callable[[], dict[str, Any]]
+    _set_grid_state: Callable[[Mapping[str, Any]], None]
+    _constant: Callable[[], Any]
+    _as_node: Callable[[Tensor], Tensor]
     result: type[QuantizedTensorBase] = DequantizedTensor
 
     def __init__(self) -> None:
@@ -110,35 +122,9 @@ class QuantizerBase(nn.Module):
             return not self._fresh
         return all([self._is_set(name) for name in list(self._fresh)])
 
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the range."""
-
-    @abstractmethod
-    def get_encodings(self) -> EncodingBase | None:
-        """Return the encoding; None while a parameter is not set."""
-
     def get_encoding(self) -> EncodingBase | None:
         """Return what `get_encodings` returns; AIMET's earlier name."""
         return self.get_encodings()
-
-    @abstractmethod
-    def _range_of(self, low: Tensor, high: Tensor) -> EncodingBase:
-        """Return the encoding of a batch's own range."""
-
-    @abstractmethod
-    def _take(self, low: Tensor, high: Tensor) -> None:
-        """Take the range of the analyzer."""
-
-    @property
-    @abstractmethod
-    def _analyzed(self) -> tuple[float, bool]:
-        """Steps and symmetry of the grid, for the analyzer."""
-
-    @abstractmethod
-    def _round(self, x: Tensor, encoding: EncodingBase) -> Tensor:
-        """Return x by the encoding."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rounded input with its encoding, or without it while torch compiles or exports.
@@ -255,14 +241,6 @@ class QuantizerBase(nn.Module):
                 self._forget(name)
         self._set_grid_state({name: value.tolist() for name, value in state.items()})
 
-    @abstractmethod
-    def _grid_state(self) -> dict[str, Any]:
-        """Return the grid as numbers, under AIMET's names."""
-
-    @abstractmethod
-    def _set_grid_state(self, state: Mapping[str, Any]) -> None:
-        """Take the numbers of a grid that are there."""
-
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
@@ -314,14 +292,6 @@ class QuantizerBase(nn.Module):
             yield
         finally:
             del self._modules["frozen"]
-
-    @abstractmethod
-    def _constant(self) -> FakeQuantize | None:
-        """Return the quantizer as one of onnxfq's own, which exports."""
-
-    @abstractmethod
-    def _as_node(self, x: Tensor) -> Tensor:
-        """Return a tensor that stands for x, rounded by a node of onnxfq's own in an exported graph."""
 
 
 def _version(x: Tensor) -> int:

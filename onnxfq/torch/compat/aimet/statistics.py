@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import DataError, SpecError
-from onnxfq.torch.compat.aimet.functions import block_shape, check_shapes, interleaved
+from onnxfq.torch.compat.aimet.functions import split_blocks
 
 
 @dataclass
@@ -44,17 +44,6 @@ class BinsSeen:
     max: Any = None
 
 
-def split_blocks(
-    x: Tensor, shape: Sequence[int], block_size: Sequence[int] | None
-) -> tuple[Tensor, tuple[int, ...]]:
-    """Return x and `shape` so that the shape broadcasts to x. Raises SpecError if they do not fit."""
-    check_shapes(x.shape, shape, block_size)
-    if block_size is None:
-        return x, tuple(shape)
-    sizes = block_shape(x.shape, shape, block_size)
-    return x.reshape(-1, *interleaved(shape, sizes)), interleaved(shape, (1,) * len(shape))
-
-
 def reduce_to(
     x: Tensor, shape: Sequence[int], block_size: Sequence[int] | None, function: Callable[..., Tensor]
 ) -> Tensor:
@@ -65,19 +54,33 @@ def reduce_to(
     return (function(seen, dim=dims) if dims else seen).reshape(tuple(shape))
 
 
-class EndsObserver:
-    """Smallest and largest values of all data.
+class _Observer:
+    """Statistics of all data.
 
     Attributes:
         shape: one value for each scale.
         block_size: as in the quantizer.
-        stats: what was seen since the last reset.
+        stats: what was seen since the last reset; histograms in the order of the flattened shape.
     """
+
+    stats: Any
 
     def __init__(self, shape: int | Sequence[int], block_size: Sequence[int] | None = None) -> None:
         """Start without data."""
         self.shape, self.block_size = as_shape(shape), block_size
+        self.reset_stats()
+
+    def reset_stats(self) -> None:
+        """Forget all data."""
         self.stats = EndsSeen()
+
+    def get_stats(self) -> Any:
+        """Return what was seen."""
+        return self.stats
+
+
+class EndsObserver(_Observer):
+    """Smallest and largest values of all data."""
 
     def collect_stats(self, x: Tensor) -> EndsSeen:
         """Return the statistics of one tensor. Raises SpecError for one that does not fit the shape."""
@@ -94,29 +97,18 @@ class EndsObserver:
         high = stats.max.clone() if known.max is None else torch.maximum(known.max, stats.max)
         self.stats = EndsSeen(low, high)
 
-    def reset_stats(self) -> None:
-        """Forget all data."""
-        self.stats = EndsSeen()
-
-    def get_stats(self) -> EndsSeen:
-        """Return what was seen."""
-        return self.stats
-
 
 def as_shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     """Return a shape as a tuple; a number is a shape of one axis."""
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
-class BinsObserver:
+class BinsObserver(_Observer):
     """Histograms of all data, whose edges grow with it, as AIMET's.
 
     Attributes:
-        shape: one histogram for each scale.
-        block_size: as in the quantizer.
         num_bins: bins of a histogram.
         growth_limit: how far the edges may grow in all, in widths of the first data.
-        stats: the histograms, in the order of the flattened shape.
     """
 
     def __init__(
@@ -133,11 +125,10 @@ class BinsObserver:
             )
         if growth_limit is not None and not growth_limit >= 1:
             raise SpecError(f"the growth limit must be at least 1, found {growth_limit}; give another one")
-        self.shape, self.block_size, self.num_bins = as_shape(shape), block_size, num_bins
+        self.num_bins = num_bins
         self.growth_limit = math.inf if growth_limit is None else float(growth_limit)
-        self.stats: list[BinsSeen] = []
         self._limits: list[tuple[Tensor, Tensor]] = []
-        self.reset_stats()
+        super().__init__(shape, block_size)
 
     def collect_stats(self, x: Tensor) -> list[BinsSeen]:
         """Return the histograms of one tensor.
@@ -220,7 +211,3 @@ class BinsObserver:
         """Forget all data."""
         self.stats = [BinsSeen() for _ in range(math.prod(self.shape))]
         self._limits = []
-
-    def get_stats(self) -> list[BinsSeen]:
-        """Return the histograms."""
-        return self.stats

@@ -11,6 +11,7 @@ from torch import Tensor
 from onnxfq.errors import SpecError
 from onnxfq.numerics.qtypes import qtype_of_integers
 from onnxfq.torch.compat.nvidia.tensor_quant import E4M3_MOST, LEAST, integer_bound
+from onnxfq.torch.onnx_node import graph_node
 from onnxfq.torch.qat_gradients import fake_quantize
 
 
@@ -56,32 +57,6 @@ def quantize_for_export(
     zero = torch.zeros_like(
         scale, dtype=torch.float8_e4m3fn if floats else torch.uint8 if unsigned else torch.int8
     )
-    return _pair(x.float(), scale, zero, axis).to(x.dtype)
-
-
-def _pair(x: Tensor, scale: Tensor, zero: Tensor, axis: int | None) -> Tensor:
-    given = {} if axis is None else {"axis": axis}
-    if torch.jit.is_tracing():
-        traced: Tensor = _TracedPair.apply(x, scale, zero, given)
-        return traced
-    integers = torch.onnx.ops.symbolic(
-        "QuantizeLinear", (x, scale, zero), given, dtype=zero.dtype, shape=x.shape
-    )
-    values: Tensor = torch.onnx.ops.symbolic(
-        "DequantizeLinear", (integers, scale, zero), given, dtype=x.dtype, shape=x.shape
-    )
-    return values
-
-
-class _TracedPair(torch.autograd.Function):
-    """The pair for the tracing exporter."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, zero: Tensor, given: dict[str, int]) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def symbolic(g: Any, x: Any, scale: Any, zero: Any, given: dict[str, int]) -> Any:
-        named = {f"{name}_i": value for name, value in given.items()}
-        integers = g.op("QuantizeLinear", x, scale, zero, **named)
-        return g.op("DequantizeLinear", integers, scale, zero, **named).setType(x.type())
+    given = {"axis": axis} if axes else {}
+    integers = graph_node("QuantizeLinear", (x.float(), scale, zero), given, zero.dtype)
+    return graph_node("DequantizeLinear", (integers, scale, zero), given, torch.float32).to(x.dtype)

@@ -40,7 +40,7 @@ def group_parameters(
         momentums: momentum of each group.
         weight_decays: weight decay of each group.
 
-    Raises ArgumentError for patterns that are no list, and for another number of settings than of groups.
+    Raises ArgumentError for patterns that are not a list, and for another number of settings than of groups.
     """
     if wrong := [one for one in patterns_list if not isinstance(one, list)]:
         raise ArgumentError(f"patterns_list must be list of list of patterns, got {wrong[0]!r} in it")

@@ -147,9 +147,10 @@ class _QuantInputLayer(QuantInputMixin):
 
 
 @checked_methods("__init__")
-class _QuantLayer(QuantMixin):
-    """Float layer with quantizers of input and weight."""
+class QuantLayer(QuantMixin):
+    """Float layer with quantizers of input and weight, an amax for each output channel of the weight."""
 
+    default_quant_desc_weight = QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW
     weight: Tensor
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
@@ -162,20 +163,16 @@ class _QuantLayer(QuantMixin):
         return self._input_quantizer(input), self._weight_quantizer(self.weight)
 
 
-class QuantLinear(_QuantLayer, nn.Linear):
-    """Quantized Linear, with an amax for each output channel of the weight."""
-
-    default_quant_desc_weight = QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW
+class QuantLinear(QuantLayer, nn.Linear):
+    """Quantized Linear."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Quantize input and weight, and multiply."""
         return F.linear(*self._quant(input), self.bias)
 
 
-class _QuantConv(_QuantLayer):
-    """Convolution, with an amax for each output channel of the weight."""
-
-    default_quant_desc_weight = QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW
+class _QuantConv(QuantLayer):
+    """Quantized convolution."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Quantize input and weight, and convolve."""
@@ -184,7 +181,7 @@ class _QuantConv(_QuantLayer):
         return y
 
 
-class _QuantConvTranspose(_QuantLayer):
+class _QuantConvTranspose(QuantLayer):
     """Transposed convolution, with an amax for each index of the weight's axis 1."""
 
     default_quant_desc_weight = QUANT_DESC_8BIT_CONVTRANSPOSE2D_WEIGHT_PER_CHANNEL

@@ -15,11 +15,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from onnxfq.errors import SpecError
 from onnxfq.torch.arguments import checked_methods
-from onnxfq.torch.compat.nvidia.layers import QuantMixin, make_float
+from onnxfq.torch.compat.nvidia.layers import QuantLayer, QuantMixin, make_float
 from onnxfq.torch.compat.nvidia.tensor_quant import QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW
 from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
 
-_DESCRIPTORS = ("quant_desc_input", "quant_desc_weight")
 State = tuple[Tensor, Tensor]
 
 
@@ -39,15 +38,8 @@ def _weights(first: Tensor, second: Tensor, quantizer: TensorQuantizer) -> State
     return parts[0], parts[1]
 
 
-@checked_methods("__init__")
-class QuantLSTMCell(QuantMixin, nn.LSTMCell):
+class QuantLSTMCell(QuantLayer, nn.LSTMCell):
     """Quantized LSTMCell: `_input_quantizer` sees [input, hidden], `_weight_quantizer` both weights."""
-
-    default_quant_desc_weight = QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW
-
-    def __init__(self, *args: Any, **keywords: Any) -> None:
-        """Take the arguments of the float layer, `quant_desc_input` and `quant_desc_weight`."""
-        self.init_quantizer(*make_float(self, args, keywords, _DESCRIPTORS))
 
     def forward(self, input: Tensor, hx: State | None = None) -> State:
         """Return (hidden, cell) after one step; `hx` is zeros by default."""
@@ -74,7 +66,7 @@ class QuantLSTM(QuantMixin, nn.LSTM):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         """Take the arguments of the float layer, `quant_desc_input` and `quant_desc_weight`."""
-        found = make_float(self, args, keywords, _DESCRIPTORS)
+        found = make_float(self, args, keywords, ("quant_desc_input", "quant_desc_weight"))
         if self.proj_size:
             raise SpecError(f"proj_size is not supported in QuantLSTM, got {self.proj_size}; leave it out")
         self.init_quantizer(found[0], found[1], self.num_layers * (1 + self.bidirectional))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -86,27 +85,10 @@ def _set(entries: Sequence[QuantEntry]) -> None:
 _helper = QuantModuleReplacementHelper()
 
 
-class Replacement:
-    """Result of `initialize`: as a context, it puts back at its end what was there before the call."""
-
-    def __init__(self, before: Sequence[QuantEntry]) -> None:
-        """Keep what was there."""
-        self._before = before
-
-    def __enter__(self) -> None:
-        """Begin the block; the layers are replaced already."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        """Put back what was there."""
-        _set(self._before)
-
-
 @checked
 def initialize(
     float_module_list: Sequence[str] | None = None, custom_quant_modules: Custom | None = None
-) -> Replacement:
+) -> contextlib.ExitStack:
     """Let models that are built from here on have quantized layers, until `deactivate` or the end of a block.
 
     Linear, convolutions, LSTM, LSTMCell and average pooling of torch.nn are replaced. Used with `with`, the
@@ -121,7 +103,9 @@ def initialize(
     _helper.prepare_state(float_module_list, custom_quant_modules)
     before = [QuantEntry(home, name, getattr(home, name)) for home, name, _ in _helper.quant_map]
     _helper.apply_quant_modules()
-    return Replacement(before)
+    replacement = contextlib.ExitStack()  # used with `with` or not at all
+    replacement.callback(_set, before)
+    return replacement
 
 
 @checked

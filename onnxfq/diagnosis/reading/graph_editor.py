@@ -1,0 +1,110 @@
+"""`GraphEditor`: a copy of a file whose tensors, pairs and links change; the rest keeps its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.names import Names
+
+
+class GraphEditor:
+    """A copy of a file."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        """Copy the model."""
+        self.proto = onnx.ModelProto()
+        self.proto.CopyFrom(proto)
+        self.graph = self.proto.graph
+        self.names: Names = GraphIndex.of_model(self.proto).names
+        self._tensors = {tensor.name: tensor for tensor in self.graph.initializer}
+
+    def array(self, name: str) -> NDArray[np.generic] | None:
+        """Return the values of an initializer; None for another tensor."""
+        tensor = self._tensors.get(name)
+        return None if tensor is None else np.asarray(tensor_array(tensor))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of an initializer."""
+        return tuple(self._tensors[name].dims)
+
+    def store(self, name: str, values: NDArray[np.generic]) -> None:
+        """Give an initializer other values of its type, or add one."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            self.graph.initializer.append(numpy_helper.from_array(values, name))
+            self._tensors[name] = self.graph.initializer[-1]
+            return
+        tensor.CopyFrom(numpy_helper.from_array(values.astype(tensor_array(tensor).dtype), name))
+
+    def add(self, stem: str, values: NDArray[np.generic]) -> str:
+        """Add an initializer and return its name, `stem` or the next that is free."""
+        name = self.names.claim(stem)
+        self.store(name, values)
+        return name
+
+    def maker(self, tensor: str) -> onnx.NodeProto | None:
+        """Return the node that computes a tensor."""
+        return next((node for node in self.graph.node if tensor in node.output), None)
+
+    def set_axis(self, node: onnx.NodeProto, axis: int) -> None:
+        """Give a Q or DQ another axis."""
+        kept = [attribute for attribute in node.attribute if attribute.name != "axis"]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute("axis", axis)])
+
+    def set_axes(self, scale: str, axis: int) -> None:
+        """Give every Q and DQ with this scale another axis."""
+        for node in self.graph.node:
+            if node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.input[1] == scale:
+                self.set_axis(node, axis)
+
+    def bypass(self, quantizing: str) -> None:
+        """Remove the pair whose Q has this name: its readers read what it quantized."""
+        first = next(node for node in self.graph.node if node.name == quantizing)
+        pairs = [
+            n for n in self.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == first.output[0]
+        ]
+        for pair in pairs:
+            self.redirect(pair.output[0], first.input[0])
+            self.graph.node.remove(pair)
+        self.graph.node.remove(first)
+
+    def redirect(self, old: str, new: str, only: Sequence[str] = ()) -> None:
+        """Make the readers of a tensor, all or the ones of these names, read another one."""
+        for node in self.graph.node:
+            if not only or node.name in only:
+                node.input[:] = [new if name == old else name for name in node.input]
+        if not only and any(value.name == old for value in self.graph.output):
+            self.graph.node.append(
+                helper.make_node("Identity", [new], [old], self.names.claim(f"{old}/same"))
+            )
+
+    def constant(self, name: str) -> onnx.TensorProto:
+        """Return an initializer."""
+        return self._tensors[name]
+
+    def insert_pair(
+        self,
+        tensor: str,
+        scale: NDArray[np.float32],
+        zero: NDArray[np.generic],
+        readers: Sequence[str],
+        axis: int,
+    ) -> None:
+        """Put a pair behind a tensor, in front of these nodes."""
+        names = [self.add(f"{tensor}/scale", scale), self.add(f"{tensor}/zero", zero)]
+        codes, values = self.names.claim(f"{tensor}/q"), self.names.claim(f"{tensor}/dq")
+        maker = self.maker(tensor)
+        place = 0 if maker is None else list(self.graph.node).index(maker) + 1
+        self.redirect(tensor, values, readers)
+        first = helper.make_node("QuantizeLinear", [tensor, *names], [codes], codes, axis=axis)
+        self.graph.node.insert(place, first)
+        second = helper.make_node("DequantizeLinear", [codes, *names], [values], values, axis=axis)
+        self.graph.node.insert(place + 1, second)

@@ -1,0 +1,173 @@
+"""`prepare_form`: a quantized file as its float form is made of, with what stays as it is set aside."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from onnxfq.diagnosis.reading.quantizers import PREFIX
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
+from onnxfq.interchange.quantized_models.number_grids import attributes_of, input_name
+
+KEPT = "Kept"
+"""Begin of the op types of quantizers that stay as they are."""
+
+_BIASES = {"Conv": (2, 1), "Gemm": (2, 1), "QGemm": (6, 3), "QLinearConv": (8, 3)}
+# Op type -> the slots of its bias and of its weight.
+
+_PRODUCTS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
+
+_PASSED_OVER = {
+    "DynamicQuantizeLinear": "range that each run sets (DynamicQuantizeLinear)",
+    "DynamicQuantizeLSTM": "weights of DynamicQuantizeLSTM",
+}
+
+_PAIR = ("QuantizeLinear", "DequantizeLinear")
+
+_KNOWN = (*_PAIR, "DynamicQuantizeLinear")
+# Operators whose result may be a scale.
+
+
+def prepare_form(proto: onnx.ModelProto) -> list[str]:
+    """Change a model, and return what each quantizer is that is passed over."""
+    kinds = _set_aside(proto)
+    kinds += [_PASSED_OVER[node.op_type] for node in proto.graph.node if node.op_type in _PASSED_OVER]
+    _give_biases(proto)
+    _write_products(proto)
+    return kinds
+
+
+def _set_aside(proto: onnx.ModelProto) -> list[str]:
+    """Rename the pairs of several scales for a computed tensor, and of computed scales; say of which kind."""
+    index, kinds = GraphIndex.of_model(proto), []
+    for node in proto.graph.node:
+        if node.op_type not in _PAIR:
+            continue
+        scale, maker = index.constants.get(node.input[1]), index.makers.get(node.input[1])
+        is_known = scale is not None or (
+            maker is not None and maker.op_type in (*_PAIR, "DynamicQuantizeLinear")
+        )
+        has_several = scale is not None and int(np.prod(scale.dims)) > 1
+        if not is_known or (has_several and not _is_constant(index, node.input[0])):
+            if node.op_type == "DequantizeLinear":
+                kinds.append("activation with several scales" if is_known else "scale that is computed")
+            node.op_type = KEPT + node.op_type
+    return kinds
+
+
+def _is_constant(index: GraphIndex, name: str) -> bool:
+    """Tell whether a tensor is computed from constants alone."""
+    maker = index.makers.get(name)
+    return name in index.constants or (
+        maker is not None and all(_is_constant(index, read) for read in maker.input if read)
+    )
+
+
+def _write_products(proto: onnx.ModelProto) -> None:
+    """Write each product of dynamic numbers and its scales as a product of floats and a stored weight."""
+    index, nodes = GraphIndex.of_model(proto), proto.graph.node
+    for node in list(nodes):
+        maker = index.makers.get(node.input[0]) if node.op_type in _PRODUCTS else None
+        chain = {} if maker is None else _chain_behind(index, node)
+        scale = _weight_scale(index, chain, maker) if maker is not None and chain else None
+        if scale is None or maker is None:
+            continue
+        names = [f"{PREFIX}/{node.name}/{part}" for part in ("weight", "product", "scale")]
+        proto.graph.initializer.append(numpy_helper.from_array(scale, names[2]))
+        axis = 0 if node.op_type == "ConvInteger" else len(index.constants[node.input[1]].dims) - 1
+        inputs = [node.input[1], names[2], *filter(None, [input_name(node, 3)])]
+        pair = helper.make_node("DequantizeLinear", inputs, [names[0]], names[0], axis=axis)
+        nodes.insert(list(nodes).index(node), pair)
+        output, add = chain["Mul"].output[0], chain.get("Add")
+        node.op_type = _PRODUCTS[node.op_type]
+        node.input[:] = [maker.input[0], names[0]]
+        node.output[0] = output if add is None else names[1]
+        if add is not None:
+            reshape, bias = _float_bias(index, add)
+            if reshape is not None:
+                reshape.input[0], bias = bias, reshape.output[0]
+            add.input[:], add.output[0] = [names[1], bias], output
+        nodes.remove(chain["Cast"])
+        nodes.remove(chain["Mul"])
+
+
+def _chain_behind(index: GraphIndex, node: onnx.NodeProto) -> dict[str, onnx.NodeProto]:
+    """Return the Add of a bias, if it can be undone, the Cast and the Mul behind a product; none without."""
+    chain: dict[str, onnx.NodeProto] = {}
+    name = node.output[0]
+    for op in ("Add", "Cast", "Mul"):
+        readers = index.readers.get(name, [])
+        if (
+            len(readers) == 1
+            and readers[0].op_type == op
+            and (op != "Add" or _float_bias(index, readers[0])[1])
+        ):
+            chain[op] = readers[0]
+            name = readers[0].output[0]
+    return chain if {"Cast", "Mul"} <= chain.keys() else {}
+
+
+def _weight_scale(
+    index: GraphIndex, chain: dict[str, onnx.NodeProto], maker: onnx.NodeProto
+) -> NDArray[np.generic] | None:
+    """Return the scale of the weight of a product, which the scale of its data multiplies."""
+    factor = next((name for name in chain["Mul"].input if name != chain["Cast"].output[0]), "")
+    product = index.makers.get(factor)
+    if product is None or product.op_type != "Mul" or maker.output[1] not in product.input:
+        return None
+    tensor = next((index.constants[name] for name in product.input if name in index.constants), None)
+    return None if tensor is None else np.asarray(tensor_array(tensor)).reshape(-1)
+
+
+def _float_bias(index: GraphIndex, add: onnx.NodeProto) -> tuple[onnx.NodeProto | None, str]:
+    """Return the Reshape, if there is one, and the bias in float that an Add has in units of both scales.
+
+    Older quantizers of onnxruntime write Div, Floor and Cast to int32. The name is empty without them.
+    """
+    for name in add.input:
+        reshape, maker = None, index.makers.get(name)
+        while maker is not None and maker.op_type in ("Cast", "Floor", "Reshape", "Round"):
+            reshape = maker if maker.op_type == "Reshape" else reshape
+            maker = index.makers.get(maker.input[0])
+        if maker is not None and maker.op_type == "Div" and maker.input[0] in index.constants:
+            return reshape, maker.input[0]
+    return None, ""
+
+
+def _give_biases(proto: onnx.ModelProto) -> None:
+    """Give integer convolutions without a bias one of zeros, so that a lost one can be tried."""
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for node in proto.graph.node:
+        slot, weight = _BIASES.get(node.op_type, (0, 0))
+        if not slot or input_name(node, slot):
+            continue
+        shape = _weight_shape(proto, node.input[weight], constants)
+        if shape is None:
+            continue
+        by_columns = "Gemm" in node.op_type and not attributes_of(node).get("transB")
+        kind = np.float32 if node.op_type in ("Conv", "Gemm") else np.int32
+        name = f"{PREFIX}/{node.name}/bias"
+        proto.graph.initializer.append(numpy_helper.from_array(np.zeros(shape[int(by_columns)], kind), name))
+        if slot < len(node.input):
+            node.input[slot] = name
+        else:
+            node.input.append(name)
+
+
+def _weight_shape(
+    proto: onnx.ModelProto, name: str, constants: dict[str, onnx.TensorProto]
+) -> tuple[int, ...] | None:
+    """Return the shape of a float32 or integer weight, behind its pair; None if it is computed."""
+    makers = {output: node for node in proto.graph.node for output in node.output}
+    while name in makers and makers[name].op_type in ("QuantizeLinear", "DequantizeLinear"):
+        scale = constants.get(makers[name].input[1])
+        if scale is None or scale.data_type != onnx.TensorProto.FLOAT:
+            return None
+        name = makers[name].input[0]
+    tensor = constants.get(name)
+    if tensor is None or "float16" in tensor_array(tensor).dtype.name:
+        return None
+    return tuple(tensor.dims)

@@ -1,0 +1,67 @@
+"""`guess_limits`: ranges that do the work of a Relu or Clip, which some tools remove from a file."""
+
+from __future__ import annotations
+
+import math
+
+import onnx
+
+from onnxfq.diagnosis.reading.board import Limit
+from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, SwitchedForm
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.ops import WEIGHTED_INPUTS
+
+
+def guess_limits(form: SwitchedForm, index: GraphIndex) -> dict[int, Limit]:
+    """Return the limits of tensors whose range seems to do the work of a Relu that the file lacks.
+
+    A tool removes all of these operators or none: one that is left behind a layer shows that this file has
+    them all. A range that ends at 6 does the work of Clip(0, 6).
+    """
+    if keeps_relus(index):
+        return {}
+    limits: dict[int, Limit] = {}
+    for quantizer in form.activations:
+        is_inner = _is_layer(index.makers.get(quantizer.plain)) and not _is_last(quantizer, index)
+        can_limit = quantizer.plain != quantizer.real and quantizer.starts_at_zero
+        if can_limit and is_inner and not _is_biased(quantizer, index):
+            step, end = quantizer.grid.scale, quantizer.grid.limits[1]
+            limits[quantizer.number] = (0.0, 6.0 if abs(end - 6) <= step / 2 else math.inf)
+    return limits
+
+
+def keeps_relus(index: GraphIndex) -> bool:
+    """Tell whether a Relu or Clip of the file reads what a layer computes."""
+    for node in index.nodes:
+        if node.op_type in ("Relu", "Clip") and not node.name.startswith(PREFIX):
+            maker = index.makers.get(node.input[0])
+            while maker is not None and maker.name.startswith(PREFIX):
+                maker = index.makers.get(maker.input[0 if maker.op_type != "Where" else 2])
+            if _is_layer(maker):
+                return True
+    return False
+
+
+def _is_layer(node: onnx.NodeProto | None) -> bool:
+    return node is not None and (node.op_type in WEIGHTED_INPUTS or node.op_type == "Add")
+
+
+def _is_last(quantizer: ActivationQuantizer, index: GraphIndex) -> bool:
+    """Tell whether no layer follows: a network does not end in a Relu."""
+    waiting, seen = [quantizer.output], set()
+    while waiting:
+        name = waiting.pop()
+        for node in index.readers.get(name, ()) if name not in seen else ():
+            if node.op_type in WEIGHTED_INPUTS:
+                return False
+            waiting += node.output
+        seen.add(name)
+    return True
+
+
+def _is_biased(quantizer: ActivationQuantizer, index: GraphIndex) -> bool:
+    """Tell whether it stands between a MatMul and the Add of its bias, where no Relu is."""
+    maker = index.makers.get(quantizer.plain)
+    adds = [node for node in index.readers.get(quantizer.output, ()) if node.op_type == "Add"]
+    is_product = maker is not None and maker.op_type == "MatMul"
+    return is_product and any(name in index.constants for node in adds for name in node.input)

@@ -1,0 +1,124 @@
+"""Tables of a page by what they tell: scores, worst samples, remedies, times, kernels, reasons for float."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
+
+from onnxfq.documents.equalization import Equalization
+from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore
+from onnxfq.documents.timing import Timing
+from onnxfq.documents.trial import Trial
+from onnxfq.tools.build_written import BuildRecord
+
+Cell = str | list[str]
+"""A text, or lines of which a page folds many."""
+
+
+class PageTable(TypedDict):
+    """One table of a page; results side by side join their rows under one title.
+
+    Attributes:
+        heads: of the columns; of figures they end with a unit. Columns without any cell are left out.
+        pictures: data URL of an image for each row, or nothing.
+        shared: whether the rows belong to all results of the page.
+    """
+
+    title: str
+    note: str
+    heads: list[str]
+    rows: list[list[Cell]]
+    pictures: list[str]
+    shared: bool
+
+
+def list_table(
+    title: str,
+    note: str,
+    rows: Iterable[Sequence[Cell]],
+    pictures: Sequence[str] = (),
+    *,
+    is_shared: bool = False,
+) -> list[PageTable]:
+    """Return a table of `rows`, of which the first has the headings; nothing without others."""
+    heads, *others = map(list, rows)
+    names = [head for head in heads if isinstance(head, str)]
+    table = PageTable(
+        title=title, note=note, heads=names, rows=others, pictures=list(pictures), shared=is_shared
+    )
+    return [table] if others else []
+
+
+def score_tables(candidates: Sequence[CandidateScore]) -> list[PageTable]:
+    """Return the scores of outputs and their parts, and the samples that suffer most."""
+    heads = "candidate, output, SQNR dB, cosine, largest error, same top-1, by weights, accuracy"
+    rows: list[Sequence[Cell]] = [heads.split(", ")]
+    for one in candidates:
+        accuracy = "" if one.accuracy is None else f"{one.accuracy:.4f}"
+        cells = [*one.cells(one.outputs), *one.cells(one.parts), *one.cells(one.shares)]
+        shares = {name: f"{share:.0%}" for name, share in one.weight_shares.items()}
+        rows += [[one.candidate, *texts, shares.get(texts[0], ""), accuracy] for texts in cells]
+    note = f"At {LOW_SQNR_DB:g} dB the noise is a tenth of the signal; each 6 dB halve it."
+    worst = [(one.candidate, sample) for one in candidates for sample in one.worst_samples]
+    samples = [(name, str(one.sample), f"{one.sqnr_db:.1f}") for name, one in worst]
+    return [
+        *list_table("Comparison with the float model", note, rows),
+        *list_table(
+            "Samples that suffer most",
+            "Numbers count the samples of the data from 0; the SQNR is the lowest of what judges the model.",
+            [("candidate", "sample", "SQNR dB"), *samples],
+            [one.picture for _, one in worst],
+        ),
+    ]
+
+
+def trial_tables(trials: Sequence[Trial]) -> list[PageTable]:
+    """Return the remedies that were needed: what each gains on unseen samples, costs, and why it was left."""
+    heads = ("remedy", "result", "before dB", "after dB", "seconds", "cost", "reason and details")
+    rows: list[Sequence[Cell]] = [heads]
+    for one in trials:
+        if one.is_needed:
+            figures = ["" if db is None else f"{db:.1f}" for db in (one.before, one.after)]
+            rows.append([one.remedy, one.result, *figures, f"{one.seconds:.1f}", _price(one), one.texts])
+    note = "dB on samples that did not choose the remedy; what is left is not in the written model."
+    return list_table("What repair tried", note, rows)
+
+
+def _price(trial: Trial) -> str:
+    """Return what a kept remedy costs at run time, where that is known."""
+    evidence = trial.evidence if trial.is_kept else None
+    if isinstance(evidence, Equalization):
+        count = sum(group.inserted for group in evidence.groups)
+        return f"{count} new Mul" if count else "none"
+    chosen = None if evidence is None else evidence.remedy
+    if chosen is None or chosen.multiplies is None:
+        return ""
+    return f"{chosen.multiplies:.1%} of the multiply-adds in {chosen.fallback}"
+
+
+def time_tables(timing: Timing | None) -> list[PageTable]:
+    """Return the times of the models; what slow ones spend them on is in the note."""
+    if timing is None:
+        return []
+    return list_table("Time of one sample", "; ".join(timing.remarks()), timing.cells())
+
+
+def kernel_tables(engine: BuildRecord | None) -> list[PageTable]:
+    """Return the counts of engines, and of engines of the same graph without pairs."""
+    against = () if engine is None else engine.check.against
+    rows = [("device", "count", "quantized", "without pairs")]
+    for one in against:
+        plain = dict(one.plain)
+        rows += [(one.device, name, f"{count}", f"{plain[name]}") for name, count in one.quantized]
+    note = " ".join(f"{one.device}: {one.sentence}." for one in against)
+    return list_table("Kernels of the engine", note, rows)
+
+
+def reason_tables(skipped: Iterable[tuple[str, str]]) -> list[PageTable]:
+    """Return the reasons for float with the names that share them, the most frequent first."""
+    names: dict[str, list[str]] = {}
+    for why, name in skipped:
+        names.setdefault(why, []).append(name)
+    ordered = sorted(names.items(), key=lambda item: -len(item[1]))
+    rows: list[Sequence[Cell]] = [(why, str(len(those)), those) for why, those in ordered]
+    return list_table("Tensors and nodes in float", "", [("reason", "count", "names"), *rows])

@@ -1,0 +1,136 @@
+"""The face of the repository: metadata, requirements, the hosted check, what SECURITY.md lists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+import onnxfq
+from onnxfq.version import VERSION
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(onnxfq.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    """The table `project` of pyproject.toml."""
+    tomllib = pytest.importorskip("tomllib", reason="tomllib came with Python 3.11")
+    loaded: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return loaded
+
+
+def runtime_requirements(asked: str, monkeypatch: pytest.MonkeyPatch) -> list[Requirement]:
+    """Return what a build requires of onnxruntime when ONNXFQ_RUNTIME is `asked`."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.setenv("ONNXFQ_RUNTIME", asked)
+    import runtime_requirement
+
+    return [Requirement(text) for text in runtime_requirement.dynamic_metadata({}, {})["dependencies"]]
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64", "AMD64", "ARM64", "arm64"])
+@pytest.mark.parametrize("system", ["linux", "win32", "darwin"])
+def test_a_build_requires_one_onnxruntime(system: str, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On each machine one requirement holds, by packaging: the GPU build on x86 with Linux or Windows."""
+    place = {"sys_platform": system, "platform_machine": machine}
+    required = runtime_requirements("gpu", monkeypatch)
+    (held,) = [one.name for one in required if one.marker and one.marker.evaluate(place)]
+    has_gpus = (system, machine) in {("linux", "x86_64"), ("win32", "AMD64")}
+    assert held == ("onnxruntime-gpu" if has_gpus else "onnxruntime")
+    (held_everywhere,) = runtime_requirements("cpu", monkeypatch)
+    assert held_everywhere.name == "onnxruntime" and held_everywhere.marker is None
+    assert {one.specifier for one in required} == {held_everywhere.specifier}
+
+
+def test_another_runtime_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value that the build does not know ends it, and names the values that it knows."""
+    with pytest.raises(ValueError, match="'tpu': set it to gpu or cpu"):
+        runtime_requirements("tpu", monkeypatch)
+
+
+def test_no_extra_brings_a_second_runtime(project: dict[str, Any]) -> None:
+    """No dependency and no extra of pyproject.toml names a package of ONNX Runtime."""
+    extras = project["optional-dependencies"].values()
+    named = {Requirement(text).name for part in (project["dependencies"], *extras) for text in part}
+    assert "onnx" in named and not [name for name in named if name.startswith("onnxruntime")]
+
+
+def test_the_cpu_install_is_one_command_that_the_check_runs() -> None:
+    """README has the command; `.ci/run` builds that wheel, and installs it alone in two Pythons."""
+    assert "```sh\nONNXFQ_RUNTIME=cpu pip install .\n```" in (ROOT / "README.md").read_text(encoding="utf-8")
+    check = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert re.search(r"^ONNXFQ_RUNTIME=cpu .*pip wheel .*\$work/cpu", check, re.MULTILINE)
+    assert 'check_pythons.py "$work"/cpu/' in check
+
+
+def test_classifiers_are_the_tried_pythons(project: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Pythons of the metadata are those that the check of Pythons tries, from the oldest required."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "slow"))
+    import check_pythons
+
+    minors = re.findall(
+        r"^Programming Language :: Python :: 3\.(\d+)$", "\n".join(project["classifiers"]), re.M
+    )
+    assert [int(minor) for minor in minors] == list(check_pythons.MINORS)
+    assert project["requires-python"] == f">=3.{minors[0]}"
+
+
+def test_the_hosted_check_is_the_local_one() -> None:
+    """A workflow runs `.ci/run`, may only read, names actions by their commits, and has no secrets."""
+    for path in (ROOT / ".github" / "workflows").iterdir():
+        text = path.read_text(encoding="utf-8")
+        flow = yaml.safe_load(text)
+        assert flow["permissions"] == {"contents": "read"} and "secrets" not in text
+        steps = [step for job in flow["jobs"].values() for step in job["steps"]]
+        assert [step["run"] for step in steps if "run" in step] == [".ci/run"]
+        actions = [step["uses"] for step in steps if "uses" in step]
+        assert all(re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action) for action in actions)
+        assert not any("permissions" in job for job in flow["jobs"].values())
+
+
+READERS = re.compile(r"yaml\.\w*load|torch\.load|onnxfq\.support\.reading import")
+
+
+def test_security_lists_every_reader() -> None:
+    """SECURITY.md names each module that reads files of other people, and no module that does not."""
+    reading = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if READERS.search(path.read_text(encoding="utf-8"))
+    }
+    listed = re.findall(
+        r"^\| `([\w/]+\.py)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(listed) == sorted(reading)
+
+
+def test_no_module_reads_by_a_format_that_runs_code() -> None:
+    """No module of the package imports what unpickles, or reads archives and documents of other kinds."""
+    refused = {"marshal", "shelve", "xml", "tarfile"}
+    for path in PACKAGE.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        modules |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert not {name.partition(".")[0] for name in modules} & refused, path
+        calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+        # The cluster's own processes pickle among themselves: SECURITY.md says whom to trust there.
+        trusted = path.parent.name == "execution"
+        assert trusted or not calls & {"pickle.load", "pickle.loads", "pickle.Unpickler"}, path
+
+
+def test_the_citation_names_the_version() -> None:
+    """CITATION.cff has the fields that its format requires, and this version, licence and authors."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert cited["version"] == VERSION and f'license = "{cited["license"]}"' in text
+    assert [author["name"] for author in cited["authors"]] == re.findall(
+        r'^authors = .*name = "(.*?)"', text, re.M
+    )
