@@ -3,8 +3,8 @@
     python benchmarks/language.py MODEL TOKENS [--calibration 32] [--out FILE]
 
 The first array of TOKENS, an .npz file, has a text of token numbers in each row. The first rows calibrate,
-the others are scored. Perplexity is that of the fake-quant model. Bytes are those of the weights of products
-with their scales, and bits their mean.
+the others are scored. Perplexity is that of the fake-quant model. Bytes count the weights of products and their
+scales, bits are the mean of a weight.
 """
 
 from __future__ import annotations
