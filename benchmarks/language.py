@@ -3,8 +3,8 @@
     python benchmarks/language.py MODEL TOKENS [--calibration 32] [--out FILE]
 
 The first array of TOKENS, an .npz file, has a text of token numbers in each row. The first rows calibrate,
-the others are scored. Perplexity is that of the fake-quant model. Bytes count the weights of products and their
-scales, bits are the mean of a weight.
+the others are scored with the fake-quant model. Bytes are what the products read: their
+weights and the scales of these.
 """
 
 from __future__ import annotations
