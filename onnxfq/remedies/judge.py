@@ -64,6 +64,16 @@ def keeps_sqnr(before: Sequence[float], after: Sequence[float]) -> bool:
     return all(new >= old - LEAST_PROVEN_DB for old, new in zip(before, after, strict=True))
 
 
+def ask_for_nothing(recipe: Recipe) -> bool:
+    """Return False: no recipe asks for the remedy."""
+    return False
+
+
+def take_no_time(candidate: Candidate, judge: Judge) -> float:
+    """Return 0 s."""
+    return 0.0
+
+
 class Refusal(NamedTuple):
     """Answer of a remedy without a candidate.
 
@@ -117,11 +127,11 @@ class Remedy:
     explain_unneeded: Callable[[Candidate, Judge], str]
     propose: Callable[[Candidate, Judge], Proposal | Refusal]
     proves_itself: bool = False
-    is_asked: Callable[[Recipe], bool] = lambda recipe: False
+    is_asked: Callable[[Recipe], bool] = ask_for_nothing
     is_free: bool = False
     comes_last: bool = False
-    estimate: Callable[[Candidate, Judge], float] = lambda candidate, judge: 0.0
-    leave: Callable[[Candidate, Judge], float] = lambda candidate, judge: 0.0
+    estimate: Callable[[Candidate, Judge], float] = take_no_time
+    leave: Callable[[Candidate, Judge], float] = take_no_time
 
 
 WIDE_FORMAT = "float8e4m3fn"
