@@ -10,6 +10,7 @@ import onnx
 
 from onnxfq.errors import RecipeError, nearest
 from onnxfq.graph.io.load import read_model
+from onnxfq.interchange.genai_folder import find_decoder
 from onnxfq.stages.insert import find_target
 from onnxfq.targets.findings import CheckResult, worst_first
 from onnxfq.targets.target import DEFAULT_TARGET, BuildOptions, collect_parts, target_by_name
@@ -42,7 +43,7 @@ def check(
     `build` or `layers` RuntimeLibraryError and DataError.
     """
     rules, readers = collect_parts(lambda one: one.check), collect_parts(lambda one: one.check_engine)
-    proto, _, source = read_model(model)
+    proto, _, source = read_model(find_decoder(model))
     if target is None:
         written = find_target(proto)
         target = written if written in rules else DEFAULT_TARGET

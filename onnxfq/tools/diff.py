@@ -15,6 +15,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
+from onnxfq.interchange.genai_folder import find_decoder
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 from onnxfq.tools.inspect import Inspection, QuantizedTensor, inspect_model
@@ -84,7 +85,7 @@ def diff_models(
     Raises ModelError if a model cannot be read.
     """
     inspected = [inspect_model(model) for model in (first, second)]
-    protos = [read_model(model)[0] for model in (first, second)]
+    protos = [read_model(find_decoder(model))[0] for model in (first, second)]
     scales = [_scales(proto) for proto in protos]
     found = list(_diff_models(*inspected))
     left, right = ({q.tensor.removesuffix("/q"): q for q in one.quantized} for one in inspected)

@@ -22,6 +22,7 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import default_opset, list_nodes
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names
+from onnxfq.interchange.genai_folder import find_decoder
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 
@@ -92,7 +93,7 @@ class Inspection(Record):
 
 def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
     """Return a summary of a model. Raises ModelError in one line."""
-    proto, _, source = read_model(model)
+    proto, _, source = read_model(find_decoder(model))
     nodes = list_nodes(proto.graph)
     counts = Counter(node.op_type for node in nodes)
     index = GraphIndex.of_model(proto)
