@@ -30,7 +30,7 @@ def check(
     Args:
         model: a path or a ModelProto.
         target: a target with rules, which need nothing installed; None for the one that the model was written
-            for, and for TensorRT where a model names none with rules.
+            for; TensorRT where it names none with rules, and where GPUs or engines are asked for.
         build: also open the model in the runtime or builder of the target, which may be an extra and needs
             no GPU, and report the precision of each node.
         layers: what the target's tools exported of an engine of the model that was built elsewhere: the
@@ -46,7 +46,8 @@ def check(
     proto, _, source = read_model(find_decoder(model))
     if target is None:
         written = find_target(proto)
-        target = written if written in rules else DEFAULT_TARGET
+        is_engine = gpus or layers is not None or (build is not None and build.against)
+        target = written if written in rules and not is_engine else DEFAULT_TARGET
     if target not in rules:
         raise RecipeError(f"there are no rules for target {target!r}{nearest(target, rules)}")
     if layers is not None and target not in readers:

@@ -90,7 +90,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(folder: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(SampledInput, "_sum", press)
         said = run(f"{how} {folder}/part.npz")
-    assert "interrupted after 1 inputs" in said and "continue with --resume" in said
+    assert "interrupted after 1 input;" in said and "continue with --resume" in said
     part = folder / "part.npz"
     for fault in (
         run(f"quantize {folder}/m.onnx --rounding gptq --data {folder}/x.npz --moments {part} -o {folder}/q"),
