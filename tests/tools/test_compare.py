@@ -198,7 +198,7 @@ def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
     common = ["compare", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz"), "--batch", "0"]
     assert main([*common, "--quiet"]) == 0
     assert main(common) == 0
-    assert "onnxruntime and integer agree on 3 tensors, 1 feed(s)" in capfd.readouterr().out
+    assert "onnxruntime and integer agree on 3 tensors, 1 feed:" in capfd.readouterr().out
     results = tensors_of(proto, [staged.feed])
     results[0]["c"] = -results[0]["c"]
     (tmp_path / "o.json").write_text(outputs_json(results))
