@@ -96,10 +96,10 @@ def test_every_command_has_a_line() -> None:
 def test_lines_fit(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """At 80 and 100 columns each line fits, unless it is one word; the words are those of a wide terminal."""
+    """At 80, 100 and 140 columns each line of several words fits; the words are those of a wide terminal."""
     monkeypatch.chdir(folder)
     shown = {}
-    for columns in (1000, 100, 80)[: 3 if name != "demo" else 2]:
+    for columns in (1000, 80, 100, 140)[: 4 if name != "demo" else 2]:
         monkeypatch.setattr("onnxfq.cli.streams.measure_room", lambda stream, columns=columns: columns)
         main(LINES[name].format(columns).split())
         shown[columns] = capfd.readouterr().out
