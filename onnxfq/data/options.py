@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,11 @@ class DataOptions:
                 raise DataError(f"{option} is {value}; give finite numbers")
             if value is not None and option != "mean" and not np.all(value):
                 raise DataError(f"{option} is {value}; a zero would lose the data, give other numbers")
+
+    @property
+    def unsurveyed(self) -> DataOptions:
+        """The same for runs that calibrate nothing: number and variety of samples do not matter there."""
+        return replace(self, survey=False)
 
     @property
     def prepares(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -119,7 +118,7 @@ def _read_feeds(proto: onnx.ModelProto, data: Data | None, options: RunOptions, 
     """Return the first samples of the data. Raises DataError if there is none."""
     if data is None:
         return []
-    opened = open_feeds(proto, data, options.batch, replace(options.data, survey=False))
+    opened = open_feeds(proto, data, options.batch, options.data.unsurveyed)
     feeds = list(islice(opened, count))
     if not feeds:
         raise DataError("there is no sample in the data; give at least 1")

@@ -31,6 +31,6 @@ def store_cache(editor: Editor, placement: Placement, tensor: gs.Tensor) -> None
     for reader in list(past.outputs):
         reader.inputs = [read if one is past else one for one in reader.inputs]
     past.dtype = numbers.dtype
-    attrs = {key: value for key, value in dequantize.attrs.items()}
+    attrs = dict(dequantize.attrs)
     node = gs.Node("DequantizeLinear", f"{past.name}/dq", attrs, [past, *dequantize.inputs[1:]], [read])
     editor.insert_after(past, [node])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -91,11 +90,10 @@ def evaluate(
     quantized = {name for proto in candidates.values() for name in _find_quantized_tensors(proto, base)}
     # In the order of computation: the first low score shows where the noise arises.
     tensors = [name for node in base.graph.node for name in node.output if name in quantized]
-    # Number and variety of samples matter for calibration only.
     judged = judge_given(base)
     # State passes from one sample to the next; with batch 0 feeds stay as they are given.
     batch = min(options.batch, 1) if judged.states else options.batch
-    feeds = open_feeds(base, data, batch, replace(options.data, survey=False))
+    feeds = open_feeds(base, data, batch, options.data.unsurveyed)
     given_feeds: Iterable[Feed] = feeds
     if list_open(judged) and not judged.states:
         kept = KeptFeeds(feeds)

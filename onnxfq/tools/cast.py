@@ -91,8 +91,7 @@ def cast(
     reading model and data.
     """
     options = options or RunOptions()
-    # Number and variety of samples matter for calibration only.
-    options = replace(options, data=replace(options.data, survey=False))
+    options = replace(options, data=options.data.unsurveyed)
     _refuse_types(floats, overflow)
     check_model_output(output, model, data)
     recipe = load_recipe("tensorrt-int8").model_copy(update={"existing": "keep"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -138,11 +137,7 @@ def compare(
         raise ModelError(f"{source} has no QuantizeLinear in its main graph; give a Q/DQ model")
     runners = [runner(name) for name in (a, b)]
     ranges = InputRanges()
-    given = list(
-        ranges.watch(
-            islice(open_feeds(proto, data, options.batch, replace(options.data, survey=False)), feeds)
-        )
-    )
+    given = list(ranges.watch(islice(open_feeds(proto, data, options.batch, options.data.unsurveyed), feeds)))
     if not given:
         raise DataError("there is no feed to compare on; give data")
     tensors = boundaries(proto)

@@ -123,9 +123,10 @@ def convert(
         proto = lower(lifted)
     notes = standard_form(proto)
     form = Unfolding(proto, source, HANDLERS).run()
-    unsurveyed = replace(options.data, survey=False)  # the number of samples matters for calibration only
     if data is not None:
-        drop_unreached_clips(form, open_feeds(given, data, options.batch, unsurveyed), options.threads)
+        drop_unreached_clips(
+            form, open_feeds(given, data, options.batch, options.data.unsurveyed), options.threads
+        )
     recipe, folder = _recipe(form, recipes[target]), None if output is None else Path(output).parent
     if form.clips:
         # A Clip hides what a target fuses: where a pair of the same range takes its place, none is needed.
@@ -157,7 +158,7 @@ def convert(
     evaluation, feeds = None, []
     if data is not None:
         evaluation = evaluate(given, {"converted": qdq}, data, options=options)
-        feeds = list(islice(open_feeds(given, data, options.batch, unsurveyed), 1))
+        feeds = list(islice(open_feeds(given, data, options.batch, options.data.unsurveyed), 1))
     write_model(qdq, output, feeds, options.threads)
     return Conversion(source, qdq, plan, dict(form.changes), found, evaluation, loaded.notes, scratch)
 

@@ -99,7 +99,7 @@ def handoff(
         feeds = [_random_feed(proto, wanted)]
         notes.append("the samples are random numbers: no data was given")
     else:
-        given = count.over(open_feeds(proto, data, options.batch, replace(options.data, survey=False)))
+        given = count.over(open_feeds(proto, data, options.batch, options.data.unsurveyed))
         feeds = list(islice(given, SAMPLES))
         for _ in given:  # only their shapes count
             pass

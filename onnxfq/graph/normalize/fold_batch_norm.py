@@ -93,4 +93,4 @@ def _store(editor: Editor, conv: gs.Node, name: str, values: NDArray[Any]) -> gs
     known = editor.find(name)
     if known is not None and all(reader is conv for reader in known.outputs):
         return make_constant(name, values)
-    return editor.constant(editor.pick_name(name), lambda free: make_constant(free, values))
+    return editor.constant(editor.pick_name(name), values)

@@ -7,14 +7,11 @@ two numbers of 4 bits in each byte, plus 8, the even channel in the low half.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Placement
-from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.placement.caches import PASTS, SCALES
 
@@ -30,9 +27,7 @@ def write_cache(editor: Editor, placement: Placement, tensor: gs.Tensor, encodin
     scale = encoding.scale_array.reshape((1, heads, 1, -1) if by_channel else 1)
     missing = SCALES[slot] + 1 - len(node.inputs)
     node.inputs = [*node.inputs, *(gs.Variable.empty() for _ in range(missing))]
-    node.inputs[SCALES[slot]] = editor.constant(
-        f"{placement.tensor}/scale", partial(make_constant, values=scale)
-    )
+    node.inputs[SCALES[slot]] = editor.constant(f"{placement.tensor}/scale", scale)
     kind = "PER_CHANNEL" if by_channel else "PER_TENSOR"
     node.attrs |= {f"{'_kv'[slot]}_quant_type": kind, "kv_cache_bit_width": qtype.bits}
     for cache in (node.inputs[PASTS[slot]], node.outputs[slot]):

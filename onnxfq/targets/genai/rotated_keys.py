@@ -5,23 +5,19 @@ Source: the schemas of both operators, com.microsoft, in ONNX Runtime 1.32.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.constants import make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
+from onnxfq.placement.caches import ATTENTION, PASTS
 from onnxfq.targets.genai.matmul_nbits import DOMAIN
 
-_PAST, _ENDS, _COS, _SIN, _POSITIONS, _NORMS = 3, 5, 7, 8, 9, 14
-"""Inputs of GroupQueryAttention: cached keys, last position, tables of angles, positions, norms inside."""
+_ENDS, _COS, _SIN, _POSITIONS, _NORMS = 5, 7, 8, 9, 14
+"""Inputs of GroupQueryAttention: last position, tables of angles, positions, norms inside."""
 
 _ROTATED = "/rotated_outside"
 """End of the names of the nodes that `rotate_outside` makes."""
-
-_ATTENTION = "GroupQueryAttention"
 
 _PARTS = ("query", "key", "value")
 
@@ -32,12 +28,12 @@ def rotate_outside(model: Model) -> Model:
     The attention then reads queries, keys and values as three tensors, and keys as its cache holds them. One
     with another form stays as it is.
     """
-    if not any(node.op_type == _ATTENTION for node in model.proto.graph.node):
+    if not any(node.op_type == ATTENTION for node in model.proto.graph.node):
         return model
     graph = model.graph()
     editor, positions, nodes = Editor(graph), dict[str, gs.Tensor](), list[gs.Node]()
     for node in graph.nodes:
-        if node.op == _ATTENTION and node.domain == DOMAIN:
+        if node.op == ATTENTION and node.domain == DOMAIN:
             nodes += _rotate(editor, node, positions)
         nodes.append(node)
     graph.nodes = nodes
@@ -55,8 +51,8 @@ def _rotate(editor: Editor, node: gs.Node, positions: dict[str, gs.Tensor]) -> l
     if joined:
         packed, widths = parts[0], [count * size for count in heads]
         parts = [_make(editor, node, part, packed, width) for part, width in zip(_PARTS, widths, strict=True)]
-        sizes = partial(make_constant, values=np.array(widths, np.int64))
-        inputs = [packed, editor.constant(f"{node.name}/widths", sizes)]
+        sizes = editor.constant(f"{node.name}/widths", np.array(widths, np.int64))
+        inputs = [packed, sizes]
         nodes.append(gs.Node("Split", f"{node.name}/split{_ROTATED}", {"axis": 2}, inputs, list(parts)))
     if rotates:
         at, more = _positions(editor, node, positions)
@@ -78,7 +74,7 @@ def _rotate(editor: Editor, node: gs.Node, positions: dict[str, gs.Tensor]) -> l
 
 
 def _make(editor: Editor, node: gs.Node, part: str, like: gs.Tensor, width: int) -> gs.Variable:
-    variable = editor.variable(f"{node.name}/{part}", node.inputs[_PAST])
+    variable = editor.variable(f"{node.name}/{part}", node.inputs[PASTS[1]])
     variable.shape = [*(like.shape or [None] * 3)[:2], width]
     return variable
 
@@ -104,8 +100,7 @@ def _positions(editor: Editor, node: gs.Node, known: dict[str, gs.Tensor]) -> tu
     nodes: list[gs.Node] = []
 
     def number(name: str, value: int | list[int]) -> gs.Constant:
-        values = np.array(value, np.int64)
-        return editor.constant(f"onnxfq/positions/{name}", partial(make_constant, values=values))
+        return editor.constant(f"onnxfq/positions/{name}", np.array(value, np.int64))
 
     def compute(op: str, *inputs: gs.Tensor, **attrs: int) -> gs.Variable:
         result = editor.variable(f"onnxfq/positions/{op}")
@@ -124,7 +119,7 @@ def _positions(editor: Editor, node: gs.Node, known: dict[str, gs.Tensor]) -> tu
 
 def rotate_inside(editor: Editor) -> None:
     """Undo `rotate_outside` in the graph of `editor`, in place."""
-    for node in [node for node in editor.graph.nodes if node.op == _ATTENTION]:
+    for node in [node for node in editor.graph.nodes if node.op == ATTENTION]:
         makers = [tensor.inputs[0] if tensor.inputs else None for tensor in node.inputs[:2]]
         if not node.name.endswith(_ROTATED):
             continue

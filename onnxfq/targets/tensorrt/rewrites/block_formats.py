@@ -34,7 +34,7 @@ from onnx import TensorProto
 from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Placement
 from onnxfq.errors import PlanError
-from onnxfq.graph.constants import constant_array, make_constant
+from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor, custom_node, import_domain
 from onnxfq.numerics.affine import quantize
 from onnxfq.numerics.float_types import BLOCK_FORMATS, FLOATS, block_format_name
@@ -167,7 +167,7 @@ def _codes(tensor: gs.Constant, encoding: Encoding) -> NDArray[Any]:
 
 
 def _constant(editor: Editor, name: str, values: NDArray[Any]) -> gs.Constant:
-    return editor.constant(name, lambda free: make_constant(free, values))
+    return editor.constant(name, values)
 
 
 def _pair(
@@ -244,4 +244,4 @@ def _count(sizes: list[int | str], name: str) -> int | str:
 
 
 def _integers(editor: Editor, name: str, values: list[int]) -> gs.Constant:
-    return editor.constant(name, lambda free: make_constant(free, np.asarray(values, np.int64)))
+    return editor.constant(name, np.asarray(values, np.int64))

@@ -23,7 +23,7 @@ from onnx import TensorProto
 from onnx.helper import np_dtype_to_tensor_dtype
 
 from onnxfq.graph.constant_integers import Numbers, evaluate_integers
-from onnxfq.graph.constants import constant_array, make_constant
+from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import list_graphs
 from onnxfq.graph.patterns.attention import only_readers
@@ -293,7 +293,7 @@ def _make_part(
         if not tensor.shape:
             return tensor
         values = np.take(constant_array(tensor), np.arange(start, end), axis)
-        return editor.constant(f"{tensor.name}/part_{number}", lambda name: make_constant(name, values))
+        return editor.constant(f"{tensor.name}/part_{number}", values)
 
     def follow(node: gs.Node, inputs: list[gs.Tensor]) -> gs.Tensor:
         tensor = node.outputs[0]
@@ -347,11 +347,9 @@ def _unpack(
     kept = [axis for axis in range(rank) if axis != packed.axis]
     if isinstance(shape, gs.Constant):
         values = np.asarray(constant_array(shape))[kept]
-        sizes = editor.constant(f"{shape.name}/part_{number}", lambda name: make_constant(name, values))
+        sizes = editor.constant(f"{shape.name}/part_{number}", values)
     else:
-        places = editor.constant(
-            f"{shape.name}/places", lambda name: make_constant(name, np.asarray(kept, np.int64))
-        )
+        places = editor.constant(f"{shape.name}/places", np.asarray(kept, np.int64))
         sizes = editor.variable(f"{shape.name}/part_{number}", shape)
         sizes.shape = [rank - 1]
         nodes.append(
@@ -384,9 +382,9 @@ def _resize_shape(
     if last is shape:
         values = np.array(constant_array(shape))
         values[-1] = width
-        return editor.constant(f"{shape.name}/part_{number}", lambda name: make_constant(name, values))
+        return editor.constant(f"{shape.name}/part_{number}", values)
     only = np.asarray([width], np.int64)
-    size = editor.constant(f"{last.name}/part_{number}", lambda name: make_constant(name, only))
+    size = editor.constant(f"{last.name}/part_{number}", only)
     resized = editor.variable(f"{shape.name}/part_{number}", shape)
     join = shape.inputs[0]
     inputs = [*join.inputs[:-1], size]
