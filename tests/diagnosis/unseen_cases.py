@@ -162,7 +162,9 @@ def dilated() -> Network:
     return Network(build(text, w.arrays), frames)
 
 
-BUILDERS.update({one.__name__: one for one in (strided, decoder, mixer, gated, dilated)})
+_UNSEEN = {one.__name__: one for one in (strided, decoder, mixer, gated, dilated)}
+BUILDERS.update(_UNSEEN)
+NETS = tuple(_UNSEEN)
 
 MAKERS = ("qdq", "qdq-tensor", "qdq-signed", "qdq-percentile", "qoperator", "own", "own-cpu")
 PICTURES = {
@@ -210,12 +212,11 @@ def _cost_db(case: Case) -> float:
 def draw_round(seed: int) -> dict[str, Case]:
     """Return COUNT files: each kind of fault in turn, in a network and by a tool that are drawn."""
     rng = np.random.default_rng(seed)
-    nets = [str(name) for name in ("strided", "decoder", "mixer", "gated", "dilated")]
     kinds = [*_DRAWN, "change", "few", "spread", "two"]
     cases: dict[str, Case] = {}
     while len(cases) < COUNT:
         kind = kinds[len(cases) % len(kinds)]
-        net, maker = str(rng.choice(nets)), str(rng.choice(MAKERS))
+        net, maker = str(rng.choice(NETS)), str(rng.choice(MAKERS))
         if kind == "change":
             net = str(rng.choice(list(PICTURES)))
             case = Case(net, maker, change=PICTURES[net][int(rng.integers(len(PICTURES[net])))])
@@ -238,8 +239,4 @@ def draw_round(seed: int) -> dict[str, Case]:
 
 def sound_cases() -> dict[str, Case]:
     """Return the sound file of each network by each tool."""
-    return {
-        f"{net}-{maker}": Case(net, maker)
-        for net in PICTURES | {"mixer": (), "dilated": ()}
-        for maker in MAKERS
-    }
+    return {f"{net}-{maker}": Case(net, maker) for net in NETS for maker in MAKERS}
