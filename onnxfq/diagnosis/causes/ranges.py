@@ -27,8 +27,8 @@ APART = 0.1
 BETTER = 0.5
 """Part of the misfit that the right preprocessing leaves at most."""
 
-TRIED = 4
-"""Samples on which a preprocessing is tried."""
+TRIED = 16
+"""Samples on which a preprocessing is tried: fewer move the ranges as much as the order of the channels."""
 
 LEAVING = 0.1
 """How far values leave a range, over their width, to be unlike the ones that calibrated it."""

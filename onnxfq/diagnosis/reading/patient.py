@@ -58,7 +58,7 @@ class Patient:
             return
         guessed = guess_limits(self.form, self.form_index)
         if self.floats is not None:
-            self.floats.match(self.board, self.feeds[:2], keeps_relus=keeps_relus(self.form_index))
+            self.floats.match(self.board, self.feeds[:2], keeps_relus=keeps_relus(self.form, self.form_index))
             guessed = {n: ends for n, ends in guessed.items() if n not in self.floats.tensors}
             guessed |= self.floats.limits(self.form)
         self.board.limits = guessed
@@ -149,7 +149,11 @@ class Patient:
         ]
 
     def _limited(self, quantizer: ActivationQuantizer, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the values that count: those that a Relu removes behind the quantizer need no range."""
         low, high = self._measured.limits.get(quantizer.number, (-math.inf, math.inf))
+        readers = self.readers(quantizer)
+        if readers and all(node.op_type == "Relu" for node in readers):
+            low = max(low, 0.0)
         return np.clip(array, low, high) if (low, high) != (-math.inf, math.inf) else array
 
     def _channels_last(self, quantizer: ActivationQuantizer) -> bool:
