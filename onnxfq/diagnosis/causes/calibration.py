@@ -134,7 +134,7 @@ def _transforms(patient: Patient) -> dict[str, Transform]:
     found: dict[str, Transform] = {}
     arrays = [array for feed in patient.feeds for array in feed.values() if array.dtype.kind == "f"]
     axis = next((at for at in (1, 3) if all(a.ndim == 4 and a.shape[at] == 3 for a in arrays)), None)
-    units = dict(_UNITS)
+    units: dict[str, tuple[Any, Any]] = dict(_UNITS)
     if arrays and axis is not None:
         shape = [3 if at == axis else 1 for at in range(4)]
         units[_NORMALIZED] = np.reshape(_MEAN, shape), np.reshape(_DEVIATION, shape)
