@@ -54,6 +54,20 @@ def test_the_ranking_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert json.loads((tmp_path / "tiny.groups.json").read_text())["samples"] == 2
 
 
+def test_the_diagnosis_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each job gives one row of figures, no error."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("quantize", "diagnose"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import diagnose
+
+    onnx.save(tiny_network(), tmp_path / "tiny.onnx")
+    rows = diagnose.measure(tmp_path / "tiny.onnx", 4, threads=1, rounds=1)
+    assert [row[1] for row in rows] == list(diagnose.JOBS)
+    assert all(float(cell) > 0 for row in rows for cell in row[2:])
+
+
 def test_a_tool_runs_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of a tool run in a separate process: Q/DQ models, a ranking, an accuracy, errors as text."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))

@@ -17,6 +17,7 @@ from onnxfq.diagnosis.reading.switched_form import switch_form
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import standard_form
 from onnxfq.interchange.quantized_models.qonnx import pairs_of_qonnx
+from onnxfq.interchange.quantized_models.stored_casts import pairs_of_casts
 
 
 def normal(*shape: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:
@@ -235,3 +236,22 @@ def test_a_file_of_passed_over_quantizers_is_not_called_sound() -> None:
         {"s": np.full(8, 0.02, np.float32), "z": np.zeros(8, np.int8)},
     )
     assert diagnose(proto, data=DATA).verdict.startswith("nothing was looked at")
+
+
+@pytest.mark.parametrize("scales", [(6,), (1, 6), ()])
+def test_weights_behind_a_cast_and_a_mul_are_read_as_pairs(scales: tuple[int, ...]) -> None:
+    """A stored weight that Cast and Mul make floats becomes DequantizeLinear, with the same result."""
+    scale = np.asarray(
+        np.abs(W).max(0).reshape(scales) / 127 if scales else np.abs(W).max() / 127, np.float32
+    )
+    proto = build(
+        "g (float[N,8] x) => (float[N,6] y) { c = Cast <to = 1> (q) w = Mul (c, s) y = MatMul (x, w) }",
+        {"q": np.rint(W / scale).astype(np.int8), "s": scale},
+        opset=11,
+    )
+    pairs = pairs_of_casts(proto, "m")
+    assert [node.op_type for node in pairs.graph.node] == ["DequantizeLinear", "MatMul"]
+    for feed in DATA[:2]:
+        np.testing.assert_allclose(run(pairs, feed), run(proto, feed), rtol=1e-6)  # the order of sums
+    result = diagnose(proto, data=DATA)
+    assert result.quantizers == 1 and result.verdict.startswith("no fault found")

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
-from diagnosis_score import Score, score
-from planted_cases import CASES, SOUND
+from diagnosed_networks import Network, network
+from diagnosis_score import Score, score, sqnr_db
+from onnx import numpy_helper
+from planted_cases import CASES, SOUND, Case
+from quantized_files import make, sound
+from unseen_cases import sound_cases
+
+from onnxfq import diagnose
+from onnxfq.diagnosis.reading.board import Board, Change
+from onnxfq.diagnosis.reading.switched_form import switch_form
 
 EVERY = 6
 """Of so many files one is diagnosed, unless all cases are asked for."""
@@ -41,6 +51,53 @@ def test_sound_files_are_not_accused(request: pytest.FixtureRequest) -> None:
     for with_float in (True, False):
         rows = [score(name, SOUND[name], with_float=with_float) for name in chosen(request, list(SOUND))]
         assert sum(bool(row.causes) for row in rows) <= 1, rows
+
+
+@pytest.mark.parametrize("name", ["decoder-qoperator", "gated-qdq-signed", "mixer-own-cpu", "dilated-own"])
+def test_what_other_networks_have_is_no_fault(name: str) -> None:
+    """Neither Relus of float layers alone, nor ranges that a Relu cuts, nor sums behind other operators."""
+    assert score(name, sound_cases()[name]).causes == ()
+
+
+def test_data_that_is_no_picture_has_no_preprocessing() -> None:
+    """Ranges of the most quiet sample are those of few samples, where the data cannot be in another unit."""
+    (cause,) = score("few", Case("dilated", "qoperator", samples=1)).causes
+    assert cause.startswith("few_samples")
+
+
+def test_channels_are_evened_out(tmp_path: Path) -> None:
+    """A channel 60 times as large ruins its tensor; the repair gains 8 dB or more on samples of no choice."""
+    net = network("transformer")
+    proto = onnx.ModelProto()
+    proto.CopyFrom(net.proto)
+    for tensor in proto.graph.initializer:
+        if tensor.name in ("g2", "up_w"):
+            values = numpy_helper.to_array(tensor).copy()
+            values[3] *= 60 if tensor.name == "g2" else 1 / 60
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    made, output = make("transformer", "qdq", net=Network(proto, net.draw)), tmp_path / "repaired.onnx"
+    result = diagnose(made, reference=proto, data=net.feeds(24, seed=2), output=output)
+    assert [(cause.kind, cause.tensor) for cause in result.causes] == [("channel_spread", "h2")]
+    unseen = net.feeds(24, seed=3)
+    assert sqnr_db(proto, onnx.load(output), unseen) > sqnr_db(proto, made, unseen) + 8
+    assert all(len(line) <= 80 for line in result.table().splitlines())
+
+
+def test_the_session_without_quantizers_is_the_form_with_all_of_them_off() -> None:
+    """Its outputs are those of the switched form but for the order of sums, 1e-5, constants replaced too."""
+    form = switch_form(sound("conv", "qdq"), "m")
+    board, feed = Board(form, ["y"], 1), network("conv").feeds(1, seed=2)[0]
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in form.proto.graph.initializer}
+    stored = {one.constant: tensors[one.constant] for one in form.constants}
+    first = next(iter(stored))
+    for constants in ({}, {first: stored[first] / 2}):
+        board.embed(constants)
+        plain, switched = (
+            board.run(feed, board.nothing | Change(constants=given), ["y", *board.inner])
+            for given in (constants, stored | constants)
+        )
+        for one, other in zip(plain, switched, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def _share(rows: list[Score], mark: str, of_sixty: int) -> bool:

@@ -73,7 +73,7 @@ def _equalize(patient: Patient, quantizer: ActivationQuantizer) -> tuple[Callabl
     shaped = factors.reshape(-1, *[1] * spatial)
     parts = [
         TensorValues.of(array / shaped, not spatial)
-        for feed in patient.choosing
+        for feed in patient.feeds
         for array in patient.inner(feed, [quantizer])
     ]
     fit = TensorValues.over(parts).best_fit(quantizer)

@@ -41,16 +41,12 @@ def is_per_axis(scale: NDArray[np.generic]) -> bool:
 
 
 def channel_axis(node: onnx.NodeProto, rank: int) -> int | None:
-    """Return the axis of the output channels of the weight of a layer; None for another operator."""
+    """Return the axis of the output channels of the weight of a layer; None for another operator or rank."""
     if node.op_type not in WEIGHTED_INPUTS:
         return None
-    if node.op_type == "Conv":
-        return 0
-    if node.op_type == "ConvTranspose":
-        return 1
-    if node.op_type == "Gemm":
-        return 0 if attributes_of(node).get("transB") else 1
-    return rank - 1
+    known = {"Conv": 0, "ConvTranspose": 1, "Gemm": 0 if attributes_of(node).get("transB") else 1}
+    axis = known.get(node.op_type, rank - 1)
+    return axis if 0 <= axis < rank else None
 
 
 def requantize(values: NDArray[np.float32], constant: StoredConstant, axis: int | None) -> RequantizedWeight:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.external import sizes
@@ -148,12 +148,16 @@ def check_unfolded(proto: onnx.ModelProto, source: str) -> None:
 
 
 def _check_values(tensor: TensorProto, source: str) -> None:
-    if tensor.data_type in sizes.PACKED_TYPES or not (tensor.HasField("raw_data") or is_external(tensor)):
-        return
     element = sizes.element_bytes(tensor.data_type)
-    if any(size < 0 for size in tensor.dims) or element is None:
-        return  # the checker says so
-    have = sizes.tensor_bytes(tensor) if is_external(tensor) else len(tensor.raw_data)
+    is_packed = tensor.data_type in (*sizes.PACKED_TYPES, TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+    if is_packed or any(size < 0 for size in tensor.dims) or element is None:
+        return  # of the last two the checker says so
+    if is_external(tensor):
+        have = sizes.tensor_bytes(tensor)
+    elif tensor.HasField("raw_data"):
+        have = len(tensor.raw_data)
+    else:
+        have = element * len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type)))
     want = element * math.prod(tensor.dims)
     if have != want:
         raise ModelError(

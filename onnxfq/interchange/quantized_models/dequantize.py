@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxfq.errors import ModelError, nearest
+from onnxfq.errors import ModelError, join_lines, nearest
 from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
@@ -154,7 +154,7 @@ class Unfolding:
         return True
 
     def evaluate(self, node: onnx.NodeProto, given: dict[str, Any]) -> list[NDArray[Any]]:
-        """Return the outputs of a node for these inputs, by ONNX's reference."""
+        """Return the outputs of a node for these inputs, by ONNX's reference, or raise ModelError."""
         graph = helper.make_graph(
             [node],
             "one",
@@ -162,7 +162,13 @@ class Unfolding:
             [helper.make_empty_tensor_value_info(name) for name in node.output if name],
         )
         model = helper.make_model(graph, opset_imports=list(self.form.proto.opset_import))
-        return [np.asarray(values) for values in ReferenceEvaluator(model).run(None, given)]
+        try:
+            return [np.asarray(values) for values in ReferenceEvaluator(model).run(None, given)]
+        except Exception as fault:  # any NumPy error of a damaged model
+            raise ModelError(
+                f"{self.source}: {node.op_type} {node.name!r} does not fit its inputs: "
+                f"{join_lines(fault)[:200]}; export it again"
+            ) from None
 
     def keep(self, node: onnx.NodeProto) -> None:
         """Keep a float node, or one that joins quantized numbers; its inputs become real numbers."""
