@@ -22,6 +22,7 @@ from onnxfq.data import Feed
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, default_opset, list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.names import Names
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.opset import lowest_ir, raise_opset
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import inline_functions, name_tensors
@@ -203,7 +204,7 @@ class _RandomRewriter:
     def _draw(self, node: onnx.NodeProto, steps: Sequence[str]) -> list[onnx.NodeProto]:
         """Return the nodes that take the place of `node`."""
         self._nodes = []
-        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        given = attributes_of(node)
         # Equal seeds draw equal numbers, as in ONNX Runtime.
         name = f"seed {given['seed']}" if "seed" in given else node.output[0]
         key = self._call("Mix", SEED_INPUT, self._constant(zlib.crc32(name.encode()) % _PRIME))

@@ -6,7 +6,8 @@ nothing changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +20,7 @@ from onnxfq.graph.external.weightless import change_without_weights
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.names import Names
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.ops import QUANTIZED_OPS, RESHAPES, STANDARD_DOMAINS
 from onnxfq.graph.prune import keep_constants
@@ -57,8 +59,7 @@ def note_batch_statistics(proto: onnx.ModelProto) -> str:
     found = [
         node
         for node in list_nodes(proto.graph)
-        if node.op_type == "BatchNormalization"
-        and any(a.name == "training_mode" and a.i for a in node.attribute)
+        if node.op_type == "BatchNormalization" and attributes_of(node).get("training_mode")
     ]
     if not found:
         return ""
@@ -92,8 +93,8 @@ def separate_depthwise_weights(proto: onnx.ModelProto) -> str:
 
 
 def _is_grouped(node: onnx.NodeProto) -> bool:
-    groups = any(a.name == "group" and a.i > 1 for a in node.attribute)
-    return node.op_type == "Conv" and node.domain in STANDARD_DOMAINS and groups
+    is_convolution = node.op_type == "Conv" and node.domain in STANDARD_DOMAINS
+    return is_convolution and attributes_of(node).get("group", 1) > 1
 
 
 def name_negative_dims(proto: onnx.ModelProto) -> str:
@@ -240,7 +241,7 @@ def _fold_moves(
         if not foldable:
             continue
         inputs = {name: tensor_array(constants[name]) for name in node.input}
-        value = numpy_helper.from_array(evaluate_node(node, inputs, proto), node.output[0])
+        value = numpy_helper.from_array(evaluate_node(node, inputs, proto)[0], node.output[0])
         if inside and value.data_type not in _FLOATS:
             continue
         constants[node.output[0]] = value
@@ -327,9 +328,9 @@ def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
 
 
 def evaluate_node(
-    node: onnx.NodeProto, inputs: dict[str, NDArray[np.generic]], proto: onnx.ModelProto
-) -> NDArray[np.generic]:
-    """Return the first output of `node` by ONNX's reference, at the opsets of `proto`."""
+    node: onnx.NodeProto, inputs: Mapping[str, NDArray[Any] | None], proto: onnx.ModelProto
+) -> list[NDArray[Any]]:
+    """Return the outputs of `node` by ONNX's reference, at the opsets of `proto`."""
     graph = onnx.helper.make_graph(
         [node],
         "fold",
@@ -339,4 +340,4 @@ def evaluate_node(
         ),
     )
     model = onnx.helper.make_model(graph, opset_imports=list(proto.opset_import))
-    return np.asarray(ReferenceEvaluator(model).run(None, inputs)[0])
+    return [np.asarray(values) for values in ReferenceEvaluator(model).run(None, inputs)]

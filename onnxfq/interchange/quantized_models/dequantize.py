@@ -18,22 +18,21 @@ import numpy as np
 import onnx
 from numpy.typing import ArrayLike, NDArray
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from onnxfq.errors import ModelError, nearest
 from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, default_opset, list_nodes
+from onnxfq.graph.node_fields import attributes_of, input_name, numbers_type
+from onnxfq.graph.normalize.steps import evaluate_node
 from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, RESHAPES, SIZES, SPLITS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.stored_grid import StoredGrid, grid_of
 from onnxfq.interchange.quantized_models.number_grids import (
     COMPARISONS,
     GridOperand,
     NumberGrid,
-    attributes_of,
     find_grids,
-    input_name,
     joined_slots,
 )
 from onnxfq.numerics.affine import quantize
@@ -145,24 +144,14 @@ class Unfolding:
         elif joined_slots(node)[1] and any(
             self.constants[node.input[slot]].data_type in _NUMBERS for slot in joined_slots(node)[0]
         ):
-            outputs = self.evaluate(node, {name: self.array(name) for name in node.input if name})
+            given = {name: self.array(name) for name in node.input if name}
+            outputs = evaluate_node(node, given, self.form.proto)
         else:
             return False
         for name, values in zip(filter(None, node.output), outputs, strict=True):
             self.constants[name] = numpy_helper.from_array(values, name)
             self._folded.add(name)
         return True
-
-    def evaluate(self, node: onnx.NodeProto, given: dict[str, Any]) -> list[NDArray[Any]]:
-        """Return the outputs of a node for these inputs, by ONNX's reference."""
-        graph = helper.make_graph(
-            [node],
-            "one",
-            [helper.make_empty_tensor_value_info(name) for name in given],
-            [helper.make_empty_tensor_value_info(name) for name in node.output if name],
-        )
-        model = helper.make_model(graph, opset_imports=list(self.form.proto.opset_import))
-        return [np.asarray(values) for values in ReferenceEvaluator(model).run(None, given)]
 
     def keep(self, node: onnx.NodeProto) -> None:
         """Keep a float node, or one that joins quantized numbers; its inputs become real numbers."""
@@ -262,7 +251,8 @@ class Unfolding:
         same = node.op_type == "Identity"
         if grid is None or not (same or grid.scale.size == 1) or any(values is None for values in others):
             return False
-        (steps,) = self.evaluate(node, dict(zip(node.input, [grid.steps, *others], strict=True)))
+        given = dict(zip(node.input, [grid.steps, *others], strict=True))
+        (steps,) = evaluate_node(node, given, self.form.proto)
         kind = helper.tensor_dtype_to_np_dtype(self.constants[self.name(node.input[0])].data_type)
         moved = grid if same else StoredGrid(steps, grid.scale.reshape(()))
         self.real[node.output[0]] = self.weight(self.own_name(node), moved, kind)
@@ -495,10 +485,10 @@ class Unfolding:
         read = {name for node in self.nodes for name in node.input} | self.outputs
         read |= self.index.captured
         kept = [tensor for tensor in self.graph.initializer if tensor.name in read]
-        for name, values in (("node", self.nodes), ("initializer", kept)):
-            copies = [type(message).FromString(message.SerializeToString()) for message in values]
+        copies = onnx.GraphProto(node=self.nodes, initializer=kept)
+        for name in ("node", "initializer"):
             self.graph.ClearField(name)
-            getattr(self.graph, name).extend(copies)
+            getattr(self.graph, name).extend(getattr(copies, name))
         # Tensors of quantized numbers have become float.
         del self.graph.value_info[:]
 
@@ -520,5 +510,5 @@ def find_stored_type(node: onnx.NodeProto, zero_point: NDArray[Any] | None) -> n
     """Return the type of the numbers of a QuantizeLinear: of its zero point, or from its attribute."""
     if zero_point is not None:
         return zero_point.dtype
-    code = attributes_of(node).get("output_dtype", 0)
-    return np.dtype(helper.tensor_dtype_to_np_dtype(code) if code else np.uint8)
+    kind: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(numbers_type(node, None))
+    return kind
