@@ -8,11 +8,11 @@ removes these. A Clip stands where values may be outside.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,6 +27,7 @@ from onnxfq.graph.model import bodies, default_opset, list_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name, numbers_type
 from onnxfq.graph.normalize.steps import evaluate_node
 from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, RESHAPES, SIZES, SPLITS, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.saturation import ValueLimit, make_clip
 from onnxfq.graph.stored_grid import StoredGrid, grid_of
 from onnxfq.interchange.quantized_models.number_grids import (
     COMPARISONS,
@@ -46,15 +47,6 @@ _SAME_RANK = frozenset({"Add", "Clip", "Concat", "LeakyRelu", "Mul", "Relu", "Si
 _NUMBERS = frozenset(one.onnx_type for one in QTYPES.values() if one.onnx_type)
 
 
-class Saturation(NamedTuple):
-    """A Clip to the range of a pair: the tensor that it limits, its ends, and the step of the grid."""
-
-    tensor: str
-    low: float
-    high: float
-    step: float
-
-
 @dataclass
 class FloatForm:
     """The float model, and the quantization of its source.
@@ -71,7 +63,7 @@ class FloatForm:
     proto: onnx.ModelProto
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     grids: dict[str, StoredGrid] = field(default_factory=dict)
-    clips: dict[str, Saturation] = field(default_factory=dict)
+    clips: dict[str, ValueLimit] = field(default_factory=dict)
     inputs: dict[str, set[int]] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
 
@@ -109,7 +101,7 @@ class Unfolding:
         # Ranks of float tensors that operators with their channels last need.
         self.ranks: dict[str, int] = {}
         self._bounds: dict[str, Bounds] = {}
-        self._clips: dict[Saturation, str] = {}
+        self._clips: dict[ValueLimit, str] = {}
 
     def run(self) -> FloatForm:
         """Return the float form. Raises ModelError for an operator without a float form."""
@@ -424,22 +416,18 @@ class Unfolding:
     def saturate(self, tensor: str, grid: NumberGrid) -> str:
         """Return `tensor`, or its Clip to the range of `grid` if values may be outside of it."""
         (low, high), (least, most), half = grid.limits, self.bounds(tensor), grid.scale / 2
-        low, high = low if least < low - half else -math.inf, high if most > high + half else math.inf
-        if (low, high) == UNKNOWN:
+        ends = {"min": low} if least < low - half else {}
+        ends |= {"max": high} if most > high + half else {}
+        if not ends:
             self._note_range(tensor, grid)
             return tensor
-        wanted = Saturation(tensor, low, high, grid.scale)
+        wanted = ValueLimit(tensor, ends.get("min"), ends.get("max"), grid.scale)
         clipped = self._clips.get(wanted, "")
         if not clipped:
             clipped = self._clips[wanted] = self.names.claim(f"{tensor}/clipped")
-            ends = {key: end for key, end in (("min", low), ("max", high)) if math.isfinite(end)}
-            if self.opset < 11:
-                self.emit("Clip", [tensor], [clipped], clipped, **ends)
-            else:
-                names = {k: self.constant(f"{clipped}/{k}", end, grid.floats) for k, end in ends.items()}
-                inputs = [tensor, names.get("min", ""), names.get("max", "")]
-                self.emit("Clip", inputs if "max" in names else inputs[:2], [clipped], clipped)
-            self._bounds[clipped] = (max(least, low), min(most, high))
+            constant = partial(self.constant, kind=grid.floats)
+            clip = make_clip(tensor, clipped, ends, self.opset, constant, clipped)
+            self.emit("Clip", list(clip.input), [clipped], clip)
             self.form.clips[clipped] = wanted
         self._note_range(clipped, grid)
         return clipped
