@@ -27,6 +27,7 @@ from onnxfq.graph.normalize.opset import lowest_ir, raise_opset
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import inline_functions, name_tensors
 from onnxfq.graph.ops import ONNXFQ_DOMAIN, RANDOM_OPS, STANDARD_DOMAINS
+from onnxfq.support.plurals import name_first
 
 SEED_INPUT = f"{ONNXFQ_DOMAIN}/seed"
 """Input of a model that draws: an integer from `seed_of`."""
@@ -116,11 +117,10 @@ def explain_draws(proto: onnx.ModelProto) -> str:
     nodes = random_nodes(proto)
     if not nodes:
         return ""
-    names = [f"{node.op_type} {node.name or node.output[0]!r}" for node in nodes[:_NAMED]]
-    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+    names = [f"{node.op_type} {node.name or node.output[0]!r}" for node in nodes]
     return (
-        f"random numbers of {', '.join(names)}{more} depend here on the feed and the name of the tensor, and "
-        "are the same at every run, in float and quantized models; a written model draws as the given one"
+        f"random numbers of {name_first(names, _NAMED)} depend here on the feed and the name of the tensor, "
+        "and are the same at every run, in float and quantized models; a written model draws as the given one"
     )
 
 
