@@ -7,6 +7,7 @@ nothing changed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -293,27 +294,25 @@ def _rename(graph: onnx.GraphProto, changes: dict[str, str]) -> None:
         inner.input[:] = [changes.get(name, name) for name in inner.input]
 
 
+_CONSTANTS: dict[str, Any] = {
+    **dict.fromkeys(("value_float", "value_floats"), np.float32),
+    **dict.fromkeys(("value_int", "value_ints"), np.int64),
+    **dict.fromkeys(("value_string", "value_strings"), object),
+}
+"""Types of the attributes of Constant that are no tensors."""
+
+
 def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """Return the tensor of a Constant node from any of its attributes; None for other nodes."""
     if node.op_type != "Constant" or node.domain not in STANDARD_DOMAINS:
         return None
-    attribute = node.attribute[0]
-    if attribute.name == "value":
-        tensor = onnx.TensorProto()
-        tensor.CopyFrom(attribute.t)
-        return tensor
-    if attribute.name == "sparse_value":
-        return _dense(attribute.sparse_tensor, node.output[0])
-    makers: dict[str, NDArray[np.generic]] = {
-        "value_float": np.asarray(attribute.f, np.float32),
-        "value_floats": np.asarray(list(attribute.floats), np.float32),
-        "value_int": np.asarray(attribute.i, np.int64),
-        "value_ints": np.asarray(list(attribute.ints), np.int64),
-        "value_string": np.asarray(attribute.s, object),
-        "value_strings": np.asarray(list(attribute.strings), object),
-    }
-    value = makers.get(attribute.name)
-    return None if value is None else numpy_helper.from_array(value)
+    name, value = next(iter(attributes_of(node).items()))
+    if name == "value":
+        return deepcopy(value)
+    if name == "sparse_value":
+        return _dense(value, node.output[0])
+    dtype = _CONSTANTS.get(name)
+    return None if dtype is None else numpy_helper.from_array(np.asarray(value, dtype))
 
 
 def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
