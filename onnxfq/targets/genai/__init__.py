@@ -5,7 +5,6 @@ from __future__ import annotations
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.normalize.turned_weights import store_turned
 from onnxfq.passes.qdq_form import QdqForm, Writer
-from onnxfq.support.attempts import attempt
 from onnxfq.targets.genai.cache import write_cache
 from onnxfq.targets.genai.matmul_nbits import note_rounding, write_weight
 from onnxfq.targets.genai.policy import POLICY
@@ -27,8 +26,6 @@ GENAI = Target(
     "genai",
     POLICY,
     recipes=RECIPES,
-    prepare=lambda model: attempt(
-        "preparing the decoder for GenAI", lambda: rotate_outside(store_turned(model)), lambda: model
-    ),
+    prepare=lambda model: rotate_outside(store_turned(model)),
     form=QdqForm(_choose_writer, edit=rotate_inside),
 )
