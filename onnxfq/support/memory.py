@@ -37,7 +37,7 @@ def limit_memory() -> None:
 def check_limits() -> None:
     """Raise `OnnxfqError` if a limit of this process is below what the libraries of any command reserve.
 
-    Libraries that a limit stops while they start threads end the process, or wait for ever.
+    Below it libraries end the process in the middle of a call, or never return.
     """
     if os.name != "posix":
         return
