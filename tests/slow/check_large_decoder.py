@@ -5,7 +5,7 @@
 
 Not a pytest. 16 layers are 1.1 billion weights: two hours of processor time, and 15 GB of disk. Checks that
 processor time and resident memory, mapped files included, stay within their limits, and that progress says
-the time left. The folder must generate: in ONNX Runtime GenAI with a PYTHON that has it, else in ONNX Runtime.
+the time left. The folder must generate: in ONNX Runtime GenAI by a PYTHON that has it, else in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Run(NamedTuple):
     lines: list[str]
 
 
-def quantize(folder: Path, samples: int, shape: DecoderShape, rounding: str = "gptq", threads: int = 0) -> Run:
+def quantize(
+    folder: Path, samples: int, shape: DecoderShape, rounding: str = "gptq", threads: int = 0
+) -> Run:
     """Write the folders `float` and `int4` of a decoder. Raises CalledProcessError if the latter fails."""
     write_genai_decoder(folder / "float", shape)
     tokens = random_tokens(shape, samples)

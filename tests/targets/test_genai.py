@@ -89,8 +89,8 @@ def test_weights_in_pairs(form: WeightForm, scheme: dict[str, object]) -> None:
     result = onnxfq.quantize(proto, [{"x": x}], recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None))
     kinds = [node.op_type for node in result.qdq.graph.node]
     assert kinds == ["DequantizeLinear", *(["Transpose"] if form == "qdq-transpose" else []), "MatMul"]
-    stored = next(one for one in result.qdq.graph.initializer if one.name == result.qdq.graph.node[0].input[0])
-    assert list(stored.dims) == ([24, 256] if form == "qdq-transpose" else [256, 24])
+    sizes = {one.name: list(one.dims) for one in result.qdq.graph.initializer}
+    assert sizes[result.qdq.graph.node[0].input[0]] == ([24, 256] if form == "qdq-transpose" else [256, 24])
     wanted, found = (Session(one, exact=True).run({"x": x})[0] for one in (result.simulation, result.qdq))
     np.testing.assert_array_equal(found, wanted)
 

@@ -56,4 +56,4 @@ GENAI_QDQ = replace(
 GENAI_QDQ_TRANSPOSE = replace(
     GENAI_QDQ, name="genai-qdq-transpose", form=QdqForm(_choose_cache_writer, edit=_edit_turned)
 )
-"""The same with a row for each output and a Transpose behind, as GenAI's builder writes for TensorRT for RTX."""
+"""The same with a row for each output and a Transpose behind, as for TensorRT for RTX."""
