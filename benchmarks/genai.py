@@ -1,6 +1,6 @@
 """Bytes, perplexity and speed of a language model's folders in ONNX Runtime GenAI.
 
-    python benchmarks/genai.py MODEL TOKENS --python PYTHON [--calibration 32] [--out FILE]
+    python benchmarks/genai.py MODEL TOKENS --python PYTHON [--cache] [--calibration 32] [--out FILE]
 
 MODEL is `stories260k_ts_op17.onnx`, a Llama with heads of 8 numbers. PYTHON is of an environment with torch,
 transformers and onnxruntime-genai. There the weights become a checkpoint with heads of 16, of which GenAI's
@@ -80,7 +80,6 @@ HEAD = "| folder | MB | perplexity in onnxruntime | in GenAI | tokens a second |
 CACHE = {"cache": {"qtype": "int8", "granularity": "per_axis"}}
 LAST = {"overrides": [{"tensors": ["lm_head.MatMul.weight"], "weights": {"qtype": "int8"}}]}
 ALONE = [{"op_types": ["MatMul"], "keep_float": True}]
-CACHES = [(qtype, part) for qtype in ("int8", "float8e4m3fn") for part in ("tensor", "channel")]
 SIMULATED = "simulated.onnx"
 NO_KERNEL = "float8"
 """Caches that ONNX Runtime's CPU does not run: their perplexity is that of the simulation."""
@@ -92,11 +91,15 @@ ROWS = (
     Row("`genai-int4`, the head in int8", "genai-int4", LAST),
     Row("`genai-int8`, cache in int8 by channel", "genai-int8", CACHE),
     Row("`genai-int4`, cache in int8 by channel", "genai-int4", CACHE),
-    *(
-        Row(f"float, cache in {qtype} by {part}", "genai-int8", {"overrides": ALONE, "cache": cache})
-        for qtype, part in CACHES
-        for cache in [{"qtype": qtype, "granularity": {"tensor": "per_tensor", "channel": "per_axis"}[part]}]
-    ),
+)
+CACHE_ROWS = tuple(
+    Row(
+        f"{qtype}, `{part}`",
+        "genai-int8",
+        {"overrides": ALONE, "cache": {"qtype": qtype, "granularity": way}},
+    )
+    for qtype in ("int8", "float8e4m3fn")
+    for part, way in (("tensor", "per_tensor"), ("channel", "per_axis"))
 )
 
 
@@ -107,6 +110,7 @@ def main() -> None:
     parser.add_argument("tokens", type=Path)
     parser.add_argument("--python", required=True, help="of an environment with onnxruntime-genai")
     parser.add_argument("--calibration", type=int, default=32, help="texts that calibrate")
+    parser.add_argument("--cache", action="store_true", help="caches alone, with weights in float")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     with np.load(asked.tokens) as arrays:
@@ -119,7 +123,8 @@ def main() -> None:
     if asked.out is not None:
         unseen = len(texts) - asked.calibration
         intro = f"{asked.model.stem} as folders, {asked.calibration} texts calibrate, {unseen} are scored."
-        asked.out.write_text(f"# Language models in GenAI\n\n{intro}\n\n{table}\n", encoding="utf-8")
+        title = "Caches of a language model in GenAI" if asked.cache else "Language models in GenAI"
+        asked.out.write_text(f"# {title}\n\n{intro}\n\n{table}\n", encoding="utf-8")
 
 
 def measure(root: Path, asked: argparse.Namespace, texts: np.ndarray) -> list[list[str]]:
@@ -127,13 +132,15 @@ def measure(root: Path, asked: argparse.Namespace, texts: np.ndarray) -> list[li
     np.savez(root / "weights.npz", **llama_weights(onnx.load(asked.model)))
     np.savez(root / "texts.npz", texts=texts[asked.calibration :])
     run([asked.python, "-c", CHECKPOINT, str(root / "weights.npz"), str(root / "hf")])
-    for precision in ("fp32", "int4"):
+    for precision in ("fp32",) if asked.cache else ("fp32", "int4"):
         words = [asked.python, "-m", "onnxruntime_genai.models.builder", "-i", str(root / "hf")]
         words += ["-o", str(root / precision), "-p", precision, "-e", "cpu", "-c", str(root / "cache")]
         run([*words, "--extra_options", "int4_block_size=32"])
-    folders = {"float": root / "fp32", "int4 of GenAI's builder": root / "int4"}
+    folders = {"float": root / "fp32"}
+    if not asked.cache:
+        folders["int4 of GenAI's builder"] = root / "int4"
     known = [feed(root / "fp32" / "model.onnx", text) for text in texts[: asked.calibration]]
-    for number, row in enumerate(ROWS):
+    for number, row in enumerate(CACHE_ROWS if asked.cache else ROWS):
         folders[row.title] = root / f"made_{number}"
         recipe = onnxfq.load_recipe(row.recipe).override(**row.changes)
         result = onnxfq.quantize(root / "fp32", known, folders[row.title], recipe=recipe)

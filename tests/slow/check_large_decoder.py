@@ -5,7 +5,7 @@
 
 Not a pytest. 16 layers are 1.1 billion weights: two hours of processor time, and 15 GB of disk. Checks that
 processor time and resident memory, mapped files included, stay within their limits, and that progress says
-the time left. The folder must generate: in ONNX Runtime GenAI by a PYTHON that has it, else in ONNX Runtime.
+the time left of a long run. The folder must generate: in ONNX Runtime GenAI by a PYTHON that has it, else in ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def main() -> int:
         run.seconds <= MOST_SECONDS,
         run.peak <= MOST_BYTES,
         noise > 10,
-        any("s left" in line for line in run.lines),
+        run.seconds < 60 or any("s left" in line for line in run.lines),
     ]
     print(right)
     return 0 if all(right) else 1

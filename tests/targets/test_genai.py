@@ -19,6 +19,7 @@ from onnxfq.choices import WeightForm
 from onnxfq.cli.main import main
 from onnxfq.data.texts import TextTokens, read_texts
 from onnxfq.errors import OnnxfqError
+from onnxfq.interchange.genai_folder import GenaiFolder
 from onnxfq.metrics import perplexity
 from onnxfq.runtime.session import Session
 from onnxfq.targets.genai.weight_forms import with_weight_form
@@ -353,6 +354,20 @@ def test_wrong_texts(name: str, content: bytes, reason: str, tmp_path: Path) -> 
     (tmp_path / name).write_bytes(content)
     with pytest.raises(OnnxfqError, match=reason):
         read_texts(tmp_path / name)
+
+
+def test_texts_of_few_words_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Four words are too few for a decoder of 32 numbers a token, and enough for one of 4."""
+    folder = write_folder(tmp_path / "float")
+    decoder_file = GenaiFolder.read(folder)
+    texts = tmp_path / "t.txt"
+    texts.write_text("once upon a once upon a time")
+    assert len(decoder_file.feeds(texts)) == 1
+    assert "has 4 different tokens, fewer than the 32 numbers of hidden_size" in caplog.text
+    caplog.clear()
+    rename(folder, 4, "hidden_size")
+    GenaiFolder.read(folder).feeds(texts)
+    assert not caplog.text
 
 
 def test_windows(tmp_path: Path) -> None:
