@@ -233,7 +233,7 @@ def test_a_language_model_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_has_the_tables_of_large_and_generating_models(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page of language models has the results as they were written, and the arithmetic gives them again."""
+    """The page of language models has the results as written, and the arithmetic gives them again."""
     table = (ROOT / "benchmarks" / "results" / f"{name}.md").read_text().strip().rpartition("\n\n")[2]
     assert table in (ROOT / "docs" / "llm.md").read_text()
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

@@ -5,7 +5,8 @@
 
 Not a pytest. 16 layers are 1.1 billion weights: two hours of processor time, and 15 GB of disk. Checks that
 processor time and resident memory, mapped files included, stay within their limits, and that progress says
-the time left of a long run. The folder must generate: in ONNX Runtime GenAI by a PYTHON that has it, else in ONNX Runtime.
+the time left of a long run. The folder must generate: in ONNX Runtime GenAI by a PYTHON that has it, else in
+ONNX Runtime.
 """
 
 from __future__ import annotations
