@@ -36,6 +36,7 @@ _OTHER_WORDS = {
     "promise": "min_sqnr",
     "protect": "repair",
     "requantize": "existing",
+    "weight_form": "target",
 }
 """Words of the command line and former keywords, and the fields that have their meaning now."""
 
