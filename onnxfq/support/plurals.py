@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _NOUNS = (
-    "activation|channel|feed|file|group|input|kernel|layer|matrice|node|output|quantizer|run|sample|tensor|"
+    "activation|cause|channel|feed|file|group|input|kernel|layer|matrice|node|output|quantizer|run|sample|tensor|"
     "thread|time|weight"
 )
 _VERBS = {"are": "is", "count": "counts", "have": "has", "make": "makes", "stay": "stays", "were": "was"}
