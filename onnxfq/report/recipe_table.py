@@ -106,7 +106,7 @@ class RecipeTable(Record):
         by = ", ".join(sorted(builders))
         return [
             *(["unseen dB: SQNR of the worst output, on samples that gave no ranges"] * self.is_unseen),
-            *([f"low precision: how many of the quantized operators run so, by {by}"] if by else []),
+            *([f"low precision: how many operators run as the recipe promises, by {by}"] if by else []),
         ]
 
     def lines(self) -> list[str]:

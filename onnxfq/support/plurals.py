@@ -11,7 +11,7 @@ _NOUNS = (
 _VERBS = {"are": "is", "count": "counts", "have": "has", "make": "makes", "stay": "stays", "were": "was"}
 
 _AFTER_ONE = re.compile(
-    rf"(?<![\w.,/:*^-])1 ((?:[a-z]+ )?)(?:({_NOUNS})s|([\w-]+)\(s\))(?: ({'|'.join(_VERBS)}))?(?![\w-])"
+    rf"(?<![\w.,/:*^-])1 ((?:[A-Za-z]+ )?)(?:({_NOUNS})s|([\w-]+)\(s\))(?: ({'|'.join(_VERBS)}))?(?![\w-])"
 )
 _AFTER_MORE = re.compile(r"(?<=[\d\w])\(s\)")
 

@@ -310,9 +310,8 @@ def test_every_recipe_has_a_page(recipe: str) -> None:
     assert {row["node"] for row in shown["layers"]} == {node.node for node in result.plan.nodes}
     assert all(float(db) > 5 for db in known.values())
     runs = result.statistics.feeds
-    assert runs in (0, 2) and shown["subtitle"].endswith(
-        ", observed over 2 runs" if runs else ", weights only"
-    )
+    seen = "observed over 2 runs" if runs else "no activation observed"
+    assert runs in (0, 2) and shown["subtitle"].endswith(f", {seen}")
     assert {row["added_db"] for row in shown["layers"] if not row["quantized"]} <= {"Infinity"}
 
 

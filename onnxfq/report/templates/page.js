@@ -14,11 +14,13 @@ function make(tag, attributes, ...children) {
   for (const one of children.flat()) if (one !== null && one !== undefined) node.append(typeof one === "string" && !tag.includes(":") ? unbroken(one) : one);
   return node;
 }
-// A browser breaks lines behind hyphens: inside an arrow, and in front of the name of an option.
+// A browser breaks lines behind hyphens, also inside an arrow and in front of an option's name, and long names anywhere.
 function unbroken(text) {
+  if (text.length > 12 && !text.includes(" ")) return make("span", {}, text.split(/(?<=[/._:])/).flatMap((part, place) => (place ? [make("wbr"), nodeOf(part)] : [nodeOf(part)])));
   const parts = text.split(/(?<=^| )(->|--[a-z-]+)(?![\w-])/);
   return parts.length > 1 ? make("span", {}, parts.map((part, place) => (place % 2 ? whole(part) : part))) : text;
 }
+const nodeOf = (text) => document.createTextNode(text);
 function whole(text) {
   const node = make("span", { class: "whole" });
   node.textContent = text;
@@ -104,7 +106,7 @@ function sorter(heads, show) {
     show(place, ([a], [b]) => none(a) - none(b) || (none(a) ? 0 : (typeof a === "string" ? a.localeCompare(b) : a - b || 0) * (down ? -1 : 1)));
   }));
 }
-const headOf = (title, kind, hint, tag) => make("th", { class: kind, title: hint, scope: "col" }, make("button", { type: "button" }, tag, title));
+const headOf = (title, kind, hint, tag) => make("th", { class: kind, title: hint, scope: "col" }, make("button", { type: "button" }, tag, title.split(/(?= )/).map((word) => (word.includes("-") ? whole(word) : word))));
 const figure = (text) => { const match = /^-?[\d.,]+/.exec(text); return text === "equal" || text === "∞" ? Infinity : match ? Number(match[0].replaceAll(",", "")) : NaN; };
 
 const FOLDED = 4;
