@@ -126,8 +126,14 @@ def test_the_comparison_in_the_readme_is_the_measured_one() -> None:
         for network, cell in zip(("mobilenetv2", "resnet50", "vit_b16"), shown[tool], strict=False):
             measured = times.get((network, str(in_times)))
             decimals = len(cell.partition(".")[2])
-            assert cell in ("not measured", "fails") if measured is None else f"{float(measured):.{decimals}f}" == cell
-        assert shown[tool][3:] == [figures.get((network, str(in_figures)), "not measured") for network in networks]
+            assert (
+                cell in ("not measured", "fails")
+                if measured is None
+                else f"{float(measured):.{decimals}f}" == cell
+            )
+        assert shown[tool][3:] == [
+            figures.get((network, str(in_figures)), "not measured") for network in networks
+        ]
 
 
 def test_the_page_of_results_is_that_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,9 @@ class Inspection(Record):
             return "\n".join(lines)
         rows = [("tensor", "operator", "type", "per", "scale", "to", "zero point")]
         for q in self.quantized:
-            rows.append((q.tensor, q.op_type, q.qtype, q.granularity.removeprefix("per-"), *_scales(q), q.zero_points))
+            rows.append(
+                (q.tensor, q.op_type, q.qtype, q.granularity.removeprefix("per-"), *_scales(q), q.zero_points)
+            )
         return "\n".join([*lines, "", *table_lines(rows, names=(0,))])
 
 
