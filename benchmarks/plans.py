@@ -40,7 +40,7 @@ WIDEST = 0.7
 def make_plans(model: onnxfq.Model, recipe: onnxfq.Recipe) -> tuple[onnxfq.Plan, onnxfq.Plan]:
     """Return the plan before and the plan."""
     without = recipe.override(unfused_attention="quantize", least_weight_bytes=0)
-    with patch.object(stages_plan, "leave_out_short_runs", lambda decisions, nodes, op_types: decisions):
+    with patch.object(stages_plan, "leave_out_short_runs", lambda decisions, *_: decisions):
         before = onnxfq.make_plan(model, without)
     return before, onnxfq.make_plan(model, recipe)
 
