@@ -8,8 +8,8 @@ run with FakeQuantize nodes. A network whose plan is the same under both is coun
 
 One set of scales is one draw of rounding errors. Each plan is also measured with `DRAWS` other sets, the same
 for both: each scale of an activation, times a factor between 1 and 1.6. "Others" is their mean, and "+-" the
-standard error of the mean of the differences. SQNR is the mean over the samples of the task, of all outputs,
-to the float model.
+standard error of the mean of the differences. SQNR is that of all outputs on the samples of the task, to the
+float model.
 """
 
 from __future__ import annotations
@@ -72,14 +72,12 @@ class Measure:
             onnxfq.save(model, file)
             figures = self.folder.measure(self.case, {self.case.file: file})
             run = open_model(file, "ORT_ENABLE_BASIC")
-            ratios = [_ratio(wanted, run(feed)) for feed, wanted in zip(self.feeds, self.wanted, strict=True)]
-        return (*figures, float(np.mean(ratios)))
-
-
-def _ratio(wanted: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
-    pairs = [(np.float64(a), np.float64(b)) for a, b in zip(wanted, found, strict=True)]
-    noise = sum(float(np.square(a - b).sum()) for a, b in pairs)
-    return float(10 * np.log10(sum(float(np.square(a).sum()) for a, _ in pairs) / max(noise, 1e-20)))
+            noise = power = 0.0
+            for feed, wanted in zip(self.feeds, self.wanted, strict=True):
+                for real, found in zip(wanted, run(feed), strict=True):
+                    noise += float(np.square(np.float64(real) - np.float64(found)).sum())
+                    power += float(np.square(np.float64(real)).sum())
+        return (*figures, float(10 * np.log10(power / noise)))
 
 
 def compare(folder: Folder, path: Path, case: Case, name: str) -> list[str] | None:
