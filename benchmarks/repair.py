@@ -35,6 +35,9 @@ from onnxfq.report.text import is_unseen
 TRUE_FEEDS = 64
 """Most samples of the task that tell the true SQNR."""
 
+SEEN = " seen"
+"""Behind the SQNR of samples that gave ranges."""
+
 HEADER = [
     "model",
     "metric",
@@ -122,16 +125,24 @@ def describe(trial: Trial) -> str:
     return f"{trial.remedy} {trial.figures}".strip() if trial.is_kept else ""
 
 
-def judge_estimates(results: Sequence[Result]) -> str:
+def merge_rows(out: Path | None, title: str, rows: Sequence[list[str]]) -> list[list[str]]:
+    """Return `rows` with those of other models and ways of repair in a section of `out`."""
+    text = out.read_text() if out is not None and out.exists() else ""
+    section = text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")][2:]
+    given = [[cell.strip() for cell in line.strip(" |").split(" | ")] for line in lines]
+    return list({(row[0], row[3]): row for row in (*given, *rows)}.values())
+
+
+def judge_estimates(rows: Sequence[Sequence[str]]) -> str:
     """Return how far the printed SQNR is from the true one, for unseen samples and for seen ones."""
     lines = []
-    for name, unseen in (("unseen", True), ("seen, of too few to leave some out,", False)):
-        errors = [got.printed_db - got.true_db for got in results if got.unseen is unseen]
+    for name, seen in (("unseen", False), ("seen, of too few to leave some out,", True)):
+        errors = [float(row[5].split()[0]) - float(row[6]) for row in rows if (SEEN in row[5]) is seen]
         if errors:
-            middle, most = median(map(abs, errors)), max(errors)
             lines.append(
-                f"Printed dB of samples that are {name} are {middle:.1f} dB from the true ones in the median\n"
-                f"of {len(errors)} rows, and at most {most:.1f} dB too good."
+                f"Printed dB of samples that are {name} are {median(map(abs, errors)):.1f} dB from the true\n"
+                f"ones, the median of {len(errors)} rows, and at most {max(errors):.1f} dB too good."
             )
     return "\n".join(lines)
 
@@ -145,7 +156,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="tensorrt-int8")
     parser.add_argument("--damage", default="", help="words, by commas")
     parser.add_argument("--gpu", help="compute capability of the least GPU")
-    parser.add_argument("--out", type=Path, help="replace the section of this title of this page")
+    parser.add_argument("--out", type=Path, help="put the rows into the section of this title")
     parser.add_argument("--title", default="Default", help="of the section")
     parser.add_argument("--jobs", type=int, default=1, help="models at once")
     parser.add_argument("--trials", action="store_true", help="print every trial")
@@ -153,7 +164,6 @@ def main() -> None:
     path, recipe = arguments.folder.resolve(), arguments.recipe
     damages, ways = arguments.damage.split(","), arguments.ways.split(",")
     rows: list[list[str]] = []
-    results: list[Result] = []
     cases = [case for case in CASES if any(text in case.file for text in arguments.only.split(","))]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(arguments.jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
@@ -172,8 +182,7 @@ def main() -> None:
             except onnxfq.OnnxfqError as error:
                 print(f"| {name} | | {numbers(exact)} | {way} | {error} |", flush=True)
                 continue
-            results.append(got)
-            figures = f"{got.printed_db:.1f}{'' if got.unseen else ' seen'}", f"{got.true_db:.1f}"
+            figures = f"{got.printed_db:.1f}{'' if got.unseen else SEEN}", f"{got.true_db:.1f}"
             kept = ", ".join(filter(None, map(describe, got.trials)))
             cells = [name, " / ".join(case.metrics), numbers(exact), way, numbers(got.figures), *figures]
             rows.append([*cells, kept, f"{got.processor:.1f}"])
@@ -182,8 +191,9 @@ def main() -> None:
                 words = "; ".join(trial.texts)
                 line = f"{trial.remedy} {trial.result} {trial.figures} {trial.seconds:.1f} s {words}"
                 print(f"    {line:.300}", flush=True)
+    rows = merge_rows(arguments.out, arguments.title, rows)
     text = f"Recipe {Path(arguments.recipe).stem}. {machine()}.\n\n{markdown_table(HEADER, rows)}"
-    text += f"\n\n{judge_estimates(results)}\n"
+    text += f"\n\n{judge_estimates(rows)}\n"
     write_section(arguments.out, "Repair of trained networks", arguments.title, text)
 
 
