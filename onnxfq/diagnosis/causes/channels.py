@@ -16,7 +16,7 @@ from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.values import TensorValues
 from onnxfq.documents.layers import WIDE, ChannelSizes
-from onnxfq.interchange.quantized_models.number_grids import attributes_of
+from onnxfq.graph.node_fields import attributes_of
 
 HALF = 0.5
 """Share of the noise of the file from which such a tensor is a cause: many sound networks have one."""

@@ -15,7 +15,7 @@ from onnxfq.diagnosis.reading.graph_editor import GraphEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
 from onnxfq.diagnosis.reading.stored_weight import RequantizedWeight, is_per_axis
 from onnxfq.diagnosis.reading.values import GridFit
-from onnxfq.interchange.quantized_models.number_grids import input_name
+from onnxfq.graph.node_fields import input_name
 
 _INTEGER_BIASES = {"QGemm": 6, "QLinearConv": 8}
 # Op type -> the slot of its int32 bias, in units of the product of both scales.
