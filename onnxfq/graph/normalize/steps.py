@@ -344,5 +344,6 @@ def evaluate_node(
         return [np.asarray(values) for values in ReferenceEvaluator(model).run(None, inputs)]
     except Exception as fault:  # any NumPy error of a damaged model
         raise ModelError(
-            f"{node.op_type} {node.name!r} does not fit its inputs: {join_lines(fault)[:200]}; export it again"
+            f"{node.op_type} {node.name!r} does not fit its inputs: {join_lines(fault)[:200]}; export the "
+            "model again"
         ) from None
