@@ -22,10 +22,10 @@ def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRo
     """Return a row for each activation that a cause names, in the order of the causes; none without data."""
     if patient.board is None:
         return ()
-    named = dict.fromkeys((number, cause.kind) for cause in causes for number in cause.numbers)
     kinds: dict[int, list[str]] = {}
-    for number, kind in named:
-        kinds.setdefault(number, []).append(kind)
+    for cause in causes:
+        for number in cause.numbers:
+            kinds.setdefault(number, []).append(cause.kind)
     rows = []
     for number, names in list(kinds.items())[:MOST]:
         quantizer, values = patient.form.activations[number], patient.values[number]
@@ -42,7 +42,7 @@ def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRo
                 format=quantizer.grid.kind.name,
                 bits=quantizer.grid.kind.itemsize * 8,
                 calibrator="of the file",
-                why=", ".join(names).replace("_", " "),
+                why=", ".join(dict.fromkeys(names)).replace("_", " "),
                 sqnr_db=ratio_db(values.power, noise),
                 observed=(values.low, values.high),
                 grid=quantizer.grid.limits,

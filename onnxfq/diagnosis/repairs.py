@@ -10,7 +10,7 @@ import onnx
 from onnxfq.diagnosis.diagnosis import NOTHING_READ, Diagnosis, verdict_of
 from onnxfq.diagnosis.guilty_tensors import guilty_rows
 from onnxfq.diagnosis.measure import Measure
-from onnxfq.diagnosis.reading.cause import Cause, Suspicion
+from onnxfq.diagnosis.reading.cause import FOUND, Cause, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.remedies.judge import keeps_sqnr
 
@@ -43,17 +43,8 @@ class Repairs:
                 if keeps_sqnr(best, scores):
                     self.together, self.is_changed = candidate, True
                     best = [max(pair) for pair in zip(scores, best, strict=True)]
-            causes.append(
-                Cause(
-                    kind=suspicion.kind,
-                    tensor=suspicion.tensor,
-                    node=suspicion.node,
-                    evidence=suspicion.evidence,
-                    repair=suspicion.repair,
-                    before=before,
-                    after=alone,
-                )
-            )
+            known = {name: getattr(suspicion, name) for name in FOUND}
+            causes.append(Cause(**known, before=before, after=alone))
         if self.is_changed:
             after = measure.reported(self.together)
         count = len(patient.form.activations) + len(patient.form.constants)

@@ -73,7 +73,6 @@ def _suspect(
     patient: Patient, node: onnx.NodeProto, kind: str, text: str, wanted: Any, *, is_certain: bool
 ) -> Suspicion:
     change = Change() if wanted is None else Change(constants={node.input[2]: wanted})
-    harm = 0.0 if wanted is None or patient.board is None else patient.harm((), change)
     edits = () if wanted is None else (partial(FileEditor.set_bias, layer=node.name, values=wanted),)
     return Suspicion(
         kind=kind,
@@ -81,7 +80,6 @@ def _suspect(
         tensor=node.output[0] if node.output[0] in patient.index.makers else "",
         node=node.name,
         repair="the bias of the float layer" if wanted is not None else "give the float model, which has it",
-        harm=harm,
         is_certain=is_certain,
         change=change,
         edits=edits,

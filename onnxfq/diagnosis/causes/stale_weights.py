@@ -45,7 +45,7 @@ def find_stale(patient: Patient, reading: WeightReading, others: Sequence[Weight
         f"{factors.max():.3g} times those of the float model, and the weight has not the inverse factors"
     )
     repair = "the weight of the float layer with the inverse factors"
-    return suspect_weight(patient, reading, "stale_weights", text, repair, change, False, edit)
+    return suspect_weight(reading, "stale_weights", text, repair, change, False, edit)
 
 
 def _channel_factors(patient: Patient, number: int, name: str) -> NDArray[np.float64] | None:

@@ -41,7 +41,6 @@ def find_double(patient: Patient) -> Iterator[Suspicion]:
         if first is None or first.grid.agrees(grid):
             continue
         yield _suspect_pair(
-            patient,
             quantizer,
             kind="double_quantization",
             evidence=f"quantized by a scale of {first.grid.scale:.4g}, and again by one of {grid.scale:.4g}",
@@ -76,25 +75,21 @@ def find_inside_fusion(patient: Patient) -> Iterator[Suspicion]:
             f"{readers[0].name!r}, which a kernel computes together; {direct} others have none"
         )
         yield _suspect_pair(
-            patient, quantizer, kind="pair_inside_fusion", evidence=evidence, repair="the pair removed"
+            quantizer, kind="pair_inside_fusion", evidence=evidence, repair="the pair removed"
         )
 
 
-def _suspect_pair(
-    patient: Patient, quantizer: ActivationQuantizer, *, kind: str, evidence: str, repair: str
-) -> Suspicion:
+def _suspect_pair(quantizer: ActivationQuantizer, *, kind: str, evidence: str, repair: str) -> Suspicion:
     """Return the suspicion of a pair that should not be there; its repair is to remove it."""
-    change = Change(off=frozenset({quantizer.number}))
     return Suspicion(
         kind=kind,
         evidence=evidence,
         tensor=quantizer.tensor,
         node=quantizer.node,
         repair=repair,
-        harm=0.0 if patient.board is None else patient.harm((quantizer.number,), change),
         is_certain=True,
         numbers=(quantizer.number,),
-        change=change,
+        change=Change(off=frozenset({quantizer.number})),
         edits=(partial(FileEditor.bypass, quantizing=quantizer.node),),
     )
 

@@ -50,7 +50,7 @@ def find_factor(
     change = Change(constants={reading.constant.constant: right})
     edit = partial(FileEditor.scale_weight, constant=reading.constant, factor=factor)
     repair = f"the scale divided by {factor:.3g}"
-    return suspect_weight(patient, reading, kind, text, repair, change, True, edit)
+    return suspect_weight(reading, kind, text, repair, change, True, edit)
 
 
 def _factor_of(patient: Patient, reading: WeightReading) -> float | None:

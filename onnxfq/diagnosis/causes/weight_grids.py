@@ -49,7 +49,7 @@ def find_axis(patient: Patient, reading: WeightReading, others: Sequence[WeightR
     change = Change(constants={reading.constant.constant: turned.values})
     edit = partial(FileEditor.set_axes, scale=reading.constant.scale, axis=right)
     repair = f"the scales along axis {right}"
-    return suspect_weight(patient, reading, "wrong_axis", text, repair, change, True, edit)
+    return suspect_weight(reading, "wrong_axis", text, repair, change, True, edit)
 
 
 def find_spread(
@@ -72,10 +72,10 @@ def find_spread(
     )
     if reading.floats is None:
         repair = "a scale for each channel; give the float model"
-        return suspect_weight(patient, reading, "channel_spread", text, repair, Change(), True)
+        return suspect_weight(reading, "channel_spread", text, repair, Change(), True)
     change, edit = round_again(reading, reading.floats, axis)
     repair = f"a scale for each of {used.size} channels"
-    return suspect_weight(patient, reading, "channel_spread", text, repair, change, True, edit)
+    return suspect_weight(reading, "channel_spread", text, repair, change, True, edit)
 
 
 def find_unused(
@@ -98,10 +98,10 @@ def find_unused(
     text = f"its numbers reach {100 * reading.use:.2g} % of the grid{others_text}"
     if reading.floats is None:
         repair = "give the float model, which has its range"
-        return suspect_weight(patient, reading, "weight_scale", text, repair, Change(), is_alone)
+        return suspect_weight(reading, "weight_scale", text, repair, Change(), is_alone)
     change, edit = round_again(reading, reading.floats, reading.axis if is_per_axis(reading) else None)
     repair = "the range of its values"
-    return suspect_weight(patient, reading, "weight_scale", text, repair, change, is_alone, edit)
+    return suspect_weight(reading, "weight_scale", text, repair, change, is_alone, edit)
 
 
 def _fill(steps: NDArray[np.int32], axis: int) -> float:

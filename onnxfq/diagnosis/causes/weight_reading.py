@@ -84,7 +84,6 @@ def group_in_front(patient: Patient, layer: onnx.NodeProto) -> list[ActivationQu
 
 
 def suspect_weight(
-    patient: Patient,
     reading: WeightReading,
     kind: str,
     evidence: str,
@@ -93,15 +92,13 @@ def suspect_weight(
     is_certain: bool,
     *edits: partial[None],
 ) -> Suspicion:
-    """Return a suspicion of a weight, with its harm; the weight of a dynamic product has no edit."""
-    harm = 0.0 if patient.board is None or not change.constants else patient.harm((), change)
+    """Return a suspicion of a weight; that of a dynamic product has no edit."""
     return Suspicion(
         kind=kind,
         evidence=evidence,
         tensor=reading.constant.data,
         node=reading.layer.name,
         repair=repair if reading.constant.is_editable else f"quantize the float model again: {repair}",
-        harm=harm,
         is_certain=is_certain,
         change=change,
         edits=edits if reading.constant.is_editable else (),

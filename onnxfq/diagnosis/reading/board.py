@@ -150,13 +150,10 @@ def without_quantizers(form: SwitchedForm, constants: Mapping[str, NDArray[Any]]
     real = {quantizer.output: quantizer.real for quantizer in form.activations}
     parts = {f"{output.removesuffix('out')}{part}" for output in real for part in ("q", "clipped", "dq")}
     for node in list(graph.node):
-        if node.output and node.output[0] in real.keys() | parts:
+        if node.output and node.output[0] in parts:
             graph.node.remove(node)
-            continue
-        for slot, name in enumerate(node.input):
-            while name in real:
-                name = real[name]
-            node.input[slot] = name
+        elif node.output and node.output[0] in real:
+            node.op_type, node.input[:] = "Identity", [real[node.output[0]]]
     for tensor in graph.initializer:
         if tensor.name in constants:
             values = np.asarray(constants[tensor.name], tensor_array(tensor).dtype)

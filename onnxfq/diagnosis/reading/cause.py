@@ -36,6 +36,10 @@ class Cause(Record):
     after: float | None = None
 
 
+FOUND = ("kind", "tensor", "node", "evidence", "repair")
+"""What a suspicion and a cause both have."""
+
+
 @dataclass(frozen=True)
 class Suspicion:
     """A cause before it is measured against the others.

@@ -26,12 +26,9 @@ class FileEditor(GraphEditor):
 
     def set_grid(self, quantizer: ActivationQuantizer, fit: GridFit) -> None:
         """Give the quantizers with the scale of `quantizer` another grid; biases keep their real values."""
-        with self._same_biases(quantizer.scale):
-            self._set_grid(quantizer, fit)
-
-    def _set_grid(self, quantizer: ActivationQuantizer, fit: GridFit) -> None:
         scale = quantizer.scale
-        self.store(scale, np.asarray(fit.scale, np.float32).reshape(self.shape(scale)))
+        with self._same_biases(scale):
+            self.store(scale, np.asarray(fit.scale, np.float32).reshape(self.shape(scale)))
         if fit.zero != quantizer.grid.zero:
             zero = np.asarray(fit.zero).astype(quantizer.grid.kind)
             shape = self.shape(quantizer.zero_point) if quantizer.zero_point else ()
@@ -54,20 +51,14 @@ class FileEditor(GraphEditor):
 
     def set_weight(self, constant: StoredConstant, weight: RequantizedWeight) -> None:
         """Give a stored weight other numbers and scales; the biases of its readers keep their real values."""
+        stored, old = self.array(constant.data), self.array(constant.scale)
+        is_float = stored is not None and stored.dtype.kind == "f"
+        self.store(constant.data, weight.values if is_float else weight.numbers)
         with self._same_biases(constant.scale):
-            self._set_weight(constant, weight)
-
-    def _set_weight(self, constant: StoredConstant, weight: RequantizedWeight) -> None:
-        stored = self.array(constant.data)
-        if stored is not None and stored.dtype.kind == "f":
-            self.store(constant.data, weight.values)
-        else:
-            self.store(constant.data, weight.numbers)
-        old = self.array(constant.scale)
-        if old is not None and (old.shape == weight.scale.shape or old.size == weight.scale.size):
-            self.store(constant.scale, weight.scale.reshape(old.shape))
-        else:
-            self._widen(constant, weight)
+            if old is not None and old.size == weight.scale.size:
+                self.store(constant.scale, weight.scale.reshape(old.shape))
+            else:
+                self._widen(constant, weight)
         zero = self.array(constant.zero_point)
         if zero is not None and zero.size == weight.zero.size:
             self.store(constant.zero_point, weight.zero.reshape(zero.shape))
@@ -170,13 +161,10 @@ class FileEditor(GraphEditor):
                 self.store(name, scale.reshape(self.shape(name)))
             elif is_per_axis(scale):
                 pair.input[1] = self.add(f"{name}/channels", scale.astype(np.float32))
-                self._match_zero_point(pair, scale.size)
+                if input_name(pair, 2):
+                    pair.input[2] = self.add(f"{pair.input[2]}/channels", np.zeros(scale.size, np.int32))
                 self.set_axis(pair, 0)
             self.store(pair.input[0], to_int32(values, scale))
-
-    def _match_zero_point(self, pair: onnx.NodeProto, count: int) -> None:
-        if input_name(pair, 2):
-            pair.input[2] = self.add(f"{pair.input[2]}/channels", np.zeros(count, np.int32))
 
 
 def to_int32(values: NDArray[np.generic], scale: NDArray[np.float64]) -> NDArray[np.int64]:
