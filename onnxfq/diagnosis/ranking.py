@@ -57,24 +57,14 @@ def find_suspicions(patient: Patient) -> list[Suspicion]:
             for one in layers
         ]
     broken = {one.node for one in layers if one.kind in BROKEN and not one.edits}
-    behind = nodes_behind(patient, broken)
+    outputs = [name for node in patient.index.nodes if node.name in broken for name in node.output]
+    behind = broken | {node.name for node in patient.index.nodes_behind(outputs)}
     ranges = [one for find in RANGE_DETECTORS.values() for one in find(patient)]
     return layers + [
         one
         for one in ranges
         if not broken or (not one.is_whole and (one.is_certain and one.node not in behind))
     ]
-
-
-def nodes_behind(patient: Patient, nodes: set[str]) -> set[str]:
-    """Return the names of the nodes of the file that read, over any others, what these nodes compute."""
-    found: set[str] = set()
-    reached = {name for node in patient.index.nodes if node.name in nodes for name in node.output}
-    for node in patient.index.nodes:
-        if reached & {*node.input} or node.name in nodes:
-            found.add(node.name)
-            reached |= {*node.output}
-    return found
 
 
 def rank(patient: Patient, suspicions: Sequence[Suspicion]) -> list[Suspicion]:

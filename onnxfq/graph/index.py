@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 
 import onnx
@@ -102,6 +103,17 @@ class GraphIndex:
         for node in (node for graph in self._graphs for node in list_nodes(graph)):
             taken.update((node.name, *node.input, *node.output))
         return taken
+
+    def nodes_behind(self, tensors: Iterable[str], stops: Collection[str] = ()) -> Iterator[onnx.NodeProto]:
+        """Yield the nodes that read tensors, directly or over others; behind those in `stops` none."""
+        waiting, seen = list(tensors), set(stops)
+        while waiting:
+            name = waiting.pop()
+            if name not in seen:
+                seen.add(name)
+                for node in self.readers.get(name, ()):
+                    yield node
+                    waiting += node.output
 
     def shape(self, tensor: str) -> Shape | None:
         """Return the shape of `tensor`, None for open dimensions; None when its rank is unknown."""

@@ -110,13 +110,7 @@ def _misfit(values: Sequence[TensorValues], groups: Sequence[Sequence[Activation
 
 def _next_quantizers(patient: Patient, layer: onnx.NodeProto) -> list[int]:
     """Return the numbers of the quantizers behind a layer with no other one between."""
-    numbers, waiting, seen = [], list(layer.output), set()
     by_tensor = {q.plain: q.number for q in patient.form.activations}
-    while waiting:
-        name = waiting.pop()
-        if name in by_tensor:
-            numbers.append(by_tensor[name])
-        elif name not in seen:
-            seen.add(name)
-            waiting += [out for node in patient.form_index.readers.get(name, ()) for out in node.output]
-    return sorted(numbers)
+    behind = patient.form_index.nodes_behind(layer.output, by_tensor)
+    names = {*layer.output, *(name for node in behind for name in node.output)}
+    return sorted(by_tensor[name] for name in names if name in by_tensor)

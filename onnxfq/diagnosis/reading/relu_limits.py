@@ -49,15 +49,7 @@ def _is_layer(node: onnx.NodeProto | None) -> bool:
 
 def _is_last(quantizer: ActivationQuantizer, index: GraphIndex) -> bool:
     """Tell whether no layer follows: a network does not end in a Relu."""
-    waiting, seen = [quantizer.output], set()
-    while waiting:
-        name = waiting.pop()
-        for node in index.readers.get(name, ()) if name not in seen else ():
-            if node.op_type in WEIGHTED_INPUTS:
-                return False
-            waiting += node.output
-        seen.add(name)
-    return True
+    return not any(node.op_type in WEIGHTED_INPUTS for node in index.nodes_behind([quantizer.output]))
 
 
 def _is_biased(quantizer: ActivationQuantizer, index: GraphIndex) -> bool:
