@@ -44,7 +44,7 @@ def evaluation() -> Job:
 
 
 def diagnosis(*, with_float: bool = False, planted: bool = False) -> Job:
-    """Return the diagnosis of the quantized file, alone or beside the float model, sound or not."""
+    """Return the diagnosis of the quantized file, with or without the float model, after damage or before."""
     import onnxfq
 
     def run(path: Path, samples: int, threads: int) -> None:

@@ -60,7 +60,7 @@ def test_what_other_networks_have_is_no_fault(name: str) -> None:
 
 
 def test_data_that_is_no_picture_has_no_preprocessing() -> None:
-    """Ranges of the most quiet sample are those of few samples, where the data cannot be in another unit."""
+    """One quiet sample gives too narrow ranges; a unit that the data cannot have does not explain them."""
     (cause,) = score("few", Case("dilated", "qoperator", samples=1)).causes
     assert cause.startswith("few_samples")
 
@@ -84,7 +84,7 @@ def test_channels_are_evened_out(tmp_path: Path) -> None:
 
 
 def test_the_session_without_quantizers_is_the_form_with_all_of_them_off() -> None:
-    """Its outputs are those of the switched form but for the order of sums, 1e-5, constants replaced too."""
+    """It computes what the switched form does, with other constants too, to 1e-5: sums have another order."""
     form = switch_form(sound("conv", "qdq"), "m")
     board, feed = Board(form, ["y"], 1), network("conv").feeds(1, seed=2)[0]
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in form.proto.graph.initializer}

@@ -92,7 +92,7 @@ def suspect_weight(
     is_certain: bool,
     *edits: partial[None],
 ) -> Suspicion:
-    """Return a suspicion of a weight; that of a dynamic product has no edit."""
+    """Return a suspicion of a weight; a dynamic product has no edit."""
     return Suspicion(
         kind=kind,
         evidence=evidence,

@@ -37,7 +37,7 @@ class Cause(Record):
 
 
 FOUND = ("kind", "tensor", "node", "evidence", "repair")
-"""What a suspicion and a cause both have."""
+"""Fields that a cause takes from its suspicion."""
 
 
 @dataclass(frozen=True)

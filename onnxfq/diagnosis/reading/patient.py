@@ -139,7 +139,7 @@ class Patient:
         if self.floats is not None and not self.is_faithful:
             replaced = self.floats.tensors
         parts: list[list[TensorValues]] = [[] for _ in self.form.activations]
-        for feed in feeds:  # of a large network the tensors of all feeds at once fill the memory
+        for feed in feeds:  # the tensors of all feeds at once can fill the memory
             row = board.run(feed, change, board.inner)
             if replaced and self.floats is not None:
                 arrays = self.floats.run(feed, list(replaced.values()))

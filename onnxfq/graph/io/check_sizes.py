@@ -152,7 +152,7 @@ def _check_values(tensor: TensorProto, source: str) -> None:
     element = sizes.element_bytes(tensor.data_type)
     is_packed = tensor.data_type in (*sizes.PACKED_TYPES, TensorProto.COMPLEX64, TensorProto.COMPLEX128)
     if is_packed or any(size < 0 for size in tensor.dims) or element is None:
-        return  # of the last two the checker says so
+        return  # the checker refuses the last two
     if is_external(tensor):
         have = sizes.tensor_bytes(tensor)
     elif tensor.HasField("raw_data"):
