@@ -13,6 +13,10 @@ from onnxfq.diagnosis.measure import Measure
 from onnxfq.diagnosis.reading.cause import FOUND, Cause, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.remedies.judge import keeps_sqnr
+from onnxfq.remedies.work import Budget
+
+RUNS = 192
+"""Runs of repaired files, 3 times those of an evaluation of 64 samples; later repairs are not run alone."""
 
 
 class Repairs:
@@ -23,28 +27,29 @@ class Repairs:
         self._patient, self._measure = measure.patient, measure
         self.together: onnx.ModelProto = measure.patient.proto
         self.is_changed = False
+        self._budget = Budget(RUNS)
 
     def report(self, suspicions: Sequence[Suspicion], looked_at: tuple[str, ...]) -> Diagnosis:
         """Return the diagnosis with what each repair restores; `together` gets those that do no harm."""
         patient, measure = self._patient, self._measure
         causes: list[Cause] = []
-        samples = (patient.choosing, patient.proving)
         before = after = None
         if patient.board is not None:
             before = measure.reported(patient.proto)
-        best: list[float] = []
+        repairs: list[Suspicion] = []
+        good: list[Suspicion] = []
         for suspicion in suspicions:
             alone = None
-            if suspicion.edits and patient.board is not None:
-                alone = measure.reported(self._edit(patient.proto, suspicion))
-                best = best or [measure.sqnr_db(patient.proto, feeds) for feeds in samples]
-                candidate = self._edit(self.together, suspicion)
-                scores = [measure.sqnr_db(candidate, feeds) for feeds in samples]
-                if keeps_sqnr(best, scores):
-                    self.together, self.is_changed = candidate, True
-                    best = [max(pair) for pair in zip(scores, best, strict=True)]
+            if suspicion.edits and before is not None:
+                if self._can_run(len(patient.proving)):
+                    alone = measure.reported(self._edit(patient.proto, suspicion))
+                repairs.append(suspicion)
+                if alone is None or measure.function is not None or keeps_sqnr([before], [alone]):
+                    good.append(suspicion)
             known = {name: getattr(suspicion, name) for name in FOUND}
             causes.append(Cause(**known, before=before, after=alone))
+        if repairs:
+            self._combine(repairs, good)
         if self.is_changed:
             after = measure.reported(self.together)
         count = len(patient.form.activations) + len(patient.form.constants)
@@ -69,8 +74,38 @@ class Repairs:
             after=after,
         )
 
-    def _edit(self, proto: onnx.ModelProto, suspicion: Suspicion) -> onnx.ModelProto:
+    def _combine(self, repairs: Sequence[Suspicion], good: Sequence[Suspicion]) -> None:
+        """Give `together` all repairs, or those that do no harm alone, else each that keeps the SQNR."""
+        file = self._patient.proto
+        best = self._scores(file)
+        for tried in (repairs, good if len(good) < len(repairs) else ()):
+            best = self._try(file, tried, best) if tried else best
+        for one in () if self.is_changed or len(repairs) == 1 else repairs:
+            if self._can_run(len(self._patient.choosing) + len(self._patient.proving)):
+                best = self._try(self.together, [one], best)
+
+    def _try(self, proto: onnx.ModelProto, tried: Sequence[Suspicion], best: list[float]) -> list[float]:
+        """Keep repairs of a file if they keep the best SQNR so far; return the best."""
+        candidate = self._edit(proto, *tried)
+        scores = self._scores(candidate)
+        if not keeps_sqnr(best, scores):
+            return best
+        self.together, self.is_changed = candidate, True
+        return [max(pair) for pair in zip(scores, best, strict=True)]
+
+    def _scores(self, proto: onnx.ModelProto) -> list[float]:
+        """Return the SQNR in dB on the samples that choose, and on those that prove."""
+        return [self._measure.sqnr_db(proto, f) for f in (self._patient.choosing, self._patient.proving)]
+
+    def _can_run(self, samples: int) -> bool:
+        """Take so many runs from the budget; tell whether there were as many."""
+        is_left = not self._budget.explain_refusal(samples)
+        if is_left:
+            self._budget.spend(samples)
+        return is_left
+
+    def _edit(self, proto: onnx.ModelProto, *suspicions: Suspicion) -> onnx.ModelProto:
         editor = FileEditor(proto)
-        for edit in suspicion.edits:
+        for edit in (edit for suspicion in suspicions for edit in suspicion.edits):
             edit(editor)
         return editor.proto

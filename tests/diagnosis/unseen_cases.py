@@ -13,6 +13,7 @@ import numpy as np
 from builders import build
 from diagnosed_networks import BUILDERS, Network, Weights, frames, image, network, normalized_image, tokens
 from diagnosis_score import SAMPLES, sqnr_db
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument, InvalidGraph
 from planted_cases import Case, centered, raw_pixels, swapped_channels, times_255
 from planted_faults import (
     Fault,
@@ -200,12 +201,14 @@ _SHAPES = ("inside", "missing", "left", "double")
 
 def _cost_db(case: Case) -> float:
     """Return the SQNR that the faults of a case cost; nan for a file that a fault cannot be planted in."""
+    net, feeds = network(case.net), network(case.net).feeds(SAMPLES, seed=2)
     try:
-        planted = case.plant()
+        damaged = sqnr_db(net.proto, case.plant().proto, feeds)
     except (AssertionError, IndexError, KeyError, StopIteration, TypeError, ValueError, ZeroDivisionError):
         return math.nan
-    net, feeds = network(case.net), network(case.net).feeds(SAMPLES, seed=2)
-    return sqnr_db(net.proto, sound(case.net, case.maker), feeds) - sqnr_db(net.proto, planted.proto, feeds)
+    except (InvalidArgument, InvalidGraph):
+        return math.nan
+    return sqnr_db(net.proto, sound(case.net, case.maker), feeds) - damaged
 
 
 @cache
