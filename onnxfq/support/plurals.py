@@ -6,13 +6,13 @@ import re
 from collections.abc import Sequence
 
 _NOUNS = (
-    "activation|channel|feed|file|group|input|kernel|layer|matrice|node|output|quantizer|run|sample|tensor|"
+    "activation|cause|channel|feed|file|group|input|kernel|layer|matrice|node|output|quantizer|run|sample|tensor|"
     "thread|time|weight"
 )
 _VERBS = {"are": "is", "count": "counts", "have": "has", "make": "makes", "stay": "stays", "were": "was"}
 
 _AFTER_ONE = re.compile(
-    rf"(?<![\w.,/:*^-])1 ((?:[a-z]+ )?)(?:({_NOUNS})s|([\w-]+)\(s\))(?: ({'|'.join(_VERBS)}))?(?![\w-])"
+    rf"(?<![\w.,/:*^-])1 ((?:[A-Za-z]+ )?)(?:({_NOUNS})s|([\w-]+)\(s\))(?: ({'|'.join(_VERBS)}))?(?![\w-])"
 )
 _AFTER_MORE = re.compile(r"(?<=[\d\w])\(s\)")
 

@@ -86,9 +86,11 @@ class Inspection(Record):
             found = sorted(set(self.operators) & QUANTIZED_OPS)
             lines.append(f"quantized  by {', '.join(found)}" if found else "quantized  no")
             return "\n".join(lines)
-        rows = [("tensor", "operator", "type", "granularity", "scale", "zero point")]
+        rows = [("tensor", "operator", "type", "per", "scale", "to", "zero point")]
         for q in self.quantized:
-            rows.append((q.tensor, q.op_type, q.qtype, q.granularity, _scales(q), q.zero_points))
+            rows.append(
+                (q.tensor, q.op_type, q.qtype, q.granularity.removeprefix("per-"), *_scales(q), q.zero_points)
+            )
         return "\n".join([*lines, "", *table_lines(rows, names=(0,))])
 
 
@@ -146,11 +148,12 @@ def _next_command(model: str | Path | onnx.ModelProto, is_quantized: bool) -> st
     return f"onnxfq quantize {name} --data DATA -o {shlex.quote(str(path.with_suffix('.int8.onnx')))}"
 
 
-def _scales(quantized: QuantizedTensor) -> str:
+def _scales(quantized: QuantizedTensor) -> tuple[str, str]:
+    """Return the only scale, or the smallest and the largest."""
     low, high = quantized.scale_min, quantized.scale_max
     if low is None or high is None:
-        return "dynamic"
-    return f"{low:.6g}" if low == high else f"{low:.4g} … {high:.4g}"
+        return "dynamic", ""
+    return (f"{low:.6g}", "") if low == high else (f"{low:.4g}", f"{high:.4g}")
 
 
 def _as_asked(quantized: QuantizedTensor, metadata: dict[str, str]) -> QuantizedTensor:

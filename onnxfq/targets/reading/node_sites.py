@@ -101,8 +101,8 @@ class SiteIndex(GraphIndex):
         self._sites = {id(site.node): site for site in self.sites}
         self._values: dict[str, NDArray[Any] | None] = {}
         self._tensors: dict[str, Value] = {}
-        self.concat_pairs: dict[str, Any] = {}
-        """Cached results of `operands` for the inputs of each Concat, by the name of its output."""
+        self.joined_pairs: dict[str, Any] = {}
+        """Cached results of `operands` for the inputs of each operator of `JOINING`, by its output."""
 
     def tensor(self, name: str) -> Value:
         """Return the tensor called `name`, the same object for each of its readers."""
