@@ -56,7 +56,8 @@ def explain_gain(before_db: float, after_db: float) -> str:
     """Return why a gain is too little; empty if it is enough."""
     if after_db - before_db >= LEAST_GAIN_DB:
         return ""
-    return f"it gains {after_db - before_db:.1f} dB and must gain {LEAST_GAIN_DB}"
+    gain = round(after_db - before_db, 1)
+    return f"it {'gains' if gain >= 0 else 'loses'} {abs(gain):.1f} dB and must gain {LEAST_GAIN_DB}"
 
 
 def keeps_sqnr(before: Sequence[float], after: Sequence[float]) -> bool:
@@ -72,6 +73,11 @@ def ask_for_nothing(recipe: Recipe) -> bool:
 def take_no_time(candidate: Candidate, judge: Judge) -> float:
     """Return 0 s."""
     return 0.0
+
+
+def know_no_limit(candidate: Candidate, judge: Judge) -> float:
+    """Return infinity."""
+    return math.inf
 
 
 class Refusal(NamedTuple):
@@ -121,6 +127,7 @@ class Remedy:
             they are low.
         estimate: takes the same, and returns the seconds of `work` that a proposal takes.
         leave: the same for what it leaves to a later remedy that is likelier to gain.
+        gain: takes the same, and returns the most dB that it can gain, as far as that is known.
     """
 
     name: str
@@ -132,6 +139,7 @@ class Remedy:
     comes_last: bool = False
     estimate: Callable[[Candidate, Judge], float] = take_no_time
     leave: Callable[[Candidate, Judge], float] = take_no_time
+    gain: Callable[[Candidate, Judge], float] = know_no_limit
 
 
 WIDE_FORMAT = "float8e4m3fn"
