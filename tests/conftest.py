@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import zlib
@@ -16,6 +17,11 @@ import pytest
 
 from onnxfq.runtime import device_choice as choice
 from onnxfq.support.resources import package_file
+
+# For the workers, and for commands that tests start: they share the cores, and threads for every core in each
+# of them would wait for one another. A Cholesky factor of 144 columns took 300 times as long.
+for _pool in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(_pool, "1")
 
 # A busy machine is not a fault of the code, so no example has a deadline.
 hypothesis.settings.register_profile("onnxfq", deadline=None)

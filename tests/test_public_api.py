@@ -161,6 +161,17 @@ def test_quantize_reaches_what_its_command_does(name: str) -> None:
         assert "no such field" not in str(refused) and "keyword" not in str(refused)
 
 
+@pytest.mark.parametrize("name", sorted(CLI_ONLY - {"output", "as_json", "verbose", "quiet"}))
+def test_other_functions_are_named(name: str) -> None:
+    """A word of the command for its files is answered with a public function that does it."""
+    with pytest.raises(ArgumentError, match=r"; write ") as caught:
+        onnxfq.quantize("m.onnx", None, **{name: 1})
+    for function in re.findall(r"onnxfq\.(\w+)\(", str(caught.value)):
+        assert function in onnxfq.__all__
+    for part in re.findall(r"result\.(\w+)\.save", str(caught.value)):
+        assert part in onnxfq.QuantizeResult.__dataclass_fields__
+
+
 def test_an_unknown_keyword_names_the_nearest() -> None:
     """A misspelled keyword is a TypeError, as of any function, and names the nearest."""
     with pytest.raises(TypeError, match="takes no keyword 'calibrater'; nearest: calibrator"):

@@ -19,7 +19,7 @@ _REFERENCE = option(
 )
 _CANDIDATE = option("NAME", "Compare with this runtime.")
 _TOLERANCE = option("DB", "Report tensors with an SQNR below this.", min=0.0)
-_FEEDS = option("N", "Compare this many feeds of the data.", min=1)
+_FEEDS = option("N", "Compare this many feeds of the data; a feed is what one run takes.", min=1)
 
 
 def compare(
@@ -38,7 +38,13 @@ def compare(
 
     with running.progress(printer) as options:
         result = compare_runtimes(
-            model, data, a=reference, b=candidate, tolerance_db=tolerance, feeds=feeds, options=options
+            model,
+            data,
+            reference=reference,
+            candidate=candidate,
+            tolerance_db=tolerance,
+            feeds=feeds,
+            options=options,
         )
     printer.show(result, hidden=printer.quiet)
     if result.first is not None:

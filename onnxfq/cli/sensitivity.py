@@ -71,7 +71,7 @@ def sensitivity(
             recipe=recipe,
             statistics=statistics,
             samples=samples,
-            promise=promised.target,
+            accuracy=promised.target,
             metric=ranking.metric,
             labels=ranking.labels,
             ray=ray,

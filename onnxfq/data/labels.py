@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +103,57 @@ def count_right(classes: NDArray[Any], labels: NDArray[Any], output: str) -> int
 
 def refuse_label_count(labels: NDArray[Any], rows: str, output: str) -> DataError:
     """Return the error of labels whose number differs from the rows of `output`."""
-    return DataError(f"{labels.size} labels for {rows} rows of output {output!r}; give one label per row")
+    each = labels.size // int(rows) if rows.isdecimal() and labels.size % int(rows) == 0 else 0
+    one_hot = ": of one-hot labels their argmax(axis=1)" if each > 1 else ""
+    return DataError(
+        f"{labels.size} labels for {rows} rows of output {output!r}; give one label per row{one_hot}"
+    )
+
+
+@dataclass
+class RightClasses:
+    """Numbers of rows whose class is the label, and of those where it would be with labels shifted by one.
+
+    Attributes:
+        labels: of all rows, in their order.
+        output: its name.
+    """
+
+    labels: NDArray[Any]
+    output: str
+    rows: int = 0
+    right: int = 0
+    shifted: Counter[int] = field(default_factory=Counter)
+
+    def add(self, value: object) -> NDArray[Any]:
+        """Count the rows of an output, and return their labels. Raises DataError if there are too few."""
+        classes = predict_classes(value, self.output)
+        truth = self.labels[self.rows : self.rows + classes.size]
+        self.rows += classes.size
+        if self.rows > self.labels.size:
+            raise refuse_label_count(self.labels, f"at least {self.rows}", self.output)
+        self.right += count_right(classes, truth, self.output)
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and self._ends is not None:
+            for shift, possible in ((-1, self._ends[0] > 0), (1, self._ends[1] + 1 < value.shape[-1])):
+                self.shifted[shift] += possible * int((classes == truth + shift).sum())
+        return truth
+
+    @cached_property
+    def _ends(self) -> tuple[int, int] | None:
+        """The smallest and the largest label; None for texts."""
+        numbers = self.labels.dtype.kind == "i" and self.labels.size
+        return (int(self.labels.min()), int(self.labels.max())) if numbers else None
+
+    def notes(self) -> list[str]:
+        """Return a line if most rows are right with other labels: they count from another number."""
+        for shift, right in self.shifted.items():
+            if right > self.rows / 2 and right > 2 * self.right:
+                what = "1 less" if shift < 0 else "1 more"
+                return [
+                    f"{self.right / self.rows:.1%} of the labels are right, and {right / self.rows:.1%} with "
+                    f"{what}: labels and model seem to count classes from different numbers"
+                ]
+        return []
 
 
 def _read_folder(folder: Path) -> NDArray[np.int64]:

@@ -109,7 +109,7 @@ class Equalization(Record):
             best = max(self.trials, key=lambda one: one.sqnr_db)
             shown_trials = [*self.trials[:2], *(() if best in self.trials[:2] else (best,))]
             rest = len(self.trials) - len(shown_trials)
-            worse = f"; {rest} more were not better" if rest else ""
+            worse = f"; {rest} more not better" if rest else ""
             lines.append(f"           on some samples: {', '.join(t.text() for t in shown_trials)}{worse}")
         lines += [f"           {group.line()}" for group in changed[:shown]]
         if len(changed) > shown:

@@ -56,7 +56,8 @@ def explain_gain(before_db: float, after_db: float) -> str:
     """Return why a gain is too little; empty if it is enough."""
     if after_db - before_db >= LEAST_GAIN_DB:
         return ""
-    return f"it gains {after_db - before_db:.1f} dB and must gain {LEAST_GAIN_DB}"
+    gain = round(after_db - before_db, 1)
+    return f"it {'gains' if gain >= 0 else 'loses'} {abs(gain):.1f} dB and must gain {LEAST_GAIN_DB}"
 
 
 def keeps_sqnr(before: Sequence[float], after: Sequence[float]) -> bool:

@@ -36,14 +36,27 @@ _OTHER_WORDS = {
     "promise": "min_sqnr",
     "protect": "repair",
     "requantize": "existing",
+    "weight_form": "target",
 }
 """Words of the command line and former keywords, and the fields that have their meaning now."""
+
+_OTHER_FUNCTIONS = {
+    "artifacts": "result.plan.save(...), result.encodings.save(...)",
+    "build": "onnxfq.check(..., build=onnxfq.BuildOptions())",
+    "custom_ops": "onnxfq.use_custom_ops(...) before",
+    "report": "onnxfq.write_report(result, ...)",
+    "shape": "onnxfq.check(..., build=onnxfq.BuildOptions(...))",
+    "thumbnails": "onnxfq.write_report(result, ...), which has no pictures",
+    "time": "onnxfq.compare_recipes(..., time=True)",
+}
+"""What does in Python what other options of the command line do after or before quantizing."""
 
 
 def _places() -> Iterator[tuple[str, str]]:
     """Yield every field with the argument that takes it, the first of each name first."""
     for record, text in _RECORDS:
         yield from ((field.name, text.format(field.name)) for field in fields(record))
+    yield from _OTHER_FUNCTIONS.items()
     yield "preprocessor", "options=onnxfq.QuantizeOptions(data=onnxfq.read_preprocessor(...))"
     override = "recipe=onnxfq.load_recipe(NAME).override({})"
     for part, scheme in (("activations", ActivationScheme), ("weights", WeightScheme)):

@@ -49,7 +49,7 @@ def sensitivity(
     recipe: str | Path | Recipe = DEFAULT_RECIPE,
     statistics: str | Path | Statistics | None = None,
     samples: int = RANKING_FEEDS,
-    promise: AccuracyTarget | None = None,
+    accuracy: AccuracyTarget | None = None,
     metric: str | Metric | None = None,
     labels: Labels | None = None,
     ray: str | None = None,
@@ -63,7 +63,7 @@ def sensitivity(
         recipe: what is quantized and how.
         statistics: of the data, recorded earlier, so that nothing is observed.
         samples: number of samples that rank the groups.
-        promise: find the cheapest groups in float that keep it, see `Sensitivity.remedy`; measured with
+        accuracy: find the cheapest groups in float that keep it, see `Sensitivity.remedy`; measured with
             these groups in float even if the promise has another fallback.
         metric: of the task, as in `AccuracyTarget`; ranks the groups that it separates. It is measured on
             half of the data, once for each group: the other half proves a promise. A promised drop has
@@ -77,12 +77,12 @@ def sensitivity(
     of `quantize`.
     """
     options, chosen = replace(QuantizeOptions.of(options), ray=ray), load_recipe(recipe)
-    if promise is not None and promise.weight_bits is not None:
+    if accuracy is not None and accuracy.weight_bits is not None:
         raise DataError("weight_bits is a promise of quantize; sensitivity takes min_sqnr or max_drop")
-    if promise is not None and promise.max_drop is not None:
+    if accuracy is not None and accuracy.max_drop is not None:
         if metric is not None or labels is not None:
             raise DataError("the promise has a metric already; leave metric and labels out")
-        metric, labels = promise.metric, promise.labels
+        metric, labels = accuracy.metric, accuracy.labels
     check_metric_name(metric)
     if samples < 1:
         raise DataError(f"samples is {samples}; give at least 1")
@@ -105,9 +105,9 @@ def sensitivity(
     guilty = [tensor for group in ranked.groups if group.alone_db < LOW_SQNR_DB for tensor in group.tensors]
     channels = measure_channels(session.model, session.kept[:CHANNEL_FEEDS], guilty, options.threads)
     ranked = ranked.model_copy(update={"channels": channels})
-    if promise is None:
+    if accuracy is None:
         return ranked
-    return find_remedy(board, ranked, open_aim(promise, session.kept, task), fallback=promise.fallback)
+    return find_remedy(board, ranked, open_aim(accuracy, session.kept, task), fallback=accuracy.fallback)
 
 
 def rank_groups(

@@ -24,7 +24,9 @@ from onnxfq.report.page_tables import (
 )
 from onnxfq.report.recipe_table import RecipeTable
 from onnxfq.report.record import ResultRecord
+from onnxfq.report.text import advice_lines
 from onnxfq.report.tiles import Tile, make_tile, score_tiles, time_tiles
+from onnxfq.support.plurals import agree_numbers
 from onnxfq.support.records import parse, read_content
 
 RECORDS: dict[
@@ -79,7 +81,13 @@ def read_result(path: str | Path) -> AnyResult:
 
 def page_contents(results: Iterable[tuple[str, AnyResult]]) -> list[Content]:
     """Return the contents of a page: one for each labelled result, or candidate of an evaluation."""
-    return [content for label, result in results for content in _contents(label, result)]
+    return [_agree(content) for label, result in results for content in _contents(label, result)]
+
+
+def _agree(content: Content) -> Content:
+    content["subtitle"] = agree_numbers(content["subtitle"])
+    content["notes"] = [(head, [agree_numbers(line) for line in lines]) for head, lines in content["notes"]]
+    return content
 
 
 def _contents(label: str, result: AnyResult) -> Iterator[Content]:
@@ -92,7 +100,11 @@ def _contents(label: str, result: AnyResult) -> Iterator[Content]:
     elif isinstance(result, RecipeTable):
         for number, own in enumerate(result.with_times()):
             content = _quantized(own.recipe.name, own)
-            recipes = [] if number else list_table("Recipes", "", result.cells(), is_shared=True)
+            recipes = (
+                []
+                if number
+                else list_table("Recipes", "; ".join(result.terms()), result.cells(), is_shared=True)
+            )
             content["tables"] = [*recipes, *content["tables"]]
             yield content
     elif isinstance(result, Diagnosis):
@@ -116,10 +128,12 @@ def _quantized(label: str, result: ResultRecord) -> Content:
     return Content(
         label=label,
         subtitle=f"{Path(result.source).name}, recipe {result.recipe.name} for target "
-        f"{result.recipe.target}, {origin.feeds} feeds observed",
+        f"{result.recipe.target}, "
+        + (f"observed over {origin.feeds} runs" if origin.feeds else "no activation observed"),
         tiles=tiles,
         notes=[
             *([("engine", result.engine.lines())] if result.engine is not None else []),
+            *_advice(result),
             *_lost(table.tensors),
             *_notes(
                 [*result.notes, *evaluation.notes, *(evaluation.timing.notes if evaluation.timing else ())]
@@ -156,7 +170,7 @@ def _evaluated(label: str, evaluation: Evaluation, candidate: CandidateScore) ->
     ]
     return Content(
         label=label,
-        subtitle=f"{candidate.candidate} against {evaluation.reference}, {evaluation.feeds} feeds",
+        subtitle=f"{candidate.candidate} against {evaluation.reference}, {evaluation.feeds} samples",
         tiles=score_tiles([candidate], evaluation) + time_tiles(evaluation.timing, candidate.candidate),
         notes=_notes([*evaluation.notes, *(evaluation.timing.notes if evaluation.timing else ())]),
         tables=[*score_tables([candidate]), *time_tables(evaluation.timing)],
@@ -211,6 +225,13 @@ def _diagnosed(label: str, found: Diagnosis) -> Content:
         tensors=found.tensors,
         facts=[("model", found.source), ("looked at", ", ".join(found.looked_at))],
     )
+
+
+def _advice(result: ResultRecord) -> list[tuple[str, list[str]]]:
+    """Return what the terminal says below a low SQNR, each sentence under its word."""
+    sizes = {row.tensor: row.sizes for row in result.table.tensors if row.sizes and row.format != "float"}
+    lines = advice_lines(result.evaluation, result.trials, lambda: sizes)
+    return [(line[:11].strip(), [line[11:]]) for line in lines]
 
 
 def _lost(tensors: Sequence[TensorRow]) -> list[tuple[str, list[str]]]:

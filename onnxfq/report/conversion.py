@@ -21,7 +21,7 @@ def conversion_summary(result: Conversion) -> str:
     if result.evaluation is None:
         lines.append("not compared with the source: no data was given")
     else:
-        lines += _compared_lines(f"the source, {result.evaluation.feeds} feeds", result.evaluation)
+        lines += _compared_lines(f"the source, {result.evaluation.feeds} samples", result.evaluation)
     return "\n".join([*lines, *_checked_lines(result.check)])
 
 

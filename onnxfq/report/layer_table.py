@@ -54,7 +54,9 @@ def layer_table(result: QuantizeResult) -> LayerTable:
     rows = []
     for position, node in enumerate(nodes):
         inputs = [noise[name] for name in read[node.name] if name in noise and name in index.makers]
-        before, after = min(inputs, default=math.inf), noise.get(node.output[0])
+        powers = [10 ** (-db / 10) for db in inputs]
+        before = sum(powers) if node.name in products else max(powers, default=0.0)
+        after = noise.get(node.output[0])
         group = groups.get(node.name)
         rows.append(
             LayerRow(
@@ -66,9 +68,13 @@ def layer_table(result: QuantizeResult) -> LayerTable:
                 quantized=node.name in quantized,
                 why="" if node.name in quantized else why.get(node.name, "its inputs are not quantized"),
                 tensors=tuple(dict.fromkeys([*placed.get(node.name, ()), *read[node.name]])),
-                input_db=before if inputs else None,
+                input_db=min(inputs, default=None),
                 output_db=after,
-                added_db=None if after is None else _added_db(before, after),
+                added_db=None
+                if after is None
+                else _added_db(before, after)
+                if node.name in placed
+                else math.inf,
                 alone_db=None if group is None else group.alone_db,
                 rest_db=None if group is None else group.rest_db,
                 multiplies=multiplies.get(node.name),
@@ -109,8 +115,13 @@ def _graph_nodes(
 
 
 def _added_db(before: float, after: float) -> float:
-    """Return the SQNR of the noise that an output has more than the inputs; inf if it has no more."""
-    return ratio_db(1.0, max(0.0, 10 ** (-after / 10) - 10 ** (-before / 10)))
+    """Return the SQNR of the noise that an output has more than the inputs; inf if it has no more.
+
+    Args:
+        before: noise of the inputs to their signal, in power; those of a product add up.
+        after: SQNR of the output in dB.
+    """
+    return ratio_db(1.0, max(0.0, 10 ** (-after / 10) - before))
 
 
 def lost_values(tensors: Iterable[TensorRow]) -> dict[str, float]:

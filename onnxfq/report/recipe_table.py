@@ -34,6 +34,7 @@ class RecipeRow(Record):
         target: empty for `float`.
         file: the written file; empty if none was.
         bytes: of that file with its data, or of the weights.
+        quantized: operators with quantizers, of those that could have them, such as `36/48`.
         worst_db: SQNR in dB of the worst output or part that decides; None if nothing was compared.
         kept: operators that run in the promised precision, by the rules of the target or its builder.
         promised: operators with quantized inputs; None for a target without rules.
@@ -47,6 +48,7 @@ class RecipeRow(Record):
     target: str = ""
     file: str = ""
     bytes: Count | None = None
+    quantized: str = ""
     worst_db: float | None = None
     kept: Count = 0
     promised: Count | None = None
@@ -61,7 +63,7 @@ class RecipeRow(Record):
         noise = "" if self.worst_db is None else f"{self.worst_db:.1f}"
         low = "" if self.promised is None else f"{self.kept}/{self.promised}"
         time = "" if timed is None else f"{timed.median_ms:.3f}"
-        return [self.recipe, size, noise, low, time, "" if timed is None else timed.figure]
+        return [self.recipe, size, noise, self.quantized, low, time, "" if timed is None else timed.figure]
 
 
 class RecipeTable(Record):
@@ -92,15 +94,23 @@ class RecipeTable(Record):
     def cells(self) -> list[list[str]]:
         """Return the cells of its table, headings first, without columns that nothing fills."""
         noise = "unseen dB" if self.is_unseen else "SQNR dB"
-        lines = [["recipe", "bytes", noise, "low precision", "median ms", "time to float"]]
+        lines = [["recipe", "bytes", noise, "quantized", "low precision", "median ms", "time to float"]]
         for row in self.rows:
             lines.append(row.cells(None if self.timing is None else self.timing.of(row.recipe)))
         used = [any(line[place] for line in lines[1:]) for place in range(len(lines[0]))]
         return [[cell for cell, use in zip(line, used, strict=True) if use] for line in lines]
 
+    def terms(self) -> list[str]:
+        """Return what headings of the table mean, a line each."""
+        builders = {row.builder or "the rules" for row in self.rows if row.promised is not None}
+        by = ", ".join(sorted(builders))
+        return [
+            *(["unseen dB: SQNR of the worst output, on samples that gave no ranges"] * self.is_unseen),
+            *([f"low precision: how many operators run as the recipe promises, by {by}"] if by else []),
+        ]
+
     def lines(self) -> list[str]:
         """Return the table, and below it errors, findings, and what was not timed."""
-        builders = {row.builder or "the rules" for row in self.rows if row.promised is not None}
         return [
             *table_lines(self.cells(), names=(0,)),
             *(f"failed     {row.recipe}: {row.error}" for row in self.rows if row.error),
@@ -111,12 +121,7 @@ class RecipeTable(Record):
                 for row in self.rows
                 if row.findings
             ),
-            *(
-                ["unseen dB  SQNR of the worst output, on samples that gave no ranges"]
-                if self.is_unseen
-                else []
-            ),
-            *([f"low precision by {', '.join(sorted(builders))}"] if builders else []),
+            *self.terms(),
             *([] if self.timing is None else [*self.timing.remarks(), *self.timing.notes]),
         ]
 
@@ -168,9 +173,11 @@ def _row(outcome: RecipeOutcome, build: BuildOptions | None) -> RecipeRow:
     if result is None:
         return RecipeRow(recipe=outcome.recipe, error=str(outcome.error))
     target, score = target_by_name(result.recipe.target), result.evaluation.candidates[-1:]
+    coverage = result.plan.coverage()
     row = RecipeRow(
         recipe=outcome.recipe,
         target=target.name,
+        quantized=f"{sum(one.quantized for one in coverage)}/{sum(one.total for one in coverage)}",
         file="" if outcome.output is None else str(outcome.output),
         bytes=outcome.bytes or None,
         worst_db=_worst_db(score),

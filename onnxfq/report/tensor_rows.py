@@ -175,9 +175,9 @@ def _short(ends: tuple[float, float]) -> Range:
 
 def _estimate_sqnr_db(statistics: Statistics, encoding: Encoding) -> float:
     """Return the signal to noise in dB over all groups of scales."""
-    if encoding.spec.equalized:
-        return _estimate_channel_sqnr_db(statistics, encoding)
     groups = statistics.groups.get(encoding.tensor)
+    if encoding.spec.equalized or (groups is None and encoding.param_shape):
+        return _estimate_channel_sqnr_db(statistics, encoding)
     each = [statistics[encoding.tensor]] if groups is None or not encoding.param_shape else groups.split()
     power = noise = 0.0
     scales = zip(encoding.scale_array.flat, encoding.zero_point_array.flat, strict=True)
@@ -189,7 +189,7 @@ def _estimate_sqnr_db(statistics: Statistics, encoding: Encoding) -> float:
 
 
 def _estimate_channel_sqnr_db(statistics: Statistics, encoding: Encoding) -> float:
-    """Return the signal to noise in dB of equalized channels, which share one histogram.
+    """Return the signal to noise in dB of channels that share one histogram.
 
     The noise is scale^2 / 12 of every value: right for values spread evenly between the numbers of the grid;
     a 0 has less.

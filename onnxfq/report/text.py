@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from onnxfq.documents.cast_plan import FloatPlan
-from onnxfq.documents.layers import describe_channels
+from onnxfq.documents.layers import ChannelSizes, describe_channels
 from onnxfq.documents.plan import Plan, Skipped
-from onnxfq.documents.scores import LOW_SQNR_DB
+from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation, OutputScore
 from onnxfq.documents.trial import Trial, trial_lines
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.remedies.channel_statistics import measure_channels
@@ -91,9 +92,7 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
     evaluation = result.evaluation
     last = evaluation.candidates[-1:]
     outputs = [score for candidate in last for score in candidate.judging]
-    whole = {not score.part for score in outputs}
-    kind = "outputs and parts" if len(whole) > 1 else "outputs" if True in whole else "parts"
-    low = [score for score in outputs if score.sqnr_db < LOW_SQNR_DB]
+    kind = _kind_of(outputs)
     verdict = f"SQNR       not compared with the float model: {', '.join(evaluation.notes)}"
     for worst in (candidate.worst for candidate in last):
         among = "" if len(outputs) == 1 else f", the worst of {len(outputs)} {kind}"
@@ -106,25 +105,40 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
     if sizes is not None:
         before, after = sizes
         lines.append(f"size       {before:,} -> {after:,} bytes ({after / before:.0%})")
-    if low:
-        names = [placement.tensor for placement in result.plan.placements if placement.role == "activation"]
-        lines += describe_channels(measure_channels(result.model, result.samples, names))
-        lines += _cure_lines(result.trials)
-        lines += [
-            f"low SQNR   {len(low)} of {len(outputs)} {kind} below {LOW_SQNR_DB} dB:",
-            "           measure the accuracy; `onnxfq sensitivity` names the layers that cost most, and",
-            "           --max-drop or --min-sqnr promises an accuracy and keeps in float what that takes",
-        ]
-    return lines
+    names = [placement.tensor for placement in result.plan.placements if placement.role == "activation"]
+    measured = partial(measure_channels, result.model, result.samples, names)
+    return lines + advice_lines(evaluation, result.trials, measured)
 
 
-def _cure_lines(trials: Sequence[Trial]) -> list[str]:
-    """Return the command that cures a low SQNR, unless the remedies were tried already."""
-    if any(trial.is_needed for trial in trials):
+def _kind_of(outputs: Sequence[OutputScore]) -> str:
+    whole = {not score.part for score in outputs}
+    return "outputs and parts" if len(whole) > 1 else "outputs" if True in whole else "parts"
+
+
+def advice_lines(
+    evaluation: Evaluation, trials: Sequence[Trial], measure: Callable[[], Mapping[str, ChannelSizes]]
+) -> list[str]:
+    """Return the guilty channels and the next steps if outputs are far from the float model's, else none.
+
+    Args:
+        evaluation: its last candidate counts.
+        trials: remedies that were tried; without any, one line has the command that tries them.
+        measure: returns the sizes of the channels of quantized activations; called if an output is low.
+    """
+    outputs = [score for candidate in evaluation.candidates[-1:] for score in candidate.judging]
+    low = [score for score in outputs if score.sqnr_db < LOW_SQNR_DB]
+    if not low:
         return []
+    cure = [
+        "cure       quantize again with --repair auto: it evens out channels where that gains, then tries "
+        "other ranges, and keeps in float what that does not help"
+    ]
     return [
-        "cure       quantize again with --repair auto: it evens out channels where that gains, then",
-        "           tries other ranges, and keeps in float what that does not help",
+        *describe_channels(measure()),
+        *([] if any(trial.is_needed for trial in trials) else cure),
+        f"low SQNR   {len(low)} of {len(outputs)} {_kind_of(outputs)} below {LOW_SQNR_DB} dB: measure the "
+        "accuracy; `onnxfq sensitivity` names the layers that cost most, and --max-drop or --min-sqnr "
+        "promises an accuracy and keeps in float what that takes",
     ]
 
 

@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation
 from onnxfq.documents.timing import Timing
+from onnxfq.support.plurals import agree_numbers
 
 
 class Tile(TypedDict):
@@ -18,8 +19,8 @@ class Tile(TypedDict):
 
 
 def make_tile(value: str, label: str, low: bool = False) -> Tile:
-    """Return a tile."""
-    return Tile(value=value, label=label, low=low)
+    """Return a tile; its label agrees with a value of 1."""
+    return Tile(value=value, label=agree_numbers(f"{value} {label}").removeprefix(f"{value} "), low=low)
 
 
 def score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) -> list[Tile]:

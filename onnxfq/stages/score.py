@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxfq.choices import DeviceChoice
 from onnxfq.data import Feed
-from onnxfq.data.labels import count_right, predict_classes, refuse_label_count
+from onnxfq.data.labels import RightClasses, refuse_label_count
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
 from onnxfq.execution.candidate_sums import CandidateSums
@@ -98,20 +98,14 @@ def score_models(
     expected = None if fed_back else expected
     if expected is None:
         sides.insert(0, Side(reference, [*names, *tensors], exact=False))
-    right, done, row = 0, 0, 0
+    classes = None if labels is None else RightClasses(labels, names[0])
+    done = 0
     part = LEAST_FEEDS if until_stable or fed_back else None
     with closing(run_sides(sides, feeds, threads, device, part, fed_back)) as outputs:
         known = None if expected is None else ([first] for first in expected)
         rows = outputs if known is None else map(list.__add__, known, outputs)
         for wanted, *results in rows:
-            truth = None
-            if labels is not None:
-                classes = predict_classes(wanted[0], names[0])
-                truth = labels[row : row + classes.size]
-                row += classes.size
-                if row > labels.size:
-                    raise refuse_label_count(labels, f"at least {row}", names[0])
-                right += count_right(classes, truth, names[0])
+            truth = None if classes is None else classes.add(wanted[0])
             for run, got in zip(runs, results, strict=True):
                 run.add(got, wanted, truth)
             done += 1
@@ -119,13 +113,13 @@ def score_models(
                 progress(done)
             if until_stable and done % LEAST_FEEDS == 0 and all(run.is_stable for run in runs):
                 break
-    if labels is not None and row != labels.size and not more_labels:
-        raise refuse_label_count(labels, str(row), names[0])
+    if classes is not None and classes.rows != classes.labels.size and not more_labels:
+        raise refuse_label_count(classes.labels, str(classes.rows), names[0])
     return Evaluation(
         reference=reference_name,
         feeds=done,
-        accuracy=right / row if labels is not None else None,
-        candidates=tuple(run.score(done, row if labels is not None else 0) for run in runs),
+        accuracy=None if classes is None else classes.right / classes.rows,
+        candidates=tuple(run.score(done, 0 if classes is None else classes.rows) for run in runs),
         notes=(
             *(
                 f"output {name!r} is selected by values: its SQNR judges nothing"
@@ -137,6 +131,7 @@ def score_models(
                 for name, of in judged.states.items()
             ),
             *(note for run in runs for note in run.notes(done)),
+            *([] if classes is None else classes.notes()),
         ),
     )
 

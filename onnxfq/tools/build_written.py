@@ -64,7 +64,7 @@ def _run(proto: onnx.ModelProto, target: Target, samples: Sequence[Feed], thread
         return f"not run: no engine of target {target.name} runs here but by `check --build`"
     if not samples:
         return "not run: there is no sample; give --data"
-    if not gpus_of_driver():
+    if target.capabilities and not gpus_of_driver():
         return "not run: this machine has no GPU; `onnxfq handoff` writes what one that has it needs"
     missing = explain_unsupported(proto)
     if missing:
@@ -80,4 +80,5 @@ def _run(proto: onnx.ModelProto, target: Target, samples: Sequence[Feed], thread
         for name, array in zip(names, expected, strict=True)
         if array.dtype.kind == "f"
     ]
-    return f"on the GPU: cosine with ONNX Runtime at least {min(cosines, default=1.0):.4f} on one sample"
+    where = "on the GPU" if target.capabilities else "here"
+    return f"{where}: cosine with ONNX Runtime at least {min(cosines, default=1.0):.4f} on one sample"

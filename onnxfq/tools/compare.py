@@ -54,14 +54,14 @@ class Comparison(Record):
     """All compared tensors in the order of computation.
 
     Attributes:
-        missing: the tensors that `b` lacks.
+        missing: the tensors that `candidate` lacks.
         shares: outputs of integers, texts and booleans: the share of equal elements.
         notes: inputs whose calibrated range and data disagree.
     """
 
     format: Literal["onnxfq.comparison/1"] = "onnxfq.comparison/1"
-    a: str
-    b: str
+    reference: str
+    candidate: str
     feeds: int
     tolerance_db: float
     tensors: tuple[TensorDifference, ...]
@@ -80,13 +80,13 @@ class Comparison(Record):
         count = f"{len(self.tensors)} tensors, {self.feeds} feed(s)"
         if first is None:
             worst = min((one.sqnr_db for one in self.tensors), default=math.inf)
-            lines = [f"{self.a} and {self.b} agree on {count}: SQNR {worst:.1f} dB and more"]
+            lines = [f"{self.reference} and {self.candidate} agree on {count}: SQNR {worst:.1f} dB and more"]
             at = min(range(len(self.tensors)), key=lambda i: self.tensors[i].sqnr_db, default=0)
         else:
             steps = "" if first.steps is None else f", {first.steps:.3g} step(s) at most"
             lines = [
-                f"{self.a} and {self.b} part at {first.tensor!r} of {first.op_type} {first.node!r}: SQNR "
-                f"{first.sqnr_db:.1f} dB, below {self.tolerance_db:g}{steps} ({count})"
+                f"{self.reference} and {self.candidate} part at {first.tensor!r} of {first.op_type} "
+                f"{first.node!r}: SQNR {first.sqnr_db:.1f} dB, below {self.tolerance_db:g}{steps} ({count})"
             ]
             at = self.tensors.index(first)
         start = max(0, at - 2)
@@ -100,7 +100,7 @@ class Comparison(Record):
         hidden = len(self.tensors) - (len(rows) - 1)
         lines += [f"{hidden} more; all are in --json"] if hidden else []
         if self.missing:
-            lines.append(f"{self.b} has no {', '.join(self.missing)}")
+            lines.append(f"{self.candidate} has no {', '.join(self.missing)}")
         lines += [f"note       {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -109,21 +109,21 @@ def compare(
     model: str | Path | onnx.ModelProto,
     data: Data,
     *,
-    a: str = "onnxruntime",
-    b: str = "integer",
+    reference: str = "onnxruntime",
+    candidate: str = "integer",
     tolerance_db: float = TOLERANCE_DB,
     feeds: int = FEEDS,
     options: RunOptions | None = None,
 ) -> Comparison:
-    """Run the Q/DQ `model` in `a` and `b` on the first feeds of `data` and compare tensor by tensor.
+    """Run the Q/DQ `model` in two runtimes on the first feeds of `data` and compare tensor by tensor.
 
     The tensors that quantizers read and the outputs are compared.
 
     Args:
         model: a path or a ModelProto.
         data: as `quantize` takes it.
-        a: a name of `runners()`, or a .json file saved by Polygraphy.
-        b: likewise.
+        reference: a name of `runners()`, or a .json file saved by Polygraphy.
+        candidate: likewise.
         tolerance_db: SQNR in dB below which a tensor differs.
         feeds: how many feeds of `data` are run.
         options: batch, threads and how data is read.
@@ -135,7 +135,7 @@ def compare(
     proto, _, source = read_model(model)
     if not any(node.op_type in ONNX_QUANTIZERS for node in proto.graph.node):
         raise ModelError(f"{source} has no QuantizeLinear in its main graph; give a Q/DQ model")
-    runners = [runner(name) for name in (a, b)]
+    runners = [runner(name) for name in (reference, candidate)]
     ranges = InputRanges()
     given = list(ranges.watch(islice(open_feeds(proto, data, options.batch, options.data.unsurveyed), feeds)))
     if not given:
@@ -157,7 +157,9 @@ def compare(
             if one.is_discrete:
                 counts[name] = counts.get(name, EqualCounts()) + one.count_equal(other)
             else:
-                sums[name] = sums.get(name, ErrorSums()) + _sum_errors(name, one, other, (a, b))
+                sums[name] = sums.get(name, ErrorSums()) + _sum_errors(
+                    name, one, other, (reference, candidate)
+                )
         if options.progress is not None:
             options.progress("compare", number + 1, len(given))
     index = GraphIndex(proto.graph)
@@ -175,8 +177,8 @@ def compare(
         for name, one in sums.items()
     ]
     return Comparison(
-        a=a,
-        b=b,
+        reference=reference,
+        candidate=candidate,
         feeds=len(given),
         tolerance_db=tolerance_db,
         tensors=tuple(found),

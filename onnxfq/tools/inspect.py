@@ -20,6 +20,7 @@ from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import default_opset, list_nodes
+from onnxfq.graph.node_fields import attributes_of, input_name, numbers_type
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names
 from onnxfq.interchange.genai_folder import find_decoder
@@ -85,9 +86,11 @@ class Inspection(Record):
             found = sorted(set(self.operators) & QUANTIZED_OPS)
             lines.append(f"quantized  by {', '.join(found)}" if found else "quantized  no")
             return "\n".join(lines)
-        rows = [("tensor", "operator", "type", "granularity", "scale", "zero point")]
+        rows = [("tensor", "operator", "type", "per", "scale", "to", "zero point")]
         for q in self.quantized:
-            rows.append((q.tensor, q.op_type, q.qtype, q.granularity, _scales(q), q.zero_points))
+            rows.append(
+                (q.tensor, q.op_type, q.qtype, q.granularity.removeprefix("per-"), *_scales(q), q.zero_points)
+            )
         return "\n".join([*lines, "", *table_lines(rows, names=(0,))])
 
 
@@ -101,7 +104,7 @@ def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
     dtypes = {tensor.name: tensor.data_type for tensor in constants.values()}
     for node in nodes:
         if node.op_type == "QuantizeLinear":
-            dtypes[node.output[0]] = _output_type(node, dtypes)
+            dtypes[node.output[0]] = numbers_type(node, dtypes.get(input_name(node, 2)))
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     found = [_quantizer(node, constants, dtypes, makers) for node in nodes]
     return Inspection(
@@ -145,11 +148,12 @@ def _next_command(model: str | Path | onnx.ModelProto, is_quantized: bool) -> st
     return f"onnxfq quantize {name} --data DATA -o {shlex.quote(str(path.with_suffix('.int8.onnx')))}"
 
 
-def _scales(quantized: QuantizedTensor) -> str:
+def _scales(quantized: QuantizedTensor) -> tuple[str, str]:
+    """Return the only scale, or the smallest and the largest."""
     low, high = quantized.scale_min, quantized.scale_max
     if low is None or high is None:
-        return "dynamic"
-    return f"{low:.6g}" if low == high else f"{low:.4g} … {high:.4g}"
+        return "dynamic", ""
+    return (f"{low:.6g}", "") if low == high else (f"{low:.4g}", f"{high:.4g}")
 
 
 def _as_asked(quantized: QuantizedTensor, metadata: dict[str, str]) -> QuantizedTensor:
@@ -165,7 +169,7 @@ def _quantizer(
     makers: dict[str, onnx.NodeProto],
 ) -> QuantizedTensor | None:
     """Return the summary of a quantizing node; DequantizeLinear counts if it reads a stored constant."""
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attributes_of(node)
     reads_constant = node.op_type in _DEQUANTIZES and node.input[0] in constants
     if node.op_type in _DYNAMIC:
         scale, rank = None, 1 if "axis" in attributes else 0
@@ -225,13 +229,6 @@ def _constant_scale(
         return None
     first, second = (tensor_array(factor).astype(np.float64) for factor in factors)
     return np.asarray(first * second)
-
-
-def _output_type(node: onnx.NodeProto, dtypes: dict[str, int]) -> int:
-    if len(node.input) > 2 and node.input[2] in dtypes:
-        return dtypes[node.input[2]]
-    given = next((a.i for a in node.attribute if a.name == "output_dtype"), 0)
-    return int(given or onnx.TensorProto.UINT8)  # ONNX's default
 
 
 def _granularity(rank: int, attributes: dict[str, Any]) -> str:

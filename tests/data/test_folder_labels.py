@@ -10,7 +10,7 @@ from builders import build
 from PIL import Image
 
 from onnxfq import evaluate
-from onnxfq.data.labels import read_labels
+from onnxfq.data.labels import RightClasses, read_labels
 from onnxfq.data.options import DataOptions
 from onnxfq.errors import DataError
 from onnxfq.stages.options import RunOptions
@@ -52,3 +52,29 @@ def test_images_without_class_folders_are_refused(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "i" / "a.png")
     with pytest.raises(DataError, match="has no folder of images for each class; give a file of labels"):
         read_labels(tmp_path / "i")
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ([1, 2, 3, 4, 1], "0.0% of the labels are right, and 100.0% with 1 less"),
+        ([0, 1, 2, 3, 0], ""),
+        ([3, 0, 1, 2, 3], ""),  # another order of the classes: no shift makes them right
+    ],
+)
+def test_labels_that_count_from_another_number(labels: list[int], says: str) -> None:
+    """Where most rows are right with labels one less, a note says so."""
+    right = RightClasses(np.asarray(labels), "y")
+    scores = np.eye(4, dtype=np.float32)[[0, 1, 2, 3, 0]]
+    for rows in np.split(scores, 5):
+        right.add(rows)
+    assert " ".join(right.notes()).startswith(says) and bool(right.notes()) == bool(says)
+
+
+def test_a_background_class_is_one_more() -> None:
+    """A model with a class of its own in front gives 1 for label 0; two swapped classes are no shift."""
+    scores = np.eye(5, dtype=np.float32)[[1, 2, 3, 3]]
+    background, swapped = (RightClasses(np.asarray(given), "y") for given in ([0, 1, 2, 2], [1, 1, 0, 0]))
+    background.add(scores)
+    swapped.add(np.eye(2, dtype=np.float32)[[0, 0, 1, 1]])
+    assert "100.0% with 1 more" in background.notes()[0] and swapped.notes() == []

@@ -432,4 +432,4 @@ def test_a_step_that_loses_on_other_samples_is_dropped() -> None:
 
     final, (first, second) = improve(judge, candidate, [free("finer", finer), free("fitted", fit)])
     assert first.is_kept and final.recipe.activations.calibrator.name == "minmax"
-    assert not second.is_kept and second.after < second.before and second.why.startswith("it gains -")
+    assert not second.is_kept and second.after < second.before and second.why.startswith("it loses ")

@@ -139,7 +139,7 @@ def data() -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("planted", [(2,), (3, 6)])
 def test_planted_layers_come_first(data, planted) -> None:
     """Two layers that are both fatal are first and second; the remedy is them alone, and it is measured."""
-    found = onnxfq.sensitivity(chain(planted), data, samples=4, promise=onnxfq.AccuracyTarget(min_sqnr=20))
+    found = onnxfq.sensitivity(chain(planted), data, samples=4, accuracy=onnxfq.AccuracyTarget(min_sqnr=20))
     assert {node for group in found.groups[: len(planted)] for node in group.nodes} == {
         f"m{n}" for n in planted
     }
@@ -150,7 +150,7 @@ def test_planted_layers_come_first(data, planted) -> None:
     kept = recipe.model_copy(update={"overrides": (found.override(range(len(planted))),)})
     result = onnxfq.quantize(chain(planted), data, recipe=kept)
     assert {s.name for s in result.plan.skipped if s.kind == "node"} == {f"m{n}" for n in planted}
-    sound = onnxfq.sensitivity(chain(), data, samples=4, promise=onnxfq.AccuracyTarget(min_sqnr=20))
+    sound = onnxfq.sensitivity(chain(), data, samples=4, accuracy=onnxfq.AccuracyTarget(min_sqnr=20))
     assert sound.remedy is not None and sound.remedy.kept == () and sound.sqnr_db > 20
 
 
@@ -430,7 +430,7 @@ def test_ranked_by_a_metric(tmp_path: Path, data, capfd: pytest.CaptureFixture[s
     assert [group.nodes for group in same.groups] == [("large",), ("tiny",)]
     with pytest.raises(DataError, match="the promise has a metric already"):
         promise = onnxfq.AccuracyTarget(max_drop=1, labels=labels)
-        onnxfq.sensitivity(proto, feeds, promise=promise, labels=labels)
+        onnxfq.sensitivity(proto, feeds, accuracy=promise, labels=labels)
 
     onnx.save(proto, tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", **{n: np.concatenate([feed[n] for feed in feeds]) for n in "xz"})

@@ -29,13 +29,15 @@ from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.remedies.accuracy_target import AccuracyTarget
+from onnxfq.report.contents import page_contents
 from onnxfq.report.html import render_report, write_report
 from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.report.text import coverage_line, plan_summary, quantize_summary
+from onnxfq.report.tiles import make_tile
 from onnxfq.runtime.session import Session
 from onnxfq.support.records import to_json
-from onnxfq.targets.recipes import load_recipe
+from onnxfq.targets.recipes import RECIPES, load_recipe
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +162,8 @@ def test_low_outputs_are_told(result: QuantizeResult) -> None:
         assert ("low SQNR" in quantize_summary(other)) == told
         (shown,) = contents(render_report(other))
         assert shown["tiles"][0]["low"] == told
+        notes = {head: lines[0] for head, lines in shown["notes"]}
+        assert ("--max-drop" in notes.get("low SQNR", "")) == told
         assert rows_under(shown, "Comparison with the float model")[0][2] == f"{sqnr_db:.2f}"
 
 
@@ -288,6 +292,37 @@ def test_channels_are_drawn_before_and_after() -> None:
     assert spread[0] > 30 and spread[1] < 4 and row.calibrator == "by channel"
     bars = [bar.get_height() for bar in plot.channel_ranges(result, "x").axes[0].patches]
     assert bars == [*row.channels, *row.equalized_channels]
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_every_recipe_has_a_page(recipe: str) -> None:
+    """A depthwise convolution, a sum and a product in the formats of each recipe are on the page."""
+    proto = build(
+        "g (float[N,128,4,4] x) => (float[N,16] y) {"
+        " c = Conv <group = 128, pads = [1,1,1,1]> (x, w)  s = Add (c, x)"
+        " p = GlobalAveragePool (s)  f = Flatten (p)  y = MatMul (f, v) }",
+        {"w": weights(128, 1, 3, 3), "v": weights(128, 16)},
+    )
+    data = [{"x": weights(2, 128, 4, 4)}]
+    result = quantize(proto, data, recipe=recipe, accuracy=AccuracyTarget(repair=None))
+    (shown,) = contents(render_report(result))
+    known = {row["tensor"]: row["sqnr_db"] for row in shown["tensors"] if row["grid"] is not None}
+    assert {row["node"] for row in shown["layers"]} == {node.node for node in result.plan.nodes}
+    assert all(float(db) > 5 for db in known.values())
+    runs = result.statistics.feeds
+    seen = "observed over 2 runs" if runs else "no activation observed"
+    assert runs in (0, 2) and shown["subtitle"].endswith(f", {seen}")
+    assert {row["added_db"] for row in shown["layers"] if not row["quantized"]} <= {"Infinity"}
+
+
+def test_a_page_counts_in_words(result: QuantizeResult) -> None:
+    """What a page says agrees with its numbers, as in the terminal."""
+    record = quantize_record(result)
+    origin, notes = record.origin.model_copy(update={"feeds": 1}), ("1 Constant node(s) made initializers",)
+    (shown,) = page_contents([("m", record.model_copy(update={"origin": origin, "notes": notes}))])
+    assert shown["subtitle"].endswith("observed over 1 run")
+    assert shown["notes"] == [("Note", ["1 Constant node made initializers"])]
+    assert make_tile("1", "causes")["label"] == "cause" and make_tile("29", "causes")["label"] == "causes"
 
 
 def test_results_are_short_in_notebooks(result: QuantizeResult) -> None:

@@ -67,6 +67,7 @@ def test_sentences_stay_behind_their_word(line: str, indent: int, monkeypatch: p
         ("1 samples were run", "1 sample was run"),
         ("11 samples, 0.1 samples and 1/1 samples", "11 samples, 0.1 samples and 1/1 samples"),
         ("1 local function(s) inlined, 3 weight(s)", "1 local function inlined, 3 weights"),
+        ("1 Constant node(s) and 1 causes", "1 Constant node and 1 cause"),
         ("1 tensor(s) have another shape", "1 tensor has another shape"),
         ("float part fp16, 1 nodes stay in fp32", "float part fp16, 1 node stays in fp32"),
     ],

@@ -1,13 +1,12 @@
 """Each rewrite for TensorRT is still needed: without it the real builder refuses or loses the kernel.
 
-A failing test here means that a rewrite can go. The planted cases of `shared-constant`, `recurrent-cast`,
-`dynamic-rank` and `attention-parts` say the same of `separate_constants`, of casts in front of loops, of rows
-of block formats and of joined pairs; `test_short_runs.py` and `test_attention_policy.py` say it of short runs
-and of attention in float.
+A failing test here means that a rewrite can go. `SUNSETS` names the test of each, here or among the planted
+cases.
 """
 
 from __future__ import annotations
 
+import ast
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,9 +15,11 @@ import onnx
 import pytest
 from builders import build, stage, weights
 from engines import build_all, counts, unmeasured
+from planted import CASES
 
 import onnxfq
 from onnxfq.errors import OnnxfqError
+from onnxfq.graph.normalize.write_out_functions import WRITTEN_OUT
 from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement import float_casts
@@ -37,11 +38,51 @@ MEASURED = "1.7.1"
 BARE = QdqForm(block_writer)
 """TensorRT's operators without edits of the graph or functions."""
 
+REWRITES = Path(tensorrt.__file__).parent / "rewrites"
+SUNSETS = {
+    "block_writer": "e8m0 scales",
+    "count_padding": "test_pools_without_padding_run_in_float",
+    "divide_products": "test_whole_projections_lose_their_weight",
+    "give_axes_back": "float4 of four axes",
+    "insert_block_format": "e8m0 scales",
+    "make_rows": "float4 of four axes",
+    "match_packed": "test_whole_projections_lose_their_weight",
+    "move_guards": "test_guards_prevent_fusion",
+    "multiplies_rows": "float4 of four axes",
+    "part_results": "test_a_loop_carries_no_product_in_low_precision",
+    "separate_constants": "constant of both branches",
+    "with_mxfp8_functions": "test_onnxruntime_lacks_the_operators",
+    # Elsewhere: loading, the plan, casts.
+    "lower_labels": "upper-case labels beside a Conv",
+    "name_nodes": "two nodes of one name",
+    "write_out_attention": "Attention operator",
+    "write_out_functions": "test_operators_that_are_written_out",
+    "join_pairs": "a pair for each part",
+    "decide_attentions": "test_a_factor_behind_attention_prevents_fusion",
+    "_wants_no_cast": "Cast in front of an LSTM",
+    "_keeps_float32": "ConvTranspose in bfloat16",
+    "_keep_whole_products": "test_scales_of_two_types_are_refused",
+}
+"""Function that rewrites -> a test of this file, or a planted case that the builder refuses or floats."""
+
 
 @needs_builder
 def test_the_release_is_the_measured_one() -> None:
     """With another release all tests of this file are due: each that fails names a rewrite that can go."""
     assert version("tensorrt_rtx").startswith(MEASURED), "run this file, drop what fails, and set MEASURED"
+
+
+def test_every_rewrite_has_one() -> None:
+    """Each public function of the rewrites has a sunset test, and each name stands for one."""
+    functions = {
+        node.name
+        for path in REWRITES.glob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }
+    assert len(functions) > 8 and not functions - SUNSETS.keys()
+    lost = {case.name for case in CASES if case.real not in ("", "low", "weight-only")}
+    assert not {test for test in SUNSETS.values() if test not in lost and test not in globals()}
 
 
 @needs_builder
@@ -64,27 +105,38 @@ def test_pools_without_padding_run_in_float(tmp_path: Path) -> None:
     assert is_low == {"plain": False, "rewritten": True}
 
 
-def attention(guarded: bool) -> onnx.ModelProto:
-    """Attention of 128 tokens and 4 heads of 64 behind a split projection, with masked rows or not."""
+PACKED = """h = Reshape (f, pack) u = Transpose <perm = [2,0,1,3,4]> (h) q1 = Gather <axis = 0> (u, n0)
+    k1 = Gather <axis = 0> (u, n1) v1 = Gather <axis = 0> (u, n2)"""
+
+
+def attention(guarded: bool, packed: bool = False) -> onnx.ModelProto:
+    """Attention of 128 tokens and 4 heads of 64 behind a split projection, with masked rows or not.
+
+    A packed projection is reshaped first, and taken apart by Gather.
+    """
     soft = "[soft] p = Softmax <axis = -1> (s) [mix] m = MatMul (p, v2)"
     if guarded:
         soft = """bias = Where (look, zero, never) masked = Add (s, bias)
             [soft] p = Softmax <axis = -1> (masked) nan = IsNaN (p)
             seen = Where (nan, zero, p) [mix] m = MatMul (seen, v2)"""
+    parts = """q, k, v = Split <axis = -1> (f, sizes) q1 = Reshape (q, heads) k1 = Reshape (k, heads)
+        v1 = Reshape (v, heads)"""
     look = ", bool[2,1,1,128] look" if guarded else ""
+    apart = {"sizes": np.asarray([256] * 3, np.int64), "heads": np.asarray([2, 128, 4, 64], np.int64)}
+    if packed:
+        apart = {"pack": np.asarray([2, 128, 3, 4, 64], np.int64)}
+        apart |= {f"n{part}": np.asarray(part, np.int64) for part in range(3)}
     limits = {"zero": np.float32(0), "never": np.float32(-np.inf)} if guarded else {}
     return build(
         f"""g (float[2,128,256] x{look}) => (float[2,128,256] y) {{
-        [qkv] f = MatMul (x, w) q, k, v = Split <axis = -1> (f, sizes)
-        q1 = Reshape (q, heads) k1 = Reshape (k, heads) v1 = Reshape (v, heads)
+        [qkv] f = MatMul (x, w) {PACKED if packed else parts}
         q2 = Transpose <perm = [0,2,1,3]> (q1) k2 = Transpose <perm = [0,2,3,1]> (k1)
         v2 = Transpose <perm = [0,2,1,3]> (v1) [scores] s = MatMul (q2, k2) {soft}
         t = Transpose <perm = [0,2,1,3]> (m) j = Reshape (t, joined) [out] y = MatMul (j, wo) }}""",
         {
             "w": weights(256, 768),
             "wo": weights(256, 256),
-            "sizes": np.asarray([256] * 3, np.int64),
-            "heads": np.asarray([2, 128, 4, 64], np.int64),
+            **apart,
             "joined": np.asarray([2, 128, 256], np.int64),
             **limits,
         },
@@ -105,9 +157,10 @@ def test_guards_prevent_fusion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @needs_builder
-def test_whole_projections_lose_their_weight(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_whole_projections_lose_their_weight(packed: bool, tmp_path: Path) -> None:
     """`divide_products`: a product that is split behind it is not in int8 as a whole, and its parts are."""
-    staged = stage(attention(guarded=False), "tensorrt-int8-weights")
+    staged = stage(attention(guarded=False, packed=packed), "tensorrt-int8-weights")
     models = {
         "plain": with_qdq(staged.model, staged.plan, staged.encodings, form=BARE).proto,
         "rewritten": with_target_qdq(staged.model, staged.plan, staged.encodings).proto,
@@ -182,3 +235,29 @@ def test_scales_of_two_types_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
         for name, reports in build_all(tmp_path, {"plain": plain, "rewritten": rewritten}).items()
     }
     assert built == {"plain": False, "rewritten": True}
+
+
+NEWER = {
+    "Attention": ("[1,2,4,8]", "y = Attention (x, x, x)"),
+    "CausalConvWithState": ("[1,4,8]", "y, state = CausalConvWithState (x, w)"),
+    "LinearAttention": ("[1,4,16]", "y = LinearAttention <q_num_heads = 2, kv_num_heads = 2> (x, x, x)"),
+    "SwiGLU": ("[2,8]", "y = SwiGLU (x, x)"),
+    "Swish": ("[2,8]", "y = Swish (x)"),
+}
+"""Operator of opset 23 and later -> shape and text of a model of it."""
+
+
+@needs_builder
+@pytest.mark.parametrize("op", sorted(WRITTEN_OUT))
+def test_operators_that_are_written_out(op: str, tmp_path: Path) -> None:
+    """`write_out_functions`: the builder or ONNX Runtime takes none of these operators as it is."""
+    shape, text = NEWER[op]
+    weight = {"w": weights(4, 1, 3)} if op == "CausalConvWithState" else {}
+    proto = build(f"g (float{shape} x) => (float{shape} y) {{ {text} }}", weight, opset=27, ir=13)
+    report = next(iter(build_all(tmp_path, {"plain": proto})["plain"].values()))
+    try:
+        Session(proto, 1)
+        runs = True
+    except OnnxfqError:
+        runs = False
+    assert not (runs and report.built)

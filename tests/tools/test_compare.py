@@ -65,7 +65,7 @@ def test_the_first_wrong_tensor_is_named(wrong: str, tmp_path: Path) -> None:
         results[0][name] = results[0][name] * 1.1
     path = tmp_path / "other.json"
     path.write_text(outputs_json(results))
-    found = compare(proto, [staged.feed], b=str(path), options=WHOLE)
+    found = compare(proto, [staged.feed], candidate=str(path), options=WHOLE)
     assert found.first is not None and found.first.tensor == wrong
     assert found.table().splitlines()[0].startswith(f"onnxruntime and {path} part at {wrong!r}")
     node = next(n for n in proto.graph.node if wrong in n.output)
@@ -82,7 +82,9 @@ def test_steps_are_those_of_the_scale(tmp_path: Path) -> None:
     results[0]["c"] = results[0]["c"] + np.float32(2 * scale)
     path = tmp_path / "other.json"
     path.write_text(outputs_json(results))
-    found = {one.tensor: one for one in compare(proto, [staged.feed], b=str(path), options=WHOLE).tensors}
+    found = {
+        one.tensor: one for one in compare(proto, [staged.feed], candidate=str(path), options=WHOLE).tensors
+    }
     # float32 numbers are added: exact to their own rounding.
     assert found["c"].steps == pytest.approx(2, rel=1e-4)
     assert found["y"].steps is None and found["y"].largest_error == 0
@@ -97,7 +99,7 @@ def test_outputs_that_are_no_tensors_of_floats() -> None:
             {text} y = MatMul (i, w) c = ArgMax <axis = 1, keepdims = 0> (y) }}""",
         constants,
     )
-    made = compare(qdq_of(stage(proto)), [feed_for(proto)], b="onnxruntime")
+    made = compare(qdq_of(stage(proto)), [feed_for(proto)], candidate="onnxruntime")
     assert [one.tensor for one in made.tensors] == ["s", "i", "y"] and made.first is None
     assert made.shares == (EqualShare(output="c", equal=1.0),) and "output 'c': equal" in made.table()
 
@@ -110,7 +112,7 @@ def test_what_is_missing_is_told(tmp_path: Path) -> None:
     del results[0]["b"]
     path = tmp_path / "other.json"
     path.write_text(outputs_json(results))
-    found = compare(proto, [staged.feed], b=str(path), options=WHOLE)
+    found = compare(proto, [staged.feed], candidate=str(path), options=WHOLE)
     assert found.missing == ("b",) and "has no b" in found.table()
     assert [one.tensor for one in found.tensors] == ["c", "y"]
 
@@ -126,17 +128,17 @@ def test_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(outputs_json(tensors_of(proto, [staged.feed]) * 2))
     with pytest.raises(DataError, match="has results for 2 feeds, the data has 1"):
-        compare(proto, [staged.feed], b=str(path), options=WHOLE)
+        compare(proto, [staged.feed], candidate=str(path), options=WHOLE)
     path.write_text(outputs_json(tensors_of(proto, [feed_for(three(), count=2)])))
     with pytest.raises(DataError, match=r"has shape \[4, 16\] in onnxruntime and \[2, 16\]"):
-        compare(proto, [staged.feed], b=str(path), options=WHOLE)
+        compare(proto, [staged.feed], candidate=str(path), options=WHOLE)
     cut = '{"lst": [["r", [{"outputs": {"y": {"values": {"array": ""}}}}]]]}'
     for text in ("{}", "[", cut, '{"lst": [["r", [{"outputs": []}]]]}'):
         path.write_text(text)
         with pytest.raises(DataError, match="does not hold Polygraphy results"):
-            compare(proto, [staged.feed], b=str(path), options=WHOLE)
+            compare(proto, [staged.feed], candidate=str(path), options=WHOLE)
     with pytest.raises(DataError, match=r"cannot read .*missing\.json"):
-        compare(proto, [staged.feed], b=str(tmp_path / "missing.json"))
+        compare(proto, [staged.feed], candidate=str(tmp_path / "missing.json"))
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,12 +147,12 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     staged = stage(three())
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeLibraryError, match="polygraphy is not installed.*layers11.sh"):
-        compare(qdq_of(staged), [staged.feed], b="tensorrt")
+        compare(qdq_of(staged), [staged.feed], candidate="tensorrt")
     if not POLYGRAPHY.exists() or shutil.which("nvidia-smi"):
         pytest.skip("Polygraphy is not installed, or there is a GPU")
     monkeypatch.setenv("PATH", str(POLYGRAPHY.parent))
     with pytest.raises(RuntimeLibraryError, match="TensorRT cannot run the model: .*; run layers11.sh"):
-        compare(qdq_of(staged), [staged.feed], b="tensorrt")
+        compare(qdq_of(staged), [staged.feed], candidate="tensorrt")
 
 
 @pytest.mark.skipif(not POLYGRAPHY.exists(), reason="Polygraphy is not installed")

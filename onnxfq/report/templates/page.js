@@ -11,7 +11,19 @@ function make(tag, attributes, ...children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
   }
-  for (const one of children.flat()) if (one !== null && one !== undefined) node.append(one);
+  for (const one of children.flat()) if (one !== null && one !== undefined) node.append(typeof one === "string" && !tag.includes(":") ? unbroken(one) : one);
+  return node;
+}
+// A browser breaks lines behind hyphens, also inside an arrow and in front of an option's name, and long names anywhere.
+function unbroken(text) {
+  if (text.length > 12 && !text.includes(" ")) return make("span", {}, text.split(/(?<=[/._:])/).flatMap((part, place) => (place ? [make("wbr"), nodeOf(part)] : [nodeOf(part)])));
+  const parts = text.split(/(?<=^| )(->|--[a-z-]+)(?![\w-])/);
+  return parts.length > 1 ? make("span", {}, parts.map((part, place) => (place % 2 ? whole(part) : part))) : text;
+}
+const nodeOf = (text) => document.createTextNode(text);
+function whole(text) {
+  const node = make("span", { class: "whole" });
+  node.textContent = text;
   return node;
 }
 // A call takes as many arguments as fit on its stack, and a list may be longer: lists are children as they are.
@@ -22,7 +34,7 @@ const number = (value) => (value === null || value === undefined ? null : Number
 const db = (value) => (number(value) === null ? "" : Number.isFinite(number(value)) ? number(value).toFixed(1) : number(value) > 0 ? "∞" : "−∞");
 const short = (value) => String(Number(Number(value).toPrecision(4)));
 const ends = (range) => (range ? `${short(range[0])} … ${short(range[1])}` : "");
-const percent = (value) => (number(value) === null ? "" : `${(100 * value).toFixed(1)} %`);
+const percent = (value) => (number(value) === null ? "" : `${(100 * value).toFixed(1)}%`);
 const mark = (at) => {
   if (!several) return null;
   const node = make("span", { class: "tag" }, letter(at));
@@ -94,7 +106,7 @@ function sorter(heads, show) {
     show(place, ([a], [b]) => none(a) - none(b) || (none(a) ? 0 : (typeof a === "string" ? a.localeCompare(b) : a - b || 0) * (down ? -1 : 1)));
   }));
 }
-const headOf = (title, kind, hint, tag) => make("th", { class: kind, title: hint, scope: "col" }, make("button", { type: "button" }, tag, title));
+const headOf = (title, kind, hint, tag) => make("th", { class: kind, title: hint, scope: "col" }, make("button", { type: "button" }, tag, title.split(/(?= )/).map((word) => (word.includes("-") ? whole(word) : word))));
 const figure = (text) => { const match = /^-?[\d.,]+/.exec(text); return text === "equal" || text === "∞" ? Infinity : match ? Number(match[0].replaceAll(",", "")) : NaN; };
 
 const FOLDED = 4;
@@ -215,11 +227,11 @@ function largestChannels(tensor) {
   const { count, samples, median, largest: channels } = tensor.sizes, wide = ratio(tensor.sizes) >= WIDE;
   const rows = channels.map(([channel, size]) => ({ cells: [String(channel), short(size), times(ratio({ median, largest: [[channel, size]] }))] }));
   return [make("p", { class: wide ? "low" : "" }, `In ${samples} sample${samples > 1 ? "s" : ""}, channel ${channels[0][0]} of ${count} reaches ${short(channels[0][1])}, the median one ${short(median)}.`),
-    make("div", { class: "scroll" }, simpleTable(["channel", "largest magnitude", "to the median"], rows))];
+    make("div", { class: "scroll" }, simpleTable(["channel", "largest magnitude", "times the median"], rows))];
 }
 
 const shade = (value) => `color-mix(in srgb, var(--low) ${value === null ? 0 : Math.round(50 * Math.max(0, Math.min(1, (40 - value) / 40)))}%, var(--page))`;
-const HOPS = 2, ABREAST = 4, BOX = { wide: 116, tall: 36, apart: 8, rise: 62 };
+const HOPS = 2, ABREAST = 4, BOX = { wide: 116, tall: 36, apart: 8, rise: 62 }, NAME = { free: 15, most: 24 }; // letters that fit a box, and that fit it if they are narrow
 const readers = results.map(() => null);
 function rowsAround(at, centre) {
   const graph = results[at].graph;
@@ -261,10 +273,10 @@ function around(name, at) {
     const one = graph[node], known = maps[at].layers.get(one.node), value = number(one.output_db), text = value === null ? "" : `${db(value)} dB`;
     const box = make("svg:rect", { x: spot.x, y: spot.y, width: BOX.wide, height: BOX.tall, rx: 5, stroke: node === centre ? "var(--ink)" : "var(--line)", "stroke-width": node === centre ? 2 : 1 });
     box.style.fill = shade(value);
-    const label = one.op_type.length > 16 ? `${one.op_type.slice(0, 15)}…` : one.op_type, open = () => reveal(one.node);
+    const label = one.op_type.length > NAME.most ? `${one.op_type.slice(0, NAME.most - 1)}…` : one.op_type, open = () => reveal(one.node);
     const link = known && node !== centre ? { role: "button", tabindex: 0, class: "point", "aria-label": `${known.op_type} ${known.module || known.node}`, onclick: (event) => { event.stopPropagation(); open(); }, onkeydown: (event) => { if (event.key === "Enter") open(); } } : {};
     svg.append(make("svg:g", link, make("svg:title", {}, `${one.op_type} ${one.node}${text ? `: ${text}` : ""}`), box,
-      make("svg:text", { class: "op", x: spot.x + BOX.wide / 2, y: spot.y + (text ? 15 : 22), "text-anchor": "middle" }, label), text ? make("svg:text", { class: "db", x: spot.x + BOX.wide / 2, y: spot.y + 29, "text-anchor": "middle" }, text) : null));
+      make("svg:text", { class: "op", x: spot.x + BOX.wide / 2, y: spot.y + (text ? 15 : 22), "text-anchor": "middle", ...(label.length > NAME.free ? { textLength: BOX.wide - 8, lengthAdjust: "spacingAndGlyphs" } : {}) }, label), text ? make("svg:text", { class: "db", x: spot.x + BOX.wide / 2, y: spot.y + 29, "text-anchor": "middle" }, text) : null));
   }
   return make("figure", {}, svg, make("figcaption", { class: "soft" }, "The graph around the layer, from its sources above to its readers below. The more noise, the deeper the colour; a square is a quantizer."));
 }
@@ -334,6 +346,8 @@ function table() {
   const grid = fitted(make("table", { id: "layers" }), [7, 6, 5, 4, 3, 2, 1, 0].map((rank) => `upto${rank}`));
   const heads = columns.map((column) => headOf(column.title, classOf(column, null), column.hint, column.at === null ? null : mark(column.at)));
   grid.append(make("thead", {}, make("tr", {}, ...heads)));
+  const explained = columns.filter((column, place) => column.hint && columns.findIndex((one) => one.title === column.title) === place);
+  const legend = make("details", { id: "legend" }, make("summary", {}, "What the columns mean"), make("dl", {}, explained.flatMap((column) => [make("dt", {}, column.title), make("dd", {}, column.hint)])));
   const places = new Set(order);
   bodyOf = (node) => {
     if (!bodies.has(node) && places.has(node))
@@ -372,7 +386,7 @@ function table() {
     count.textContent = `${shown.length} of ${order.length} layers`;
     show();
   }
-  page.append(make("h2", {}, "Layers, the one that costs most first"), make("p", { class: "soft" }, "Click a row for its channels, histograms and the graph around it, and a heading to sort."), make("div", { class: "controls" }, text, kind, state, count), make("div", { class: "scroll" }, grid), more);
+  page.append(make("h2", {}, "Layers, the one that costs most first"), make("p", { class: "soft" }, "Click a row for its channels, histograms and the graph around it, and a heading to sort."), make("div", { class: "controls" }, text, kind, state, count), make("div", { class: "scroll" }, grid), more, legend);
   filter();
   new IntersectionObserver((seen) => { if (seen.some((one) => one.isIntersecting)) draw(PORTION); }, { rootMargin: "600px" }).observe(more);
   addEventListener("beforeprint", () => draw(MANY));

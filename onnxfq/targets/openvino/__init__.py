@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
-from onnxfq.support.attempts import attempt
 from onnxfq.targets.openvino.check import check_model
 from onnxfq.targets.openvino.policy import POLICY
 from onnxfq.targets.openvino.recipes import RECIPES
@@ -15,9 +14,7 @@ OPENVINO = Target(
     POLICY,
     recipes=RECIPES,
     # Its compiled graph names a layer by what was folded into it last, and a check could not find it.
-    prepare=lambda model: attempt(
-        "folding BatchNormalization", lambda: fold_batch_norm(model), lambda: model
-    ),
+    prepare=fold_batch_norm,
     check=check_model,
     run=run_model,
     values=open_model,
