@@ -145,9 +145,9 @@ def _give_biases(proto: onnx.ModelProto) -> None:
         if not slot or input_name(node, slot):
             continue
         shape = _weight_shape(proto, node.input[weight], constants)
-        if shape is None:
-            continue
         by_columns = "Gemm" in node.op_type and not attributes_of(node).get("transB")
+        if shape is None or len(shape) <= by_columns:
+            continue
         kind = np.float32 if node.op_type in ("Conv", "Gemm") else np.int32
         name = f"{PREFIX}/{node.name}/bias"
         proto.graph.initializer.append(numpy_helper.from_array(np.zeros(shape[int(by_columns)], kind), name))
