@@ -16,7 +16,7 @@ from onnxfq.remedies.judge import keeps_sqnr
 from onnxfq.remedies.work import Budget
 
 RUNS = 96
-"""Runs that measure repairs alone: with those of all together they stay below 3 times `quantize`."""
+"""Most runs that measure single repairs, one and a half times the samples of a diagnosis."""
 
 
 class Repairs:

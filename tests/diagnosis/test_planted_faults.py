@@ -19,7 +19,7 @@ from onnxfq.diagnosis.reading.board import Board, Change
 from onnxfq.diagnosis.reading.switched_form import switch_form
 
 EVERY = 6
-"""Of so many files one is diagnosed, unless all cases are asked for."""
+"""One file in so many is diagnosed, unless all cases are asked for."""
 
 
 def chosen(request: pytest.FixtureRequest, names: list[str]) -> list[str]:
@@ -47,7 +47,7 @@ def test_planted_faults_are_named_without_the_float_model(request: pytest.Fixtur
 
 
 def test_sound_files_are_not_accused(request: pytest.FixtureRequest) -> None:
-    """Of 20 sound files at most one is accused, with the float model and without."""
+    """At most one of 20 sound files is accused, with the float model and without."""
     for with_float in (True, False):
         rows = [score(name, SOUND[name], with_float=with_float) for name in chosen(request, list(SOUND))]
         assert sum(bool(row.causes) for row in rows) <= 1, rows
