@@ -216,7 +216,7 @@ def feed_for(model: onnx.ModelProto, text: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def generate(folder: Path, root: Path, python: str, tokens: list[int]) -> tuple[np.ndarray, list[int]]:
-    """Return the logits of 32 steps, and their tokens: the given ones, or those of greedy search."""
+    """Return the logits of 32 steps, and their tokens: the given ones, or the best by greedy search."""
     out = root / "steps.npz"
     run([python, "-c", GENERATE, str(folder), json.dumps(tokens), str(out)])
     with np.load(out) as steps:
