@@ -126,7 +126,7 @@ def describe(trial: Trial) -> str:
 
 
 def merge_rows(out: Path | None, title: str, rows: Sequence[list[str]]) -> list[list[str]]:
-    """Return `rows` with those of other models and ways of repair in a section of `out`."""
+    """Return the rows in a section of `out`, with `rows` in the places of their models and ways of repair."""
     text = out.read_text() if out is not None and out.exists() else ""
     section = text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")][2:]
@@ -198,5 +198,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of the processes that it starts
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # processes started from here on inherit it
     main()

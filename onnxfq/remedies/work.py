@@ -149,7 +149,7 @@ class Work:
             rows = self.samples * sum(self.products.get(node, 0) for node in nodes) // max(size, 1)
             sums = min(choose_rows(inputs), rows) * inputs**2
             seconds += WEIGHT_SECONDS + inputs * INPUT_SECONDS + size * SCALE_SECONDS
-            seconds += (sums + 2 * inputs**3 + 5 * size * inputs) / RATE  # of float64, for two sets of scales
+            seconds += (sums + 2 * inputs**3 + 5 * size * inputs) / RATE
         return seconds
 
     def allow(self, is_low: bool) -> float:
