@@ -1,4 +1,4 @@
-"""What rounding a decoder by `gptq` takes, on paper: bytes, passes over the data, and time.
+"""Costs of rounding a decoder by `gptq`, on paper: bytes, passes over the data, and time.
 
     python benchmarks/decoder_costs.py [--rate 40] [--disk 200] [--out FILE]
 
@@ -11,7 +11,7 @@ Counts, by the shapes of the decoders and 64 texts of 512 tokens, in the arithme
 - operations: the runs, one more over the samples that are compared, for each input the sums of products,
   and for each weight the errors that the columns after it take.
 
-The rate, in billions of operations for a second of one core, is that of a measured run.
+The rate, in billions of operations for a second of one core, comes from a measured run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHAPES = {
     "1.1": DecoderShape(),
     "7": DecoderShape(width=4096, layers=32, heads=32, key_heads=32, hidden=11008),
 }
-"""Decoders by billions of weights: that of `tests/slow/check_large_decoder.py`, and Llama 2."""
+"""Decoders by billions of weights: of `tests/slow/check_large_decoder.py`, and Llama 2."""
 
 TOKENS, COMPARED = 64 * 512, 1 / 4
 MACHINES = 8

@@ -82,7 +82,7 @@ LAST = {"overrides": [{"tensors": ["lm_head.MatMul.weight"], "weights": {"qtype"
 ALONE = [{"op_types": ["MatMul"], "keep_float": True}]
 SIMULATED = "simulated.onnx"
 NO_KERNEL = "float8"
-"""Caches that ONNX Runtime's CPU does not run: their perplexity is that of the simulation."""
+"""Caches that ONNX Runtime's CPU does not run: the simulation gives their perplexity."""
 
 ROWS = (
     Row("`genai-int8`", "genai-int8"),

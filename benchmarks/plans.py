@@ -8,7 +8,7 @@ run with FakeQuantize nodes. A network whose plan is the same under both is coun
 
 One set of scales is one draw of rounding errors. Each plan is also measured with `DRAWS` other sets, the same
 for both: each scale of an activation, times a factor between 1 and 1.6. "Others" is their mean, and "+-" the
-standard error of the mean of the differences. SQNR is that of all outputs on the samples of the task, to the
+standard error of the mean of the differences. SQNR counts all outputs on the samples of the task, against the
 float model.
 """
 

@@ -38,10 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-ways", action="store_true", help="every option in every way of feeding")
     parser.addoption("--all-cases", action="store_true", help="every case of tests that take a sample")
     parser.addoption("--damaged-files", type=int, default=200, help="files damaged (CI: 200)")
-
-
-TEST_SECONDS = 600
-"""A test that takes longer hangs."""
+    parser.addoption("--test-seconds", type=int, default=600, help="a test that takes longer hangs")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -88,14 +85,15 @@ def choose_cases(items: list[pytest.Item]) -> set[pytest.Item]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that hangs, where the system has the signal: the next test begins."""
+    seconds = item.config.getoption("--test-seconds")
 
     def end(*_: object) -> None:
-        pytest.fail(f"{item.nodeid} has not ended after {TEST_SECONDS} s", pytrace=True)
+        pytest.fail(f"{item.nodeid} has not ended after {seconds} s", pytrace=True)
 
     if not hasattr(signal, "SIGALRM"):
         return (yield)
     signal.signal(signal.SIGALRM, end)
-    signal.alarm(TEST_SECONDS)
+    signal.alarm(seconds)
     try:
         return (yield)
     finally:

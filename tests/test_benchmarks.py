@@ -287,4 +287,4 @@ def test_wider_heads_have_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> No
                 pairs, steps, root = head[::2] + 1j * head[1::2], angles, 8**0.5
             heads.append(pairs * np.exp(1j * steps) if short == "q" else pairs)
         scores.append((heads[0] * heads[1].conj()).sum().real / root)
-    assert scores[0] == pytest.approx(scores[1], rel=1e-6)  # of float32 weights
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6)  # the weights are float32

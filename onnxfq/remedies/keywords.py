@@ -49,7 +49,7 @@ _OTHER_FUNCTIONS = {
     "thumbnails": "onnxfq.write_report(result, ...), which has no pictures",
     "time": "onnxfq.compare_recipes(..., time=True)",
 }
-"""What does in Python what other options of the command line do after or before quantizing."""
+"""Python calls in place of other options of the command line, after or before quantizing."""
 
 
 def _places() -> Iterator[tuple[str, str]]:

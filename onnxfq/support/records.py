@@ -160,7 +160,7 @@ def read_content(path: str | Path, error: type[OnnxfqError]) -> Any:
 def read_json(text: str) -> Any:
     """Parse JSON `text`. Raises ValueError, also for a name that appears twice, or RecursionError.
 
-    So does half of a pair of UTF-16, such as an escaped D800: no UTF-8 file can hold it.
+    Half of a pair of UTF-16, such as an escaped D800, raises it too: no UTF-8 file can hold it.
     """
     content = json.loads(text, object_pairs_hook=_once_each)
     if _HALF_PAIR.search(text):

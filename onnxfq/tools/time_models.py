@@ -52,7 +52,7 @@ def time_models(
     """
     names: dict[str, list[str]] = defaultdict(list)
     for name, model in candidates.items():
-        names[_find_target(model)].append(name)
+        names[find_target(read_structure(model)) or OTHER_TOOLS].append(name)
     models: list[TimedModel] = []
     notes: list[str] = []
     for target, group in names.items():
@@ -79,10 +79,6 @@ def time_on_data(
     feed = next(iter(open_feeds(read_model(reference)[0], data, options.batch, reader)))
     name = f"{reference.name} (reference)" if reference.name in candidates else reference.name
     return time_models(reference, candidates, feed, options.threads, reference_name=name)
-
-
-def _find_target(model: AnyModel) -> str:
-    return find_target(read_structure(model)) or OTHER_TOOLS
 
 
 def _find_opener(name: str) -> Opener:

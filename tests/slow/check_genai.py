@@ -6,8 +6,8 @@ Not a pytest. An environment of its own has torch, transformers and onnxruntime-
 onnxruntime. It builds a Llama, a Qwen and a Phi of random weights, and generates. Along the 32 greedy tokens
 of the float model int8 weights must keep 30 dB of the logits. They must keep the first token wherever the two
 best of the float model differ by more than four times the noise. The same holds with a cache in int8. In the
-mean int4 must be better than the builder's own. Its logits must be those of the simulation: to float32
-rounding where inputs stay in float, and but for steps of int8 where they are rounded. The way from a
+mean int4 must be better than the builder's own. Its logits must equal the simulation's: to float32 rounding
+where inputs stay in float, and up to steps of int8 where they are rounded. The way from a
 checkpoint to tokens in docs/llm.md must work as written.
 """
 

@@ -294,7 +294,7 @@ def add_adapter(folder: Path) -> None:
 
 
 def shard(folder: Path) -> list[Path]:
-    """Give each large tensor of the decoder a data file of its own; return the files."""
+    """Move each large tensor of the decoder to its own data file; return the files."""
     proto, files = onnx.load(folder / "model.onnx"), []
     (folder / "model.onnx.data").unlink()
     for number, tensor in enumerate(t for t in proto.graph.initializer if len(t.raw_data) > 1000):

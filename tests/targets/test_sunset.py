@@ -29,6 +29,7 @@ from onnxfq.targets import tensorrt
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
+from onnxfq.targets.tensorrt.rewrites import split_projections
 from onnxfq.targets.tensorrt.rewrites.block_formats import block_writer
 
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
@@ -46,7 +47,7 @@ SUNSETS = {
     "give_axes_back": "float4 of four axes",
     "insert_block_format": "e8m0 scales",
     "make_rows": "float4 of four axes",
-    "match_packed": "test_whole_projections_lose_their_weight",
+    "match_packed": "test_packed_projections_lose_their_weight",
     "move_guards": "test_guards_prevent_fusion",
     "multiplies_rows": "float4 of four axes",
     "part_results": "test_a_loop_carries_no_product_in_low_precision",
@@ -105,38 +106,27 @@ def test_pools_without_padding_run_in_float(tmp_path: Path) -> None:
     assert is_low == {"plain": False, "rewritten": True}
 
 
-PACKED = """h = Reshape (f, pack) u = Transpose <perm = [2,0,1,3,4]> (h) q1 = Gather <axis = 0> (u, n0)
-    k1 = Gather <axis = 0> (u, n1) v1 = Gather <axis = 0> (u, n2)"""
-
-
-def attention(guarded: bool, packed: bool = False) -> onnx.ModelProto:
-    """Attention of 128 tokens and 4 heads of 64 behind a split projection, with masked rows or not.
-
-    A packed projection is reshaped first, and taken apart by Gather.
-    """
+def attention(guarded: bool) -> onnx.ModelProto:
+    """Attention of 128 tokens and 4 heads of 64 behind a split projection, with masked rows or not."""
     soft = "[soft] p = Softmax <axis = -1> (s) [mix] m = MatMul (p, v2)"
     if guarded:
         soft = """bias = Where (look, zero, never) masked = Add (s, bias)
             [soft] p = Softmax <axis = -1> (masked) nan = IsNaN (p)
             seen = Where (nan, zero, p) [mix] m = MatMul (seen, v2)"""
-    parts = """q, k, v = Split <axis = -1> (f, sizes) q1 = Reshape (q, heads) k1 = Reshape (k, heads)
-        v1 = Reshape (v, heads)"""
     look = ", bool[2,1,1,128] look" if guarded else ""
-    apart = {"sizes": np.asarray([256] * 3, np.int64), "heads": np.asarray([2, 128, 4, 64], np.int64)}
-    if packed:
-        apart = {"pack": np.asarray([2, 128, 3, 4, 64], np.int64)}
-        apart |= {f"n{part}": np.asarray(part, np.int64) for part in range(3)}
     limits = {"zero": np.float32(0), "never": np.float32(-np.inf)} if guarded else {}
     return build(
         f"""g (float[2,128,256] x{look}) => (float[2,128,256] y) {{
-        [qkv] f = MatMul (x, w) {PACKED if packed else parts}
+        [qkv] f = MatMul (x, w) q, k, v = Split <axis = -1> (f, sizes)
+        q1 = Reshape (q, heads) k1 = Reshape (k, heads) v1 = Reshape (v, heads)
         q2 = Transpose <perm = [0,2,1,3]> (q1) k2 = Transpose <perm = [0,2,3,1]> (k1)
         v2 = Transpose <perm = [0,2,1,3]> (v1) [scores] s = MatMul (q2, k2) {soft}
         t = Transpose <perm = [0,2,1,3]> (m) j = Reshape (t, joined) [out] y = MatMul (j, wo) }}""",
         {
             "w": weights(256, 768),
             "wo": weights(256, 256),
-            **apart,
+            "sizes": np.asarray([256] * 3, np.int64),
+            "heads": np.asarray([2, 128, 4, 64], np.int64),
             "joined": np.asarray([2, 128, 256], np.int64),
             **limits,
         },
@@ -157,10 +147,9 @@ def test_guards_prevent_fusion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @needs_builder
-@pytest.mark.parametrize("packed", [False, True])
-def test_whole_projections_lose_their_weight(packed: bool, tmp_path: Path) -> None:
+def test_whole_projections_lose_their_weight(tmp_path: Path) -> None:
     """`divide_products`: a product that is split behind it is not in int8 as a whole, and its parts are."""
-    staged = stage(attention(guarded=False, packed=packed), "tensorrt-int8-weights")
+    staged = stage(attention(guarded=False), "tensorrt-int8-weights")
     models = {
         "plain": with_qdq(staged.model, staged.plan, staged.encodings, form=BARE).proto,
         "rewritten": with_target_qdq(staged.model, staged.plan, staged.encodings).proto,
@@ -169,6 +158,33 @@ def test_whole_projections_lose_their_weight(packed: bool, tmp_path: Path) -> No
     rows = {name: counts(models[name], reports[name])["SM89"] for name in models}
     assert rows["plain"]["MatMul weight-only as weight-only"] == 1
     assert rows["rewritten"] == {"MatMul weight-only as weight-only": 4}
+
+
+@needs_builder
+def test_packed_projections_lose_their_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`match_packed`: nor is one with a bias that is reshaped first, as of vision transformers in half."""
+    proto = build(
+        """g (float[N,197,192] x) => (float[N,197,192] y) {
+        [qkv] f0 = MatMul (x, w) f = Add (b, f0) h = Reshape (f, pack) t = Transpose <perm = [2,0,3,1,4]> (h)
+        q = Gather <axis = 0> (t, n0) k = Gather <axis = 0> (t, n1) v = Gather <axis = 0> (t, n2)
+        k1 = Transpose <perm = [0,1,3,2]> (k) [scores] s = MatMul (q, k1) p = Softmax <axis = -1> (s)
+        [mix] m = MatMul (p, v) u = Transpose <perm = [0,2,1,3]> (m) j = Reshape (u, joined)
+        [out] y = MatMul (j, wo) }""",
+        {
+            **{"w": weights(192, 576), "b": weights(576), "wo": weights(192, 192)},
+            **{f"n{part}": np.asarray(part) for part in range(3)},
+            "pack": np.asarray([0, 197, 3, 3, 64]),
+            "joined": np.asarray([0, 197, 192]),
+        },
+        opset=18,
+    )
+    models = {"rewritten": unmeasured(proto, "tensorrt-int8-weights", "fp16")}
+    monkeypatch.setattr(split_projections, "match_packed", lambda *_: None)
+    models["plain"] = unmeasured(proto, "tensorrt-int8-weights", "fp16")
+    reports = build_all(tmp_path, models)
+    rows = {name: counts(models[name], reports[name])["SM89"] for name in models}
+    assert rows["plain"]["MatMul float as weight-only"] == 1
+    assert rows["rewritten"]["MatMul weight-only as weight-only"] == 4
 
 
 def test_onnxruntime_lacks_the_operators() -> None:

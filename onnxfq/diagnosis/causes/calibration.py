@@ -130,7 +130,7 @@ def _apply(feed: Feed, transform: Transform) -> Feed:
 
 
 def _transforms(patient: Patient) -> dict[str, Transform]:
-    """Return the preprocessings that the values of the data allow it to have in place of its own."""
+    """Return other preprocessings that the data may have, as far as its values tell."""
     found: dict[str, Transform] = {}
     arrays = [array for feed in patient.feeds for array in feed.values() if array.dtype.kind == "f"]
     axis = next((at for at in (1, 3) if all(a.ndim == 4 and a.shape[at] == 3 for a in arrays)), None)

@@ -55,7 +55,7 @@ def find_activation_channels(patient: Patient) -> Iterator[Suspicion]:
 def _equalize(patient: Patient, quantizer: ActivationQuantizer) -> tuple[Callable[[FileEditor], None], ...]:
     """Return the edits that divide the channels of a tensor by factors; none if not only layers read it.
 
-    The factors are those of SmoothQuant (Xiao et al., 2022, equation 4, alpha 0.5).
+    The factors follow SmoothQuant (Xiao et al., 2022, equation 4, alpha 0.5).
     """
     readers = {node.name for node in patient.readers(quantizer)}
     layers = [one for one in read_weights(patient) if one.layer.name in readers and one.constant.is_editable]

@@ -104,7 +104,7 @@ class Board:
         self._embedded, self._plain = constants, None
 
     def _plain_session(self) -> Session:
-        """Return the session without quantizers, whose constants are no inputs: it is far faster."""
+        """Return the session without quantizers, far faster because its constants are not inputs."""
         if self._plain is None:
             proto = without_quantizers(self.form, self._embedded)
             self._plain = Session(with_outputs(proto, self._names), self._threads)

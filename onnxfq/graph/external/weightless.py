@@ -18,7 +18,7 @@ from onnxfq.graph.external.tensor import attach, embed, is_external, strip_value
 
 
 def read_structure(model: onnx.ModelProto | Path) -> onnx.ModelProto:
-    """Return a model, or that of a path without the values in its data files."""
+    """Return a model; the one at a path without the values in its data files."""
     return onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
 
 

@@ -299,7 +299,7 @@ _CONSTANTS: dict[str, Any] = {
     **dict.fromkeys(("value_int", "value_ints"), np.int64),
     **dict.fromkeys(("value_string", "value_strings"), object),
 }
-"""Types of the attributes of Constant that are no tensors."""
+"""Types of numbers and texts that a Constant has as its attribute."""
 
 
 def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:

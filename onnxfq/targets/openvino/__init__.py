@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.targets.openvino.check import check_model
 from onnxfq.targets.openvino.policy import POLICY
 from onnxfq.targets.openvino.recipes import RECIPES
-from onnxfq.targets.openvino.runtime import open_as_users, open_model, profile_model, run_model
+from onnxfq.targets.openvino.runtime import open_model, profile_model, run_model
 from onnxfq.targets.target import Target
 
 OPENVINO = Target(
@@ -18,6 +20,6 @@ OPENVINO = Target(
     check=check_model,
     run=run_model,
     values=open_model,
-    open=open_as_users,
+    open=partial(open_model, precision=""),  # users leave the precision of the float part to OpenVINO
     profile=profile_model,
 )

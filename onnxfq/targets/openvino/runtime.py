@@ -121,11 +121,6 @@ def open_model(model: AnyModel, threads: int = 0, precision: str = "f32") -> Cal
     return run
 
 
-def open_as_users(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
-    """Return what `open_model` returns, with OpenVINO's own choice of the precision of the float part."""
-    return open_model(model, threads, precision="")
-
-
 def profile_model(model: AnyModel, threads: int, feed: Feed) -> dict[tuple[str, str], float]:
     """Return the seconds of a run by operator and node as OpenVINO counts them, for the model of users.
 

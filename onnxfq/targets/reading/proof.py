@@ -47,7 +47,7 @@ def make_check(
     build: Callable[[CheckContext, BuildOptions], Built],
     fuses: Callable[[ExpectedPrecision], bool] = lambda promised: True,
 ) -> Check:
-    """Return the check of a Q/DQ model for a target; its errors are those of `build`.
+    """Return the check of a Q/DQ model for a target, which raises the errors of `build`.
 
     Args:
         target: name.

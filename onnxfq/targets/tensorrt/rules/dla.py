@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from onnx import helper
-
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, make_finding
 from onnxfq.targets.reading.node_sites import NodeSite
@@ -86,7 +85,7 @@ def _explain(site: NodeSite) -> str:
         most = LARGEST[min(at, 1)]
         if size > most:
             return f"{name!r} has size {size} along axis {at}, and DLA takes up to {most}"
-    attributes = {one.name: helper.get_attribute_value(one) for one in site.node.attribute}
+    attributes = attributes_of(site.node)
     kernel = attributes.get("kernel_shape", ())
     if site.op in _BOUNDS and kernel and len(kernel) != PLANES:
         return f"it has {len(kernel)} spatial dimensions, and DLA takes {PLANES}"
