@@ -48,7 +48,7 @@ _OTHER_FUNCTIONS = {
     "thumbnails": "onnxfq.write_report(result, ...), which has no pictures",
     "time": "onnxfq.compare_recipes(..., time=True)",
 }
-"""What does in Python what other options of the command line do after or before quantizing."""
+"""Functions that do what other options of the command line do."""
 
 
 def _places() -> Iterator[tuple[str, str]]:
