@@ -19,8 +19,8 @@ from pathlib import Path
 
 from timing import markdown_table, write_section
 
-from onnxfq.placement import short_runs
 from onnxfq.targets.reading.context import read
+from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.builder.figures import count_layers
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
@@ -40,8 +40,8 @@ def measure(name: str, folder: Path) -> dict[str, tuple[int, int]]:
     """Return (kernels, bytes) of a network by count, and without pairs."""
     source, models = plan_networks.NETWORKS[name](folder), {}
     for count in COUNTS:
-        short_runs.KERNEL = count
-        models[f"{count >> 10} kB"] = unmeasured(source, "tensorrt-fp8", "fp16")
+        recipe = load_recipe("tensorrt-fp8").override(entry_bytes=count)
+        models[f"{count >> 10} kB"] = unmeasured(source, recipe, "fp16")
     models["half, without pairs"] = without_pairs(read(models["0 kB"], EXTRA))
     found = {}
     for count, reports in build_all(folder, models).items():

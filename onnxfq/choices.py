@@ -8,6 +8,7 @@ CheckpointName = Literal["modelopt", "compressed-tensors"]
 """Forms of checkpoints that are written."""
 
 CacheGranularity = Literal["tensor", "channel"]
+WeightForm = Literal["matmulnbits", "qdq", "qdq-transpose"]
 BiasCorrectionChoice = Literal["none", "auto"]
 DeviceChoice = Literal["any", "cpu", "cuda"]
 Equalize = Literal["none", "depthwise", "cross_layer", "auto"]

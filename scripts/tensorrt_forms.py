@@ -30,6 +30,8 @@ TYPES = ("FLOAT", "FLOAT16", "BFLOAT16", "INT32", "INT64", "BOOL", "UINT8")
 """Element types of TensorRT's tensors; other rules speak of int8."""
 
 MOST_BASES = 3
+"""Models of each version of an operator that are changed."""
+
 SECONDS = 60.0
 _CODES = {name: TensorProto.DataType.Value(name) for name in TYPES}
 _NO_FLAG = re.compile("axis|group|dim|fmod")
@@ -216,16 +218,17 @@ def parse_models(models: list[onnx.ModelProto]) -> list[str | None]:
 def make_rows(every: int = 1) -> list[dict[str, Any]]:
     """Return the rows of all forms, or of every Nth, that some model has and the parser refuses in each."""
     bases = list(list_bases())
-    taken: dict[str, list[Base]] = defaultdict(list)
+    taken: dict[tuple[str, int], list[Base]] = defaultdict(list)
     words: dict[str, dict[str, set[Any]]] = defaultdict(lambda: defaultdict(set))
     for base, answer in zip(bases, parse_models([base.model for base in bases]), strict=True):
         node = base.model.graph.node[0]
         for attribute in node.attribute:
             if attribute.type == AttributeProto.STRING:
                 words[node.op_type][attribute.name].add(attribute.s)
-        if answer == "" and len(taken[node.op_type]) < MOST_BASES:
-            taken[node.op_type].append(base)
-    forms = [pair for op in sorted(taken) for base in taken[op] for pair in list_forms(base, words[op])]
+        same = taken[node.op_type, base.schema.since_version]
+        if answer == "" and len(same) < MOST_BASES:
+            same.append(base)
+    forms = [pair for key in sorted(taken) for base in taken[key] for pair in list_forms(base, words[key[0]])]
     forms = [pair for pair in forms if (pair[0].op, pair[0].kind) not in _TOGETHER]
     wanted = set(sorted({form for form, _ in forms}, key=repr)[::every])
     forms = [pair for pair in forms if pair[0] in wanted]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import signal
 import zlib
@@ -16,6 +17,11 @@ import pytest
 
 from onnxfq.runtime import device_choice as choice
 from onnxfq.support.resources import package_file
+
+# For the workers, and for commands that tests start: they share the cores, and threads for every core in each
+# of them would wait for one another. A Cholesky factor of 144 columns took 300 times as long.
+for _pool in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(_pool, "1")
 
 # A busy machine is not a fault of the code, so no example has a deadline.
 hypothesis.settings.register_profile("onnxfq", deadline=None)
@@ -32,10 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-ways", action="store_true", help="every option in every way of feeding")
     parser.addoption("--all-cases", action="store_true", help="every case of tests that take a sample")
     parser.addoption("--damaged-files", type=int, default=200, help="files damaged (CI: 200)")
-
-
-TEST_SECONDS = 600
-"""A test that takes longer hangs."""
+    parser.addoption("--test-seconds", type=int, default=600, help="a test that takes longer hangs")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -82,14 +85,15 @@ def choose_cases(items: list[pytest.Item]) -> set[pytest.Item]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that hangs, where the system has the signal: the next test begins."""
+    seconds = item.config.getoption("--test-seconds")
 
     def end(*_: object) -> None:
-        pytest.fail(f"{item.nodeid} has not ended after {TEST_SECONDS} s", pytrace=True)
+        pytest.fail(f"{item.nodeid} has not ended after {seconds} s", pytrace=True)
 
     if not hasattr(signal, "SIGALRM"):
         return (yield)
     signal.signal(signal.SIGALRM, end)
-    signal.alarm(TEST_SECONDS)
+    signal.alarm(seconds)
     try:
         return (yield)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -686,6 +687,13 @@ COMMUTING_MATMUL: dict[str, Arrays] = {
     "Squeeze (d, c)": {"c": np.asarray([0])},
     "Unsqueeze (d, c)": {"c": np.asarray([0])},
 }
+COMMUTING_CONV |= {
+    "Abs (d)": ({}, 8),
+    "GatherElements <axis = 3> (d, c)": ({"c": np.zeros((1, 8, 6, 4), np.int64)}, 8),
+    "GatherND (d, c)": ({"c": np.asarray([[0], [0]])}, 8),
+    "ReduceMin (d, c)": ({"c": np.asarray([2])}, 8),
+    'Einsum <equation = "abcd->abdc"> (d)': ({}, 8),
+}
 COMMUTING_CONV['Pad <mode = "reflect"> (d, c)'] = COMMUTING_CONV["Pad (d, c)"]
 COMMUTING_CONV["Pad (d, c, b)"] = ({**COMMUTING_CONV["Pad (d, c)"][0], "b": f32(0)}, 8)
 # Operators that it does not, tried likewise.
@@ -698,7 +706,14 @@ BLOCKING: dict[str, Arrays] = {
     "LeakyRelu (d)": {},
     "Add (d, f)": {"f": f32(2)},
     "Mul (d, f)": {"f": np.full((1, 8, 1, 1), 2, np.float32)},
+    "Ceil (d)": {},
+    "CumSum (d, c)": {"c": np.asarray(2)},
+    "LRN <size = 3> (d)": {},
+    "LpPool <kernel_shape = [3,3]> (d)": {},
     "ReduceMean (d, c)": {"c": np.asarray([2])},
+    "ReverseSequence <time_axis = 2, batch_axis = 0> (d, c)": {"c": np.asarray([6])},
+    "Sign (d)": {},
+    "Trilu (d)": {},
     "Relu (d)": {},
     "Resize (d, , up)": {"up": f32([1, 1, 2, 2])},
     "Sigmoid (d)": {},
@@ -741,6 +756,238 @@ AROUND = (
     ),
 )
 
+# Operators that join two pairs, of equal scales or not.
+JOINED = change(CONCAT, ("float[1,4,6,6]", "float[1,8,6,6]"))
+JOINS = {"Max": "Max (d, d2)", "Min": "Min (d, d2)", "Where": "Where (c, d, d2)"}
+CHOICE = {"c": np.asarray([True, False] * 3)}
+# Operators between a weight's DQ and its reader: size of the weight, constants, whether it has many scales.
+WEIGHT_PATHS: dict[str, tuple[int, Arrays, bool]] = {
+    "Pad (k0, c)": (1, {"c": np.asarray([0, 0, 1, 1, 0, 0, 1, 1])}, False),
+    "Gather <axis = 2> (k0, c)": (3, {"c": np.asarray([2, 1, 0])}, True),
+    "Neg (k0)": (3, {}, True),
+}
+# Scales that are computed from constants.
+FOLDED = {
+    "Exp": "Exp (s1)",
+    "Gather": "Gather (two, at)",
+    "Max": "Max (s1, s2)",
+    "Where": "Where (on, s1, s2)",
+}
+NOT_FOLDED = {"Pow": "Pow (s2, s2)", "ReduceMax": "ReduceMax <keepdims = 0> (two)", "Sigmoid": "Sigmoid (s1)"}
+COMPUTED: Arrays = {
+    "s1": f32(0.04),
+    "s2": f32(0.02),
+    "two": f32([0.02, 0.01]),
+    "at": np.asarray(0),
+    "on": np.asarray(True),
+}
+FED = {"int16": "parser Failed to convert", "uint32": "parser Failed to convert", "float8e4m3fn": "builder"}
+
+
+def computed_scale(name: str, made: str, finding: str, real: str) -> Planted:
+    """Return CONV with a scale that `made` computes from constants."""
+    used = {key: value for key, value in COMPUTED.items() if re.search(rf"\b{key}\b", made)}
+    text = change(CONV, ("[xq]", f"[made] s = {made}\n    [xq]"))
+    return case(f"{name} makes the scale", text, conv_constants(s=None, **used), finding, real)
+
+
+# Kinds that later rounds found: types, paths of weights, scales, recurrent operators.
+LATER = (
+    *(computed_scale(name, made, "", "low") for name, made in FOLDED.items()),
+    *(computed_scale(name, made, "refused runtime-scale xq", "crash") for name, made in NOT_FOLDED.items()),
+    case(
+        "Gather makes the scales of channels",
+        change(CONV, ("[wdq]", "[made] ws = Gather (ws1, at)\n    [wdq]")),
+        conv_constants(ws=None, ws1=f32([0.01] * 8), at=np.arange(8)),
+        "refused runtime-scale wdq",
+        "builder",
+    ),
+    case(
+        "int8 scale of an activation",
+        change(CONV, ("[xq]", "[made] s = DequantizeLinear (s8, s1)\n    [xq]")),
+        conv_constants(s=None, s8=np.int8(2), s1=f32(0.01)),
+        "refused runtime-scale xq",
+        CONSTANT,
+    ),
+    *(
+        case(
+            f"{name} of {kind} scales",
+            change(JOINED, ("Concat <axis = 1> (d, d2)", made)),
+            conv_constants(s2=f32(scale), **(CHOICE if "c," in made else {})),
+            finding,
+            real,
+        )
+        for name, made in JOINS.items()
+        for kind, scale, finding, real in (
+            ("equal", 0.02, "", "low"),
+            ("unequal", 0.03, "float pair-before conv", "float"),
+        )
+    ),
+    case(
+        "Where with a number",
+        change(CHAIN, ("Relu (d)", "Where (c, d, f)")),
+        conv_constants(f=f32(0), **CHOICE),
+        "float pair-before conv",
+        "float",
+    ),
+    case(
+        "largest of an axis",
+        change(CHAIN, ("t = Relu (d)", "t, i = TopK (d, c)")),
+        conv_constants(c=np.asarray([4])),
+        "",
+        "low",
+    ),
+    case(
+        "two Casts between",
+        change(CHAIN, ("[between] t = Relu (d)", "h = Cast <to = 10> (d) [between] t = Cast <to = 1> (h)")),
+        conv_constants(),
+        "float pair-before conv",
+        "float",
+    ),
+    *(
+        case(
+            f"float8 pair before {op}",
+            change(CHAIN, ("Relu (d)", f"{op} (d)")),
+            conv_constants(kernel, F8),
+            finding,
+            real,
+        )
+        for op, kernel, finding, real in (
+            ("MaxPool <kernel_shape = [2,2]>", 3, "float pair-before conv", "float"),
+            ("GlobalMaxPool", 1, "", "low"),
+            ("Neg", 3, "", "low"),
+        )
+    ),
+    *(
+        case(
+            f"weight behind {made.split()[0]}{', by channel' if by_channel else ''}",
+            change(CONV, ("[wdq] k =", "[wdq] k0 ="), ("[conv]", f"[path] k = {made}\n    [conv]")),
+            conv_constants(kernel, **more, **({} if by_channel else {"ws": f32(0.01), "wz": np.int8(0)})),
+            "float pair-before conv",
+            "float",
+        )
+        for made, (kernel, more, by_channel) in WEIGHT_PATHS.items()
+    ),
+    case(
+        "clean weight behind Neg",
+        change(CONV, ("[wdq] k =", "[wdq] k0 ="), ("[conv]", "[path] k = Neg (k0)\n    [conv]")),
+        conv_constants(ws=f32(0.01), wz=np.int8(0)),
+        "",
+        "low",
+    ),
+    case(
+        "a factor of each column of a weight of one scale",
+        change(MATMUL, ("[wdq] k =", "[wdq] k0 ="), ("[mm]", "[path] k = Mul (k0, c)\n    [mm]")),
+        matmul_constants(ws=f32(0.01), wz=np.int8(0), c=f32([2] * 32)),
+        "float pair-before mm",
+        "mixed",
+    ),
+    *(
+        case(
+            f"stack of weights with a scale each {what}",
+            change(MATMUL, ("axis = 1", f"axis = {axis}")),
+            matmul_constants(w=stored(2, 64, 32), ws=f32([0.01] * size), wz=np.zeros(size, np.int8)),
+            finding,
+            real,
+        )
+        for what, axis, size, finding, real in (
+            ("matrix", 0, 2, "float weight-axis mm", "mixed"),
+            ("column", 2, 32, "", "low"),
+        )
+    ),
+    case(
+        "words and head in int4",
+        """g (int64[4,8] x) => (float[4,8,256] y) {
+        [wdq] k = DequantizeLinear <axis = 1, block_size = 64> (w, ws) e = Gather (k, x)
+        t = Transpose <perm = [1,0]> (k) [mm] y = MatMul (e, t) }""",
+        {"w": stored(256, 128, dtype=ml_dtypes.int4), "ws": np.full((256, 2), 0.1, np.float32)},
+        "",
+        "weight-only",
+    ),
+    *(
+        case(
+            f"int4 on the left of {op}",
+            f"""g (float[256,4] x) => (float[32,4] y) {{
+            [wdq] k = DequantizeLinear <axis = 1, block_size = 64> (w, ws) [mm] y = {op} (k, x) }}""",
+            {"w": stored(32, 256, dtype=ml_dtypes.int4), "ws": np.full((32, 4), 0.1, np.float32)},
+            "refused int4-weight mm",
+            "crash",
+        )
+        for op in ("MatMul", "Gemm")
+    ),
+    case(
+        "scales of two types by output_dtype",
+        """g (float16[2,4,64] x) => (float16[2,4,32] y) {
+        [xq] q = QuantizeLinear (x, s, z) [xdq] d = DequantizeLinear <output_dtype = 10> (q, s, z)
+        [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz) [mm] y = MatMul (d, k) }""",
+        matmul_constants(ws=np.full(32, 0.01, np.float16)),
+        "refused float-types mm",
+        "builder CHECK_EQ",
+        opset=23,
+    ),
+    case(
+        "ConvTranspose in bfloat16",
+        change(UP, ("float[", "bfloat16[")),
+        conv_constants(
+            2,
+            s=np.asarray(0.02, ml_dtypes.bfloat16),
+            ws=np.asarray(0.01, ml_dtypes.bfloat16),
+            wz=np.int8(0),
+        ),
+        "refused conv-transpose conv",
+        "builder",
+    ),
+    *(
+        case(
+            f"input of {kind}",
+            change(
+                MATMUL,
+                ("float[2,4,64] x", f"{kind}[2,4,64] x0"),
+                ("[xq]", "[cast] x = Cast <to = 1> (x0) [xq]"),
+            ),
+            matmul_constants(),
+            "refused tensor-type cast",
+            real,
+        )
+        for kind, real in FED.items()
+    ),
+    *(
+        case(
+            f"uint8 numbers {what}",
+            f"""g ({kind}[2,4,64] x) => (float[2,4,32] y) {{ {made}
+            [xdq] d = DequantizeLinear (q, s, z) [wdq] k = DequantizeLinear <axis = 1> (w, ws, wz)
+            [mm] y = MatMul (d, k) }}""",
+            matmul_constants(z=np.uint8(0)),
+            "refused uint8 xdq",
+            "parser",
+        )
+        for what, kind, made in (
+            ("as an input", "uint8", "q = Identity (x)"),
+            ("by a Cast", "float", "q = Cast <to = 2> (x)"),
+        )
+    ),
+    case(
+        "GRU weights",
+        """g (float[3,1,8] x) => (float[3,1,1,4] y) {
+        [wdq] k = DequantizeLinear (w, s) [rdq] r = DequantizeLinear (rw, s)
+        [mm] y = GRU <hidden_size = 4> (x, k, r) }""",
+        {"w": stored(1, 12, 8), "rw": stored(1, 12, 4), "s": f32(0.1)},
+        "refused recurrent mm",
+        "builder",
+    ),
+    case(
+        "ReduceMax of booleans beside a Conv",
+        change(
+            CONV,
+            ("(float[1,8,6,6] y)", "(float[1,8,6,6] y, bool[1,8,1,6] t)"),
+            ("}", "i = Greater (y, c) [odd] t = ReduceMax (i, at) }"),
+        ),
+        conv_constants(c=f32(0), at=np.asarray([2])),
+        "refused operator-form odd",
+        "parser BOOL",
+    ),
+)
+
 LOOPED = {
     "w": stored(64, 64),
     "ws": f32([0.01] * 64),
@@ -751,6 +998,7 @@ LOOPED = {
 
 CASES = (
     *AROUND,
+    *LATER,
     # Clean ones: the rules say nothing and the engine has what is promised.
     case("clean int8 conv", CONV, conv_constants(), "", "low"),
     case("clean int8 conv at opset 13", CONV, conv_constants(), "", "low", opset=13),

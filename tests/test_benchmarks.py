@@ -233,3 +233,58 @@ def test_a_language_model_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table in (ROOT / "docs" / "llm.md").read_text()
     titles = re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
     assert titles == ["float", *(row.title for row in language.ROWS)]
+
+
+@pytest.mark.parametrize("name", ["genai", "genai_caches", "decoder_costs"])
+def test_the_page_has_the_tables_of_large_and_generating_models(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page of language models has the results as written, and the arithmetic gives them again."""
+    table = (ROOT / "benchmarks" / "results" / f"{name}.md").read_text().strip().rpartition("\n\n")[2]
+    assert table in (ROOT / "docs" / "llm.md").read_text()
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    if name == "decoder_costs":
+        import decoder_costs
+
+        rows = [
+            [title, *decoder_costs.count(shape, 40, 200)] for title, shape in decoder_costs.SHAPES.items()
+        ]
+        assert table.splitlines()[2:] == [f"| {' | '.join(row)} |" for row in rows]
+    else:
+        import genai
+
+        titles = re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
+        built, rows = (["float"], genai.CACHE_ROWS)
+        if name == "genai":
+            built, rows = ["float", "int4 of GenAI's builder"], genai.ROWS
+        assert titles == ["folder", *built, *(row.title for row in rows)]
+
+
+def test_wider_heads_have_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of 16 with the rotary angles of transformers give the scores of pairs side by side in 8."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import genai
+
+    names = [
+        f"layers.{n}.{short}.weight" for n in range(5) for short in ("q", "k", "v", "o", "w1", "w2", "w3")
+    ]
+    names += [f"layers.{n}.{short}.weight" for n in range(5) for short in ("n1", "n2")]
+    given = {name: weights(64, 64) for name in [*names, "tok", "norm.weight"]}
+    graph = onnx.GraphProto(initializer=[onnx.numpy_helper.from_array(one, n) for n, one in given.items()])
+    made = genai.llama_weights(onnx.ModelProto(graph=graph))
+    x, at = np.random.default_rng(0).normal(size=64), 5.0
+    angles = at * 10000.0 ** (-np.arange(4) / 4)
+    wide = at * 10000.0 ** (-np.arange(8) / 8)
+    scores = []
+    for turned in (False, True):
+        heads = []
+        for short in "qk":
+            if turned:
+                head = made[f"model.layers.0.self_attn.{short}_proj.weight"][:16] @ x
+                pairs, steps, root = head[:8] + 1j * head[8:], wide, 16**0.5
+            else:
+                head = given[f"layers.0.{short}.weight"][:8] @ x
+                pairs, steps, root = head[::2] + 1j * head[1::2], angles, 8**0.5
+            heads.append(pairs * np.exp(1j * steps) if short == "q" else pairs)
+        scores.append((heads[0] * heads[1].conj()).sum().real / root)
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6)  # the weights are float32

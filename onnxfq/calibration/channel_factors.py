@@ -51,7 +51,7 @@ class FactorFormat:
         if self.qtype is None:
             return np.zeros_like(magnitudes)
         layout = Layout(self.granularity, magnitudes.shape)
-        top = layout.expand(layout.reduce(np.maximum, magnitudes, 0.0))
+        top = layout.reduce(np.maximum, magnitudes, 0.0)
         if self.octaves is not None:
             top = np.maximum(top, np.ldexp(top.max(initial=0.0), -self.octaves))
         steps = self.qtype.qmax
@@ -60,7 +60,7 @@ class FactorFormat:
             steps = self.qtype.qmax * 2.0**-least
         elif not self.qtype.signed:
             steps = self.qtype.qmax / 2.0  # a range of both signs takes both halves
-        uniform = np.square(top / steps) / 12.0
+        uniform = layout.expand(np.square(top / steps) / 12.0)
         if self.qtype.layout is None:
             return uniform
         return uniform + np.square(magnitudes * 2.0 ** -(self.qtype.layout.mantissa_bits + 1)) / 12.0
@@ -117,6 +117,11 @@ class FactorProduct(FactorTensor):
         return found
 
     @cached_property
+    def magnitude(self) -> NDArray[np.float64]:
+        """Magnitudes of `weight`."""
+        return np.abs(self.weight)
+
+    @cached_property
     def power(self) -> NDArray[np.float64]:
         """Sum of the squared weights that meet each channel, [C]."""
         return self.columns(np.square(self.weight), np.add)
@@ -140,8 +145,9 @@ class FactorProduct(FactorTensor):
     def weight_noise(self, exponents: Exponents) -> NDArray[np.float64]:
         """Return the expected squared error that each weight adds to its output, factors divided out."""
         up, made = exponents[self.ids][self.layout], exponents[self.made]
-        noise = self.constant.noise(np.abs(np.ldexp(self.weight, made - up)))
-        return np.asarray(np.ldexp(noise, 2 * (up - made)) * self.square[self.layout])
+        factors = np.ldexp(1.0, made) * np.ldexp(1.0, -up)  # small, unlike exponents of all elements
+        noise = self.constant.noise(self.magnitude * factors)
+        return np.asarray(noise * (np.ldexp(self.square[self.layout], 2 * up) * np.ldexp(1.0, -2 * made)))
 
     def importance(self, count: int) -> NDArray[np.float64]:
         """Return the share of the output's square that an error of 1 in each variable's channel makes."""
@@ -215,7 +221,7 @@ def choose_factors(
     for product in products:
         mine = np.isin(product.ids, classes)
         at = np.searchsorted(classes, product.ids[mine])
-        amax = product.columns(np.abs(product.weight), np.maximum)
+        amax = product.columns(product.magnitude, np.maximum)
         np.maximum.at(top_x, at, product.amax[mine])
         np.maximum.at(top_w, at, amax[mine] / max(float(amax.max(initial=0.0)), np.finfo(float).tiny))
     importance = sum((product.importance(len(base)) for product in products), np.zeros(len(base)))

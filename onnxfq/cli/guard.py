@@ -1,4 +1,4 @@
-"""Guard of every command: its outputs replace none of its inputs, and appear together or not at all."""
+"""Guard of every command: it has memory, replaces no input, and its outputs appear together or not at all."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from onnxfq.cli.artifacts import artifact_paths, node_data_paths
 from onnxfq.cli.streams import keep_output_clean
 from onnxfq.errors import OnnxfqError
 from onnxfq.support.files import check_writable
+from onnxfq.support.memory import check_limits
 from onnxfq.support.outputs import check_apart, write_together
 
 OUTPUTS = ("output", "report", "artifacts", "table_csv", "recipe_out", "node_data")
@@ -38,6 +39,7 @@ def guard_files(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
+        check_limits()
         from onnxfq.graph.io.data_paths import check_keeps_data, data_files
 
         outputs = [Path(given[name]) for name in OUTPUTS if given.get(name) is not None]

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
-from onnxfq.choices import DEFAULT_RECIPE, FLOAT, WEIGHTS, BiasCorrectionChoice, CacheGranularity, Equalize
+from onnxfq.choices import (
+    DEFAULT_RECIPE,
+    FLOAT,
+    WEIGHTS,
+    BiasCorrectionChoice,
+    CacheGranularity,
+    Equalize,
+    WeightForm,
+)
 from onnxfq.cli.option import ACCURACY, KNOWN, RECIPE, RUNNING, argument, flag, option, refuse
 from onnxfq.cli.option_groups import OptionGroup
 
@@ -97,6 +105,9 @@ _KV = option(
 _KV_GRANULARITY = option(
     None, "Give them one scale, or one for each channel; overrides the recipe.", panel=RECIPE
 )
+_WEIGHT_FORM = option(
+    None, "Write the weights of a recipe of GenAI in MatMulNBits, or in DequantizeLinear.", panel=RECIPE
+)
 _KEEP = flag("Keep the quantized part of the model and quantize the rest.", "--keep-existing", panel=RECIPE)
 _REQUANTIZE = flag("Remove the quantizers of a quantized model first.", "--requantize", panel=RECIPE)
 
@@ -113,11 +124,13 @@ class RecipeChoice:
     bias_correction: Annotated[BiasCorrectionChoice | None, _BIAS_CORRECTION] = None
     kv: Annotated[str | None, _KV] = None
     kv_granularity: Annotated[CacheGranularity | None, _KV_GRANULARITY] = None
+    weight_form: Annotated[WeightForm | None, _WEIGHT_FORM] = None
     keep_existing: Annotated[bool, _KEEP] = False
     requantize: Annotated[bool, _REQUANTIZE] = False
 
     def load(self) -> Recipe:
         """Return the recipe with the overrides."""
+        from onnxfq.targets.genai.weight_forms import with_weight_form
         from onnxfq.targets.recipes import load_recipe
 
         refuse(
@@ -140,6 +153,8 @@ class RecipeChoice:
             cache["granularity"] = {"tensor": "per_tensor", "channel": "per_axis"}[self.kv_granularity]
         if cache:
             chosen = chosen.override(cache=cache)
+        if self.weight_form is not None:
+            chosen = with_weight_form(chosen, self.weight_form)
         bias_correction = self.bias_correction or chosen.bias_correction
         return chosen.model_copy(update={"existing": asked, "bias_correction": bias_correction})
 

@@ -28,6 +28,7 @@ from onnxfq.graph.io.load import read_model, standard_form
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.signature import output_names
 from onnxfq.interchange.quantized_models.qonnx import pairs_of_qonnx
+from onnxfq.interchange.quantized_models.stored_casts import pairs_of_casts
 from onnxfq.metrics import Metric
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.stages.options import RunOptions, open_feeds
@@ -102,7 +103,7 @@ def _open(
 ) -> Patient:
     """Return the file with its sessions and its data."""
     read, _, source = read_model(model)
-    proto = pairs_of_qonnx(read, source)
+    proto = pairs_of_casts(pairs_of_qonnx(read, source), source)
     if any((node.op_type, node.domain) == ("FakeQuantize", ONNXFQ_DOMAIN) for node in proto.graph.node):
         lifted = lift(proto)
         proto = proto if lifted is None else lower(lifted)

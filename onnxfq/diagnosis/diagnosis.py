@@ -82,38 +82,53 @@ class Diagnosis(Record):
 
 def _wrap(text: str, indent: str = "") -> list[str]:
     """Return lines of at most 80 characters; names and commands stay whole."""
-    return textwrap.wrap(
-        text,
-        80,
-        initial_indent=indent,
-        subsequent_indent=indent or "  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    lines = textwrap.TextWrapper(80, indent, indent or "  ", break_long_words=False, break_on_hyphens=False)
+    return lines.wrap(text)
 
 
-def verdict_of(causes: tuple[Cause, ...], before: float | None, after: float | None, unit: str = "dB") -> str:
-    """Return at most three lines: the first cause, its repair, and how many causes there are."""
-    measured = "" if before is None else f" ({before:.1f} {unit})"
+def verdict_of(
+    causes: tuple[Cause, ...],
+    before: float | None,
+    after: float | None,
+    unit: str = "dB",
+    *,
+    with_float: bool = True,
+) -> str:
+    """Return at most three lines of 80 characters: the first cause, its repair, how many causes there are.
+
+    with_float: whether the float model was given; without it the rounding of weights is not in the figures.
+    """
     if not causes:
-        if before is not None and unit == "dB" and before < LOW_DB:
-            return (
-                f"no single cause found{measured}: the loss is spread evenly over the quantizers\n"
-                "quantize the float model with `onnxfq quantize`, which tries remedies for it"
-            )
-        return f"no fault found{measured}" if before is not None else "no fault found without data; give data"
-    first = causes[0]
-    where = f" of {first.tensor or first.node}" if first.tensor or first.node else ""
-    lines = [f"{first.kind.replace('_', ' ')}{where}: {first.evidence}"]
+        return _without_cause(before, unit, with_float=with_float)
+    first, rest = causes[0], []
     if first.before is not None and first.after is not None:
-        lines.append(f"{first.repair}: {first.before:.1f} {unit} becomes {first.after:.1f}")
+        rest.append(f"{first.before:.1f} {unit} becomes {first.after:.1f} by {first.repair}")
     elif first.repair:
-        lines.append(f"repair: {first.repair}")
+        rest.append(f"repair: {first.repair}")
     if len(causes) > 1:
-        together = (
-            ""
-            if after is None or before is None
-            else f"; all repairs: {before:.1f} {unit} becomes {after:.1f}"
+        both = before is not None and after is not None
+        together = f"; all repairs: {before:.1f} {unit} becomes {after:.1f}" if both else ""
+        rest.append(f"{len(causes) - 1} more cause(s) below{together}")
+    last = [line for text in rest for line in _shorten(text, 1)]
+    where = f" of {first.tensor or first.node}" if first.tensor or first.node else ""
+    head = _shorten(f"{first.kind.replace('_', ' ')}{where}: {first.evidence}", 3 - len(last))
+    return "\n".join([*head, *last])
+
+
+def _shorten(text: str, lines: int) -> list[str]:
+    """Return a text in so many lines of 80 characters; the table has what is cut."""
+    return textwrap.wrap(text, 80, max_lines=lines, placeholder=" ...", break_on_hyphens=False)
+
+
+def _without_cause(before: float | None, unit: str, *, with_float: bool) -> str:
+    if before is None:
+        return "no fault found without data; give data"
+    figure = f"{before:.1f} {unit}"
+    if unit == "dB" and before < LOW_DB:
+        return (
+            f"no single cause found ({figure}): the loss is spread evenly over the quantizers\n"
+            "quantize the float model with `onnxfq quantize`, which tries remedies for it"
         )
-        lines.append(f"{len(causes) - 1} more cause(s) below{together}")
-    return "\n".join(lines)
+    if unit == "dB" and not with_float:
+        return f"no fault found ({figure} by activations alone; --float adds the loss of weights)"
+    return f"no fault found ({figure})"

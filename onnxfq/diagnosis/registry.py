@@ -19,8 +19,8 @@ from onnxfq.diagnosis.causes.weights import find_weights
 from onnxfq.diagnosis.reading.cause import Detector
 
 LAYER_DETECTORS: dict[str, Detector] = {
-    "axes, scales and channels of weights": find_weights,
     "biases": find_biases,
+    "axes, scales and channels of weights": find_weights,
     "double quantization": find_double,
     "pairs inside fusions": find_inside_fusion,
     "pairs of sums": find_missing,

@@ -57,9 +57,13 @@ class Repairs:
         if self.is_changed:
             after = measure.reported(self.together)
         count = len(patient.form.activations) + len(patient.form.constants)
+        verdict = NOTHING_READ
+        if count:
+            with_float = patient.floats is not None
+            verdict = verdict_of(tuple(causes), before, after, measure.unit, with_float=with_float)
         return Diagnosis(
             source=patient.source,
-            verdict=verdict_of(tuple(causes), before, after, measure.unit) if count else NOTHING_READ,
+            verdict=verdict,
             causes=tuple(causes),
             looked_at=looked_at,
             not_looked_at=tuple(

@@ -19,7 +19,7 @@ from onnxfq.data import Feed
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS
-from onnxfq.graph.segments import CUT_TYPES, Segment, SegmentedGraph, segment_model
+from onnxfq.graph.segments import Segment, SegmentedGraph, segment_model
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
 from onnxfq.runtime.random_numbers import SEED_INPUT, needs_seed, with_seed
 from onnxfq.runtime.session import Session
@@ -73,13 +73,10 @@ class SwitchedSegments:
         picks = [node for node in graph.node if node.op_type == "Gather" and node.input[0] == ENABLED_INPUT]
         numbers = {node.output[0]: number for number, node in enumerate(picks)}
         index = GraphIndex(graph)
-        usable = {name for name, kind in index.types.items() if kind in CUT_TYPES}
         wanted = set(outputs)
         segmented = SegmentedGraph(graph, numbers)
-        cuts = segmented.divide(wanted, numbers, usable, parts or count_segments(len(picks)))
         self._parts: list[_Part] = []
-        for ends in (*cuts, wanted):
-            segment = segmented.cut(ends)
+        for segment in segmented.divide(wanted, numbers, index.types, parts or count_segments(len(picks))):
             inside = [node for node in picks if node.output[0] in segment.inputs]
             inputs = tuple(name for name in segment.inputs if name not in numbers)
             dead = tuple(name for name in segment.dead if name not in wanted)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import onnx
 
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.ops import DATA_MOVEMENT, STANDARD_DOMAINS
 from onnxfq.numerics.float_types import FLOAT_CODES
 
@@ -83,12 +84,12 @@ def bounds_of(node: onnx.NodeProto, given: Sequence[Bounds]) -> Bounds:
     """
     if node.op_type not in _RULES or node.domain not in STANDARD_DOMAINS or not given:
         return UNKNOWN
-    attributes = {a.name: a for a in node.attribute}
+    attributes = attributes_of(node)
     if node.op_type == "Clip" and len(given) == 1:  # below opset 11 its limits are attributes
-        ends = (attributes[name].f if name in attributes else None for name in ("min", "max"))
+        ends = (attributes.get(name) for name in ("min", "max"))
         given = [*given, *(UNKNOWN if end is None else (end, end) for end in ends)]
-    if "mode" in attributes and attributes["mode"].s == b"cubic":
+    if attributes.get("mode") == b"cubic":
         return UNKNOWN
-    if node.op_type == "Cast" and attributes["to"].i not in FLOAT_CODES:
+    if node.op_type == "Cast" and attributes["to"] not in FLOAT_CODES:
         return UNKNOWN
     return _RULES[node.op_type](given)

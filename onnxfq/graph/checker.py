@@ -12,7 +12,7 @@ import onnx
 from onnxfq.graph.external.sizes import is_small
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.external.weightless import strip_weights
-from onnxfq.graph.model import default_opset, list_nodes
+from onnxfq.graph.model import default_opset, list_nodes, remove_domain
 from onnxfq.graph.ops import STANDARD_DOMAINS
 
 RUNTIME_OPS = frozenset(
@@ -62,9 +62,7 @@ def show_runtime_operators(proto: onnx.ModelProto) -> None:
     for node in list_nodes(proto.graph):
         if node.domain == _HIDDEN:
             node.domain = ""
-    kept = [entry for entry in proto.opset_import if entry.domain != _HIDDEN]
-    del proto.opset_import[:]
-    proto.opset_import.extend(kept)
+    remove_domain(proto, _HIDDEN)
 
 
 def _owners(proto: onnx.ModelProto) -> Iterable[tuple[onnx.GraphProto | onnx.FunctionProto, int]]:

@@ -118,6 +118,12 @@ def default_opset(proto: onnx.ModelProto) -> int:
     return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
+def remove_domain(proto: onnx.ModelProto, domain: str) -> None:
+    """Remove an operator set from the imports of `proto`, in place."""
+    for entry in [one for one in proto.opset_import if one.domain == domain]:
+        proto.opset_import.remove(entry)
+
+
 def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
     """Export `graph`, an edit of `like`, and restore the fields that graphsurgeon 0.6.1 loses.
 

@@ -6,7 +6,7 @@ arithmetic over the operators in front finds the ends that no value passes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isnan
 from typing import Any, Literal, Protocol
@@ -117,15 +117,8 @@ def saturate(
         return [helper.make_node("Relu", [tensor], [saturated], name)]
     ends = {"min": low, "max": high}
     if all(end is None or end.size == 1 for end in ends.values()):
-        given = {key: end.reshape(()) for key, end in ends.items() if end is not None}
-        if tensors.opset < 11:
-            return [
-                helper.make_node(
-                    "Clip", [tensor], [saturated], name, **{key: float(end) for key, end in given.items()}
-                )
-            ]
-        limited = [tensors.constant(f"{saturated}/{key}", given[key]) if key in given else "" for key in ends]
-        return [helper.make_node("Clip", [tensor, *limited][: 3 if limited[1] else 2], [saturated], name)]
+        single = {key: end.reshape(()) for key, end in ends.items() if end is not None}
+        return [make_clip(tensor, saturated, single, tensors.opset, tensors.constant, name)]
     nodes = []  # Clip takes one number for each end
     for op, key in (("Max", "min"), ("Min", "max")):
         end = ends[key]
@@ -136,6 +129,31 @@ def saturate(
             nodes.append(helper.make_node(op, [tensor, limit], [made], name if is_last else made))
             tensor = made
     return nodes
+
+
+def make_clip(
+    tensor: str,
+    limited: str,
+    ends: Mapping[str, Any],
+    opset: int,
+    constant: Callable[[str, Any], str],
+    name: str,
+) -> onnx.NodeProto:
+    """Return the Clip `name` that computes `limited` from `tensor`.
+
+    Args:
+        tensor: float.
+        limited: name of the result.
+        ends: "min", "max" or both, one number each.
+        opset: of the model; below 11 the ends are attributes.
+        constant: adds a constant and returns its name.
+        name: of the node.
+    """
+    if opset < 11:
+        given = {key: float(end) for key, end in ends.items()}
+        return helper.make_node("Clip", [tensor], [limited], name, **given)
+    inputs = [constant(f"{limited}/{key}", ends[key]) if key in ends else "" for key in ("min", "max")]
+    return helper.make_node("Clip", [tensor, *inputs][: 3 if inputs[1] else 2], [limited], name)
 
 
 def bound(tensors: Tensors, tensor: str) -> Bounds:

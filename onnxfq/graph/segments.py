@@ -14,7 +14,7 @@ from onnxfq.graph.external.sizes import element_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_nodes
 
-CUT_TYPES = frozenset(
+_CUT_TYPES = frozenset(
     {
         TensorProto.FLOAT,
         TensorProto.FLOAT16,
@@ -84,23 +84,23 @@ class SegmentedGraph:
         return Segment([self._nodes[at] for at in nodes], tuple(inputs), tuple(outputs), tuple(dead))
 
     def divide(
-        self, wanted: Collection[str], marked: Collection[str], usable: Collection[str], count: int
-    ) -> list[set[str]]:
-        """Return the tensors on up to `count` - 1 cuts, which divide the reads of `marked` evenly.
+        self, wanted: Collection[str], marked: Collection[str], types: Mapping[str, int], count: int
+    ) -> list[Segment]:
+        """Return up to `count` segments that compute `wanted`, which divide the reads of `marked` evenly.
 
         A cut is moved by up to half of a part to where the fewest tensors are read beyond it.
 
         Args:
             wanted: tensors to return; those made before a cut are on it, whether or not they are read later.
             marked: known tensors; each node counts as often as it reads one.
-            usable: tensors that may be read beyond a cut.
+            types: element type by tensor; only those of types that NumPy has may be read beyond a cut.
             count: number of parts.
         """
         last = {name: max(at) for name, at in self._readers.items()}
         born = {name: at for name, at in self._makers.items() if last.get(name, -1) > at}
         alive, barred = [0] * len(self._nodes), [0] * len(self._nodes)
         for name, at in born.items():
-            for counts in (alive,) if name in usable else (alive, barred):
+            for counts in (alive,) if types.get(name) in _CUT_TYPES else (alive, barred):
                 counts[at] += 1
                 counts[last[name]] -= 1
         alive, barred = list(accumulate(alive)), list(accumulate(barred))
@@ -115,7 +115,8 @@ class SegmentedGraph:
                 found.append(min(near, key=lambda at: (alive[at], aside[at])))
         ends = [(name, self._makers[name], len(self._nodes)) for name in wanted if name in self._makers]
         ends += [(name, at, last[name]) for name, at in born.items()]
-        return [{name for name, at, end in ends if at <= cut < end} for cut in sorted(set(found))]
+        cuts = [{name for name, at, end in ends if at <= cut < end} for cut in sorted(set(found))]
+        return [self.cut(tensors) for tensors in (*cuts, wanted)]
 
 
 def segment_model(

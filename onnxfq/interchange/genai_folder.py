@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ from onnxfq.support.files import replace_folder, write_text
 from onnxfq.support.outputs import writing
 from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import read_json
+
+log = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -102,7 +105,25 @@ class GenaiFolder:
         tokens = TextTokens(self.path)
         specs = input_specs(read_model(self.model, in_memory=SMALL)[0])
         windows = list(tokens.windows(read_texts(Path(data)), self.window))
+        self._note_variety(Path(data), windows)
         return [self._feed(specs, window) for window in windows]
+
+    def _note_variety(self, data: Path, windows: list[list[int]]) -> None:
+        """Note texts of fewer tokens than a vector of the decoder has numbers.
+
+        The inputs of the first layer, one for each token, then leave directions open, in which weights that
+        are rounded by moments may move freely. Unseen windows of the same texts do not show it.
+        """
+        found = len({token for window in windows for token in window})
+        width = self.config["model"]["decoder"].get("hidden_size")
+        if isinstance(width, int) and found < width:
+            log.warning(
+                "%s has %d different tokens, fewer than the %d numbers of hidden_size: other texts may lose "
+                "by weights that are rounded for these; give more texts, or --rounding nearest",
+                data,
+                found,
+                width,
+            )
 
     def _feed(self, specs: tuple[InputSpec, ...], tokens: list[int]) -> Feed:
         """Return the inputs that read `tokens` from an empty cache."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
@@ -21,7 +24,7 @@ from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model, replace_nodes
 from onnxfq.numerics.granularity import PER_TENSOR
-from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.numerics.metrics import ErrorSums, ratio_db
 
 _EQUALIZED, _FACTORS = "/equalized", "/channel_factors"
 
@@ -160,13 +163,26 @@ def inexact_folds(model: Model, analysis: Analysis, exponents: NDArray[np.int64]
     constants, found = model.constants, []
     for fold in analysis.folds:
         by = exponents[fold.plus] - exponents[fold.minus]
-        if by.any():
-            values = np.asarray(tensor_array(constants[fold.constant]))
-            with np.errstate(over="ignore", under="ignore"):
-                back = np.ldexp(scale_exactly(values, by).astype(np.float64), -by)
-            if not ErrorSums.from_arrays(np.broadcast_to(values, back.shape), back).sqnr_db >= LEAST_SQNR_DB:
-                found.append(fold)
+        values = np.asarray(tensor_array(constants[fold.constant]))
+        if by.any() and not _scaling_db(values, by) >= LEAST_SQNR_DB:
+            found.append(fold)
     return found
+
+
+def _scaling_db(values: NDArray[Any], by: NDArray[np.int64]) -> float:
+    """Return signal to noise in dB of `values` times 2 to the power of `by`; ends of their type lose bits."""
+    values = np.broadcast_to(values, np.broadcast_shapes(values.shape, by.shape))
+    limits = ml_dtypes.finfo(values.dtype)
+    wide = values if values.itemsize > 2 else values.astype(np.float32)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        sizes = np.abs(wide) * np.ldexp(np.ones((), wide.dtype), by)
+        ends = ~((sizes >= float(limits.tiny)) & (sizes <= float(limits.max)))  # zeros too
+        if not wide[ends].any():
+            return math.inf
+        lost, steps = values[ends], np.broadcast_to(by, values.shape)[ends]
+        back = np.ldexp(scale_exactly(lost, steps).astype(np.float64), -steps)
+        noise = ErrorSums.from_arrays(lost, back).noise
+    return ratio_db(float(np.square(wide, dtype=np.float64).sum()), noise)
 
 
 def _own_constants(analysis: Analysis, index: GraphIndex) -> set[str]:

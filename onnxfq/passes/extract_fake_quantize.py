@@ -19,7 +19,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import ModelError, PlanError
 from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor
-from onnxfq.graph.model import Model
+from onnxfq.graph.model import Model, remove_domain
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.queries import float_type
@@ -70,9 +70,7 @@ def lift_fake_quantize(model: Model) -> Lifted:
     graph.import_domains = [o for o in graph.import_domains or [] if o.domain != ONNXFQ_DOMAIN]
     graph.cleanup(remove_unused_graph_inputs=False).toposort()
     proto = model.with_graph(graph).proto
-    kept = [o for o in proto.opset_import if o.domain != ONNXFQ_DOMAIN]
-    del proto.opset_import[:]
-    proto.opset_import.extend(kept)
+    remove_domain(proto, ONNXFQ_DOMAIN)
     digest = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
     plan = Plan(
         model_sha256=digest,

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.ops import CONVOLUTIONS
 
 Array = NDArray[Any]
@@ -87,7 +88,7 @@ def _find_summed_axes(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int, 
         return (0, *range(2, rank))
     if rank == 1:
         return (0,)
-    turned = attribute(node, ("transA", "transB")[slot], 0)
+    turned = attributes_of(node).get(("transA", "transB")[slot], 0)
     return (rank - 1,) if bool(turned) != (slot == 0) else (rank - 2,)
 
 
@@ -97,8 +98,3 @@ def outer_axis(node: onnx.NodeProto, slot: int, rank: int) -> int:
         return int(node.op_type == "ConvTranspose")
     summed = _find_summed_axes(node, slot, rank)[0]
     return rank - 1 if summed == rank - 2 else rank - 2
-
-
-def attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    """Return an integer attribute of `node`."""
-    return int(next((a.i for a in node.attribute if a.name == name), default))

@@ -20,9 +20,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import replace_nodes
+from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, WEIGHTED_INPUTS
-from onnxfq.passes.integer_bounds import EXACT, IntegerOperand, attribute, longest, outer_axis
+from onnxfq.passes.integer_bounds import EXACT, IntegerOperand, longest, outer_axis
 
 Array = NDArray[Any]
 
@@ -108,7 +109,7 @@ class _MatMulRewriter:
         maker = self.makers.get(tensor)
         while maker is not None and maker.op_type in ("Cast", "Transpose"):
             if maker.op_type == "Transpose":
-                perm = next((list(a.ints) for a in maker.attribute if a.name == "perm"), None)
+                perm = attributes_of(maker).get("perm")
                 if perm is None or order is not None:
                     return None, None
                 order = perm
@@ -120,12 +121,12 @@ class _MatMulRewriter:
         if self.types.get(pair.input[0]) != TensorProto.INT8:
             return None, "its numbers are not int8"
         scale = self.constants.get(pair.input[1])
-        offset = self.constants.get(pair.input[2]) if len(pair.input) > 2 else None
+        offset = self.constants.get(input_name(pair, 2))
         if scale is None or (len(pair.input) > 2 and offset is None):
             return None, f"scale or zero point of {pair.input[0]!r} is computed"
         if offset is not None and np.any(tensor_array(offset)):
             return None, f"{pair.input[0]!r} has a zero point"
-        if attribute(pair, "block_size", 0):
+        if attributes_of(pair).get("block_size", 0):
             return None, f"{pair.input[0]!r} has scales of blocks"
         stored = self.constants.get(pair.input[0])
         values = None if stored is None else tensor_array(stored)
@@ -133,7 +134,7 @@ class _MatMulRewriter:
         if shape is None:
             return None, f"the shape of {pair.input[0]!r} is not known"
         numbers = tensor_array(scale).astype(np.float32)
-        axis = attribute(pair, "axis", 1) % max(len(shape), 1) if numbers.ndim else None
+        axis = attributes_of(pair).get("axis", 1) % max(len(shape), 1) if numbers.ndim else None
         return IntegerOperand(pair.input[0], numbers, axis, values, tuple(shape)), ""
 
     def _add(self, op: str, inputs: list[str], output: str, name: str = "", **attributes: Any) -> str:

@@ -15,6 +15,7 @@ from onnxfq.documents.encodings import Encoding
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
+from onnxfq.graph.node_fields import attributes_of
 
 
 def join_rotary_pairs(model: Model, plan: Plan, encodings: Iterable[Encoding]) -> list[Encoding]:
@@ -49,7 +50,7 @@ def _find_partners(tensor: str, channels: int, index: GraphIndex) -> NDArray[np.
     if maker is None:
         return None
     if maker.op_type == "RotaryEmbedding":
-        attrs = {a.name: a.i for a in maker.attribute}
+        attrs = attributes_of(maker)
         # A cache of heads apart has the channels of one head.
         heads = attrs["num_heads"] if maker.output[0] == tensor else 1
         return _partners(

@@ -5,6 +5,10 @@ two quantized convolutions 8 bits save a byte of two for each number written and
 Layers of engines of TensorRT for RTX 1.7.1, in float8 with small and depthwise convolutions in float, first
 with short runs, then without, then all in half: ten blocks of MobileNetV2 65, 40 and 35; three dense blocks
 of ESRGAN with 16 channels a step 50, 36 and 34.
+
+The kernel of an entry also counts as bytes, `Recipe.entry_bytes`. Engines of the eight networks of the tests
+whose plans depend on that number have 345 kernels that move 44.2 MB if it is 0, and 332 that move as many
+with 64 kB, its default; with four times as many 330 move 44.5 MB. No time was measured.
 """
 
 from __future__ import annotations
@@ -24,13 +28,6 @@ OPEN_SIZE = 64
 
 ENTRY = 3
 """Bytes that the kernel of an entry pair moves for each number: two read, one written."""
-
-KERNEL = 64 << 10
-"""Bytes that count for each kernel of an entry.
-
-Engines of the eight networks of the tests whose plans depend on it have 345 kernels that move 44.2 MB if none
-count, and 332 that move as many with this number; with four times as many 330 move 44.5 MB.
-"""
 
 _REMEDY = "; to quantize it, set small_shapes: quantize in the recipe"
 _LONE = f"alone between float operators, where its pair is a kernel that quantizes{_REMEDY}"
@@ -56,7 +53,7 @@ _Origins = dict[int, _Origin]
 
 
 def leave_out_short_runs(
-    decisions: list[NodeDecision], nodes: Collection[gs.Node], op_types: Collection[str]
+    decisions: list[NodeDecision], nodes: Collection[gs.Node], op_types: Collection[str], kernel: int
 ) -> list[NodeDecision]:
     """Return `decisions`, in float with a reason for nodes in runs whose pairs cost more than they save.
 
@@ -68,6 +65,7 @@ def leave_out_short_runs(
         decisions: decisions on the weighted nodes.
         nodes: all nodes, makers before readers.
         op_types: operators that may be left out.
+        kernel: bytes that count for each kernel of an entry.
     """
     low = {d.node for d in decisions if any(p.role == "activation" for p in d.placements)}
     if not low or all(d.node in low for d in decisions if d.op_type in op_types):
@@ -78,12 +76,12 @@ def leave_out_short_runs(
     for node in weighted:  # those at an entry, one by one
         if node.op in op_types and any(origins.get(id(tensor), _FLOAT).parts for tensor in _read(node)):
             without = _trace(nodes, low - {node.name})
-            gain = _save(weighted, without, low - {node.name}) - _save(weighted, origins, low)
+            gain = _save(weighted, without, low - {node.name}, kernel) - _save(weighted, origins, low, kernel)
             if gain > 0:
                 left[node.name] = f"between float operators its pairs cost {gain:,.0f} bytes{_REMEDY}"
                 low, origins = low - {node.name}, without
     for run in _join_runs([node for node in weighted if node.name in low], origins):
-        saved = _save(run, origins, low)
+        saved = _save(run, origins, low, kernel)
         why = f"{len(run)} nodes between float operators, whose pairs cost {-saved:,.0f} bytes{_REMEDY}"
         why = _LONE if len(run) == 1 else why if saved < 0 else ""
         left |= {node.name: why for node in run if why and node.op in op_types}
@@ -142,7 +140,7 @@ def _join_runs(nodes: Sequence[gs.Node], origins: _Origins) -> Iterator[list[gs.
     yield from groups.values()
 
 
-def _save(nodes: Sequence[gs.Node], origins: _Origins, low: Collection[str]) -> float:
+def _save(nodes: Sequence[gs.Node], origins: _Origins, low: Collection[str], kernel: int) -> float:
     """Return the bytes that 8 bits save in the `nodes` whose names are in `low`, less the cost of pairs."""
     run = [node for node in nodes if node.name in low]
     weights = [source.tensor for node in run if (source := weight_source(node, 1)) is not None]
@@ -152,7 +150,7 @@ def _save(nodes: Sequence[gs.Node], origins: _Origins, low: Collection[str]) -> 
         readers = [reader.name in low for reader in tensor.outputs if is_weighted(reader)]
         written = 1 if all(readers) else -1  # another reader wants it in a half type as well
         saved += _count(tensor) * (sum(readers) + written * (1 - entering) - ENTRY * entering)
-        saved -= KERNEL * parts
+        saved -= kernel * parts
     return saved
 
 

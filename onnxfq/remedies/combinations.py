@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter
@@ -75,10 +76,12 @@ class _Combined:
         # Remedies of a visible loss come first.
         late = {remedy.name for remedy in unasked if remedy.comes_last is sound}
         left = {remedy.name: remedy.leave(start, judge) for remedy in unasked}
+        gains = {remedy.name: remedy.gain(start, judge) for remedy in unasked}
         for name in sorted(costs, key=lambda name: (name in late, costs[name])):  # the cheapest first
             why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()) + left[name])
             if why:
-                self._refusals[name] = Refusal(why)
+                most = f" ({gains[name]:.1f} dB at most)" if math.isfinite(gains[name]) else ""
+                self._refusals[name] = Refusal(why + most)
             else:
                 self._reserved[name] = costs[name]
         affordable = [remedy for remedy in asked if remedy.name not in self._refusals]

@@ -33,7 +33,7 @@ RANGED = 16
 FACTOR_SECONDS = 0.03
 """Time of choosing the factors of a group of channels, without its weights."""
 
-WEIGHT_SECONDS = 4.5e-7
+WEIGHT_SECONDS = 2.5e-7
 """The same for each element of the weights that read these channels."""
 
 HOPELESS_DB = 3.0

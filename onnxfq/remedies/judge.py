@@ -75,6 +75,11 @@ def take_no_time(candidate: Candidate, judge: Judge) -> float:
     return 0.0
 
 
+def know_no_limit(candidate: Candidate, judge: Judge) -> float:
+    """Return infinity."""
+    return math.inf
+
+
 class Refusal(NamedTuple):
     """Answer of a remedy without a candidate.
 
@@ -122,6 +127,7 @@ class Remedy:
             they are low.
         estimate: takes the same, and returns the seconds of `work` that a proposal takes.
         leave: the same for what it leaves to a later remedy that is likelier to gain.
+        gain: takes the same, and returns the most dB that it can gain, as far as that is known.
     """
 
     name: str
@@ -133,6 +139,7 @@ class Remedy:
     comes_last: bool = False
     estimate: Callable[[Candidate, Judge], float] = take_no_time
     leave: Callable[[Candidate, Judge], float] = take_no_time
+    gain: Callable[[Candidate, Judge], float] = know_no_limit
 
 
 WIDE_FORMAT = "float8e4m3fn"

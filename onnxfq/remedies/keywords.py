@@ -36,6 +36,7 @@ _OTHER_WORDS = {
     "promise": "min_sqnr",
     "protect": "repair",
     "requantize": "existing",
+    "weight_form": "target",
 }
 """Words of the command line and former keywords, and the fields that have their meaning now."""
 
@@ -48,7 +49,7 @@ _OTHER_FUNCTIONS = {
     "thumbnails": "onnxfq.write_report(result, ...), which has no pictures",
     "time": "onnxfq.compare_recipes(..., time=True)",
 }
-"""Functions that do what other options of the command line do."""
+"""Python calls in place of other options of the command line, after or before quantizing."""
 
 
 def _places() -> Iterator[tuple[str, str]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from onnxfq.calibration.weights import METHODS
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO
 from onnxfq.documents.scores import Evaluation
+from onnxfq.numerics.metrics import ratio_db
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import GAINED_SHARE, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.round_weights import round_given
@@ -36,14 +38,20 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
 
 def makes_noise(candidate: Candidate, evaluation: Evaluation | None) -> bool:
     """Tell whether weights make GAINED_SHARE of an output's noise, as they do alone."""
-    if not candidate.plan.activations:
-        return True
-    shares = [
-        scores.weight_shares.get(score.output)
-        for scores in ([] if evaluation is None else evaluation.candidates[:1])
-        for score in scores.judging
-    ]
-    return any(share is not None and share >= GAINED_SHARE for share in shares)
+    return not candidate.plan.activations or _noise_share(evaluation) >= GAINED_SHARE
+
+
+def _noise_share(evaluation: Evaluation | None) -> float:
+    """Return the largest share of an output's noise that weights make alone."""
+    scores = None if evaluation is None else next(iter(evaluation.candidates), None)
+    shares = [] if scores is None else [scores.weight_shares.get(one.output) for one in scores.judging]
+    return max((share for share in shares if share is not None), default=0.0)
+
+
+def most_gain(candidate: Candidate, judge: Judge) -> float:
+    """Return the gain in dB of weights without noise."""
+    share = _noise_share(judge.first)
+    return ratio_db(1.0, 1.0 - share) if candidate.plan.activations and share < 1.0 else math.inf
 
 
 def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
@@ -133,4 +141,6 @@ def _in_place_of_auto(recipe: Recipe, method: str) -> Recipe:
     )
 
 
-ROUNDING = Remedy("rounding", explain_unneeded, search_rounding, is_free=True, estimate=estimate)
+ROUNDING = Remedy(
+    "rounding", explain_unneeded, search_rounding, is_free=True, estimate=estimate, gain=most_gain
+)

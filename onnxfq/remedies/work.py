@@ -45,8 +45,14 @@ OBSERVED = 1.4
 CHANNEL_SECONDS = 7e-9
 """Time that each element takes whose channels are observed."""
 
-WEIGHT_SECONDS = 0.02
+WEIGHT_SECONDS = 0.01
 """Time of rounding even a small weight."""
+
+INPUT_SECONDS = 6e-5
+"""The same for each of its inputs: they are rounded one after the other."""
+
+SCALE_SECONDS = 1.5e-7
+"""The same for each of its elements: the search of their scales."""
 
 COMPARED = 32
 """Samples on which a result is usually compared."""
@@ -142,7 +148,8 @@ class Work:
             inputs = size // max(outputs, 1) if outputs > 1 else max(shape, default=0)
             rows = self.samples * sum(self.products.get(node, 0) for node in nodes) // max(size, 1)
             sums = min(choose_rows(inputs), rows) * inputs**2
-            seconds += WEIGHT_SECONDS + (sums + 2 * inputs**3 + size * inputs) / RATE
+            seconds += WEIGHT_SECONDS + inputs * INPUT_SECONDS + size * SCALE_SECONDS
+            seconds += (sums + 2 * inputs**3 + 5 * size * inputs) / RATE
         return seconds
 
     def allow(self, is_low: bool) -> float:

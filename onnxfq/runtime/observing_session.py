@@ -17,7 +17,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfq.graph.external.sizes import LIMIT, weight_bytes
-from onnxfq.graph.model import list_nodes
+from onnxfq.graph.model import list_nodes, replace_nodes
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.segments import list_reads
 from onnxfq.runtime.optimized_graph import write_optimized
@@ -74,9 +75,9 @@ def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
         source = turned.get(node.input[0]) if _is_observer(node) else None
         if source is None:
             continue
-        attributes = {a.name: helper.get_attribute_value(a) for a in source.attribute}
+        attributes = attributes_of(source)
         # The blocked layout is read by whole tensors and by channels.
-        groups = {a.name: helper.get_attribute_value(a) for a in node.attribute if a.name in _GROUPS}
+        groups = {name: value for name, value in attributes_of(node).items() if name in _GROUPS}
         if attributes.get("channels_last") or groups not in ({}, {"axis": 1}):
             continue
         node.input[0] = source.input[0]
@@ -92,19 +93,17 @@ def _observe_blocked_layouts(graph: onnx.GraphProto) -> None:
 
 def _observe_at_once(graph: onnx.GraphProto) -> None:
     """Move every observer directly after the node that computes its tensor."""
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.node]
     waiting: dict[str, list[onnx.NodeProto]] = {}
-    for node in nodes:
+    for node in graph.node:
         if _is_observer(node):
             waiting.setdefault(node.input[0], []).append(node)
-    computed = {name for node in nodes for name in node.output}
+    computed = {name for node in graph.node for name in node.output}
     order = [node for name in list(waiting) if name not in computed for node in waiting.pop(name)]
-    for node in nodes:
+    for node in graph.node:
         if not _is_observer(node):
             order.append(node)
             order += [observer for name in node.output for observer in waiting.pop(name, [])]
-    del graph.node[:]
-    graph.node.extend(order)
+    replace_nodes(graph, order)
 
 
 def _is_observer(node: onnx.NodeProto) -> bool:

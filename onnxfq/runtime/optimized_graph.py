@@ -9,6 +9,7 @@ import onnx
 
 from onnxfq.errors import ModelError, RuntimeLibraryError
 from onnxfq.graph.external.sizes import is_large
+from onnxfq.graph.external.weightless import read_structure
 from onnxfq.graph.io.save import save
 from onnxfq.runtime.custom_ops import register_libraries
 from onnxfq.runtime.ort import new_options, onnxruntime, open_inference_session
@@ -29,7 +30,7 @@ def write_optimized(source: onnx.ModelProto | Path, path: Path) -> None:
     # It is never run.
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-    proto = onnx.load(source, load_external_data=False) if isinstance(source, Path) else source
+    proto = read_structure(source)
     register_libraries(options, proto)
     content = str(source) if isinstance(source, Path) else source.SerializeToString()
     open_inference_session(content, options, providers=["CPUExecutionProvider"])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnxfq.data import Feed
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import is_external
-from onnxfq.graph.external.weightless import split_weights
+from onnxfq.graph.external.weightless import read_structure, split_weights
 from onnxfq.runtime.custom_ops import register_libraries
 from onnxfq.runtime.ort import new_options, onnxruntime, open_inference_session
 from onnxfq.runtime.providers import CPU_PROVIDER
@@ -67,7 +67,7 @@ def profile_plain_session(
 
 
 def _open(model: onnx.ModelProto | Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-    light = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+    light = read_structure(model)
     register_libraries(options, light)
     with scratch_folder() as folder:
         content: str | bytes = str(model)

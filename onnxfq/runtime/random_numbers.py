@@ -22,10 +22,12 @@ from onnxfq.data import Feed
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, default_opset, list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.names import Names
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.opset import lowest_ir, raise_opset
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import inline_functions, name_tensors
 from onnxfq.graph.ops import ONNXFQ_DOMAIN, RANDOM_OPS, STANDARD_DOMAINS
+from onnxfq.support.plurals import name_first
 
 SEED_INPUT = f"{ONNXFQ_DOMAIN}/seed"
 """Input of a model that draws: an integer from `seed_of`."""
@@ -115,11 +117,10 @@ def explain_draws(proto: onnx.ModelProto) -> str:
     nodes = random_nodes(proto)
     if not nodes:
         return ""
-    names = [f"{node.op_type} {node.name or node.output[0]!r}" for node in nodes[:_NAMED]]
-    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+    names = [f"{node.op_type} {node.name or node.output[0]!r}" for node in nodes]
     return (
-        f"random numbers of {', '.join(names)}{more} depend here on the feed and the name of the tensor, and "
-        "are the same at every run, in float and quantized models; a written model draws as the given one"
+        f"random numbers of {name_first(names, _NAMED)} depend here on the feed and the name of the tensor, "
+        "and are the same at every run, in float and quantized models; a written model draws as the given one"
     )
 
 
@@ -203,7 +204,7 @@ class _RandomRewriter:
     def _draw(self, node: onnx.NodeProto, steps: Sequence[str]) -> list[onnx.NodeProto]:
         """Return the nodes that take the place of `node`."""
         self._nodes = []
-        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        given = attributes_of(node)
         # Equal seeds draw equal numbers, as in ONNX Runtime.
         name = f"seed {given['seed']}" if "seed" in given else node.output[0]
         key = self._call("Mix", SEED_INPUT, self._constant(zlib.crc32(name.encode()) % _PRIME))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnxfq.data import Feed
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.segments import CUT_TYPES, Segment, SegmentedGraph, segment_model
+from onnxfq.graph.segments import Segment, SegmentedGraph, segment_model
 from onnxfq.runtime.random_numbers import SEED_INPUT, needs_seed, with_seed
 from onnxfq.runtime.session import PlacedFeed, Session
 
@@ -44,13 +44,11 @@ class SegmentedSession:
             proto = with_shapes(proto)
             index = GraphIndex(proto.graph)
         segmented = SegmentedGraph(proto.graph, given=given)
-        usable = {name for name, kind in index.types.items() if kind in CUT_TYPES}
         parts = -(-len(proto.graph.node) // MOST_NODES)
-        cuts = segmented.divide(fetches, index.constants.keys() - set(given), usable, parts)
+        marked = index.constants.keys() - set(given)
         self._fetches, self._draws = list(fetches), needs_seed(proto)
         self._parts: list[tuple[Segment, Callable[[], Session]]] = []
-        for ends in (*cuts, set(fetches)):
-            segment = segmented.cut(ends)
+        for segment in segmented.divide(fetches, marked, index.types, parts):
 
             def open_part(segment: Segment = segment) -> Session:
                 return open_session(segment_model(segment, proto, index.types, proto.graph.initializer))

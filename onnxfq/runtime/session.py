@@ -17,7 +17,7 @@ from onnxfq.data import Feed
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError, RuntimeLibraryError
 from onnxfq.graph.external.sizes import PACKED_TYPES, is_large, large_tensors, tensor_bytes
 from onnxfq.graph.external.tensor import attach, embed, is_external, strip_values, tensor_array
-from onnxfq.graph.external.weightless import split_weights, with_initializers, with_weights
+from onnxfq.graph.external.weightless import read_structure, split_weights, with_initializers, with_weights
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.runtime.c_api import is_memory_fault
@@ -118,7 +118,7 @@ class Session:
         # Threads that spin between runs would block cores that Python and other sessions need.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         # The choices need only the structure; onnxruntime reads the weights of a file itself.
-        proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+        proto = read_structure(model)
         if not isinstance(model, Path):
             model = proto = fix_draws(proto)
         if emulated and not isinstance(model, Path):

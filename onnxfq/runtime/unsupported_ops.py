@@ -11,6 +11,7 @@ from onnx import TensorProto
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import default_opset, list_nodes
+from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.ops import MOVES, STANDARD_DOMAINS
 
 FOREIGN_DOMAINS: dict[str, str] = {"trt": "TensorRT"}
@@ -66,10 +67,10 @@ def explain_broken(proto: onnx.ModelProto) -> str:
                 return f"{where}a float8 input"
             if opset > 20 and computed[slot] and node.op_type == "MatMul" and _is_moved(index, node, dq):
                 return f"{where}an int8 input of three axes in front of an Add"
-            blocks = any(a.name == "block_size" and a.i for a in dq.attribute)
+            blocks = bool(attributes_of(dq).get("block_size"))
             if node.op_type == "MatMul" and blocks and computed[1 - slot]:
                 return f"{where}a weight in blocks beside a quantized input"
-            zeros = index.constants.get(dq.input[2]) if len(dq.input) > 2 else None
+            zeros = index.constants.get(input_name(dq, 2))
             varied = zeros is not None and len(zeros.dims) > 0 and np.any(tensor_array(zeros))
             if node.op_type == "MatMul" and slot == 0 and varied:
                 return f"{where}a first operand with several zero points"

@@ -1,36 +1,13 @@
-"""Clip and Relu that quantizers of the source leave: which of them the data or another pair makes idle.
-
-`quantize` judges an end by the observed range and keeps the other end. `convert` judges a Clip by what it
-takes away, which may be far less than a step.
-"""
+"""Clip and Relu that quantizers of a source left: the ends that no value of the data passes."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from functools import partial
-
-import numpy as np
-import onnx
-from onnx import helper
-
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.data import Feed
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Placement, Plan
-from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
-from onnxfq.graph.ops import DATA_MOVEMENT
-from onnxfq.graph.prune import leave_out
 from onnxfq.graph.saturation import Ends
-from onnxfq.interchange.quantized_models.dequantize import FloatForm, Saturation
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.runtime.segmented_session import open_in_segments
-from onnxfq.runtime.session import Session
-
-# Mean square of what a Clip may take away unnoticed, in squared steps: a hundredth of what rounding makes.
-_UNNOTICED = 1 / 12 / 100
 
 
 def with_limits(plan: Plan, model: Model) -> Plan:
@@ -65,95 +42,3 @@ def find_unreached(model: Model, statistics: Statistics) -> dict[str, Ends]:
             if ends is not None:
                 found[name] = ends
     return found
-
-
-def drop_unreached_clips(form: FloatForm, feeds: Iterable[Feed], threads: int = 0) -> None:
-    """Leave out, in place, the Clips of a float form that take away far less than rounding does."""
-    if not form.clips:
-        return
-    losses: dict[str, list[float]] = defaultdict(list)
-    observed, names = _with_losses(form), list(form.clips)
-    session = open_in_segments(
-        observed, partial(Session, threads=threads), [f"{name}/loss" for name in names]
-    )
-    for feed in feeds:
-        for name, loss in zip(names, session.run(feed), strict=True):
-            losses[name].append(float(loss))
-    idle = {name for name in names if np.mean(losses[name]) <= _UNNOTICED * form.clips[name].step ** 2}
-    drop_clips(form, idle)
-
-
-def drop_clips(form: FloatForm, names: Iterable[str]) -> None:
-    """Leave out, in place, the Clips that make these tensors; what they limit takes over their ranges."""
-    dropped = {name: form.clips.pop(name) for name in names}
-    leave_out(form.proto.graph, {name: one.tensor for name, one in dropped.items()})
-    for name, one in dropped.items():
-        form.ranges.setdefault(one.tensor, form.ranges[name])
-
-
-def find_covered_clips(bare: FloatForm, clips: Mapping[str, Saturation], plan: Plan) -> set[str]:
-    """Return the Clips in whose place `plan`, of the form without Clips, has a pair of the same range."""
-    index, placed = GraphIndex(bare.proto.graph), {one.tensor: one for one in plan.activations}
-    found = set()
-    for name, clip in clips.items():
-        pair, limits = placed.get(clip.tensor), bare.ranges.get(clip.tensor)
-        if pair is None or limits is None or clip.tensor in index.outputs | index.captured:
-            continue
-        step = max(map(abs, limits)) / 127
-        whole = len(pair.uses) == len(index.readers.get(clip.tensor, []))
-        if whole and pair.spec.qtype.name == "int8" and _fits(clip, step):
-            found.add(name)
-    return found
-
-
-def _with_losses(form: FloatForm) -> onnx.ModelProto:
-    """Return the float form with one more output for each Clip: the mean square of what it takes away."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(form.proto)
-    del proto.graph.output[:]
-    for name, one in form.clips.items():
-        lost, squared, loss = (f"{name}/{word}" for word in ("lost", "squared", "loss"))
-        proto.graph.node.extend(
-            [
-                helper.make_node("Sub", [one.tensor, name], [lost]),
-                helper.make_node("Mul", [lost, lost], [squared]),
-                helper.make_node("ReduceMean", [squared], [loss], keepdims=0),
-            ]
-        )
-        proto.graph.output.append(helper.make_empty_tensor_value_info(loss))
-    return proto
-
-
-def drop_repeated_clips(proto: onnx.ModelProto, clips: Mapping[str, Saturation]) -> int:
-    """Leave out, in place, each Clip that only pairs with the same range read; return how many stay."""
-    index = GraphIndex.of_model(proto)
-    left = {name: one for name, one in clips.items() if name in index.makers}
-    repeated = {}
-    for name, one in left.items():
-        readers = index.readers.get(name, [])
-        if name not in index.outputs and all(_limits_alike(node, one, index) for node in readers):
-            repeated[name] = index.makers[name].input[0]
-    leave_out(proto.graph, repeated)
-    return len(left) - len(repeated)
-
-
-def _limits_alike(node: onnx.NodeProto, clip: Saturation, index: GraphIndex) -> bool:
-    """Tell whether `node` quantizes to one range of int8 that ends within half a step of the Clip's.
-
-    Readers of what only moves numbers are asked in its place.
-    """
-    if node.op_type in DATA_MOVEMENT:
-        readers = [reader for name in node.output for reader in index.readers.get(name, [])]
-        return index.outputs.isdisjoint(node.output) and all(_limits_alike(r, clip, index) for r in readers)
-    if node.op_type != "QuantizeLinear" or node.input[1] not in index.constants:
-        return False
-    scale = tensor_array(index.constants[node.input[1]]).astype(np.float32)
-    if scale.size != 1:
-        return False
-    step = float(scale.item())
-    return _fits(clip, step)
-
-
-def _fits(clip: Saturation, step: float) -> bool:
-    """Tell whether int8 with this step limits values as the Clip does, within half a step."""
-    return clip.low <= -127.5 * step and clip.high >= 126.5 * step

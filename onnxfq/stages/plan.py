@@ -186,7 +186,8 @@ def _as_a_whole(
         decisions = leave_out_depthwise(decisions, nodes)
     if recipe.small_shapes != "quantize":
         decisions = leave_out_small(decisions, nodes, OPERATORS[recipe.small_shapes])
-        decisions = leave_out_short_runs(decisions, nodes, OPERATORS["convolutions"])
+        convolutions = OPERATORS["convolutions"]
+        decisions = leave_out_short_runs(decisions, nodes, convolutions, recipe.entry_bytes)
     if recipe.least_weight_bytes:
         decisions = leave_out_light(decisions, nodes, recipe.least_weight_bytes)
     return policy.revise(decisions, nodes, recipe)

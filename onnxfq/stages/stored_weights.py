@@ -15,6 +15,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.stored_grid import StoredScale
 from onnxfq.numerics.float_types import round_scale
 from onnxfq.numerics.layout import Layout, expand_params
+from onnxfq.support.plurals import name_first
 
 _LISTED = 4
 
@@ -97,8 +98,7 @@ class StoredNumbers:
         for name, why in self.rounded.items():
             reasons.setdefault(why, []).append(name)
         for why, names in reasons.items():
-            more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-            listed = ", ".join(map(repr, names[:_LISTED])) + more
+            listed = name_first([*map(repr, names)], _LISTED)
             parts.append(f"{len(names)} rounded again ({listed}): {why}")
         return f"weights with numbers on a grid: {'; '.join(parts)}" if parts else ""
 

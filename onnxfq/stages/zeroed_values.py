@@ -11,6 +11,7 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.graph.model import Model, list_nodes
 from onnxfq.numerics.metrics import ratio_db
+from onnxfq.support.plurals import name_first
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +66,10 @@ def warn_zeroed_values(model: Model, plan: Plan, statistics: Statistics, encodin
     lost = find_zeroed_values(model, plan, statistics, encodings)
     if not lost:
         return
-    named = ", ".join(f"{name!r} {sqnr_db:.1f} dB" for name, sqnr_db in [*lost.items()][:_LISTED])
-    more = f" and {len(lost) - _LISTED} more" if len(lost) > _LISTED else ""
+    named = [f"{name!r} {sqnr_db:.1f} dB" for name, sqnr_db in lost.items()]
     log.warning(
         "the ranges of %d activation(s) lose the typical values, of which most become 0 (SQNR of the middle "
-        "half: %s%s); leave them in float with an override, or take 16 bits or float8",
+        "half: %s); leave them in float with an override, or take 16 bits or float8",
         len(lost),
-        named,
-        more,
+        name_first(named, _LISTED),
     )

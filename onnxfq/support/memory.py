@@ -1,12 +1,17 @@
-"""A limit on the memory of a process: what is free at its start."""
+"""Limits on the memory of a process: what is free at its start, and the least that a command needs."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from onnxfq.errors import OnnxfqError
+
 _LEAST = 1 << 30
 """Least limit in bytes: imports and their threads need a part of it."""
+_LEAST_OF_COMMANDS = 512 << 20
+"""Least limit in bytes of a command: NumPy and ONNX Runtime reserve 330 MB before they read a model."""
+
 _GROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Limits of a container: cgroup v2, cgroup v1."""
 
@@ -27,6 +32,24 @@ def limit_memory() -> None:
     now, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if now == resource.RLIM_INFINITY or now > most:
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+def check_limits() -> None:
+    """Raise `OnnxfqError` if a limit of this process is below what the libraries of any command reserve.
+
+    Below it libraries end the process in the middle of a call, or never return.
+    """
+    if os.name != "posix":
+        return
+    import resource  # POSIX only
+
+    for flag, number in (("-v", resource.RLIMIT_AS), ("-d", resource.RLIMIT_DATA)):
+        limit = resource.getrlimit(number)[0]
+        if resource.RLIM_INFINITY != limit < _LEAST_OF_COMMANDS:
+            raise OnnxfqError(
+                f"the limit of `ulimit {flag}` is {limit >> 20} MB of memory, and a command needs "
+                f"{_LEAST_OF_COMMANDS >> 20} MB; raise the limit"
+            )
 
 
 def free_memory() -> int | None:

@@ -1,8 +1,9 @@
-"""Nouns and verbs that agree with the number before them: texts are written in the plural."""
+"""Nouns and verbs that agree with the number before them, and the first of many names."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _NOUNS = (
     "activation|cause|channel|feed|file|group|input|kernel|layer|matrice|node|output|quantizer|run|sample|tensor|"
@@ -25,3 +26,9 @@ def _make_one(match: re.Match[str]) -> str:
     adjective, noun, other, verb = match.groups()
     noun = {"matrice": "matrix"}.get(noun, noun) or other
     return f"1 {adjective}{noun}" + (f" {_VERBS[verb]}" if verb else "")
+
+
+def name_first(words: Sequence[str], most: int) -> str:
+    """Return the first of `words` for a sentence: "a, b and 3 more"."""
+    more = f" and {len(words) - most} more" if len(words) > most else ""
+    return ", ".join(words[:most]) + more

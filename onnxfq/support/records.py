@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_origin
@@ -157,8 +158,17 @@ def read_content(path: str | Path, error: type[OnnxfqError]) -> Any:
 
 
 def read_json(text: str) -> Any:
-    """Parse JSON `text`. Raises ValueError, also for a name that appears twice, or RecursionError."""
-    return json.loads(text, object_pairs_hook=_once_each)
+    """Parse JSON `text`. Raises ValueError, also for a name that appears twice, or RecursionError.
+
+    Half of a pair of UTF-16, such as an escaped D800, raises it too: no UTF-8 file can hold it.
+    """
+    content = json.loads(text, object_pairs_hook=_once_each)
+    if _HALF_PAIR.search(text):
+        json.dumps(content, ensure_ascii=False).encode()
+    return content
+
+
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.runtime.plain_session import open_plain_session, profile_plain_session
-from onnxfq.targets.genai import GENAI
+from onnxfq.targets.genai import GENAI, GENAI_QDQ, GENAI_QDQ_TRANSPOSE
 from onnxfq.targets.onnxruntime.policy import ONNXRUNTIME
 from onnxfq.targets.openvino import OPENVINO
 from onnxfq.targets.qnn import QNN
@@ -14,7 +14,8 @@ from onnxfq.targets.tensorrt import TENSORRT
 
 _ONNXRUNTIME = replace(ONNXRUNTIME, open=open_plain_session, profile=profile_plain_session)
 
-for _target in (TENSORRT, _ONNXRUNTIME, OPENVINO, QNN, GENAI, SIMULATION):
+_GENAI = (GENAI, GENAI_QDQ, GENAI_QDQ_TRANSPOSE)
+for _target in (TENSORRT, _ONNXRUNTIME, OPENVINO, QNN, *_GENAI, SIMULATION):
     register_target(_target)
 
 __all__ = ["Operands", "Slots", "Target", "TargetPolicy", "register_target", "target_by_name"]

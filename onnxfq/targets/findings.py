@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Literal
 
 from onnxfq.documents.engine_listing import EngineListing
+from onnxfq.support.plurals import name_first
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 from onnxfq.targets.engine_figures import EngineComparison
@@ -149,8 +150,8 @@ def _summed(alike: list[Finding]) -> str:
     said = f"{first.op_type} {first.node!r}: {first.message}"
     if not others:
         return said
-    names = ", ".join(f"{found.op_type} {found.node!r}" for found in others[:_NAMED])
-    rest = f" and {len(others) - _NAMED} more, all in --json" if len(others) > _NAMED else ""
+    names = name_first([f"{found.op_type} {found.node!r}" for found in others], _NAMED)
+    rest = ", all in --json" if len(others) > _NAMED else ""
     return f"{len(alike)} times: {said}; the same of {names}{rest}"
 
 

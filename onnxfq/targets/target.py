@@ -19,6 +19,7 @@ from onnxfq.passes.qdq_form import PLAIN, QdqForm
 from onnxfq.placement.float_casts import CastFreeRule, CastRule, no_rule, take_casts
 from onnxfq.placement.target_policy import TargetPolicy
 from onnxfq.runtime.unsupported_ops import FOREIGN_DOMAINS
+from onnxfq.support.attempts import attempt
 from onnxfq.targets.findings import CheckResult, Finding
 from onnxfq.targets.profiles import Profile, Range
 from onnxfq.targets.recipes import RECIPES
@@ -215,6 +216,8 @@ def collect_parts(part: Callable[[Target], Part | None]) -> dict[str, Part]:
 def prepare_model(model: Model, target: str) -> Model:
     """Return `model` with the rewrites that `target` needs before placement; computed once.
 
-    Raises RecipeError for an unknown target.
+    A rewrite that fails is left out, with a note. Raises RecipeError for an unknown target.
     """
-    return model.prepared_for(target, target_by_name(target).prepare)
+    rewrite = target_by_name(target).prepare
+    what = f"preparing the model for target {target}"
+    return model.prepared_for(target, lambda given: attempt(what, lambda: rewrite(given), lambda: given))

@@ -31,12 +31,6 @@ from onnxfq.interchange.quantized_models.qonnx import pairs_of_qonnx
 from onnxfq.stages.calibrate import calibrate_plan
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_qdq
-from onnxfq.stages.limits import (
-    drop_clips,
-    drop_repeated_clips,
-    drop_unreached_clips,
-    find_covered_clips,
-)
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import RunOptions, open_feeds
@@ -50,6 +44,12 @@ from onnxfq.targets.lower_fake_quantize import lift, lower
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.target import DEFAULT_TARGET, collect_parts, prepare_model
 from onnxfq.tools.check import check
+from onnxfq.tools.converted_clips import (
+    drop_clips,
+    drop_repeated_clips,
+    drop_unreached_clips,
+    find_covered_clips,
+)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from onnxfq.interchange.checkpoints.places import (
     spell,
 )
 from onnxfq.numerics.float_types import FLOATS
+from onnxfq.support.plurals import name_first
 from onnxfq.tools.layer_encodings import PlacedLayer
 
 _LISTED = 4
@@ -212,5 +213,4 @@ class GraphFilling:
 
 def list_names(names: list[str]) -> str:
     """Return the first names for a message."""
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f": {', '.join(map(repr, names[:_LISTED]))}{more}"
+    return f": {name_first([*map(repr, names)], _LISTED)}"

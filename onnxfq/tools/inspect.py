@@ -20,6 +20,7 @@ from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import default_opset, list_nodes
+from onnxfq.graph.node_fields import attributes_of, input_name, numbers_type
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names
 from onnxfq.interchange.genai_folder import find_decoder
@@ -103,7 +104,7 @@ def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
     dtypes = {tensor.name: tensor.data_type for tensor in constants.values()}
     for node in nodes:
         if node.op_type == "QuantizeLinear":
-            dtypes[node.output[0]] = _output_type(node, dtypes)
+            dtypes[node.output[0]] = numbers_type(node, dtypes.get(input_name(node, 2)))
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     found = [_quantizer(node, constants, dtypes, makers) for node in nodes]
     return Inspection(
@@ -168,7 +169,7 @@ def _quantizer(
     makers: dict[str, onnx.NodeProto],
 ) -> QuantizedTensor | None:
     """Return the summary of a quantizing node; DequantizeLinear counts if it reads a stored constant."""
-    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attributes_of(node)
     reads_constant = node.op_type in _DEQUANTIZES and node.input[0] in constants
     if node.op_type in _DYNAMIC:
         scale, rank = None, 1 if "axis" in attributes else 0
@@ -228,13 +229,6 @@ def _constant_scale(
         return None
     first, second = (tensor_array(factor).astype(np.float64) for factor in factors)
     return np.asarray(first * second)
-
-
-def _output_type(node: onnx.NodeProto, dtypes: dict[str, int]) -> int:
-    if len(node.input) > 2 and node.input[2] in dtypes:
-        return dtypes[node.input[2]]
-    given = next((a.i for a in node.attribute if a.name == "output_dtype"), 0)
-    return int(given or onnx.TensorProto.UINT8)  # ONNX's default
 
 
 def _granularity(rank: int, attributes: dict[str, Any]) -> str:

@@ -9,13 +9,12 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-import onnx
-
 from onnxfq.data import Data, Feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.timing import OperatorCost, TimedModel, Timing
 from onnxfq.errors import OnnxfqError, RuntimeLibraryError
 from onnxfq.execution.timing import SECONDS, Clock, compare_turns, find_interval, time_in_turn
+from onnxfq.graph.external.weightless import read_structure
 from onnxfq.graph.io.load import read_model
 from onnxfq.stages.insert import find_target
 from onnxfq.stages.options import RunOptions, open_feeds
@@ -53,7 +52,7 @@ def time_models(
     """
     names: dict[str, list[str]] = defaultdict(list)
     for name, model in candidates.items():
-        names[_find_target(model)].append(name)
+        names[find_target(read_structure(model)) or OTHER_TOOLS].append(name)
     models: list[TimedModel] = []
     notes: list[str] = []
     for target, group in names.items():
@@ -82,11 +81,6 @@ def time_on_data(
     return time_models(reference, candidates, feed, options.threads, reference_name=name)
 
 
-def _find_target(model: AnyModel) -> str:
-    proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
-    return find_target(proto) or OTHER_TOOLS
-
-
 def _find_opener(name: str) -> Opener:
     target = target_by_name(name)
     if target.open is None:
@@ -110,8 +104,7 @@ class _OpenModel:
     @staticmethod
     def of(name: str, target: str, model: AnyModel, feed: Feed, threads: int) -> _OpenModel:
         """Open `model` and run it once. Raises the errors of the runtime."""
-        proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
-        types = {spec.name: spec.dtype for spec in input_specs(proto)}
+        types = {spec.name: spec.dtype for spec in input_specs(read_structure(model))}
         # Inputs may be cast with the rest of a model.
         own = {key: array.astype(types.get(key, array.dtype), copy=False) for key, array in feed.items()}
         run = partial(_find_opener(target)(model, threads), own)

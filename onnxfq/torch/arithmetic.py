@@ -200,8 +200,8 @@ def round_to_grid(v: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> t
 def _round_to_floats(v: Tensor, grid: RoundingGrid) -> tuple[Tensor, Tensor]:
     """Return v rounded to the numbers of a small float type, and a mask of those not beyond the largest.
 
-    The formula is the same as in `small_floats.round_to_float_grid`. Powers of two are assembled from their
-    bits, which is exact; a pow function may not be.
+    The formula is the one in `numerics.rounding`. Powers of two are assembled from their bits, which is
+    exact; a pow function may not be.
     """
     layout = grid.qtype.layout
     assert layout is not None

@@ -228,10 +228,12 @@ def test_code_that_ends_the_process(files: Path, code: int) -> None:
     )
 
 
-@pytest.mark.parametrize("limit", [60, 100, 150, 200, 250, 300, 400])
+@pytest.mark.parametrize("limit", [60, 150, 300, 500, 530, 600, 800])
 def test_little_memory(files: Path, limit: int) -> None:
-    """With any `ulimit -v`, here in MB, a command ends well or in one line."""
-    ended = shell(f"ulimit -v {limit * 1000}; {ONNXFQ} quantize m.onnx --data d.npz -o q6.onnx -q", files)
+    """With any `ulimit -v`, here in MB, a command ends well or in one line; too low a limit is named."""
+    ended = shell(f"ulimit -v {limit * 1024}; {ONNXFQ} quantize m.onnx --data d.npz -o q6.onnx -q", files)
     lines = [one for one in ended.stderr.splitlines() if one.startswith("onnxfq: error: ")]
     assert (ended.returncode, len(lines)) in ((0, 0), (1, 1)), ended
     assert "Traceback" not in ended.stderr and "onnxfq itself failed" not in ended.stderr
+    refused = f"the limit of `ulimit -v` is {limit} MB of memory, and a command needs 512 MB"
+    assert (refused in ended.stderr) == (limit < 512)

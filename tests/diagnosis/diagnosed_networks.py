@@ -283,11 +283,11 @@ def audio() -> Network:
     return Network(build(text, w.arrays), wave)
 
 
-_BUILDERS = {one.__name__: one for one in (conv, depthwise, transformer, detector, recurrent, audio)}
-NETWORKS = tuple(_BUILDERS)
+BUILDERS = {one.__name__: one for one in (conv, depthwise, transformer, detector, recurrent, audio)}
+NETWORKS = tuple(BUILDERS)
 
 
 @cache
 def network(name: str) -> Network:
     """Return a network by its name."""
-    return _BUILDERS[name]()
+    return BUILDERS[name]()

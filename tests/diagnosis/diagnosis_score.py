@@ -1,6 +1,7 @@
 """Score of `diagnose` on planted faults and sound files; as a script it prints a row for each file.
 
-`python tests/diagnosis/diagnosis_score.py [WORD]`: all files, or those whose name has the word.
+`python tests/diagnosis/diagnosis_score.py [WORD]`: all files, or those whose name has the word. A number
+is the seed of a round of other files, which `unseen_cases.py` draws.
 """
 
 from __future__ import annotations
@@ -122,19 +123,24 @@ def score(name: str, case: Case, folder: Path | None = None, *, with_float: bool
 
 def main(word: str, folder: Path) -> None:
     """Print a row for each file, and the sums."""
+    faulty, sound = CASES, SOUND
+    if word.isdecimal():
+        from unseen_cases import draw_round, sound_cases
+
+        faulty, sound, word = draw_round(int(word)), sound_cases(), ""
     scores: dict[bool, list[Score]] = {}
     for with_float in (True, False):
         scores[with_float] = []
-        for name, case in {**CASES, **{f"sound {name}": case for name, case in SOUND.items()}}.items():
+        for name, case in {**faulty, **{f"sound {name}": case for name, case in sound.items()}}.items():
             if word in name:
                 row = score(
-                    name, case, folder if with_float and name in CASES else None, with_float=with_float
+                    name, case, folder if with_float and name in faulty else None, with_float=with_float
                 )
                 scores[with_float].append(row)
                 print(f"{name:34} {row.ranks!s:10} {row.lost_db:6.1f} {row.causes[:4]}", flush=True)
     for with_float, rows in scores.items():
-        planted = [row for row in rows if row.name in CASES]
-        accused = [row for row in rows if row.name not in CASES and row.causes]
+        planted = [row for row in rows if row.name in faulty]
+        accused = [row for row in rows if row.name not in faulty and row.causes]
         print(
             f"{'with' if with_float else 'without'} the float model, of {len(planted)}: "
             f"first {sum(r.is_first for r in planted)}, "

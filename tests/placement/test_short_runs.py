@@ -10,6 +10,7 @@ from builders import build, planned, weights
 from engines import build_all, unmeasured
 from plan_networks import dense
 
+from onnxfq.documents.recipe import Recipe
 from onnxfq.stages import plan as stages_plan
 from onnxfq.targets.reading.context import read
 from onnxfq.targets.recipes import load_recipe
@@ -21,9 +22,9 @@ from onnxfq.targets.tensorrt.rules.structure import EXTRA
 FP8 = load_recipe("tensorrt-fp8")
 
 
-def left_out(proto: onnx.ModelProto) -> dict[str, str]:
+def left_out(proto: onnx.ModelProto, recipe: Recipe = FP8) -> dict[str, str]:
     """Return why nodes stay in float, by name."""
-    return {s.name: s.why for s in planned(proto, FP8).skipped if s.kind == "node"}
+    return {s.name: s.why for s in planned(proto, recipe).skipped if s.kind == "node"}
 
 
 def test_runs_that_cost_more_than_they_save() -> None:
@@ -69,6 +70,9 @@ def test_bytes_decide(channels: int, size: int, kept: bool) -> None:
     why = left_out(proto)
     assert "large" not in why
     assert ({"one", "two"} & why.keys() == set()) == kept
+    if size == 1:  # the recipe says what a kernel counts as
+        assert not {"one", "two"} & left_out(proto, FP8.override(entry_bytes=0)).keys()
+        assert {"one", "two"} <= left_out(proto, FP8.override(entry_bytes=1 << 20)).keys()
 
 
 def test_a_model_of_short_runs_alone_is_quantized() -> None:
@@ -83,7 +87,7 @@ def test_engines_have_fewer_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Without short runs the engine has at most two layers more than in half; with them twelve."""
     proto = dense(3)
     runs = unmeasured(proto, FP8, "fp16")
-    monkeypatch.setattr(stages_plan, "leave_out_short_runs", lambda decisions, nodes, op_types: decisions)
+    monkeypatch.setattr(stages_plan, "leave_out_short_runs", lambda decisions, *_: decisions)
     models = {"runs": runs, "all": unmeasured(proto, FP8, "fp16"), "half": without_pairs(read(runs, EXTRA))}
     built = build_all(tmp_path, models)
     count = {name: len(parse_layers(reports.popitem()[1].layers)) for name, reports in built.items()}

@@ -54,11 +54,13 @@ CHECKS = {
     "cases": ("every case of the tests that take a sample", "python -m pytest -q --all-cases"),
     "engines": (
         "every network and recipe as an engine of TensorRT",
-        "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 tests/targets/test_golden.py",
+        "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 --test-seconds 7200 -o faulthandler_timeout=7190 "
+        "tests/targets/test_golden.py",
     ),
     "plans": (
         "plans of 33 networks as engines of TensorRT",
-        "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 -s tests/targets/test_plan_engines.py",
+        "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 -s --test-seconds 3600 -o faulthandler_timeout=3590 "
+        "tests/targets/test_plan_engines.py",
     ),
     "GenAI": ("folders of language models that GenAI generates from", "python tests/slow/check_genai.py"),
     "checkpoints": (

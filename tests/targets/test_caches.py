@@ -132,8 +132,18 @@ def test_pairs_of_a_concat(qtype: str, granularity: str) -> None:
         np.testing.assert_array_equal(key[0], key[1])
 
 
-def test_prefill_calibrates_decode() -> None:
-    """A text read token by token, over its own cache, gives the ranges of the text as a whole."""
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        ("genai-int8", {"cache": {"qtype": "int8", "granularity": "per_axis"}}),
+        ("tensorrt-int8", {"activations": {"calibrator": "minmax"}}),
+    ],
+)
+def test_prefill_calibrates_decode(base: str, changes: dict[str, dict[str, str]]) -> None:
+    """A text read token by token, over its own cache, gives the ranges of the text as a whole.
+
+    Caches have them, and so do all activations with constant scales.
+    """
     texts, steps = feeds(4), []
     for text in texts:
         caches = {name: text[name] for name in (KEY, VALUE)}
@@ -145,11 +155,12 @@ def test_prefill_calibrates_decode() -> None:
     ranges = []
     for data in (texts, steps):
         model = onnxfq.load(decoder())
-        recipe = onnxfq.load_recipe("genai-int8").override(cache={"qtype": "int8", "granularity": "per_axis"})
-        plan = onnxfq.make_plan(model, recipe)
+        plan = onnxfq.make_plan(model, onnxfq.load_recipe(base).override(**changes))
         statistics = onnxfq.collect_statistics(model, plan, data)
         encodings = onnxfq.calibrate(model, plan, statistics)
-        ranges.append([encodings[p.tensor].scale_array for p in plan.placements if p.stored])
+        static = [p.tensor for p in plan.placements if p.role == "activation" and not p.spec.dynamic]
+        assert len(static) >= 2
+        ranges.append([encodings[tensor].scale_array for tensor in static])
     # The product of one row sums floats in another order.
     for whole, stepwise in zip(*ranges, strict=True):
         np.testing.assert_allclose(stepwise, whole, rtol=1e-5)

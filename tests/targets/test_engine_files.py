@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.targets.target import BuildOptions
-from onnxfq.targets.tensorrt.builder.exported import read_layers
+from onnxfq.targets.tensorrt.builder.exported import read_layers, read_times
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
@@ -216,6 +217,43 @@ def test_wrong_files(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
         onnxfq.check("q.onnx", "openvino", layers="layers.json")
     assert main(["check", "q.onnx", "--profile", "profile.json"]) == 2
     assert main(["check", "q.onnx", "--build", "--layers", "layers.json"]) == 2
+
+
+ODD = (None, True, -1, 0.5, float("inf"), 10**30, "", "abc", "N/A", [], {}, [None], {"a": 1}, "[ONNX Layer: ")
+"""Values in place of those that an exported file has."""
+
+
+def places_in(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys that lead to each value of parsed JSON, the outer ones first."""
+    keys = content if isinstance(content, dict) else range(len(content)) if isinstance(content, list) else ()
+    for key in keys:
+        yield (*place, key)
+        yield from places_in(content[key], (*place, key))
+
+
+@pytest.mark.parametrize("of_times", [False, True])
+def test_damaged_values(of_times: bool, tmp_path: Path) -> None:
+    """An odd value at any place of an exported file is read, or refused in one line."""
+    layers, refused = classic(), 0
+    base: Any = profile_of(layers, [0.25, 1.0, 2.0, 0.5]) if of_times else layers
+    path, names = tmp_path / "file.json", [layer["Name"] for layer in layers["Layers"]]
+    for place in places_in(base):
+        for value in ODD:
+            content = copy.deepcopy(base)
+            inner = content
+            for key in place[:-1]:
+                inner = inner[key]
+            inner[place[-1]] = value
+            path.write_text(json.dumps(content))
+            try:
+                assert len(read_times(path, names) if of_times else read_layers(path)) > 0
+            except DataError as error:
+                assert "\n" not in str(error) and len(str(error)) < 300
+                refused += 1
+    assert of_times or refused > 5  # a row without a time is left out
+    path.write_text('{"Layers": [{"Name": "\\ud800"}]}')
+    with pytest.raises(DataError, match="is not valid json"):
+        read_layers(path)
 
 
 def test_beside_the_noise(model: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,17 @@ import onnxruntime
 import pytest
 import torch
 from builders import build, weights
-from genai_folders import CONTEXT, WORDS, decoder, feeds, write_folder
+from genai_folders import CACHE_HEADS, CONTEXT, HEAD_SIZE, WORDS, decoder, feeds, write_folder
 
 import onnxfq
+from onnxfq.choices import WeightForm
 from onnxfq.cli.main import main
 from onnxfq.data.texts import TextTokens, read_texts
 from onnxfq.errors import OnnxfqError
+from onnxfq.interchange.genai_folder import GenaiFolder
 from onnxfq.metrics import perplexity
 from onnxfq.runtime.session import Session
+from onnxfq.targets.genai.weight_forms import with_weight_form
 
 PRODUCT = "g (float[N,K] x) => (float[] y) { y = MatMul (x, w) }"
 
@@ -63,6 +67,55 @@ def test_values(inner: int, scheme: dict[str, object], rounded: bool) -> None:
     wanted = Session(result.simulation, exact=True).run({"x": x})[0]
     # The kernels sum floats in another order.
     np.testing.assert_allclose(run_plain(result.qdq, {"x": x})[0], wanted, atol=2e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("form", ["qdq", "qdq-transpose"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        {"qtype": "int4"},
+        {"qtype": "uint4", "symmetric": False, "block_size": 64},
+        {"qtype": "int8", "block_size": 128},
+    ],
+    ids=str,
+)
+def test_weights_in_pairs(form: WeightForm, scheme: dict[str, object]) -> None:
+    """ONNX Runtime computes the simulation's values from both forms, of an older opset too.
+
+    Without its optimisations, which make MatMulNBits of the pairs and round the inputs.
+    """
+    proto = build(PRODUCT, {"w": weights(256, 24)})
+    x = np.random.default_rng(0).normal(size=(7, 256)).astype(np.float32)
+    chosen = with_weight_form(recipe(True, **scheme), form)
+    result = onnxfq.quantize(proto, [{"x": x}], recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None))
+    kinds = [node.op_type for node in result.qdq.graph.node]
+    assert kinds == ["DequantizeLinear", *(["Transpose"] if form == "qdq-transpose" else []), "MatMul"]
+    sizes = {one.name: list(one.dims) for one in result.qdq.graph.initializer}
+    assert sizes[result.qdq.graph.node[0].input[0]] == ([24, 256] if form == "qdq-transpose" else [256, 24])
+    wanted, found = (Session(one, exact=True).run({"x": x})[0] for one in (result.simulation, result.qdq))
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_weight_form_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--weight-form` writes a folder that runs, its cache in int8 too; other targets refuse it."""
+    source, made = write_folder(tmp_path / "float"), tmp_path / "rtx"
+    rows = feeds(6)
+    tokens = tmp_path / "tokens.npz"
+    np.savez(tokens, **{name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
+    line = ["quantize", str(source), "--data", str(tokens), "-o", str(made), "--weight-form", "qdq-transpose"]
+    assert main([*line, "--recipe", "genai-int4", "--kv", "int8"]) == 0
+    kinds = [node.op_type for node in onnx.load(made / "model.onnx").graph.node]
+    assert kinds.count("Transpose") == kinds.count("DequantizeLinear") == 6 == kinds.count("MatMul")
+    cache = np.zeros((1, CACHE_HEADS, 0, HEAD_SIZE), np.int8)
+    feed = {name: cache if "past" in name else value for name, value in rows[0].items()}
+    session = onnxruntime.InferenceSession(made / "model.onnx")
+    assert session.get_inputs()[2].type == "tensor(int8)" and np.isfinite(session.run(None, feed)[0]).all()
+    capsys.readouterr()
+    assert main([*line[:4], "-o", str(tmp_path / "no"), *line[6:], "--recipe", "tensorrt-int4"]) == 1
+    assert "has one form of weights" in capsys.readouterr().err
+    with pytest.raises(OnnxfqError, match="have inputs in float"):
+        proto = build(PRODUCT, {"w": weights(64, 64)})
+        onnxfq.make_plan(onnxfq.load(proto), recipe(True).override(target="genai-qdq"))
 
 
 @pytest.mark.parametrize("name", ["genai-int4", "genai-int8"])
@@ -215,6 +268,12 @@ BROKEN = {
     "no data file": lambda folder: (folder / "model.onnx.data").unlink(),
     "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
     "wrong tokenizer": lambda folder: (folder / "tokenizer.json").write_text("{}"),
+    "adapters": lambda folder: add_adapter(folder),
+    "a shard is missing": lambda folder: shard(folder)[1].unlink(),
+    **{
+        f"4 GB of zeros as {name}": lambda folder, name=name: os.truncate(folder / name, 4 << 30)
+        for name in ("genai_config.json", "tokenizer.json", "model.onnx")
+    },
 }
 
 
@@ -223,6 +282,41 @@ def rename(folder: Path, name: object, field: str = "filename") -> None:
     config = json.loads((folder / "genai_config.json").read_text())
     config["model"]["decoder"][field] = name
     (folder / "genai_config.json").write_text(json.dumps(config))
+
+
+def add_adapter(folder: Path) -> None:
+    """Give the decoder an input for the weights of a LoRA adapter."""
+    proto = onnx.load(folder / "model.onnx", load_external_data=False)
+    low_rank = onnx.helper.make_tensor_value_info("lora_A", onnx.TensorProto.FLOAT, [32, "rank"])
+    proto.graph.input.append(low_rank)
+    proto.graph.node.append(onnx.helper.make_node("Identity", ["lora_A"], ["unused"]))
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())
+
+
+def shard(folder: Path) -> list[Path]:
+    """Move each large tensor of the decoder to its own data file; return the files."""
+    proto, files = onnx.load(folder / "model.onnx"), []
+    (folder / "model.onnx.data").unlink()
+    for number, tensor in enumerate(t for t in proto.graph.initializer if len(t.raw_data) > 1000):
+        files.append(folder / f"shard {number}.data")
+        files[-1].write_bytes(tensor.raw_data)
+        onnx.external_data_helper.set_external_data(tensor, files[-1].name)
+        tensor.ClearField("raw_data")
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())
+    return files
+
+
+def test_shards(tmp_path: Path) -> None:
+    """A decoder with several data files gives the same folder as with one, and none of them is copied."""
+    made = []
+    for change in (lambda folder: None, shard):
+        source = write_folder(tmp_path / f"float {len(made)}")
+        change(source)
+        made.append(tmp_path / f"int8 {len(made)}")
+        onnxfq.quantize(source, feeds(4), made[-1], recipe="genai-int8")
+    assert {one.name for one in made[1].iterdir()} == {one.name for one in made[0].iterdir()}
+    products = [run_plain(onnx.load(one / "model.onnx"), feeds(1)[0])[0] for one in made]
+    np.testing.assert_array_equal(*products)
 
 
 def link_out(folder: Path) -> None:
@@ -260,6 +354,20 @@ def test_wrong_texts(name: str, content: bytes, reason: str, tmp_path: Path) -> 
     (tmp_path / name).write_bytes(content)
     with pytest.raises(OnnxfqError, match=reason):
         read_texts(tmp_path / name)
+
+
+def test_texts_of_few_words_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Four words are too few for a decoder of 32 numbers a token, and enough for one of 4."""
+    folder = write_folder(tmp_path / "float")
+    decoder_file = GenaiFolder.read(folder)
+    texts = tmp_path / "t.txt"
+    texts.write_text("once upon a once upon a time")
+    assert len(decoder_file.feeds(texts)) == 1
+    assert "has 4 different tokens, fewer than the 32 numbers of hidden_size" in caplog.text
+    caplog.clear()
+    rename(folder, 4, "hidden_size")
+    GenaiFolder.read(folder).feeds(texts)
+    assert not caplog.text
 
 
 def test_windows(tmp_path: Path) -> None:

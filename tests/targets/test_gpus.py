@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import feed_for, linear
+from builders import build, feed_for, linear
 
 import onnxfq
 from onnxfq.cli.main import main
@@ -167,6 +167,15 @@ def test_dla() -> None:
     assert "input 'x' has open dimensions" in found["narrow"] and "dilations is 33" in found["far"]
     assert "kernel_shape is 9, and DLA takes 1 to 8" in found["wide"] and "it has no Erf" in found["curve"]
     assert not [f for f in onnxfq.check(model, gpus=["orin"]).findings if f.rule == "dla"]
+
+
+@pytest.mark.parametrize(("shape", "axis"), [("4096,4,8192", 0), ("4097,4,8", 0), ("1,4,8193", 2)])
+def test_dla_has_limits_of_size(shape: str, axis: int) -> None:
+    """DLA takes up to 4096 samples, and up to 8192 of any other size (NVIDIA, DLA restrictions)."""
+    model = build(f"g (float[{shape}] x) => (float[{shape}] y) {{ [act] y = Relu (x) }}")
+    told = [f.message for f in onnxfq.check(model, gpus=["dla"]).findings if f.rule == "dla"]
+    assert len(told) == (shape != "4096,4,8192")
+    assert all(f"along axis {axis}" in message for message in told)
 
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

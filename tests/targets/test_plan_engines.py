@@ -45,7 +45,7 @@ def plan_before(proto: onnx.ModelProto, recipe: str, monkeypatch: pytest.MonkeyP
     """Return the Q/DQ model of the plan without the rules about short runs, attention and light weights."""
     without = load_recipe(recipe).override(unfused_attention="quantize", least_weight_bytes=0)
     with monkeypatch.context() as patch:
-        patch.setattr(stages_plan, "leave_out_short_runs", lambda decisions, nodes, op_types: decisions)
+        patch.setattr(stages_plan, "leave_out_short_runs", lambda decisions, *_: decisions)
         return unmeasured(proto, without, "fp16")
 
 

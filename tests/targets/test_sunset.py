@@ -1,13 +1,12 @@
 """Each rewrite for TensorRT is still needed: without it the real builder refuses or loses the kernel.
 
-A failing test here means that a rewrite can go. The planted cases of `shared-constant`, `recurrent-cast`,
-`dynamic-rank` and `attention-parts` say the same of `separate_constants`, of casts in front of loops, of rows
-of block formats and of joined pairs; `test_short_runs.py` and `test_attention_policy.py` say it of short runs
-and of attention in float.
+A failing test here means that a rewrite can go. `SUNSETS` names the test of each, here or among the planted
+cases.
 """
 
 from __future__ import annotations
 
+import ast
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,9 +15,11 @@ import onnx
 import pytest
 from builders import build, stage, weights
 from engines import build_all, counts, unmeasured
+from planted import CASES
 
 import onnxfq
 from onnxfq.errors import OnnxfqError
+from onnxfq.graph.normalize.write_out_functions import WRITTEN_OUT
 from onnxfq.passes.insert_qdq import with_qdq
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement import float_casts
@@ -28,6 +29,7 @@ from onnxfq.targets import tensorrt
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.builder.layers import parse_layers
+from onnxfq.targets.tensorrt.rewrites import split_projections
 from onnxfq.targets.tensorrt.rewrites.block_formats import block_writer
 
 needs_builder = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
@@ -37,11 +39,51 @@ MEASURED = "1.7.1"
 BARE = QdqForm(block_writer)
 """TensorRT's operators without edits of the graph or functions."""
 
+REWRITES = Path(tensorrt.__file__).parent / "rewrites"
+SUNSETS = {
+    "block_writer": "e8m0 scales",
+    "count_padding": "test_pools_without_padding_run_in_float",
+    "divide_products": "test_whole_projections_lose_their_weight",
+    "give_axes_back": "float4 of four axes",
+    "insert_block_format": "e8m0 scales",
+    "make_rows": "float4 of four axes",
+    "match_packed": "test_packed_projections_lose_their_weight",
+    "move_guards": "test_guards_prevent_fusion",
+    "multiplies_rows": "float4 of four axes",
+    "part_results": "test_a_loop_carries_no_product_in_low_precision",
+    "separate_constants": "constant of both branches",
+    "with_mxfp8_functions": "test_onnxruntime_lacks_the_operators",
+    # Elsewhere: loading, the plan, casts.
+    "lower_labels": "upper-case labels beside a Conv",
+    "name_nodes": "two nodes of one name",
+    "write_out_attention": "Attention operator",
+    "write_out_functions": "test_operators_that_are_written_out",
+    "join_pairs": "a pair for each part",
+    "decide_attentions": "test_a_factor_behind_attention_prevents_fusion",
+    "_wants_no_cast": "Cast in front of an LSTM",
+    "_keeps_float32": "ConvTranspose in bfloat16",
+    "_keep_whole_products": "test_scales_of_two_types_are_refused",
+}
+"""Function that rewrites -> a test of this file, or a planted case that the builder refuses or floats."""
+
 
 @needs_builder
 def test_the_release_is_the_measured_one() -> None:
     """With another release all tests of this file are due: each that fails names a rewrite that can go."""
     assert version("tensorrt_rtx").startswith(MEASURED), "run this file, drop what fails, and set MEASURED"
+
+
+def test_every_rewrite_has_one() -> None:
+    """Each public function of the rewrites has a sunset test, and each name stands for one."""
+    functions = {
+        node.name
+        for path in REWRITES.glob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    }
+    assert len(functions) > 8 and not functions - SUNSETS.keys()
+    lost = {case.name for case in CASES if case.real not in ("", "low", "weight-only")}
+    assert not {test for test in SUNSETS.values() if test not in lost and test not in globals()}
 
 
 @needs_builder
@@ -118,6 +160,33 @@ def test_whole_projections_lose_their_weight(tmp_path: Path) -> None:
     assert rows["rewritten"] == {"MatMul weight-only as weight-only": 4}
 
 
+@needs_builder
+def test_packed_projections_lose_their_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`match_packed`: nor is one with a bias that is reshaped first, as of vision transformers in half."""
+    proto = build(
+        """g (float[N,197,192] x) => (float[N,197,192] y) {
+        [qkv] f0 = MatMul (x, w) f = Add (b, f0) h = Reshape (f, pack) t = Transpose <perm = [2,0,3,1,4]> (h)
+        q = Gather <axis = 0> (t, n0) k = Gather <axis = 0> (t, n1) v = Gather <axis = 0> (t, n2)
+        k1 = Transpose <perm = [0,1,3,2]> (k) [scores] s = MatMul (q, k1) p = Softmax <axis = -1> (s)
+        [mix] m = MatMul (p, v) u = Transpose <perm = [0,2,1,3]> (m) j = Reshape (u, joined)
+        [out] y = MatMul (j, wo) }""",
+        {
+            **{"w": weights(192, 576), "b": weights(576), "wo": weights(192, 192)},
+            **{f"n{part}": np.asarray(part) for part in range(3)},
+            "pack": np.asarray([0, 197, 3, 3, 64]),
+            "joined": np.asarray([0, 197, 192]),
+        },
+        opset=18,
+    )
+    models = {"rewritten": unmeasured(proto, "tensorrt-int8-weights", "fp16")}
+    monkeypatch.setattr(split_projections, "match_packed", lambda *_: None)
+    models["plain"] = unmeasured(proto, "tensorrt-int8-weights", "fp16")
+    reports = build_all(tmp_path, models)
+    rows = {name: counts(models[name], reports[name])["SM89"] for name in models}
+    assert rows["plain"]["MatMul float as weight-only"] == 1
+    assert rows["rewritten"]["MatMul weight-only as weight-only"] == 4
+
+
 def test_onnxruntime_lacks_the_operators() -> None:
     """`with_mxfp8_functions`: ONNX Runtime runs TensorRT's MXFP8 operators by their functions only."""
     staged = stage(attention(guarded=False), "tensorrt-mxfp8")
@@ -182,3 +251,29 @@ def test_scales_of_two_types_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
         for name, reports in build_all(tmp_path, {"plain": plain, "rewritten": rewritten}).items()
     }
     assert built == {"plain": False, "rewritten": True}
+
+
+NEWER = {
+    "Attention": ("[1,2,4,8]", "y = Attention (x, x, x)"),
+    "CausalConvWithState": ("[1,4,8]", "y, state = CausalConvWithState (x, w)"),
+    "LinearAttention": ("[1,4,16]", "y = LinearAttention <q_num_heads = 2, kv_num_heads = 2> (x, x, x)"),
+    "SwiGLU": ("[2,8]", "y = SwiGLU (x, x)"),
+    "Swish": ("[2,8]", "y = Swish (x)"),
+}
+"""Operator of opset 23 and later -> shape and text of a model of it."""
+
+
+@needs_builder
+@pytest.mark.parametrize("op", sorted(WRITTEN_OUT))
+def test_operators_that_are_written_out(op: str, tmp_path: Path) -> None:
+    """`write_out_functions`: the builder or ONNX Runtime takes none of these operators as it is."""
+    shape, text = NEWER[op]
+    weight = {"w": weights(4, 1, 3)} if op == "CausalConvWithState" else {}
+    proto = build(f"g (float{shape} x) => (float{shape} y) {{ {text} }}", weight, opset=27, ir=13)
+    report = next(iter(build_all(tmp_path, {"plain": proto})["plain"].values()))
+    try:
+        Session(proto, 1)
+        runs = True
+    except OnnxfqError:
+        runs = False
+    assert not (runs and report.built)

@@ -7,6 +7,8 @@ the same to a digit whatever the others are, so that batches and order of the da
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,8 @@ _DIGIT = 28
 """Bits of a digit: 2^25 of them have an exact sum in float64."""
 _LOWEST = -308
 """Exponent of the lowest digit; squares of float32 are at least 2^-298."""
+_BLOCK = 1 << 16
+"""Values whose digits are found at once, for a processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +70,24 @@ class ChannelMoments:
 
 def _of_feed(observed: ObservedInput, x: NDArray[np.float32], feed: int) -> ChannelMoments:
     """Return the moments of one feed; NaN and infinities count as 0."""
-    rows = np.moveaxis(x, observed.view.channel_axis, -1)
-    rows = rows.reshape(-1, rows.shape[-1])
-    squares = np.square(np.where(np.isfinite(rows), rows, 0), dtype=np.float64)
-    largest = squares.max(axis=0, initial=0.0)
-    nonzeros, digits = np.count_nonzero(squares, axis=0), []
-    for number in (0, 1):
-        exponent = _exponent(_place(largest) - number)
-        digit = np.floor(squares * np.ldexp(1.0, -exponent))
-        digits.append(digit.sum(axis=0).astype(np.int64))
-        squares -= digit * np.ldexp(1.0, exponent)
-    return ChannelMoments(np.sqrt(largest), nonzeros, np.stack(digits), np.asarray(len(rows)))
+    axis = observed.view.channel_axis % x.ndim
+    shape = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
+    values = np.where(np.isfinite(x), x, np.float32(0)).reshape(shape)
+    amax = np.abs(values).max(axis=(0, 2), initial=0.0).astype(np.float64)
+    units = np.ldexp(1.0, -_exponent(_place(np.square(amax))))[:, None]
+    squares = np.zeros((2, shape[1]), np.int64)
+    wide = max(min(_BLOCK // max(shape[2], 1), shape[1]), 1)
+    high = max(_BLOCK // max(wide * shape[2], 1), 1)
+    for row, channel in product(range(0, shape[0], high), range(0, shape[1], wide)):
+        part = slice(channel, channel + wide)
+        rest = np.square(values[row : row + high, part], dtype=np.float64) * units[part]
+        digit = np.floor(rest)
+        squares[0, part] += digit.sum(axis=(0, 2)).astype(np.int64)
+        rest -= digit
+        squares[1, part] += np.floor(rest * 2.0**_DIGIT).sum(axis=(0, 2)).astype(np.int64)
+    return ChannelMoments(
+        amax, np.count_nonzero(values, axis=(0, 2)), squares, np.asarray(shape[0] * shape[2])
+    )
 
 
 def _place(squares: NDArray[np.float64]) -> NDArray[np.int32]:

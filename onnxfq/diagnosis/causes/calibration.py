@@ -22,6 +22,23 @@ A_BIT = 0.75
 # Mean and deviation of ImageNet's pixels in 0..1, the usual ones (torchvision's documentation).
 _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
+_UNITS = {
+    "0..1": (0.0, 1.0),
+    "-1..1": (0.5, 0.5),
+    "bytes": (0.0, 1 / 255),
+    "bytes around 0": (0.5, 1 / 255),
+    "16 bits": (0.5, 0.5 / 32768),
+}
+# How pictures and sounds are stored: the value of their middle or zero in 0..1, and of one.
+
+_NORMALIZED = "mean and deviation taken out"
+
+NEAR = 0.05
+"""How far values of 0..1 may lie outside, for filters that overshoot."""
+
+USED = 0.5
+"""Part of 0..1 that the largest value may leave unused."""
+
 Transform = Callable[[NDArray[Any]], NDArray[Any]]
 
 
@@ -48,7 +65,7 @@ def find_other_preprocessing(patient: Patient) -> Iterator[Suspicion]:
         patient,
         "preprocessing",
         f"the file was calibrated on other values: its {len(readings)} ranges are {100 * before:.0f} % off "
-        f"those of the data, and {100 * misfits[name]:.0f} % if the data is {name}",
+        f"those of the data, and {100 * misfits[name]:.0f} % for data {name}",
         tensor=inputs[0],
         is_certain=True,
     )
@@ -113,24 +130,25 @@ def _apply(feed: Feed, transform: Transform) -> Feed:
 
 
 def _transforms(patient: Patient) -> dict[str, Transform]:
-    """Return the usual preprocessings that may have been left out or added, by what is said of them."""
-    found: dict[str, Transform] = {
-        "multiplied by 255": lambda x: x * 255,
-        "divided by 255": lambda x: x / 255,
-        "in -1..1 in place of 0..1": lambda x: x * 2 - 1,
-        "in 0..1 in place of -1..1": lambda x: (x + 1) / 2,
-        "in -1..1 in place of bytes": lambda x: x / 127.5 - 1,
-        "in bytes in place of -1..1": lambda x: (x + 1) * 127.5,
-    }
-    arrays = [array for array in patient.feeds[0].values() if array.dtype.kind == "f"]
-    for axis in (1, 3):
-        if not arrays or not all(array.ndim == 4 and array.shape[axis] == 3 for array in arrays):
-            continue
+    """Return other preprocessings that the data may have, as far as its values tell."""
+    found: dict[str, Transform] = {}
+    arrays = [array for feed in patient.feeds for array in feed.values() if array.dtype.kind == "f"]
+    axis = next((at for at in (1, 3) if all(a.ndim == 4 and a.shape[at] == 3 for a in arrays)), None)
+    units: dict[str, tuple[Any, Any]] = dict(_UNITS)
+    if arrays and axis is not None:
         shape = [3 if at == axis else 1 for at in range(4)]
-        mean, deviation = np.reshape(_MEAN, shape), np.reshape(_DEVIATION, shape)
-        found |= {
-            "without mean and deviation": lambda x, m=mean, d=deviation: x * d + m,  # type: ignore[misc]
-            "with mean and deviation taken out": lambda x, m=mean, d=deviation: (x - m) / d,  # type: ignore[misc]
-            "with channels in the other order": lambda x, a=axis: np.flip(x, a),  # type: ignore[misc]
-        }
+        units[_NORMALIZED] = np.reshape(_MEAN, shape), np.reshape(_DEVIATION, shape)
+        found["with channels in the other order"] = lambda x, a=axis: np.flip(x, a)  # type: ignore[misc]
+    for own, (mean, width) in units.items():
+        if all(_is_unit(array * width + mean) for array in arrays):
+            for other, (shift, size) in units.items():
+                if other != own:
+                    found[f"{other} in place of {own}"] = (
+                        lambda x, m=mean, w=width, s=shift, d=size: (x * w + m - s) / d  # type: ignore[misc]
+                    )
     return found
+
+
+def _is_unit(values: NDArray[Any]) -> bool:
+    """Tell whether values lie in 0..1 and use a good part of it; filters overshoot a bit."""
+    return bool(-NEAR <= values.min() and 1 - USED <= values.max() <= 1 + NEAR)

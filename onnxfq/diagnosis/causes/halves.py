@@ -13,9 +13,9 @@ from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.graph.signature import with_outputs
-from onnxfq.interchange.quantized_models.number_grids import attributes_of
 from onnxfq.runtime.session import Session
 
 LARGEST = 65504.0

@@ -27,8 +27,8 @@ APART = 0.1
 BETTER = 0.5
 """Part of the misfit that the right preprocessing leaves at most."""
 
-TRIED = 4
-"""Samples on which a preprocessing is tried."""
+TRIED = 16
+"""Samples on which a preprocessing is tried: fewer move the ranges as much as the order of the channels."""
 
 LEAVING = 0.1
 """How far values leave a range, over their width, to be unlike the ones that calibrated it."""
@@ -38,6 +38,9 @@ OUTLYING = 3.0
 
 MINOR = 0.05
 """Share of the noise that a scale alone makes, from which it can be a cause by its harm."""
+
+MEASURED = 8
+"""Tensors whose harm is measured, those that lose most by themselves; others are faults if certain."""
 
 SHIFTED = 0.1
 """Move of both ends to one side, over the width of the values, that no other draw of samples makes."""
@@ -59,19 +62,23 @@ def find_ranges(patient: Patient) -> Iterator[Suspicion]:
     readings = [RangeReading.of(group, patient.group_values(group)) for group in patient.groups]
     misfits = [r.misfit for r in readings]
     shifts = [abs(r.shift) for r in readings]
+    found = []
     for reading in readings:
-        if reading.values.power == 0.0:
-            continue
         others = [other.ratio for other in readings if other is not reading]
-        kind, evidence, is_certain = _explain(reading, others, typical(misfits), typical(shifts))
-        if kind and (is_certain or patient.share(reading.numbers) >= MINOR):
+        if reading.values.power:
+            found.append((reading, *_explain(reading, others, typical(misfits), typical(shifts))))
+    found.sort(key=lambda row: row[0].excess, reverse=True)
+    found = [row for row in found if row[1]]
+    for place, (reading, kind, evidence, is_certain) in enumerate(found):
+        is_measured = place < MEASURED
+        if is_certain or (is_measured and patient.share(reading.numbers) >= MINOR):
             other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
             if other is not None and patient.are_tied(reading.numbers, other.numbers):
                 continue
             if other is not None:
                 kind = "foreign_parameters"
                 evidence += f"; its scale and zero point are those of {other.quantizer.tensor!r}"
-            yield _suspect(patient, reading, kind, evidence, is_certain)
+            yield _suspect(patient, reading, kind, evidence, is_certain, is_measured)
 
 
 def _explain(
@@ -125,13 +132,13 @@ def _owner(reading: RangeReading, readings: Sequence[RangeReading]) -> RangeRead
 
 
 def _suspect(
-    patient: Patient, reading: RangeReading, kind: str, evidence: str, is_certain: bool
+    patient: Patient, reading: RangeReading, kind: str, evidence: str, is_certain: bool, is_measured: bool
 ) -> Suspicion:
     quantizer = reading.quantizer
     is_input = any(value.name == quantizer.tensor for value in patient.proto.graph.input)
     if is_input and kind in ("wide_range", "clipping"):
         kind, evidence = "preprocessing", f"the input was calibrated on other values: {evidence}"
-    fit, harm = choose_fit(patient, reading)
+    fit, harm = choose_fit(patient, reading) if is_measured else (reading.fits[1], 0.0)
     return Suspicion(
         kind=kind,
         evidence=evidence,

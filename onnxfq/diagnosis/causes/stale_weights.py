@@ -53,7 +53,7 @@ def _channel_factors(patient: Patient, number: int, name: str) -> NDArray[np.flo
     assert patient.board is not None and patient.floats is not None
     products = squares = mine = 0.0
     for feed in patient.choosing:
-        (have,) = patient.board.run(feed, patient.board.nothing, [patient.board.inner[number]])
+        (have,) = patient.inner(feed, [patient.form.activations[number]])
         (want,) = patient.floats.run(feed, [name])
         if have.shape != want.shape or have.ndim < 2:
             return None

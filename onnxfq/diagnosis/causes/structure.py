@@ -107,7 +107,10 @@ def _readers_of_pair(index: GraphIndex, tensor: str) -> list[onnx.NodeProto]:
 
 
 def find_missing(patient: Patient) -> Iterator[Suspicion]:
-    """Yield sums that read a tensor in float although it has a pair, where other sums read pairs."""
+    """Yield sums that read a tensor in float although it has a pair.
+
+    Either other sums read pairs, or a kernel would compute the sum with the layer in front if it had one.
+    """
     index = patient.index
     pairs = _pairs_by_tensor(patient)
     sums = [n for n in index.nodes if n.op_type == "Add" and all(name in index.makers for name in n.input)]
@@ -116,8 +119,9 @@ def find_missing(patient: Patient) -> Iterator[Suspicion]:
         floats = [name for name in node.input if not _is_pair(index, name)]
         beside = [name for name in floats if name in pairs]
         is_bare = len(floats) == len(node.input)
-        is_quantized = any(r.op_type == "QuantizeLinear" for r in index.readers.get(node.output[0], ()))
-        if not beside or not (is_bare or (is_quantized and 2 * len(full) >= len(sums) - 1)):
+        is_fused = is_bare and any(index.makers[n].op_type in _LAYERS for n in floats if n not in beside)
+        has_others = not is_bare and _is_quantized(index, node) and 2 * len(full) >= len(sums) - 1
+        if not beside or not (is_fused or has_others):
             continue
         name = beside[-1]
         yield Suspicion(
@@ -169,6 +173,14 @@ def find_shifted(patient: Patient) -> Iterator[Suspicion]:
             node=node,
             is_certain=True,
         )
+
+
+def _is_quantized(index: GraphIndex, node: onnx.NodeProto) -> bool:
+    """Tell whether the result of a node is quantized, behind a Relu or not."""
+    readers = index.readers.get(node.output[0], ())
+    return any(
+        r.op_type == "QuantizeLinear" or (r.op_type in FUSED and _is_quantized(index, r)) for r in readers
+    )
 
 
 def _is_pair(index: GraphIndex, name: str) -> bool:

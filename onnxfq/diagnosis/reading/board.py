@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
+from onnx import numpy_helper
 
 from onnxfq.data import Feed
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, SwitchedForm
 from onnxfq.diagnosis.reading.values import GridFit
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
 from onnxfq.runtime.session import Session
@@ -82,7 +85,9 @@ class Board:
         self.inner = [q.plain for q in form.activations]
         names = dict.fromkeys((*self.outputs, *self.inner))
         self._session = Session(with_outputs(form.proto, names), threads)
-        self._tensors = {tensor.name: tensor for tensor in form.proto.graph.initializer}
+        self._names, self._threads = names, threads
+        self._plain: Session | None = None
+        self._embedded: Mapping[str, NDArray[Any]] = {}
         self.limits: dict[int, Limit] = {}
 
     @property
@@ -94,13 +99,27 @@ class Board:
         """Return the change that leaves all other activations in float."""
         return Change(off=self.nothing.off - frozenset(numbers))
 
+    def embed(self, constants: Mapping[str, NDArray[Any]]) -> None:
+        """Take constants for granted in the session without quantizers."""
+        self._embedded, self._plain = constants, None
+
+    def _plain_session(self) -> Session:
+        """Return the session without quantizers, far faster because its constants are not inputs."""
+        if self._plain is None:
+            proto = without_quantizers(self.form, self._embedded)
+            self._plain = Session(with_outputs(proto, self._names), self._threads)
+        return self._plain
+
     def run(self, feed: Feed, change: Change, names: Sequence[str] | None = None) -> list[NDArray[Any]]:
         """Return the outputs, or the tensors of these names, of one feed."""
         wanted = self.outputs if names is None else list(names)
         if not wanted:  # to ONNX Runtime no names are all names
             return []
         given: dict[str, Any] = dict(feed)
-        for number in change.off:
+        known = self._embedded.items()
+        is_plain = len(change.off) == len(self.inner) and len(known) == len(change.constants)
+        is_plain &= all(change.constants.get(name) is values for name, values in known)
+        for number in () if is_plain else change.off:
             given[self.form.activations[number].switch] = np.asarray(False)
         for number, fit in change.grids.items():
             quantizer = self.form.activations[number]
@@ -110,6 +129,8 @@ class Board:
             quantizer = self.form.activations[number]
             for letter, end in (("low", low), ("high", high)):
                 given[f"{quantizer.limit_input}/{letter}"] = np.asarray(end, quantizer.grid.floats)
+        if is_plain:
+            return self._plain_session().run(given, wanted)
         given.update(change.constants)
         return self._session.run(given, wanted)
 
@@ -119,6 +140,33 @@ class Board:
         """Return the error of a change against the reference outputs of the same feeds."""
         runs = (self.run(feed, change) for feed in feeds)
         return Noise(tuple(map(_ratio, sum_errors(references, runs))))
+
+
+def without_quantizers(form: SwitchedForm, constants: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
+    """Return the form without its quantizers and with these constants, where limits alone are inputs."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(form.proto)
+    graph = proto.graph
+    real = {quantizer.output: quantizer.real for quantizer in form.activations}
+    parts = {f"{output.removesuffix('out')}{part}" for output in real for part in ("q", "clipped", "dq")}
+    for node in list(graph.node):
+        if node.output and node.output[0] in real.keys() | parts:
+            graph.node.remove(node)
+            continue
+        for slot, name in enumerate(node.input):
+            while name in real:
+                name = real[name]
+            node.input[slot] = name
+    for tensor in graph.initializer:
+        if tensor.name in constants:
+            values = np.asarray(constants[tensor.name], tensor_array(tensor).dtype)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    kept = {quantizer.limit_input for quantizer in form.activations}
+    defaults = {tensor.name for tensor in graph.initializer}
+    inputs = [v for v in graph.input if v.name not in defaults or v.name.rpartition("/")[0] in kept]
+    del graph.input[:]
+    graph.input.extend(inputs)
+    return proto
 
 
 def sum_errors(

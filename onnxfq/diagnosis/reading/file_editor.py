@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from onnx import helper
 
 from onnxfq.diagnosis.reading.graph_editor import GraphEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
 from onnxfq.diagnosis.reading.stored_weight import RequantizedWeight, is_per_axis
 from onnxfq.diagnosis.reading.values import GridFit
-from onnxfq.interchange.quantized_models.number_grids import input_name
+from onnxfq.graph.node_fields import input_name
 
 _INTEGER_BIASES = {"QGemm": 6, "QLinearConv": 8}
 # Op type -> the slot of its int32 bias, in units of the product of both scales.
@@ -41,6 +42,15 @@ class FileEditor(GraphEditor):
                         node.input[slot + 1] = name
                     elif read == scale:
                         node.input.append(name)
+
+    def divide(self, quantizer: ActivationQuantizer, factors: NDArray[np.float32]) -> None:
+        """Divide the channels of a tensor by factors, of a shape that broadcasts, in front of its pair."""
+        node = next(node for node in self.graph.node if node.name == quantizer.node)
+        name = self.add(f"{quantizer.tensor}/factors", (1 / factors).astype(quantizer.grid.floats))
+        divided = self.names.claim(f"{quantizer.tensor}/divided")
+        mul = helper.make_node("Mul", [node.input[0], name], [divided], divided)
+        self.graph.node.insert(list(self.graph.node).index(node), mul)
+        node.input[0] = divided
 
     def set_weight(self, constant: StoredConstant, weight: RequantizedWeight) -> None:
         """Give a stored weight other numbers and scales; the biases of its readers keep their real values."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
-from operator import add
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ class Patient:
             return
         guessed = guess_limits(self.form, self.form_index)
         if self.floats is not None:
-            self.floats.match(self.board, self.feeds[:2], keeps_relus=keeps_relus(self.form_index))
+            self.floats.match(self.board, self.feeds[:2], keeps_relus=keeps_relus(self.form, self.form_index))
             guessed = {n: ends for n, ends in guessed.items() if n not in self.floats.tensors}
             guessed |= self.floats.limits(self.form)
         self.board.limits = guessed
@@ -85,12 +84,12 @@ class Patient:
 
     @cached_property
     def references(self) -> dict[int, list[NDArray[Any]]]:
-        """The outputs in float of every feed, by its identity."""
-        board = self._measured
+        """The outputs in float of each feed that measures, by its identity."""
+        board, feeds = self._measured, [*self.choosing, *self.proving]
         if self.floats is None:
-            return {id(feed): board.run(feed, board.nothing | self.cured) for feed in self.feeds}
+            return {id(feed): board.run(feed, board.nothing | self.cured) for feed in feeds}
         names = self.floats.match_outputs(self.form, board.outputs)
-        return {id(feed): self.floats.run(feed, names) for feed in self.feeds}
+        return {id(feed): self.floats.run(feed, names) for feed in feeds}
 
     @property
     def _measured(self) -> Board:
@@ -136,20 +135,33 @@ class Patient:
         """
         board = self._measured
         change = board.nothing | self.cured if change is None else board.nothing | self.cured | change
-        rows = [board.run(feed, change, board.inner) for feed in feeds]
+        replaced: dict[int, str] = {}
         if self.floats is not None and not self.is_faithful:
-            names = [self.floats.tensors.get(q.number) for q in self.form.activations]
-            known = [name for name in names if name is not None]
-            for row, feed in zip(rows, feeds, strict=True):
-                floats = dict(zip(known, self.floats.run(feed, known), strict=True))
-                row[:] = [floats.get(name or "", array) for name, array in zip(names, row, strict=True)]
-        return [
-            TensorValues.of([self._limited(q, row[q.number]) for row in rows], self._channels_last(q))
-            for q in self.form.activations
-        ]
+            replaced = self.floats.tensors
+        parts: list[list[TensorValues]] = [[] for _ in self.form.activations]
+        for feed in feeds:  # of a large network the tensors of all feeds at once fill the memory
+            row = board.run(feed, change, board.inner)
+            if replaced and self.floats is not None:
+                arrays = self.floats.run(feed, list(replaced.values()))
+                for number, array in zip(replaced, arrays, strict=True):
+                    row[number] = array
+            for quantizer, array in zip(self.form.activations, row, strict=True):
+                one = TensorValues.of(self._limited(quantizer, array), self._channels_last(quantizer))
+                parts[quantizer.number].append(one)
+        return [TensorValues.over(part) for part in parts]
+
+    def inner(self, feed: Feed, quantizers: Sequence[ActivationQuantizer]) -> list[NDArray[Any]]:
+        """Return the tensors in front of quantizers for one feed, in float."""
+        board = self._measured
+        names = [board.inner[one.number] for one in quantizers]
+        return board.run(feed, board.nothing | self.cured, names)
 
     def _limited(self, quantizer: ActivationQuantizer, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the values that count: those that a Relu removes behind the quantizer need no range."""
         low, high = self._measured.limits.get(quantizer.number, (-math.inf, math.inf))
+        readers = self.readers(quantizer)
+        if readers and all(node.op_type == "Relu" for node in readers):
+            low = max(low, 0.0)
         return np.clip(array, low, high) if (low, high) != (-math.inf, math.inf) else array
 
     def _channels_last(self, quantizer: ActivationQuantizer) -> bool:
@@ -167,7 +179,7 @@ class Patient:
     ) -> TensorValues:
         """Return the values of all tensors that share a scale, by default in all samples."""
         known = self.values if known is None else known
-        return reduce(add, (known[quantizer.number] for quantizer in group))
+        return TensorValues.over([known[quantizer.number] for quantizer in group])
 
     def alone(self, numbers: Sequence[int]) -> Noise:
         """Return the noise of these quantizers alone."""
@@ -195,6 +207,8 @@ class Patient:
     def cure(self, change: Change) -> None:
         """Take repairs of constants as done for what is measured in float, and forget what was measured."""
         self.cured |= change
+        if self.board is not None:
+            self.board.embed(self.cured.constants)
         self._alone.clear()
         for name in ("references", "whole", "floor", "is_faithful", "values"):
             self.__dict__.pop(name, None)

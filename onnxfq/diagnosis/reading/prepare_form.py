@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 from onnxfq.diagnosis.reading.quantizers import PREFIX
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.interchange.quantized_models.number_grids import attributes_of, input_name
+from onnxfq.graph.node_fields import attributes_of, input_name
 
 KEPT = "Kept"
 """Begin of the op types of quantizers that stay as they are."""

@@ -96,6 +96,12 @@ class RangeReading:
         return self.values.full_fit(self.quantizer), self.values.best_fit(self.quantizer)
 
     @property
+    def excess(self) -> float:
+        """Error of the grid over the best one's of its type, over the mean square of the values."""
+        best = min(fit.noise for fit in self.fits)
+        return (self.noise - best) / self.values.power if self.values.power else 0.0
+
+    @property
     def excess_db(self) -> float:
         """Error of the grid over the best one's of its type, in dB."""
         best = min(fit.noise for fit in self.fits)

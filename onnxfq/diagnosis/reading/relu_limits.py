@@ -18,7 +18,7 @@ def guess_limits(form: SwitchedForm, index: GraphIndex) -> dict[int, Limit]:
     A tool removes all of these operators or none: one that is left behind a layer shows that this file has
     them all. A range that ends at 6 does the work of Clip(0, 6).
     """
-    if keeps_relus(index):
+    if keeps_relus(form, index):
         return {}
     limits: dict[int, Limit] = {}
     for quantizer in form.activations:
@@ -30,14 +30,15 @@ def guess_limits(form: SwitchedForm, index: GraphIndex) -> dict[int, Limit]:
     return limits
 
 
-def keeps_relus(index: GraphIndex) -> bool:
-    """Tell whether a Relu or Clip of the file reads what a layer computes."""
+def keeps_relus(form: SwitchedForm, index: GraphIndex) -> bool:
+    """Tell whether a Relu or Clip of the file reads what a quantized layer computes; a float one keeps it."""
+    weights, tensors = {one.constant for one in form.constants}, {one.output for one in form.activations}
     for node in index.nodes:
         if node.op_type in ("Relu", "Clip") and not node.name.startswith(PREFIX):
             maker = index.makers.get(node.input[0])
             while maker is not None and maker.name.startswith(PREFIX):
                 maker = index.makers.get(maker.input[0 if maker.op_type != "Where" else 2])
-            if _is_layer(maker):
+            if maker is not None and (tensors if maker.op_type == "Add" else weights) & {*maker.input}:
                 return True
     return False
 

@@ -10,8 +10,8 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.diagnosis.reading.quantizers import StoredConstant
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.interchange.quantized_models.number_grids import attributes_of
 
 
 @dataclass(frozen=True)

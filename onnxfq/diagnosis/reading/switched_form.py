@@ -17,9 +17,10 @@ from onnxfq.diagnosis.reading.prepare_form import KEPT, prepare_form
 from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, StoredConstant, SwitchedForm
 from onnxfq.errors import ModelError
 from onnxfq.graph.bounds import UNKNOWN
+from onnxfq.graph.node_fields import input_name
 from onnxfq.graph.stored_grid import StoredGrid
 from onnxfq.interchange.quantized_models.dequantize import Unfolding
-from onnxfq.interchange.quantized_models.number_grids import NumberGrid, input_name, quantized_slots
+from onnxfq.interchange.quantized_models.number_grids import NumberGrid, quantized_slots
 from onnxfq.interchange.quantized_models.operators import HANDLERS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,40 +51,40 @@ class TensorValues:
     channels: NDArray[np.float64]
 
     @staticmethod
-    def of(arrays: Iterable[NDArray[Any]], channels_last: bool) -> TensorValues:
-        """Return the values of the arrays of all feeds, which are not empty."""
-        parts, lows, highs, magnitudes = [], [], [], []
-        for array in arrays:
-            flat = np.asarray(array, np.float64).ravel()
+    def of(array: NDArray[Any], channels_last: bool) -> TensorValues:
+        """Return the finite values of one feed."""
+        flat = array.ravel()
+        if flat.size and not (np.isfinite(flat.min()) and np.isfinite(flat.max())):
             flat = flat[np.isfinite(flat)]
-            if not flat.size:
-                continue
-            lows.append(float(flat.min()))
-            highs.append(float(flat.max()))
-            parts.append(flat[:: max(1, flat.size // SAMPLED)])
-            if array.ndim > 1:
-                axis = array.ndim - 1 if channels_last else 1
-                others = tuple(at for at in range(array.ndim) if at != axis)
-                magnitudes.append(np.abs(np.asarray(array, np.float64)).max(others))
-        same = len({row.shape for row in magnitudes}) == 1
+        ends = flat[[flat.argmin(), flat.argmax()]].astype(np.float64) if flat.size else np.zeros(2)
+        channels = np.zeros(0)
+        if array.ndim > 1 and array.size:
+            axis = array.ndim - 1 if channels_last else 1
+            others = tuple(at for at in range(array.ndim) if at != axis)
+            channels = np.maximum(array.max(others), -array.min(others)).astype(np.float64)
         return TensorValues(
-            low=min(lows, default=0.0),
-            high=max(highs, default=0.0),
-            sample=np.concatenate(parts) if parts else np.zeros(0),
-            lows=np.asarray(lows),
-            highs=np.asarray(highs),
-            channels=np.max(magnitudes, 0) if same else np.zeros(0),
+            low=float(ends[0]),
+            high=float(ends[1]),
+            sample=flat[:: max(1, flat.size // SAMPLED)].astype(np.float64),
+            lows=ends[:1] if flat.size else ends[:0],
+            highs=ends[1:] if flat.size else ends[:0],
+            channels=channels,
         )
 
-    def __add__(self, other: TensorValues) -> TensorValues:
-        """Return the values of two tensors together, as a grid that they share sees them."""
+    @staticmethod
+    def over(parts: Sequence[TensorValues]) -> TensorValues:
+        """Return the values of several feeds, or of several tensors as a grid that they share sees them."""
+        lows, highs, sample = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("lows", "highs", "sample")
+        )
+        same = len({part.channels.shape for part in parts}) == 1
         return TensorValues(
-            min(self.low, other.low),
-            max(self.high, other.high),
-            np.concatenate([self.sample, other.sample]),
-            np.concatenate([self.lows, other.lows]),
-            np.concatenate([self.highs, other.highs]),
-            self.channels,
+            low=float(lows.min()) if lows.size else 0.0,
+            high=float(highs.max()) if highs.size else 0.0,
+            sample=sample,
+            lows=lows,
+            highs=highs,
+            channels=np.max([part.channels for part in parts], 0) if same else np.zeros(0),
         )
 
     @property

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnxfq.graph.channels.ties import FIXED, Ids, Ties, reshape_ids
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.ops import SIZES, STANDARD_DOMAINS
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
@@ -90,7 +91,7 @@ def read_node(node: onnx.NodeProto, context: Context) -> None:
     if node.op_type in SIZES:
         return
     rule = RULES.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
-    attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    attrs = attributes_of(node)
     known = all(context.rank(name) is not None for name in (*node.input, *node.output) if name)
     if rule is None or not known or not rule(node, attrs, context):
         why = f"{node.op_type} {node.name!r} does not pass factors of channels on"
@@ -164,7 +165,7 @@ def _resize(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bo
 def _reduce(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
     """Sums, means and extremes within a channel keep its factor."""
     ids, axes = context.of(node.input[0]), attrs.get("axes")
-    if len(node.input) > 1 and node.input[1]:
+    if input_name(node, 1):
         given = context.constant(node.input[1])
         if given is None:
             return False
@@ -239,9 +240,9 @@ def _slice(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> boo
         return False
     count = given[0].size
     axes = given[2].tolist() if len(given) > 2 and given[2] is not None else list(range(count))
-    if len(node.input) > 3 and node.input[3] and given[2] is None:
+    if input_name(node, 3) and given[2] is None:
         return False
-    if len(node.input) > 4 and node.input[4] and given[3] is None:
+    if input_name(node, 4) and given[3] is None:
         return False
     steps = given[3].tolist() if len(given) > 3 and given[3] is not None else [1] * count
     places: list[slice] = [slice(None)] * ids.ndim
@@ -416,7 +417,7 @@ def _linear(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bo
         layout, plus = places[:, None], made[None, :]
     else:
         layout, plus = places[None, :], made[:, None]
-    if len(node.input) > 2 and node.input[2]:
+    if input_name(node, 2):
         _fold_bias(node, made, context)
     fold = Fold(weight, node.name, node.op_type, plus, read[layout], data, read, layout, axis)
     context.folds.append(fold)

@@ -132,6 +132,8 @@ def _fields(content: mmap.mmap, at: int, last: int) -> Iterator[tuple[int, int, 
         start, body = at, None
         tag, at = _read_varint(content, at, last)
         kind = tag & 7
+        if not tag >> 3:  # protobuf counts from 1; zeros behind a model would be read one by one
+            raise ValueError(f"field of number 0 at byte {start}")
         if kind == _VARINT:
             _, at = _read_varint(content, at, last)
         elif kind == _LENGTH:

@@ -17,6 +17,11 @@ from onnxfq.graph.external.sizes import is_small, large_tensors
 from onnxfq.graph.external.tensor import attach, embed, is_external, strip_values, tensor_content
 
 
+def read_structure(model: onnx.ModelProto | Path) -> onnx.ModelProto:
+    """Return a model; the one at a path without the values in its data files."""
+    return onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+
+
 def with_initializers(proto: onnx.ModelProto, tensors: Iterable[onnx.TensorProto]) -> onnx.ModelProto:
     """Return a copy of `proto` with `tensors` as its initializers; the old ones are not copied."""
     made = onnx.ModelProto()

@@ -14,6 +14,7 @@ from onnxfq.graph.external import sizes
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.fold_weights import find_constant_tensors
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import CONVOLUTIONS, QDQ_OPS, STANDARD_DOMAINS
@@ -88,7 +89,7 @@ def check_products(proto: onnx.ModelProto, source: str) -> None:
         shapes = [index.shape(name) for name in node.input[:2]] if multiplied else []
         if len(shapes) < 2 or None in shapes:
             continue
-        attrs = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        attrs = attributes_of(node)
         why = _explain_misfit(node.op_type, attrs, *(shape for shape in shapes if shape is not None))
         if why:
             named = zip(node.input, shapes, strict=False)

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, replace_nodes
 from onnxfq.graph.names import Names
+from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.support.attempts import attempt
@@ -68,7 +69,7 @@ class _Attention:
 
     def input(self, slot: int) -> str:
         """Return the name of an input; empty if there is none."""
-        return _name(self.node.input, slot)
+        return input_name(self.node, slot)
 
 
 @dataclass
@@ -147,9 +148,9 @@ def _read(node: onnx.NodeProto, index: GraphIndex) -> _Attention | None:
     """Return the parsed node; None if it is not an Attention or must stay whole."""
     if node.op_type != "Attention" or node.domain not in STANDARD_DOMAINS:
         return None
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    given = attributes_of(node)
     operands = [value for name in node.input[:3] if (value := _value(index, name)) is not None]
-    if len(operands) < 3 or _name(node.input, 6) or _name(node.output, 3):
+    if len(operands) < 3 or input_name(node, 6) or any(node.output[3:]):
         return None
     if any(given.get(name, plain) != plain for name, plain in _PLAIN.items()):
         return None
@@ -157,7 +158,7 @@ def _read(node: onnx.NodeProto, index: GraphIndex) -> _Attention | None:
     if dtype not in _FLOATS or given.get("softmax_precision", dtype) != dtype:
         return None
     sizes = _sizes(operands, given)
-    mask = _mask(_name(node.input, 3), operands[1], index, past=bool(_name(node.input, 4)))
+    mask = _mask(input_name(node, 3), operands[1], index, past=bool(input_name(node, 4)))
     if sizes is None or mask is None:
         return None
     return _Attention(
@@ -261,7 +262,7 @@ def _split(attention: _Attention, parts: Parts, slot: int) -> str:
 
 def _with_past(attention: _Attention, parts: Parts, now: str, slot: int) -> str:
     """Append keys or values to the past ones; the result is also an output if requested."""
-    past, output = attention.input(slot + 3), _name(attention.node.output, slot)
+    past, output = attention.input(slot + 3), [*attention.node.output, "", ""][slot]
     what = f"all_{_OPERANDS[slot]}"
     if past:
         return parts.add(what, "Concat", [past, now], output, axis=2)
@@ -315,7 +316,3 @@ def _causal(attention: _Attention, parts: Parts, queries: str, keys: str) -> str
     if attention.dtype == TensorProto.FLOAT:
         return later
     return parts.add("causal", "Cast", [later], to=attention.dtype)
-
-
-def _name(names: Sequence[str], slot: int) -> str:
-    return names[slot] if slot < len(names) else ""

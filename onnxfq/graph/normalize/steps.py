@@ -6,7 +6,9 @@ nothing changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +21,7 @@ from onnxfq.graph.external.weightless import change_without_weights
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.names import Names
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.ops import QUANTIZED_OPS, RESHAPES, STANDARD_DOMAINS
 from onnxfq.graph.prune import keep_constants
@@ -57,8 +60,7 @@ def note_batch_statistics(proto: onnx.ModelProto) -> str:
     found = [
         node
         for node in list_nodes(proto.graph)
-        if node.op_type == "BatchNormalization"
-        and any(a.name == "training_mode" and a.i for a in node.attribute)
+        if node.op_type == "BatchNormalization" and attributes_of(node).get("training_mode")
     ]
     if not found:
         return ""
@@ -92,8 +94,8 @@ def separate_depthwise_weights(proto: onnx.ModelProto) -> str:
 
 
 def _is_grouped(node: onnx.NodeProto) -> bool:
-    groups = any(a.name == "group" and a.i > 1 for a in node.attribute)
-    return node.op_type == "Conv" and node.domain in STANDARD_DOMAINS and groups
+    is_convolution = node.op_type == "Conv" and node.domain in STANDARD_DOMAINS
+    return is_convolution and attributes_of(node).get("group", 1) > 1
 
 
 def name_negative_dims(proto: onnx.ModelProto) -> str:
@@ -240,7 +242,7 @@ def _fold_moves(
         if not foldable:
             continue
         inputs = {name: tensor_array(constants[name]) for name in node.input}
-        value = numpy_helper.from_array(evaluate_node(node, inputs, proto), node.output[0])
+        value = numpy_helper.from_array(evaluate_node(node, inputs, proto)[0], node.output[0])
         if inside and value.data_type not in _FLOATS:
             continue
         constants[node.output[0]] = value
@@ -292,27 +294,25 @@ def _rename(graph: onnx.GraphProto, changes: dict[str, str]) -> None:
         inner.input[:] = [changes.get(name, name) for name in inner.input]
 
 
+_CONSTANTS: dict[str, Any] = {
+    **dict.fromkeys(("value_float", "value_floats"), np.float32),
+    **dict.fromkeys(("value_int", "value_ints"), np.int64),
+    **dict.fromkeys(("value_string", "value_strings"), object),
+}
+"""Types of numbers and texts that a Constant has as its attribute."""
+
+
 def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """Return the tensor of a Constant node from any of its attributes; None for other nodes."""
     if node.op_type != "Constant" or node.domain not in STANDARD_DOMAINS:
         return None
-    attribute = node.attribute[0]
-    if attribute.name == "value":
-        tensor = onnx.TensorProto()
-        tensor.CopyFrom(attribute.t)
-        return tensor
-    if attribute.name == "sparse_value":
-        return _dense(attribute.sparse_tensor, node.output[0])
-    makers: dict[str, NDArray[np.generic]] = {
-        "value_float": np.asarray(attribute.f, np.float32),
-        "value_floats": np.asarray(list(attribute.floats), np.float32),
-        "value_int": np.asarray(attribute.i, np.int64),
-        "value_ints": np.asarray(list(attribute.ints), np.int64),
-        "value_string": np.asarray(attribute.s, object),
-        "value_strings": np.asarray(list(attribute.strings), object),
-    }
-    value = makers.get(attribute.name)
-    return None if value is None else numpy_helper.from_array(value)
+    name, value = next(iter(attributes_of(node).items()))
+    if name == "value":
+        return deepcopy(value)
+    if name == "sparse_value":
+        return _dense(value, node.output[0])
+    dtype = _CONSTANTS.get(name)
+    return None if dtype is None else numpy_helper.from_array(np.asarray(value, dtype))
 
 
 def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
@@ -327,9 +327,9 @@ def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
 
 
 def evaluate_node(
-    node: onnx.NodeProto, inputs: dict[str, NDArray[np.generic]], proto: onnx.ModelProto
-) -> NDArray[np.generic]:
-    """Return the first output of `node` by ONNX's reference, at the opsets of `proto`."""
+    node: onnx.NodeProto, inputs: Mapping[str, NDArray[Any] | None], proto: onnx.ModelProto
+) -> list[NDArray[Any]]:
+    """Return the outputs of `node` by ONNX's reference, at the opsets of `proto`."""
     graph = onnx.helper.make_graph(
         [node],
         "fold",
@@ -339,4 +339,4 @@ def evaluate_node(
         ),
     )
     model = onnx.helper.make_model(graph, opset_imports=list(proto.opset_import))
-    return np.asarray(ReferenceEvaluator(model).run(None, inputs)[0])
+    return [np.asarray(values) for values in ReferenceEvaluator(model).run(None, inputs)]

@@ -11,10 +11,11 @@ from collections.abc import Callable
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.model import list_graphs, list_nodes
+from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.steps import constant_value, evaluate_node
 from onnxfq.graph.ops import MOVES, ONNXFQ_DOMAIN, QUANTIZED_OPS, SPLITS, STANDARD_DOMAINS
 from onnxfq.graph.stored_grid import StoredScale
@@ -45,7 +46,7 @@ def find_stored_scales(proto: onnx.ModelProto) -> dict[str, StoredScale]:
 
 def granularity_of(node: onnx.NodeProto) -> Granularity:
     """Return the granularity of the scales of a quantizer of ONNX or of onnxfq."""
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    given = attributes_of(node)
     axis = given.get("axis", 1 if node.domain != ONNXFQ_DOMAIN else None)
     return Granularity.of(axis, given.get("block_size"), given.get("block_shape"))
 
@@ -86,7 +87,7 @@ class _Scales:
 
     def constant(self, node: onnx.NodeProto, slot: int) -> NDArray[np.generic] | None:
         """Return the constant at input `slot`, None for a computed or absent one."""
-        name = node.input[slot] if slot < len(node.input) else ""
+        name = input_name(node, slot)
         return tensor_array(self.constants[name]) if name in self.constants else None
 
     def times(self, node: onnx.NodeProto) -> StoredScale | None:
@@ -135,7 +136,7 @@ class _Scales:
             if node.input[slot] and value is None:
                 return None
             inputs |= {node.input[slot]: value} if value is not None else {}
-        made = np.asarray(evaluate_node(node, inputs, self.proto), np.float32)  # type: ignore[arg-type]
+        made = np.asarray(evaluate_node(node, inputs, self.proto)[0], np.float32)
         if all(scale.params.size == 1 for scale in known) and (made == made.flat[0]).all():
             return StoredScale(made.reshape(-1)[0], PER_TENSOR, made.shape)
         return _of_elements(made)
@@ -173,7 +174,7 @@ def _of_elements(scale: NDArray[np.float32]) -> StoredScale:
 
 def _transpose(scale: StoredScale, node: onnx.NodeProto) -> StoredScale:
     rank = len(scale.shape)
-    order = next((list(a.ints) for a in node.attribute if a.name == "perm"), [*range(rank)][::-1])
+    order = list(attributes_of(node).get("perm", range(rank)[::-1]))
     shape = tuple(scale.shape[axis] for axis in order)
     params = scale.params.transpose(order) if scale.granularity.is_blocked else scale.params
     return StoredScale(params, scale.granularity.permute([order.index(axis) for axis in range(rank)]), shape)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import helper
 
 from onnxfq.errors import ModelError, SpecError
 from onnxfq.graph.bounds import UNKNOWN, Bounds
@@ -19,6 +19,7 @@ from onnxfq.graph.constants import make_tensor
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, default_opset, list_graphs, list_nodes, replace_nodes
+from onnxfq.graph.node_fields import attributes_of, input_name, numbers_type
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import constant_value, evaluate_node
 from onnxfq.graph.normalize.stored_scales import granularity_of
@@ -102,7 +103,7 @@ class _Strip:
         if node.op_type in QUANTIZED_OPS or node.domain not in STANDARD_DOMAINS:
             return None
         try:
-            return np.asarray(evaluate_node(node, known, self.proto))
+            return evaluate_node(node, known, self.proto)[0]
         except Exception as fault:  # an operator that ONNX's reference lacks, or any NumPy error
             log.debug("%s is not evaluated: %s", name, join_lines(fault))
             return None
@@ -245,11 +246,10 @@ class _Strip:
     def _qtype(self, node: onnx.NodeProto) -> QType:
         """Return the type of the numbers that `node` rounds to."""
         if node.op_type in FAKE_QUANTIZE_OPS:
-            return qtype_by_name(_attributes(node).get("qtype", b"").decode())
-        kind = _attributes(node).get("output_dtype", 0) or TensorProto.UINT8
-        if len(node.input) > 2 and node.input[2]:
-            zero_point = self.array(node.input[2])
-            kind = kind if zero_point is None else helper.np_dtype_to_tensor_dtype(zero_point.dtype)
+            return qtype_by_name(attributes_of(node).get("qtype", b"").decode())
+        zero_point = self.array(input_name(node, 2))
+        given = None if zero_point is None else helper.np_dtype_to_tensor_dtype(zero_point.dtype)
+        kind = numbers_type(node, given)
         if kind not in _QTYPES:
             raise SpecError(f"its numbers have type {kind}, which has no range")
         return _QTYPES[kind]
@@ -262,7 +262,7 @@ class _Strip:
         granularity = granularity_of(node) if scale.size > 1 else PER_TENSOR
         scale, zero_point = (one if one.size > 1 else one.reshape(()) for one in (scale, zero_point))
         if node.op_type == "DequantizeLinear":
-            kind = _attributes(node).get("output_dtype", 0)
+            kind = attributes_of(node).get("output_dtype", 0)
             dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind)) if kind else scale.dtype
             grid = granularity if zero_point.ndim else PER_TENSOR
             steps = values.astype(np.float32)
@@ -273,7 +273,9 @@ class _Strip:
         if node.op_type == "QuantizeLinear":  # a negative scale turns the numbers around
             turned = values * np.sign(expand_params(scale, values.shape, granularity)).astype(values.dtype)
             return quantize(turned, np.abs(scale), zero_point, **given)  # type: ignore[arg-type]
-        named = {key: value for key, value in _attributes(node).items() if key in ("rounding", "arithmetic")}
+        named = {
+            key: value for key, value in attributes_of(node).items() if key in ("rounding", "arithmetic")
+        }
         modes = {key: value.decode() for key, value in named.items()}
         return fake_quantize(values, scale, zero_point, **given, **modes)  # type: ignore[arg-type]
 
@@ -290,10 +292,6 @@ class _Strip:
 def _name(node: onnx.NodeProto, reads: str) -> onnx.NodeProto:
     """Return an Identity in place of `node`: runtimes remove it, and every name stays."""
     return helper.make_node("Identity", [reads], [node.output[0]], name=node.name)
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
 def _offset(zero_point: NDArray[Any] | None) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ from onnx import TensorProto, TypeProto, helper
 
 from onnxfq.graph.external.weightless import change_without_weights
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import default_opset, list_graphs, list_nodes
+from onnxfq.graph.model import default_opset, list_graphs, list_nodes, remove_domain
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.normalize.opset import lowest_ir
 from onnxfq.graph.normalize.shapes import add_shapes
@@ -181,9 +181,7 @@ def _inline(
     called.functions.extend(body for _, body in calls)
     called.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
     inlined = change_without_weights(called, inline_model)
-    kept = [entry for entry in inlined.opset_import if entry.domain != _DOMAIN]
-    del inlined.opset_import[:]
-    inlined.opset_import.extend(kept)
+    remove_domain(inlined, _DOMAIN)
     return inlined
 
 

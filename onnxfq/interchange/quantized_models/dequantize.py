@@ -8,32 +8,32 @@ removes these. A Clip stands where values may be outside.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import ArrayLike, NDArray
 from onnx import helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from onnxfq.errors import ModelError, nearest
 from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, default_opset, list_nodes
+from onnxfq.graph.node_fields import attributes_of, input_name, numbers_type
+from onnxfq.graph.normalize.steps import evaluate_node
 from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, RESHAPES, SIZES, SPLITS, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.saturation import ValueLimit, make_clip
 from onnxfq.graph.stored_grid import StoredGrid, grid_of
 from onnxfq.interchange.quantized_models.number_grids import (
     COMPARISONS,
     GridOperand,
     NumberGrid,
-    attributes_of,
     find_grids,
-    input_name,
     joined_slots,
 )
 from onnxfq.numerics.affine import quantize
@@ -45,15 +45,6 @@ _MOVES = MOVES | SPLITS | {"MaxPool"}
 _SAME_RANK = frozenset({"Add", "Clip", "Concat", "LeakyRelu", "Mul", "Relu", "Sigmoid"})
 # ONNX types of quantized numbers.
 _NUMBERS = frozenset(one.onnx_type for one in QTYPES.values() if one.onnx_type)
-
-
-class Saturation(NamedTuple):
-    """A Clip to the range of a pair: the tensor that it limits, its ends, and the step of the grid."""
-
-    tensor: str
-    low: float
-    high: float
-    step: float
 
 
 @dataclass
@@ -72,7 +63,7 @@ class FloatForm:
     proto: onnx.ModelProto
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     grids: dict[str, StoredGrid] = field(default_factory=dict)
-    clips: dict[str, Saturation] = field(default_factory=dict)
+    clips: dict[str, ValueLimit] = field(default_factory=dict)
     inputs: dict[str, set[int]] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
 
@@ -110,7 +101,7 @@ class Unfolding:
         # Ranks of float tensors that operators with their channels last need.
         self.ranks: dict[str, int] = {}
         self._bounds: dict[str, Bounds] = {}
-        self._clips: dict[Saturation, str] = {}
+        self._clips: dict[ValueLimit, str] = {}
 
     def run(self) -> FloatForm:
         """Return the float form. Raises ModelError for an operator without a float form."""
@@ -145,24 +136,14 @@ class Unfolding:
         elif joined_slots(node)[1] and any(
             self.constants[node.input[slot]].data_type in _NUMBERS for slot in joined_slots(node)[0]
         ):
-            outputs = self.evaluate(node, {name: self.array(name) for name in node.input if name})
+            given = {name: self.array(name) for name in node.input if name}
+            outputs = evaluate_node(node, given, self.form.proto)
         else:
             return False
         for name, values in zip(filter(None, node.output), outputs, strict=True):
             self.constants[name] = numpy_helper.from_array(values, name)
             self._folded.add(name)
         return True
-
-    def evaluate(self, node: onnx.NodeProto, given: dict[str, Any]) -> list[NDArray[Any]]:
-        """Return the outputs of a node for these inputs, by ONNX's reference."""
-        graph = helper.make_graph(
-            [node],
-            "one",
-            [helper.make_empty_tensor_value_info(name) for name in given],
-            [helper.make_empty_tensor_value_info(name) for name in node.output if name],
-        )
-        model = helper.make_model(graph, opset_imports=list(self.form.proto.opset_import))
-        return [np.asarray(values) for values in ReferenceEvaluator(model).run(None, given)]
 
     def keep(self, node: onnx.NodeProto) -> None:
         """Keep a float node, or one that joins quantized numbers; its inputs become real numbers."""
@@ -262,7 +243,8 @@ class Unfolding:
         same = node.op_type == "Identity"
         if grid is None or not (same or grid.scale.size == 1) or any(values is None for values in others):
             return False
-        (steps,) = self.evaluate(node, dict(zip(node.input, [grid.steps, *others], strict=True)))
+        given = dict(zip(node.input, [grid.steps, *others], strict=True))
+        (steps,) = evaluate_node(node, given, self.form.proto)
         kind = helper.tensor_dtype_to_np_dtype(self.constants[self.name(node.input[0])].data_type)
         moved = grid if same else StoredGrid(steps, grid.scale.reshape(()))
         self.real[node.output[0]] = self.weight(self.own_name(node), moved, kind)
@@ -434,22 +416,18 @@ class Unfolding:
     def saturate(self, tensor: str, grid: NumberGrid) -> str:
         """Return `tensor`, or its Clip to the range of `grid` if values may be outside of it."""
         (low, high), (least, most), half = grid.limits, self.bounds(tensor), grid.scale / 2
-        low, high = low if least < low - half else -math.inf, high if most > high + half else math.inf
-        if (low, high) == UNKNOWN:
+        ends = {"min": low} if least < low - half else {}
+        ends |= {"max": high} if most > high + half else {}
+        if not ends:
             self._note_range(tensor, grid)
             return tensor
-        wanted = Saturation(tensor, low, high, grid.scale)
+        wanted = ValueLimit(tensor, ends.get("min"), ends.get("max"), grid.scale)
         clipped = self._clips.get(wanted, "")
         if not clipped:
             clipped = self._clips[wanted] = self.names.claim(f"{tensor}/clipped")
-            ends = {key: end for key, end in (("min", low), ("max", high)) if math.isfinite(end)}
-            if self.opset < 11:
-                self.emit("Clip", [tensor], [clipped], clipped, **ends)
-            else:
-                names = {k: self.constant(f"{clipped}/{k}", end, grid.floats) for k, end in ends.items()}
-                inputs = [tensor, names.get("min", ""), names.get("max", "")]
-                self.emit("Clip", inputs if "max" in names else inputs[:2], [clipped], clipped)
-            self._bounds[clipped] = (max(least, low), min(most, high))
+            constant = partial(self.constant, kind=grid.floats)
+            clip = make_clip(tensor, clipped, ends, self.opset, constant, clipped)
+            self.emit("Clip", list(clip.input), [clipped], clip)
             self.form.clips[clipped] = wanted
         self._note_range(clipped, grid)
         return clipped
@@ -495,10 +473,10 @@ class Unfolding:
         read = {name for node in self.nodes for name in node.input} | self.outputs
         read |= self.index.captured
         kept = [tensor for tensor in self.graph.initializer if tensor.name in read]
-        for name, values in (("node", self.nodes), ("initializer", kept)):
-            copies = [type(message).FromString(message.SerializeToString()) for message in values]
+        copies = onnx.GraphProto(node=self.nodes, initializer=kept)
+        for name in ("node", "initializer"):
             self.graph.ClearField(name)
-            getattr(self.graph, name).extend(copies)
+            getattr(self.graph, name).extend(getattr(copies, name))
         # Tensors of quantized numbers have become float.
         del self.graph.value_info[:]
 
@@ -520,5 +498,5 @@ def find_stored_type(node: onnx.NodeProto, zero_point: NDArray[Any] | None) -> n
     """Return the type of the numbers of a QuantizeLinear: of its zero point, or from its attribute."""
     if zero_point is not None:
         return zero_point.dtype
-    code = attributes_of(node).get("output_dtype", 0)
-    return np.dtype(helper.tensor_dtype_to_np_dtype(code) if code else np.uint8)
+    kind: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(numbers_type(node, None))
+    return kind

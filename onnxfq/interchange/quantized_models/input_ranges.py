@@ -9,8 +9,9 @@ import onnx
 
 from onnxfq.data import Feed
 from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.node_fields import input_name
 from onnxfq.interchange.quantized_models.dequantize import find_stored_type
-from onnxfq.interchange.quantized_models.number_grids import NumberGrid, input_name
+from onnxfq.interchange.quantized_models.number_grids import NumberGrid
 
 LOOKED_AT = 8
 """Feeds whose values are compared."""

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.ops import DATA_MOVEMENT, SIZES, STANDARD_DOMAINS
 
 
@@ -177,16 +178,6 @@ def joined_slots(node: onnx.NodeProto) -> tuple[tuple[int, ...], tuple[int, ...]
         tuple(slot for slot in inputs if input_name(node, slot)),
         tuple(slot for slot in outputs if slot < len(node.output) and node.output[slot]),
     )
-
-
-def input_name(node: onnx.NodeProto, slot: int | None) -> str:
-    """Return the name of an input; empty if it is left out."""
-    return node.input[slot] if slot is not None and slot < len(node.input) else ""
-
-
-def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """Return the attributes of `node` by name."""
-    return {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
 
 
 class _Family:

@@ -10,15 +10,11 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from onnxfq.errors import ModelError
+from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.graph.stored_grid import grid_of
 from onnxfq.interchange.quantized_models.dequantize import Handler, Unfolding
-from onnxfq.interchange.quantized_models.number_grids import (
-    GridOperand,
-    attributes_of,
-    input_name,
-    quantized_slots,
-)
+from onnxfq.interchange.quantized_models.number_grids import GridOperand, quantized_slots
 
 _OWN_ATTRIBUTES = frozenset({"channels_last", "opset"})
 _DEFAULTS = (("axis", 1), ("block_size", 0))

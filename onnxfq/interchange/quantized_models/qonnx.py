@@ -16,14 +16,15 @@ from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import standard_form
+from onnxfq.graph.model import replace_nodes
+from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.opset import raise_opset
-from onnxfq.interchange.quantized_models.number_grids import attributes_of, input_name
 
 OPERATORS = ("BipolarQuant", "FloatQuant", "IntQuant", "Quant", "Trunc")
 DOMAINS = ("finn.custom_op.general", "onnx.brevitas", "qonnx.custom_op.general")
 
 _OPSET = 13
-# The first opset in which pairs have an axis.
+"""The first opset in which pairs have an axis."""
 
 
 def pairs_of_qonnx(proto: onnx.ModelProto, source: str) -> onnx.ModelProto:
@@ -41,9 +42,7 @@ def pairs_of_qonnx(proto: onnx.ModelProto, source: str) -> onnx.ModelProto:
     raised, _ = raise_opset(proto, _OPSET, source)
     graph, writer = raised.graph, _Writer(raised, source)
     nodes = [part for node in graph.node for part in (writer.write(node) if _is_quantizer(node) else [node])]
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
+    replace_nodes(graph, nodes)
     return raised
 
 

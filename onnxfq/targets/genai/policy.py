@@ -41,6 +41,12 @@ def _refuses(placement: Placement, operands: Operands) -> str:
     return ""
 
 
+def _refuses_in_pairs(placement: Placement, operands: Operands) -> str:
+    if placement.role == "activation" and not _keeps_float(operands):
+        return "weights in DequantizeLinear have inputs in float; use activations: null, or target: genai"
+    return _refuses(placement, operands)
+
+
 def _refuses_activation(placement: Placement) -> str:
     spec = placement.spec
     if (
@@ -93,3 +99,6 @@ POLICY = TargetPolicy(
     revise=_choose_tables,
     operators={"Gather": Slots(inputs=(0,), weights=(0,))},
 )
+
+PAIR_POLICY = TargetPolicy(refuses=_refuses_in_pairs, keeps_float=_keeps_float)
+"""For weights in DequantizeLinear: the same blocks, without tables, whose rows would all be computed."""

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from onnxfq.targets.findings import CheckResult, Finding
+from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.build import build_model, has_pair_behind
-from onnxfq.targets.reading.context import CheckContext, Rule, make_finding, read
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.operands import ExpectedPrecision, Units
-from onnxfq.targets.reading.proof import prove
-from onnxfq.targets.target import BuildOptions
+from onnxfq.targets.reading.proof import make_check
 
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 UNITS: Units = {
@@ -26,22 +22,6 @@ UNITS: Units = {
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"), (0,)),
 }
 """Operators that ONNX Runtime fuses with pairs on both sides, and the slots of their data."""
-
-
-def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None) -> CheckResult:
-    """Return the deviations of ONNX Runtime, with all its optimizations, from a Q/DQ model.
-
-    Args:
-        proto: the model.
-        source: its name for messages.
-        build: options to also open it in a plain session and count what runs in 8 bits; None for the rules.
-
-    Raises DataError as `build_model` does.
-    """
-    building = None if build is None else partial(build_model, options=build)
-    reading = read(proto, units=UNITS)
-    whole = tuple(p for p in reading.promises if p.site.op not in UNITS or has_pair_behind(p.site))
-    return prove(replace(reading, promises=whole), source, "onnxruntime", RULES, building)
 
 
 def several_scales(reading: CheckContext) -> Iterator[Finding]:
@@ -110,3 +90,11 @@ def count_saturating(promised: ExpectedPrecision, weights: NDArray[Any]) -> tupl
 
 
 RULES: tuple[Rule, ...] = (check_quantized, several_scales, stacked_weights, saturation)
+
+check_model = make_check(
+    "onnxruntime",
+    RULES,
+    UNITS,
+    build_model,
+    lambda promised: promised.site.op not in UNITS or has_pair_behind(promised.site),
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnxfq.documents.plan import Placement
-from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.numerics.float_types import find_storage_qtype
@@ -14,7 +13,6 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
-from onnxfq.support.attempts import attempt
 from onnxfq.targets.onnxruntime.check import check_model
 from onnxfq.targets.onnxruntime.float_kernels import note_float_kernels
 from onnxfq.targets.onnxruntime.product_biases import join_biases, widen_biases
@@ -96,13 +94,6 @@ _UNITS = {
 }
 
 
-def _prepare(model: Model) -> Model:
-    """Return `model` in the form whose products ONNX Runtime has in integers; itself if nothing changes."""
-    return attempt(
-        "preparing the model for ONNX Runtime", lambda: join_biases(fold_batch_norm(model)), lambda: model
-    )
-
-
 ONNXRUNTIME = Target(
     "onnxruntime",
     TargetPolicy(
@@ -123,5 +114,5 @@ ONNXRUNTIME = Target(
     recipes=RECIPES,
     check=check_model,
     form=QdqForm(edit=widen_biases),
-    prepare=_prepare,
+    prepare=lambda model: join_biases(fold_batch_norm(model)),  # products that it has in integers
 )

@@ -10,6 +10,7 @@ from onnx import TensorProto
 
 from onnxfq.errors import ModelError, RecipeError
 from onnxfq.graph.model import default_opset, list_graphs, list_nodes
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.opset import lowest_ir
 from onnxfq.graph.ops import QDQ_OPS
 
@@ -153,4 +154,4 @@ def _types(proto: onnx.ModelProto) -> list[str]:
 def _forms(proto: onnx.ModelProto) -> set[str]:
     """Return the forms in `proto`, apart from element types, that some releases lack."""
     nodes = [node for node in list_nodes(proto.graph) if node.op_type in QDQ_OPS]
-    return {_BLOCKS for node in nodes for a in node.attribute if a.name == "block_size" and a.i}
+    return {_BLOCKS for node in nodes if attributes_of(node).get("block_size")}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
-from onnxfq.support.attempts import attempt
 from onnxfq.targets.openvino.check import check_model
 from onnxfq.targets.openvino.policy import POLICY
 from onnxfq.targets.openvino.recipes import RECIPES
-from onnxfq.targets.openvino.runtime import open_as_users, open_model, profile_model, run_model
+from onnxfq.targets.openvino.runtime import open_model, profile_model, run_model
 from onnxfq.targets.target import Target
 
 OPENVINO = Target(
@@ -15,12 +16,10 @@ OPENVINO = Target(
     POLICY,
     recipes=RECIPES,
     # Its compiled graph names a layer by what was folded into it last, and a check could not find it.
-    prepare=lambda model: attempt(
-        "folding BatchNormalization", lambda: fold_batch_norm(model), lambda: model
-    ),
+    prepare=fold_batch_norm,
     check=check_model,
     run=run_model,
     values=open_model,
-    open=open_as_users,
+    open=partial(open_model, precision=""),  # users leave the precision of the float part to OpenVINO
     profile=profile_model,
 )

@@ -6,23 +6,20 @@ The rules come from networks of one operator, run by OpenVINO 2026.4.1 and by ON
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
-import onnx
 from onnx import TensorProto
 
 from onnxfq.graph.index import Shape
 from onnxfq.graph.ops import CONVOLUTIONS, FAKE_QUANTIZE_OPS
-from onnxfq.targets.findings import CheckResult, Finding
+from onnxfq.targets.findings import Finding
 from onnxfq.targets.openvino.build import build_model
 from onnxfq.targets.openvino.operators import OPERATORS
-from onnxfq.targets.reading.context import CheckContext, Rule, make_finding, read
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand, Units
-from onnxfq.targets.reading.proof import prove
+from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.quantizer_reader import Quantizer
-from onnxfq.targets.target import BuildOptions
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
@@ -31,21 +28,6 @@ UNITS: Units = {
     **{"AveragePool": (0,), "Concat": ()},
 }
 """Operators that OpenVINO runs in 8 bits between pairs, and the slots of their data."""
-
-
-def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None) -> CheckResult:
-    """Return the deviations of OpenVINO from a Q/DQ model; the rules need nothing installed.
-
-    Args:
-        proto: the model.
-        source: its name for messages.
-        build: options to also compile it with OpenVINO (extra `openvino`), which gives the precision of each
-            node; None for the rules alone.
-
-    Raises RuntimeLibraryError and DataError as `build_model` does.
-    """
-    building = None if build is None else partial(build_model, options=build)
-    return prove(read(proto, units=UNITS), source, "openvino", RULES, building)
 
 
 def simulated(reading: CheckContext) -> Iterator[Finding]:
@@ -183,3 +165,5 @@ RULES: tuple[Rule, ...] = (
     lone_weights,
     shared_zero_points,
 )
+
+check_model = make_check("openvino", RULES, UNITS, build_model)

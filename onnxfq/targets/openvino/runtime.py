@@ -15,6 +15,7 @@ import onnx
 from onnxfq.data import Feed
 from onnxfq.errors import DataError, RuntimeLibraryError
 from onnxfq.graph.external.tensor import is_external
+from onnxfq.graph.external.weightless import read_structure
 from onnxfq.graph.io.save import save
 from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.support.records import join_lines
@@ -96,7 +97,7 @@ def open_model(model: AnyModel, threads: int = 0, precision: str = "f32") -> Cal
     does the function for a feed that does not fit, and DataError for one without an input.
     """
     compiled = compile_model(model, threads, precision)
-    proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
+    proto = read_structure(model)
     own = threading.local()  # a request computes for one thread at a time
     names = output_names(proto)
     given_names = {value.name for value in proto.graph.input}
@@ -118,11 +119,6 @@ def open_model(model: AnyModel, threads: int = 0, precision: str = "f32") -> Cal
         return {name: np.array(results[at]) for at, name in enumerate(names)}
 
     return run
-
-
-def open_as_users(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
-    """Return what `open_model` returns, with OpenVINO's own choice of the precision of the float part."""
-    return open_model(model, threads, precision="")
 
 
 def profile_model(model: AnyModel, threads: int, feed: Feed) -> dict[tuple[str, str], float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.graph.normalize.turned_weights import store_turned
 from onnxfq.passes.qdq_form import QdqForm
-from onnxfq.support.attempts import attempt
 from onnxfq.targets.qnn.check import check_model
 from onnxfq.targets.qnn.policy import POLICY
 from onnxfq.targets.qnn.recipes import RECIPES
@@ -17,7 +16,5 @@ QNN = Target(
     recipes=RECIPES,
     check=check_model,
     form=QdqForm(zero_points=True),  # ONNX Runtime makes no node units of pairs without
-    prepare=lambda model: attempt(
-        "preparing the model for QNN", lambda: store_turned(fold_batch_norm(model)), lambda: model
-    ),
+    prepare=lambda model: store_turned(fold_batch_norm(model)),
 )

@@ -6,23 +6,20 @@ The rules need no package of Qualcomm. Their source is ONNX Runtime: its node un
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
-import onnx
 from onnx import TensorProto
 
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QDQ_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
-from onnxfq.targets.findings import CheckResult, Finding
+from onnxfq.targets.findings import Finding
 from onnxfq.targets.qnn.build import build_model
 from onnxfq.targets.qnn.operators import ABSORBED, OPERATORS, keeps_scale
-from onnxfq.targets.reading.context import CheckContext, Rule, make_finding, read
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.operands import Units
-from onnxfq.targets.reading.proof import prove
+from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.quantizer_reader import Quantizer, quantizer
-from onnxfq.targets.target import BuildOptions
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 _ACTIVATIONS = frozenset({TensorProto.UINT8, TensorProto.UINT16})
@@ -33,21 +30,6 @@ UNITS: Units = {op: (0,) for op in OPERATORS if op not in WEIGHTED_INPUTS}
 
 # Inputs that are parameters: their floats have no pairs in the models of ONNX Runtime's quantizer.
 _PLAIN = {"BatchNormalization": (3, 4), "Clip": (1, 2), "Resize": (1, 2), "Upsample": (1,)}
-
-
-def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None) -> CheckResult:
-    """Return the deviations of the HTP from a Q/DQ model; the rules need nothing installed.
-
-    Args:
-        proto: the model.
-        source: its name for messages.
-        build: options to also open it with the package `onnxruntime_qnn`, which tells the nodes that the HTP
-            takes; None for the rules alone.
-
-    Raises RuntimeLibraryError and DataError as `build_model` does.
-    """
-    building = None if build is None else partial(build_model, options=build)
-    return prove(read(proto, units=UNITS), source, "qnn", RULES, building)
 
 
 def operators(reading: CheckContext) -> Iterator[Finding]:
@@ -202,3 +184,5 @@ def _limits(site: NodeSite) -> tuple[float, float] | None:
 
 
 RULES: tuple[Rule, ...] = (check_quantized, operators, node_units, zero_points, formats, moved_scales)
+
+check_model = make_check("qnn", RULES, UNITS, build_model)

@@ -12,7 +12,14 @@ from onnxfq.graph.model import list_nodes
 from onnxfq.graph.names import pick_name
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex, infer_types
-from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand, Units, concat_pairs, promise
+from onnxfq.targets.reading.operands import (
+    JOINING,
+    ExpectedPrecision,
+    QuantizedOperand,
+    Units,
+    joined_pairs,
+    promise,
+)
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer, quantizer
 
 # Characters with a meaning in the log of TensorRT's builder.
@@ -67,9 +74,9 @@ def read(
     make_names_quotable(proto)
     index = SiteIndex(proto)
     sites = tuple(index.sites)
-    for site in sites:  # in this order each finds the pairs of the Concat before it
-        if site.op == "Concat":
-            concat_pairs(site)
+    for site in sites:  # in this order each finds the pairs of the one before it
+        if site.op in JOINING:
+            joined_pairs(site)
     return CheckContext(
         proto,
         index,

@@ -14,6 +14,7 @@ from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.follow import is_known_number
 from onnxfq.graph.index import GraphIndex, Shape
 from onnxfq.graph.model import default_opset, list_graphs, list_nodes
+from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import evaluate_node, name_tensors
@@ -47,14 +48,11 @@ class NodeSite:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return the value of an attribute, or `default`."""
-        for attribute in self.node.attribute:
-            if attribute.name == name:
-                return onnx.helper.get_attribute_value(attribute)
-        return default
+        return attributes_of(self.node).get(name, default)
 
     def input(self, slot: int) -> str:
         """Return the name of input `slot`; empty if it is left out."""
-        return str(self.node.input[slot]) if slot < len(self.node.input) else ""
+        return input_name(self.node, slot)
 
     @property
     def inputs(self) -> list[Value]:
@@ -103,8 +101,8 @@ class SiteIndex(GraphIndex):
         self._sites = {id(site.node): site for site in self.sites}
         self._values: dict[str, NDArray[Any] | None] = {}
         self._tensors: dict[str, Value] = {}
-        self.concat_pairs: dict[str, Any] = {}
-        """Cached results of `operands` for the inputs of each Concat, by the name of its output."""
+        self.joined_pairs: dict[str, Any] = {}
+        """Cached results of `operands` for the inputs of each operator of `JOINING`, by its output."""
 
     def tensor(self, name: str) -> Value:
         """Return the tensor called `name`, the same object for each of its readers."""
@@ -161,7 +159,9 @@ class SiteIndex(GraphIndex):
         if maker is None or maker.op_type not in {*_ARITHMETIC, "Constant"}:
             return None
         values = {name: value for name in maker.input if name and (value := self._values[name]) is not None}
-        return evaluate_node(maker, values, self.proto) if len(values) == len({*maker.input} - {""}) else None
+        if len(values) < len({*maker.input} - {""}):
+            return None
+        return evaluate_node(maker, values, self.proto)[0]
 
     def is_number(self, tensor: str) -> bool:
         """Tell whether `tensor` is one number that TensorRT folds from constants and shapes."""

@@ -6,14 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
 from onnxfq.targets.findings import Expected
 from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
 
-COMMUTING = DATA_MOVEMENT | {"Dropout", "GlobalMaxPool", "Neg", "Pad", "ReduceMax"}
+COMMUTING = DATA_MOVEMENT | set(
+    "Abs Dropout GatherElements GatherND GlobalMaxPool Neg Pad ReduceMax ReduceMin TopK".split()
+)
 """Operators that TensorRT moves a DQ through: measured one by one on TensorRT for RTX 1.7.1."""
+
+JOINING = {"Concat": 0, "Max": 0, "Min": 0, "Where": 1}
+"""Operators that it moves the DQ of all inputs through, if they have one scale; first slot of the data."""
+
+# It moves no DQ of a constant through these; the second ones only with one scale for the whole constant.
+_KEPT_IN_FLOAT = frozenset({"Pad"})
+_KEPT_BY_CHANNEL = frozenset({"Abs", "Gather", "GatherElements", "GatherND", "Neg"})
 
 # Search depth for a lost pair above a float operand, and operators that end the search.
 _DEPTH = 8
@@ -133,17 +143,34 @@ def operand(site: NodeSite, slot: int) -> QuantizedOperand:
         path.append(maker)
         casts += maker.op == "Cast"
         tensor = maker.input(_data_slot(maker))
+    pair = quantizer(maker)
+    if pair is not None and pair.is_blocked and not constant and pair.data in site.index.stored:
+        return QuantizedOperand(given, slot, constant)  # rows of a table in blocks are real numbers
+    stop = next((one for one in path if pair is not None and _keeps(one, pair, constant, site.op)), None)
+    if stop is not None:
+        return QuantizedOperand(given, slot, constant, lost=pair, stopped_at=stop)
     crossed = maker.graph != site.graph
-    return QuantizedOperand(given, slot, constant, quantizer(maker), tuple(reversed(path)), crossed=crossed)
+    return QuantizedOperand(given, slot, constant, pair, tuple(reversed(path)), crossed=crossed)
 
 
-def concat_pairs(site: NodeSite) -> list[Quantizer | None]:
-    """Return the DQ behind each input of a Concat, None for those without."""
+def _keeps(site: NodeSite, pair: Quantizer, constant: bool, reader: str) -> bool:
+    """Tell whether TensorRT moves this DQ not through `site`, on the way to an operator `reader`."""
+    if not constant:
+        return site.op == "MaxPool" and pair.qtype == TensorProto.FLOAT8E4M3FN
+    if site.op in SCALES:  # a factor of each column, where the weight has one scale
+        factor = site.index.value(site.input(1 - _data_slot(site)))
+        return reader == "MatMul" and not pair.scale_shape and factor is not None and factor.size > 1
+    return site.op in _KEPT_IN_FLOAT or (bool(pair.scale_shape) and site.op in _KEPT_BY_CHANNEL)
+
+
+def joined_pairs(site: NodeSite) -> list[Quantizer | None]:
+    """Return the DQ behind each input that an operator of `JOINING` joins, None for those without."""
     # Cached: nested Concats, as in a dense block, are queried many times.
-    known = site.index.concat_pairs
+    known = site.index.joined_pairs
     name = str(site.node.output[0])
     if name not in known:
-        known[name] = [operand(site, slot).pair for slot in range(len(site.node.input))]
+        slots = range(JOINING[site.op], len(site.node.input))
+        known[name] = [operand(site, slot).pair for slot in slots]
     found: list[Quantizer | None] = known[name]
     return found
 
@@ -158,8 +185,10 @@ def equal_scales(pairs: list[Quantizer | None]) -> bool:
 
 def _passes(site: NodeSite, constant: bool, casts: int) -> bool:
     """Tell whether TensorRT moves a DQ down through `site`, with a number of `casts` below it."""
-    if site.op == "Concat":
-        return equal_scales(concat_pairs(site))
+    if site.op in JOINING:
+        return equal_scales(joined_pairs(site))
+    if site.op == "Einsum":
+        return _permutes(site)
     if site.op == "Cast":  # one is absorbed, two are computed
         return casts == 0
     if site.op in SCALES:
@@ -182,8 +211,16 @@ def _pads_by_zero(site: NodeSite) -> bool:
     return given is not None and not np.any(given)
 
 
+def _permutes(site: NodeSite) -> bool:
+    """Tell whether an Einsum only changes the order of axes."""
+    before, arrow, after = site.attribute("equation", b"").decode().replace(" ", "").partition("->")
+    return bool(arrow) and sorted(before) == sorted(after) and len(set(before)) == len(before)
+
+
 def _data_slot(site: NodeSite) -> int:
-    """Return the data input: 0, except for a product with a number first."""
+    """Return the data input: 0, except for Where and for a product with a number first."""
+    if site.op in JOINING:
+        return JOINING[site.op]
     first = site.input(0)
     plain = site.index.value(first) is not None or site.index.is_number(first)
     return int(site.op == "Mul" and plain)
@@ -191,8 +228,8 @@ def _data_slot(site: NodeSite) -> int:
 
 def _find_lost_quantizer(site: NodeSite) -> Quantizer | None:
     """Return a DQ above `site`, an operator that TensorRT moves none through; None if not found."""
-    if site.op == "Concat":
-        return next((pair for pair in concat_pairs(site) if pair is not None), None)
+    if site.op in JOINING:
+        return next((pair for pair in joined_pairs(site) if pair is not None), None)
     for _ in range(_DEPTH):
         if site.op in _OWN_QUANTIZATION or site.op in DYNAMIC_OPS:
             return None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import onnx
 
 from onnxfq.targets.engine_figures import EngineComparison
 from onnxfq.targets.findings import CheckCoverage, CheckResult, EngineNode, Finding, Verdict, worst_first
-from onnxfq.targets.reading.context import CheckContext, Rule
-from onnxfq.targets.reading.operands import ExpectedPrecision
+from onnxfq.targets.reading.context import CheckContext, Rule, read
+from onnxfq.targets.reading.operands import ExpectedPrecision, Units
+from onnxfq.targets.target import BuildOptions, Check
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,32 @@ def describe_node(promised: ExpectedPrecision, device: str, verdict: Verdict, wh
         verdict=verdict,
         why=why,
     )
+
+
+def make_check(
+    target: str,
+    rules: Iterable[Rule],
+    units: Units,
+    build: Callable[[CheckContext, BuildOptions], Built],
+    fuses: Callable[[ExpectedPrecision], bool] = lambda promised: True,
+) -> Check:
+    """Return the check of a Q/DQ model for a target, which raises the errors of `build`.
+
+    Args:
+        target: name.
+        rules: of the target; they need nothing installed.
+        units: operators beside products that the target runs in low precision between pairs, see `read`.
+        build: opens the model in the runtime, for a check with options for a build.
+        fuses: tells whether the target fuses a promised node with its pairs; others do not count.
+    """
+
+    def check(proto: onnx.ModelProto, source: str, options: BuildOptions | None) -> CheckResult:
+        reading = read(proto, units=units)
+        fused = replace(reading, promises=tuple(filter(fuses, reading.promises)))
+        building = None if options is None else lambda given: build(given, options)
+        return prove(fused, source, target, rules, building)
+
+    return check
 
 
 def prove(

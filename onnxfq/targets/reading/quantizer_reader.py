@@ -143,3 +143,17 @@ def _find_quantized_type(index: SiteIndex, tensor: str) -> int:
         made_by = quantizer(maker)
         return made_by.qtype if made_by is not None else 0
     return known
+
+
+def find_source(site: NodeSite, tensor: str) -> NodeSite | None:
+    """Return the node that makes the numbers of `tensor`, above all that keep its type; None for an input."""
+    maker, code = site.index.maker(tensor), site.index.dtype(tensor)
+    while maker is not None and maker.input(0) and site.index.dtype(maker.input(0)) == code:
+        maker = site.index.maker(maker.input(0))
+    return maker
+
+
+def is_quantized(site: NodeSite, tensor: str) -> bool:
+    """Tell whether a Q makes the numbers of `tensor`, directly or through nodes that keep the type."""
+    source = find_source(site, tensor)
+    return source is not None and source.op in QUANTIZE_OPS

@@ -11,7 +11,6 @@ from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.numerics.float_types import FloatInfo
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.float_casts import Shapes
-from onnxfq.support.attempts import attempt
 from onnxfq.targets.target import Target
 from onnxfq.targets.tensorrt.gpus import LEAST_CAPABILITY
 from onnxfq.targets.tensorrt.limits import CAST_BEFORE_LOOP, loops_several_steps
@@ -39,10 +38,6 @@ def _prepare(model: Model) -> Model:
     """Return `model` in the form that TensorRT fuses and has in low precision; itself if nothing changes."""
     if not any(node.op_type in _REWRITTEN for node in list_nodes(model.proto.graph)):
         return model
-    return attempt("preparing the model for TensorRT", lambda: _rewrite(model), lambda: model)
-
-
-def _rewrite(model: Model) -> Model:
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     notes = [note for note in (move_guards(proto), count_padding(proto)) if note]

@@ -138,10 +138,11 @@ def _read_layer(layer: Mapping[str, Any]) -> EngineLayer:
     inputs = tuple(map(_read_tensor, layer["Inputs"]))
     weights = layer.get("Weights")
     constants = [_read_tensor(one) for one in layer.get("Constants", ()) if isinstance(one, dict)]
-    if isinstance(weights, dict) and weights.get("Count"):
+    count = weights.get("Count") if isinstance(weights, dict) else None
+    if isinstance(weights, dict) and isinstance(count, int) and count > 0:
         # An input that is added to the sums may have any type.
         inputs = inputs[:1]
-        constants.append(EngineOperand(int(weights["Count"]), _read_type(str(weights.get("Type", "")))))
+        constants.append(EngineOperand(count, _read_type(str(weights.get("Type", "")))))
     nodes = _read_nodes(layer["Name"], str(layer.get("Metadata") or ""))
     outputs = tuple(map(_read_tensor, layer["Outputs"]))
     return EngineLayer(layer["Name"], layer["LayerType"], inputs, tuple(constants), outputs, nodes)

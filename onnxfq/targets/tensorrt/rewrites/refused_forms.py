@@ -30,6 +30,7 @@ from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, default_opset, list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.names import Names
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.decompose_attention import Parts
 from onnxfq.graph.ops import STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.graph.patterns.attention import PRODUCTS, Attention, AttentionForm, match_attention
@@ -56,7 +57,7 @@ def count_padding(proto: onnx.ModelProto) -> str:
 def _has_no_padding(node: onnx.NodeProto) -> bool:
     if node.domain not in STANDARD_DOMAINS:
         return False
-    attrs = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attrs = attributes_of(node)
     if attrs.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or attrs.get("ceil_mode", 0):
         return False
     return not any(attrs.get("pads", ())) and not attrs.get("count_include_pad", 0)

@@ -134,6 +134,10 @@ def int4_weights(reading: CheckContext) -> Iterator[Finding]:
         if not alone or q.qtype != TensorProto.INT4 or (_count(q) or 0) % 2:
             continue
         axis, block = block_axis(q), _block_of(q)
+        if weight.slot == 0 and axis is not None:
+            message = f"int4 weight {q.data!r} is the left operand, and TensorRT's builder aborts; swap them"
+            yield make_finding("int4-weight", "refused", promised.site, message, q.data)
+            continue
         why = explain_int4(q.shape or (), axis, block) if axis is None or q.shape else ""
         between = next((site for site in weight.path if site.op not in _INT4_PATH), None)
         if not why and between is not None:

@@ -1,8 +1,9 @@
 """Rules about DLA, the accelerator of Orin: operators and sizes that it takes.
 
-Sources: NVIDIA's page "DLA supported layers and restrictions" in the documentation of TensorRT, and NvInfer.h
-of TensorRT 11.1 for windows, pads, strides, dilations and groups. Findings are warnings: the builder may
-leave these operators to the GPU, and without that permission it makes no engine.
+Sources: NVIDIA's page "DLA supported layers and restrictions" in the documentation of TensorRT for operators,
+sizes, windows and strides of convolutions; NvInfer.h of TensorRT 11.1 for pads, dilations, groups and pools.
+Findings are warnings: the builder may leave these operators to the GPU, and without that permission it makes
+no engine.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from onnx import helper
-
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, make_finding
 from onnxfq.targets.reading.node_sites import NodeSite
@@ -25,6 +25,9 @@ TAKEN = frozenset(
 
 PLANES = 2
 """Spatial dimensions of convolutions and pools."""
+
+LARGEST = (4096, 8192)
+"""Largest number of samples, and largest other size of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,16 @@ def check_dla(reading: CheckContext) -> Iterator[Finding]:
 def _explain(site: NodeSite) -> str:
     if site.op not in TAKEN:
         return f"it has no {site.op}"
-    attributes = {one.name: helper.get_attribute_value(one) for one in site.node.attribute}
+    sizes = [
+        (name, at, size or 0)
+        for name in site.node.output
+        for at, size in enumerate(site.index.shape(name) or ())
+    ]
+    for name, at, size in sizes:
+        most = LARGEST[min(at, 1)]
+        if size > most:
+            return f"{name!r} has size {size} along axis {at}, and DLA takes up to {most}"
+    attributes = attributes_of(site.node)
     kernel = attributes.get("kernel_shape", ())
     if site.op in _BOUNDS and kernel and len(kernel) != PLANES:
         return f"it has {len(kernel)} spatial dimensions, and DLA takes {PLANES}"

@@ -13,7 +13,7 @@ from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.node_sites import NodeSite
-from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, quantizer, type_name
+from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, find_source, quantizer, type_name
 
 _CODES = dict(TensorProto.DataType.items())
 # By name: an installed onnx may be older than a type.
@@ -65,6 +65,22 @@ def check_tensor_types(reading: CheckContext) -> Iterator[Finding]:
         readers = index.reading(name)
         if readers and name not in told and index.dtype(name) in _MISSING:
             yield _make_type_finding(readers[0], name, index.dtype(name))
+
+
+_FED = frozenset(_CODES[name] for name in "FLOAT FLOAT16 BFLOAT16 DOUBLE INT8 UINT8 INT32 INT64 BOOL".split())
+"""Element types of inputs that the parser takes."""
+
+
+def input_types(reading: CheckContext) -> Iterator[Finding]:
+    """Refuse inputs of other types than TensorRT's engines have (parser: "Failed to convert ONNX date type").
+
+    It has float8, int4 and float4 for inputs of plugins only.
+    """
+    for value in reading.proto.graph.input:
+        code, readers = value.type.tensor_type.elem_type, reading.index.reading(value.name)
+        if value.name not in reading.index.constants and readers and code not in _FED:
+            message = f"input {value.name!r} is {type_name(code)}, which no engine takes; feed int32 or float"
+            yield make_finding("tensor-type", "refused", readers[0], message, value.name)
 
 
 def quantized_constants(reading: CheckContext) -> Iterator[Finding]:
@@ -128,7 +144,7 @@ def _make_type_finding(site: NodeSite, tensor: str, code: int) -> Finding:
 
 
 def check_uint8(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse uint8 weights; report uint8 activations, which the builder computes as int8 with a warning.
+    """Refuse uint8 weights and inputs; report uint8 activations, which the builder computes as int8.
 
     Source: the parser of TensorRT for RTX 1.7.1 ("UINT8 zero_point only on DLA"). `zero_points` reports
     zero points other than 0.
@@ -139,12 +155,23 @@ def check_uint8(reading: CheckContext) -> Iterator[Finding]:
         if not q.quantizes and q.data in q.site.index.stored:
             message = f"{q.data!r} is uint8, and TensorRT takes int8 weights only; use int8 with zero point 0"
             yield make_finding("uint8", "refused", q.site, message, q.data)
+        elif not q.quantizes and _is_bare(find_source(q.site, q.data)):
+            message = (
+                f"{q.data!r} is uint8 without a QuantizeLinear, and TensorRT takes none; put a Cast and "
+                "a Mul there, or feed int8"
+            )
+            yield make_finding("uint8", "refused", q.site, message, q.data)
         elif q.quantizes and q.declared:
             message = (
                 f"{q.data!r} becomes uint8 with zero point 0, which TensorRT computes as int8: all above 127 "
                 "steps is lost; use int8"
             )
             yield make_finding("uint8", "wrong", q.site, message, q.data)
+
+
+def _is_bare(source: NodeSite | None) -> bool:
+    """Tell whether integers are fed or cast, and no operator of another rule makes them."""
+    return source is None or source.op == "Cast"
 
 
 def check_undeclared_types(reading: CheckContext) -> Iterator[Finding]:
@@ -221,8 +248,9 @@ def float_types(reading: CheckContext) -> Iterator[Finding]:
             all_types = ", ".join(f"{name!r} is {type_name(code)}" for code, name in found.items())
             message = f"reads different floats: {all_types}; write the scale in the type of the other inputs"
             yield make_finding("float-types", "refused", site, message, dequantized[0])
-    for promised in reading.promises:  # behind a Cast
-        kinds = {q.float_type: q.data for q in promised.pairs}
+    for promised in reading.promises:  # behind a Cast, or an output_dtype
+        scales = [(q.site.index.dtype(q.site.input(1)), q) for q in promised.pairs]
+        kinds = {code if code in FLOAT_CODES else q.float_type: q.data for code, q in scales}
         if len(kinds) > 1 and promised.site.op not in CONVOLUTIONS:
             names = " and ".join(f"{name!r} in {type_name(code)}" for code, name in kinds.items())
             message = (
@@ -244,6 +272,7 @@ def _float_type(site: NodeSite, tensor: str) -> int:
 
 RULES: tuple[Rule, ...] = (
     check_tensor_types,
+    input_types,
     quantized_constants,
     int8_operators,
     check_uint8,

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
-from onnxfq.graph.ops import CONVOLUTIONS, MOVES, RECURRENT_OPS
+from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand
 from onnxfq.targets.reading.quantizer_reader import QUANTIZE_OPS, Quantizer
-from onnxfq.targets.tensorrt.limits import explain_one_row, explain_window, loops_several_steps
+from onnxfq.targets.tensorrt.limits import explain_one_row, explain_window
 
 
 def check_one_side(reading: CheckContext) -> Iterator[Finding]:
@@ -140,16 +140,18 @@ def activation_scales(reading: CheckContext) -> Iterator[Finding]:
 
 
 def weight_axes(reading: CheckContext) -> Iterator[Finding]:
-    """Report weights with scales along the summed axis instead of the output channels.
+    """Report weights with scales along the summed axis, or one for each matrix of a stack.
 
     Source: NVIDIA, explicit quantization: axis 0 of Conv, the output axis of Gemm and MatMul.
     """
     for promised, weight, q in reading.weights():
         several = q.scale_shape is not None and len(q.scale_shape) == 1 and q.scale_shape[0] != 1
-        if promised.expects == "low" and several and _is_summed(promised, weight, q):
+        stacked = promised.site.op == "MatMul" and weight.axis(q.axis or 0) in range(len(q.shape or ()) - 2)
+        if promised.expects == "low" and several and (stacked or _is_summed(promised, weight, q)):
+            what = "a stack of matrices" if stacked else "which is summed over"
             message = (
-                f"weight {q.data!r} has scales along axis {q.axis}, which is summed over, so it runs in "
-                "float; give one scale per output channel"
+                f"weight {q.data!r} has scales along axis {q.axis}, {what}, so it runs in float; give one "
+                "scale per output channel"
             )
             yield make_finding("weight-axis", "float", promised.site, message, q.data)
 
@@ -191,6 +193,10 @@ def check_transposed_convolutions(reading: CheckContext) -> Iterator[Finding]:
     for promised, weight, q in reading.weights():
         if promised.site.op != "ConvTranspose":
             continue
+        if q.float_type == TensorProto.BFLOAT16:
+            message = "TensorRT for RTX builds no quantized ConvTranspose in bfloat16; use float16 or float32"
+            yield make_finding("conv-transpose", "refused", promised.site, message, weight.tensor)
+            continue
         message = "TensorRT for RTX runs it in float, other TensorRT may not; try trtexec"
         if q.scale_shape and q.scale_shape[0] != 1:
             message = (
@@ -198,33 +204,6 @@ def check_transposed_convolutions(reading: CheckContext) -> Iterator[Finding]:
                 f"releases disagree on the axis; use per_tensor; TensorRT for RTX runs it in float"
             )
         yield make_finding("conv-transpose", "warning", promised.site, message, weight.tensor)
-
-
-def recurrent_weights(reading: CheckContext) -> Iterator[Finding]:
-    """Warn of quantized weights of LSTM, GRU and RNN: only the product with the input uses them."""
-    for site in reading.sites:
-        if site.op not in RECURRENT_OPS:
-            continue
-        makers = [site.index.maker(site.input(slot)) for slot in (1, 2)]
-        if any(maker is not None and maker.op == "DequantizeLinear" for maker in makers):
-            message = "its weights are quantized, and TensorRT runs its loop in float; leave them in float"
-            yield make_finding("recurrent", "warning", site, message)
-
-
-def casts_before_loops(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse a Cast in front of a recurrent operator of several steps (`rewrites.refused_forms`)."""
-    for site in reading.sites:
-        if not loops_several_steps(site.node, site.index.shape(site.input(0))):
-            continue
-        maker = site.index.maker(site.input(0))
-        while maker is not None and maker.op in MOVES:
-            maker = maker.index.maker(maker.input(0))
-        if maker is not None and maker.op == "Cast":
-            message = (
-                f"Cast {maker.name!r} stands in front of its steps, and TensorRT builds no such loop; "
-                "compute its input in its own type, or cast the loop too"
-            )
-            yield make_finding("recurrent-cast", "refused", site, message, site.input(0))
 
 
 RULES: tuple[Rule, ...] = (
@@ -235,6 +214,4 @@ RULES: tuple[Rule, ...] = (
     weight_axes,
     float8_kernels,
     check_transposed_convolutions,
-    recurrent_weights,
-    casts_before_loops,
 )

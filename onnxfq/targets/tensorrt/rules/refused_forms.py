@@ -11,7 +11,7 @@ from onnxfq.graph.ops import STANDARD_DOMAINS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.node_sites import NodeSite
-from onnxfq.targets.reading.quantizer_reader import QUANTIZE_OPS
+from onnxfq.targets.reading.quantizer_reader import is_quantized
 from onnxfq.targets.tensorrt.refused_forms import RefusedForm, refused_forms
 from onnxfq.targets.tensorrt.rules.operator_forms import find_refused
 
@@ -43,7 +43,7 @@ def _describe(site: NodeSite, form: RefusedForm) -> str:
         return "" if site.input(form.value) else f"input {form.value} is left out, which {_SAID}; give it"
     name = site.input(0)
     code = TensorProto.DataType.Value(form.value)
-    if site.index.dtype(name) != code or site.index.is_constant(name) or _is_quantized(site, name):
+    if site.index.dtype(name) != code or site.index.is_constant(name) or is_quantized(site, name):
         return ""
     kind = form.value.lower()
     return f"it reads {kind} numbers, which {_SAID} for {site.op}; put a Cast in front of it"
@@ -51,17 +51,6 @@ def _describe(site: NodeSite, form: RefusedForm) -> str:
 
 def _plain(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _is_quantized(site: NodeSite, tensor: str) -> bool:
-    """Tell whether a Q makes the numbers of `tensor`, directly or through nodes that keep the type."""
-    maker, code = site.index.maker(tensor), site.index.dtype(tensor)
-    while maker is not None and maker.op not in QUANTIZE_OPS:
-        name = maker.input(0)
-        if not name or site.index.dtype(name) != code:
-            return False
-        maker = site.index.maker(name)
-    return maker is not None
 
 
 RULES: tuple[Rule, ...] = (table_forms,)

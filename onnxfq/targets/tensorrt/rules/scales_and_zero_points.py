@@ -87,6 +87,38 @@ def scale_counts(reading: CheckContext) -> Iterator[Finding]:
             yield make_finding("scale-count", "refused", q.site, message, q.data)
 
 
+_FOLDED = frozenset(
+    "Abs Add Cast Clip Concat Constant ConstantOfShape Div Exp Expand Floor Gather Identity If Log Max Mean "
+    "Min Mul Neg PRelu Reciprocal Reshape Shape Size Slice Sqrt Squeeze Sub Sum Transpose Unsqueeze "
+    "Where".split()
+)
+"""Operators that TensorRT for RTX 1.7.1 computes while it parses, tried one by one on a scale."""
+
+
+def computed_scales(reading: CheckContext) -> Iterator[Finding]:
+    """Refuse scales that other operators than `_FOLDED` make of constants: the parser crashes.
+
+    It folds a Gather of one number only, and no DQ in front of a Q.
+    """
+    for q in _first_with(reading, 1):
+        index, names = q.site.index, [q.site.input(1)]
+        while names:
+            maker = index.maker(names.pop())
+            if maker is None or not index.is_constant(str(maker.node.output[0])):
+                continue
+            several = maker.op == "Gather" and bool(q.scale_shape)
+            if maker.op in DEQUANTIZE_OPS and not q.quantizes:
+                continue  # a scale that is quantized itself
+            if maker.op not in _FOLDED or several:
+                message = (
+                    f"{maker.op} {maker.name!r} makes the scale of {q.data!r}, and TensorRT does not compute "
+                    "it while it builds; store its value"
+                )
+                yield make_finding("runtime-scale", "refused", q.site, message, q.data)
+                break
+            names += [name for name in maker.node.input if name]
+
+
 def runtime_scales(reading: CheckContext) -> Iterator[Finding]:
     """Refuse scales that are computed from data or fed: the parser of TensorRT for RTX 1.7.1 crashes.
 
@@ -116,4 +148,11 @@ def _first_with(reading: CheckContext, slot: int) -> Iterator[Quantizer]:
             yield q
 
 
-RULES: tuple[Rule, ...] = (zero_points, computed_zero_points, scale_values, scale_counts, runtime_scales)
+RULES: tuple[Rule, ...] = (
+    zero_points,
+    computed_zero_points,
+    scale_values,
+    scale_counts,
+    runtime_scales,
+    computed_scales,
+)
