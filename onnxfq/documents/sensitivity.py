@@ -21,7 +21,7 @@ _TERMS = (
     "and multiplies: its shares of the noise of all groups and of the multiply-adds; a remedy is measured "
     "on more samples"
 )
-"""What the headings of the table mean."""
+"""Meaning of the headings of the table."""
 
 
 class GroupNoise(Record):
