@@ -147,7 +147,8 @@ def main() -> None:
             rows.append(row)
             print(*row, sep=" | ", flush=True)
     text = markdown_table(HEADER, rows) + f"\n\n{same} other pairs of network and recipe have the same plan."
-    write_section(arguments.out, "Accuracy by plan", "TensorRT", text)
+    section = f"TensorRT, {arguments.only}" if arguments.only else "TensorRT"
+    write_section(arguments.out, "Accuracy by plan", section, text)
 
 
 if __name__ == "__main__":

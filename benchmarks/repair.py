@@ -135,11 +135,11 @@ def merge_rows(out: Path | None, title: str, rows: Sequence[list[str]]) -> list[
 
 
 def judge_estimates(rows: Sequence[Sequence[str]]) -> str:
-    """Return how far the printed SQNR is from the true one, for unseen samples and for seen ones."""
+    """Return how far the printed SQNR is from the true one, for three rows and more of a kind of samples."""
     lines = []
     for name, seen in (("unseen", False), ("seen, of too few to leave some out,", True)):
         errors = [float(row[5].split()[0]) - float(row[6]) for row in rows if (SEEN in row[5]) is seen]
-        if errors:
+        if len(errors) > 2:
             lines.append(
                 f"Printed dB of samples that are {name} are {median(map(abs, errors)):.1f} dB from the true\n"
                 f"ones, the median of {len(errors)} rows, and at most {max(errors):.1f} dB too good."

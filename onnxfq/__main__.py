@@ -61,7 +61,7 @@ def _open_standard_streams() -> None:
 
 def _run(ending: list[signal.Signals], mask: set[int | signal.Signals] | None = None) -> int:
     """Import and run the command line with the blocked signals `mask`; return its exit code."""
-    if not sys.warnoptions:  # of libraries; onnxfq's own notes are logged
+    if not sys.warnoptions:  # libraries warn; onnxfq logs its notes
         warnings.simplefilter("ignore")
     for number in ending:
         # No exception: extension modules would turn it into their own errors. Nothing is written yet.

@@ -1281,6 +1281,13 @@ CASES = (
         "float",
     ),
     case(
+        "a pair behind the product alone",
+        f"""g (float[4,64] x) => (float[4,32] y) {{ [mm] a = MatMul (x, w) {pair("a", "a", "b", "y")} }}""",
+        int8_pair(w=weights(64, 32)),
+        "warning not-quantized mm",
+        "float",
+    ),
+    case(
         "constant of both branches",
         BRANCH_INSIDE,
         conv_constants(),

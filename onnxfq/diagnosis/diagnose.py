@@ -111,7 +111,7 @@ def _open(
     form = switch_form(proto, source)
     feeds = _read_feeds(proto, data, options, count)
     board = None if data is None else Board(form, _compared(form, source), options.threads)
-    floats = None if reference is None else FloatModel.open(reference, options.threads)
+    floats = None if reference is None else FloatModel.open(reference, proto, options.threads)
     return Patient(source, proto, form, board, floats, feeds, target)
 
 

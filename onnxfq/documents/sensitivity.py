@@ -16,6 +16,12 @@ from onnxfq.support.records import Amount, Count, Document, Record
 from onnxfq.support.tables import table_lines
 
 _SHOWN = 12
+_TERMS = (
+    "alone and without dB: SQNR of the outputs with this group alone quantized, and with all others; noise "
+    "and multiplies: its shares of the noise of all groups and of the multiply-adds; a remedy is measured "
+    "on more samples"
+)
+"""Meaning of the headings of the table."""
 
 
 class GroupNoise(Record):
@@ -261,6 +267,7 @@ class Sensitivity(Document):
             *table_lines(rows, names=(len(rows[0]) - 2, len(rows[0]) - 1)),
         ]
         lines += [f"and {more} groups with less noise"] if more > 0 else []
+        lines.append(_TERMS)
         wide = describe_channels(self.channels)
         cure = "cure       `onnxfq quantize` with --repair auto evens out channels where that gains"
         return "\n".join([*lines, *wide, *([cure] if wide else [])])

@@ -63,7 +63,7 @@ def test_images_without_class_folders_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_labels_that_count_from_another_number(labels: list[int], says: str) -> None:
-    """Where most rows are right with labels one less, a note says so."""
+    """A note names the shift of labels that makes most rows right."""
     right = RightClasses(np.asarray(labels), "y")
     scores = np.eye(4, dtype=np.float32)[[0, 1, 2, 3, 0]]
     for rows in np.split(scores, 5):

@@ -14,7 +14,8 @@ from onnx import numpy_helper
 from planted_faults import Planted, wide
 from quantized_files import sound
 
-from onnxfq import compare, diagnose, evaluate
+import onnxfq
+from onnxfq import compare, diagnose, evaluate, quantize
 from onnxfq.cli.main import main
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 
@@ -96,6 +97,16 @@ def test_a_sound_file_is_not_written(files: Files, tmp_path: Path) -> None:
     result = diagnose(sound("conv", "qdq"), reference=files["m"], data=files["d"], output=tmp_path / "r.onnx")
     assert result.verdict.startswith("no fault found") and not result.causes and not result.written
     assert not (tmp_path / "r.onnx").exists()
+
+
+def test_a_file_may_keep_its_batch_normalization() -> None:
+    """Neither weights nor biases are accused where file and float model have the same one."""
+    net = network("conv")
+    unrepaired = onnxfq.AccuracyTarget(repair=None)
+    made = quantize(net.float_model, net.feeds(16, seed=2), accuracy=unrepaired)
+    assert any(node.op_type == "BatchNormalization" for node in made.qdq.graph.node)
+    found = diagnose(made.qdq, reference=net.float_model, data=net.feeds(16, seed=3))
+    assert found.verdict.startswith("no fault found") and not found.causes
 
 
 def test_metric_replaces_the_sqnr(files: Files) -> None:

@@ -316,7 +316,7 @@ def test_every_recipe_has_a_page(recipe: str) -> None:
 
 
 def test_a_page_counts_in_words(result: QuantizeResult) -> None:
-    """What a page says agrees with its numbers, as in the terminal."""
+    """Nouns on a page agree with their numbers, as in the terminal."""
     record = quantize_record(result)
     origin, notes = record.origin.model_copy(update={"feeds": 1}), ("1 Constant node(s) made initializers",)
     (shown,) = page_contents([("m", record.model_copy(update={"origin": origin, "notes": notes}))])

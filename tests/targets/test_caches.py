@@ -192,7 +192,7 @@ PRODUCT = build("g (float[N,64] x) => (float[N,64] y) { y = MatMul (x, w) }", {"
     ],
 )
 def test_error_by_length(base: str, proto: onnx.ModelProto, data: list, lengths: str) -> None:
-    """The error of attention is told at 1, 4 and 16 times the length of the texts, or up to the context."""
+    """A note has the error of attention at 1, 4 and 16 times the length of the texts, up to the context."""
     errors = {}
     for qtype in ("int8", "int4"):
         notes = " ".join(quantized(base, proto, data, qtype, "per_tensor").staged.notes)

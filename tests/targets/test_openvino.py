@@ -76,6 +76,9 @@ def planted() -> Iterator[tuple[str, Planted]]:
 
 PLANTED = dict(planted())
 
+HAS_TILES = "amx_int8" in (CPU.read_text() if (CPU := Path("/proc/cpuinfo")).exists() else "")
+"""Whether OpenVINO chooses among the kernels of AMX: an Intel Xeon without it has `brgconv` for both."""
+
 
 def built(model: onnx.ModelProto) -> CheckResult:
     """Return the check with OpenVINO's own graph."""
@@ -95,7 +98,10 @@ def test_rules_agree_with_openvino(name: str) -> None:
     """What a rule reports in float runs in float, and what none reports runs as promised."""
     model, rule, verdict = PLANTED[name]
     result = built(model)
-    assert [node.verdict for node in result.engine] == [verdict]
+    (found,) = (node.verdict for node in result.engine)
+    if found == "low" and not HAS_TILES and name == "signed zero point":
+        pytest.skip("the kernels of this processor take it; those of others do not")
+    assert found == verdict
     # The runtime adds nothing that a rule misses.
     for findings in (onnxfq.check(model, "openvino").findings, result.findings):
         assert {found.rule for found in findings} == {rule} - {""}
@@ -207,8 +213,9 @@ def kernel_of(model: onnx.ModelProto, node: str) -> str:
     return next(kernel for name, kernel in names.items() if node in name.split(","))
 
 
+@pytest.mark.skipif(not HAS_TILES, reason="only processors with AMX lose the kernel")
 def test_a_zero_point_and_scales_of_channels_cost_the_kernel() -> None:
-    """A failure means that the rule can go, except on processors without these kernels."""
+    """A failure means that the rule can go."""
     feeds = [feed_for(mobile(), seed) for seed in range(3)]
     made = onnxfq.quantize(mobile(), feeds, recipe="openvino-int8").qdq
     (q,) = (node for node in made.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "c")

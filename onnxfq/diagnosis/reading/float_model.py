@@ -54,7 +54,7 @@ class FloatModel:
     """The float model.
 
     Attributes:
-        proto: with each BatchNormalization folded that can be.
+        proto: with each BatchNormalization folded that can be, but for those of the file.
         tensors: by number of a quantizer, the float tensor that it quantizes.
         layers: by node of the float form of the file, the layer with its weight.
         unmatched: quantized tensors of the file without a float one.
@@ -68,12 +68,13 @@ class FloatModel:
     unmatched: list[str] = field(default_factory=list)
 
     @staticmethod
-    def open(model: str | Path | onnx.ModelProto, threads: int) -> FloatModel:
-        """Return the float model. Raises ModelError for one that cannot be read or is quantized."""
+    def open(model: str | Path | onnx.ModelProto, file: onnx.ModelProto, threads: int) -> FloatModel:
+        """Return the float model of `file`. Raises ModelError for one that cannot be read or is quantized."""
         loaded = load(model)
         if any(node.op_type in QUANTIZED_OPS for node in loaded.proto.graph.node):
             raise ModelError(f"{loaded.source} is quantized; give the float model that the file was made of")
-        proto = fold_batch_norm(loaded).proto
+        norms = [node for node in file.graph.node if node.op_type == "BatchNormalization"]
+        proto = fold_batch_norm(loaded, {node.output[0] for node in norms}).proto
         index = GraphIndex.of_model(proto)
         inner = [name for node in proto.graph.node for name in node.output if name]
         floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.UNDEFINED}

@@ -7,6 +7,7 @@ BatchNormalization]: y = (x - mean) * scale / sqrt(var + epsilon) + bias.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -25,19 +26,20 @@ _EPSILON = 1e-5
 _Float64s = NDArray[np.float64]
 
 
-def fold_batch_norm(model: Model) -> Model:
+def fold_batch_norm(model: Model, kept: Collection[str] = ()) -> Model:
     """Return `model` with each BatchNormalization that only a convolution feeds folded into it.
 
     Weights and biases are computed in float64 and rounded once. A BatchNormalization stays if its parameters
-    or the weight are computed, if it trains, or if something else reads the result of the convolution. The
-    model itself is returned if none can be folded.
+    or the weight are computed, if it trains, if something else reads the result of the convolution, or if its
+    output is one of `kept`. The model itself is returned if none can be folded.
     """
     if not any(node.op_type == "BatchNormalization" for node in model.proto.graph.node):
         return model
     graph, count = model.graph(), 0
     editor = Editor(graph)
     for scope in list_graphs(graph):
-        for norm in [node for node in scope.nodes if node.op == "BatchNormalization"]:
+        norms = [node for node in scope.nodes if node.op == "BatchNormalization"]
+        for norm in [node for node in norms if node.outputs[0].name not in kept]:
             conv = _find_convolution(norm, scope)
             if conv is not None:
                 _fold(editor, conv, norm)

@@ -96,7 +96,7 @@ def judge_given(proto: onnx.ModelProto) -> JudgedTensors:
         add_shapes(light)
     except ModelError:  # declared shapes that contradict each other: ONNX Runtime infers its own
         light = proto
-    # Integers that are no choice are numbers of a grid, which move nothing.
+    # Integers other than choices are numbers of a grid, which move nothing.
     return _Judge(light.graph, moves=chooses or not kinds <= _FLOATS).judge()
 
 

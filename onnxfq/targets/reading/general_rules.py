@@ -10,9 +10,13 @@ from onnxfq.targets.reading.context import CheckContext, make_finding
 
 
 def check_quantized(reading: CheckContext) -> Iterator[Finding]:
-    """Warn of a model that multiplies in float only: it may be the model before quantization."""
+    """Warn of a model that multiplies in float only: before quantization, or with pairs in other places."""
     weighted = [site for site in reading.sites if site.op in WEIGHTED_INPUTS]
     simulated = any(site.op in FAKE_QUANTIZE_OPS for site in reading.sites)
-    if weighted and not reading.quantizers and not simulated:
+    if weighted and not reading.promises and not simulated:
         message = "it is in float, like the whole model; check the file that `onnxfq quantize` wrote"
+        if reading.quantizers:
+            message = (
+                "no pair stands in front of a product, and all run in float; quantize the inputs of products"
+            )
         yield make_finding("not-quantized", "warning", weighted[0], message)
