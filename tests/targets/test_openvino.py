@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -211,6 +213,28 @@ def kernel_of(model: onnx.ModelProto, node: str) -> str:
     layers = [op.get_rt_info() for op in compile_model(model, 1).get_runtime_model().get_ordered_ops()]
     names = {str(i["originalLayersNames"].astype(str)): str(i["primitiveType"].astype(str)) for i in layers}
     return next(kernel for name, kernel in names.items() if node in name.split(","))
+
+
+THREADS = """
+import os, sys, threading
+from builders import conv_relu, feed_for
+from onnxfq.targets.openvino.runtime import open_model
+sys.setswitchinterval(1e-6)
+run, feed, start = open_model(conv_relu(), 1), feed_for(conv_relu(), 0), threading.Barrier(4)
+threads = [threading.Thread(target=lambda: (start.wait(), run(feed))) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+os._exit(0)
+"""
+
+
+def test_threads_begin_together() -> None:
+    """The first runs of a process are in several threads: without one before, half of such processes hung."""
+    path = {
+        "PYTHONPATH": os.pathsep.join([str(Path(onnxfq.__file__).parents[1]), str(Path(__file__).parents[1])])
+    }
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", THREADS], env=os.environ | path, timeout=120, check=True)
 
 
 @pytest.mark.skipif(not HAS_TILES, reason="only processors with AMX lose the kernel")

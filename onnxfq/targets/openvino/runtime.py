@@ -36,8 +36,8 @@ def load_library() -> Any:
             "package openvino is not installed, and it runs the model with OpenVINO; pip install "
             '"onnxfq[openvino]"'
         ) from None
-    # The first array that OpenVINO makes looks NumPy up. Two threads that do so at a time wait for each other:
-    # one has C++'s lock of the static variable and wants the interpreter's, the other the reverse (2026.4.1).
+    # The first array that OpenVINO makes looks NumPy up. Two threads that do so at a time never return: one
+    # has C++'s lock of the static variable and wants the interpreter's, the other the reverse (2026.4.1).
     openvino.Tensor(np.zeros(1, np.float32)).data.sum()
     return openvino
 
