@@ -108,7 +108,8 @@ def verdict_of(
     if len(causes) > 1:
         both = before is not None and after is not None
         together = f"; all repairs: {before:.1f} {unit} becomes {after:.1f}" if both else ""
-        rest.append(f"{len(causes) - 1} more cause(s) below{together}")
+        causes_below = "1 more cause" if len(causes) == 2 else f"{len(causes) - 1} more causes"
+        rest.append(f"{causes_below} below{together}")
     last = [line for text in rest for line in _shorten(text, 1)]
     where = f" of {first.tensor or first.node}" if first.tensor or first.node else ""
     head = _shorten(f"{first.kind.replace('_', ' ')}{where}: {first.evidence}", 3 - len(last))
