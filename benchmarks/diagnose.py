@@ -12,10 +12,7 @@ budget of remedies for low outputs, 3 times `quantize` without them.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,9 +21,7 @@ import numpy as np
 import onnx
 from calibration import feeds
 from onnx import numpy_helper
-from quantize import Job, by_onnxfq, child, run_child
-from shapes import NETWORKS
-from timing import machine, markdown_table, report
+from quantize import Job, by_onnxfq, compare_jobs, run_child
 
 EVERY, FACTOR = 12, 20
 """Ranges that are planted too wide, and by how much."""
@@ -105,33 +100,9 @@ def measure(path: Path, samples: int, threads: int, rounds: int) -> list[list[st
 
 def main() -> None:
     """Measure and print one table."""
-    if sys.argv[1:2] == ["--child"]:
-        child(JOBS, *sys.argv[2:])
-        return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", nargs="+", choices=sorted(NETWORKS), default=["resnet50"])
-    parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--out", help="write the result to this Markdown file")
-    arguments = parser.parse_args()
-    rows: list[list[str]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for network in arguments.networks:
-            path = Path(folder) / f"{network}.onnx"
-            onnx.save(NETWORKS[network](1), path)
-            rows += measure(path, arguments.samples, arguments.threads, arguments.rounds)
-    head = (
-        f"{machine()}; onnx {onnx.__version__}, numpy {np.__version__}. {arguments.samples} samples, batch "
-        f"1, rounds: {arguments.rounds}, in which the jobs take turns, each in its own process; medians. The "
-        f"repairs are of a file in which every {EVERY}th range is {FACTOR} times as wide.\n\n"
-    )
     header = ["network", "what", "processor s", "times evaluate", "times quantize", "peak MB"]
-    report(
-        f"Cost of a diagnosis, threads: {arguments.threads}",
-        head + markdown_table(header, rows),
-        arguments.out,
-    )
+    note = f"The repairs are of a file in which every {EVERY}th range is {FACTOR} times as wide."
+    compare_jobs(JOBS, measure, header, title="Cost of a diagnosis", rounds=1, note=note)
 
 
 if __name__ == "__main__":

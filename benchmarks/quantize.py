@@ -163,6 +163,49 @@ def measure(
     return rows
 
 
+def compare_jobs(
+    jobs: Mapping[str, Callable[[], Job]],
+    measure: Callable[[Path, int, int, int], list[list[str]]],
+    header: list[str],
+    *,
+    title: str,
+    rounds: int,
+    note: str = "",
+) -> None:
+    """Run the command line of a script with jobs, one of which a child process runs; print one table.
+
+    Args:
+        jobs: by name.
+        measure: from the path of a network, samples, threads and rounds to rows of the table.
+        header: of the table.
+        title: of the page, without the threads.
+        rounds: unless given.
+        note: more about what is measured.
+    """
+    if sys.argv[1:2] == ["--child"]:
+        child(jobs, *sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--networks", nargs="+", choices=sorted(NETWORKS), default=["resnet50"])
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--out", help="write the result to this Markdown file")
+    arguments = parser.parse_args()
+    rows: list[list[str]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for network in arguments.networks:
+            path = Path(folder) / f"{network}.onnx"
+            onnx.save(NETWORKS[network](1), path)
+            rows += measure(path, arguments.samples, arguments.threads, arguments.rounds)
+    head = (
+        f"{machine()}; onnx {onnx.__version__}, numpy {np.__version__}. {arguments.samples} samples, batch "
+        f"1, rounds: {arguments.rounds}, in which the jobs take turns, each in its own process; medians, and "
+        f"medians of the rounds' ratios.{note and ' '}{note}\n\n"
+    )
+    report(f"{title}, threads: {arguments.threads}", head + markdown_table(header, rows), arguments.out)
+
+
 def main() -> None:
     """Measure and print one table."""
     if sys.argv[1:2] == ["--child"]:

@@ -13,20 +13,13 @@ most 256 MB more than plain inference.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import onnx
 from calibration import feeds
-from quantize import Job, child, plain, run_child
-from shapes import NETWORKS
-from timing import machine, markdown_table, report
+from quantize import Job, compare_jobs, plain, run_child
 
 
 def calibration() -> Job:
@@ -89,31 +82,8 @@ def measure(path: Path, samples: int, threads: int, rounds: int) -> list[list[st
 
 def main() -> None:
     """Measure and print one table."""
-    if sys.argv[1:2] == ["--child"]:
-        child(JOBS, *sys.argv[2:])
-        return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--networks", nargs="+", choices=sorted(NETWORKS), default=["resnet50"])
-    parser.add_argument("--samples", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", help="write the result to this Markdown file")
-    arguments = parser.parse_args()
-    rows: list[list[str]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for network in arguments.networks:
-            path = Path(folder) / f"{network}.onnx"
-            onnx.save(NETWORKS[network](1), path)
-            rows += measure(path, arguments.samples, arguments.threads, arguments.rounds)
-    head = (
-        f"{machine()}; onnx {onnx.__version__}, numpy {np.__version__}. {arguments.samples} samples, batch "
-        f"1, {arguments.rounds} rounds in which the jobs take turns, each in its own process; medians, and "
-        "medians of the rounds' ratios.\n\n"
-    )
     header = ["network", "what", "processor s", "times calibration", "peak MB", "more than plain"]
-    report(
-        f"Ranking of layers, threads: {arguments.threads}", head + markdown_table(header, rows), arguments.out
-    )
+    compare_jobs(JOBS, measure, header, title="Ranking of layers", rounds=3)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import replace_nodes
 from onnxfq.graph.normalize.opset import raise_opset
 
 _OPSET = 13
-# The first opset in which DequantizeLinear has an axis.
+"""The first opset in which DequantizeLinear has an axis."""
 
 
 def pairs_of_casts(proto: onnx.ModelProto, source: str) -> onnx.ModelProto:
@@ -23,17 +24,12 @@ def pairs_of_casts(proto: onnx.ModelProto, source: str) -> onnx.ModelProto:
     found = [(node, pair) for node in proto.graph.node if (pair := _pair_of(index, node)) is not None]
     if not found:
         return proto
-    removed = {node.output[0] for node, _ in found} | {pair.output[0] for _, pair in found}
     pairs = {node.output[0]: pair for node, pair in found}
+    products = {pair.output[0] for pair in pairs.values()}
     edited = onnx.ModelProto()
     edited.CopyFrom(proto)
-    del edited.graph.node[:]
-    for node in proto.graph.node:
-        name = node.output[0] if node.output else ""
-        if name in pairs:
-            edited.graph.node.append(pairs[name])
-        elif name not in removed:
-            edited.graph.node.append(node)
+    kept = [node for node in proto.graph.node if not products & {*node.output}]
+    replace_nodes(edited.graph, [pairs.get("".join(node.output[:1]), node) for node in kept])
     for tensor in edited.graph.initializer:
         if tensor.name in {pair.input[1] for pair in pairs.values()}:
             values = tensor_array(tensor)
