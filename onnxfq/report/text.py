@@ -148,9 +148,10 @@ def list_lines(*parts: Any) -> list[str]:
 
 
 def is_unseen(result: QuantizeResult) -> bool:
-    """Tell whether the compared samples gave neither ranges nor moments."""
+    """Tell whether the compared samples gave neither ranges nor moments; of folds, no ranges."""
     feeds = None if result.candidate is None else result.candidate.session.feeds
-    return feeds is not None and bool(feeds.unseen) and result.matched is None
+    unseen = feeds is not None and bool(feeds.unseen) and result.matched is None
+    return unseen or bool(result.evaluation.folds)
 
 
 def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = None, reasons: int = 6) -> str:
@@ -167,6 +168,7 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
         known = result.statistics.data.samples
         total = f" of {known}" if known else ""
         kind = "unseen" if is_unseen(result) else "seen"
+        kind += f", in {evaluation.folds} folds" if evaluation.folds else ""
         lines += ["", f"against the float model, {evaluation.feeds}{total} samples, {kind}:"]
         lines += [f"  {line}".rstrip() for line in evaluation.table().splitlines()]
     lines.append("")
