@@ -25,7 +25,7 @@ from onnxfq.stages.planned_encodings import plan_encodings
 from onnxfq.stages.statistics_source import GatheredStatistics
 
 SAMPLES = 64
-"""Most samples that give the ranges of channels."""
+"""Most samples that give the ranges of channels; RANGED where the budget has no time for more."""
 
 RANGED = 16
 """Most samples that give the ranges of tensors while sets of factors are compared."""
@@ -107,19 +107,20 @@ def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the factors that the recipe asks for, or else with cross-layer factors."""
     recipe = candidate.recipe
     if recipe.channel_methods.confirmed:
-        return search_factors(candidate, judge)
-    named = recipe.override(activations={"equalize": "auto"})
-    return search_factors(replace(candidate, recipe=named), judge)
+        return search_factors(candidate, judge, recipe)
+    return search_factors(candidate, judge, recipe.override(activations={"equalize": "auto"}))
 
 
-def estimate(candidate: Candidate, judge: Judge, method: Method = "cross_layer") -> float:
-    """Return the seconds of choosing factors, and of comparing with and without them."""
+def estimate(
+    candidate: Candidate, judge: Judge, method: Method = "cross_layer", samples: int = RANGED
+) -> float:
+    """Return the seconds of choosing factors, of comparing with them, and of the ranges of all samples."""
     model, work = candidate.session.ranked, judge.work
     groups = find_groups(model, method, candidate.recipe.target)
     if not groups:
         return 0.0
-    factors = _factor_seconds(model, groups, judge, min(SAMPLES, work.samples))
-    return factors + 2 * _measuring_seconds(judge) + work.observe() + work.calibrate
+    factors = _factor_seconds(model, groups, judge, min(samples, work.samples))
+    return factors + _measuring_seconds(judge) + work.observe() + work.calibrate
 
 
 def leave_for_smoothing(candidate: Candidate, judge: Judge) -> float:
@@ -150,22 +151,24 @@ def _measuring_seconds(judge: Judge) -> float:
     return work.observe(min(RANGED, work.samples)) + work.calibrate + judge.compare_choosing(1)
 
 
-def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
-    """Return the candidate with channel factors for the groups that the outputs confirm.
+def search_factors(candidate: Candidate, judge: Judge, recipe: Recipe) -> Proposal | Refusal:
+    """Return the candidate of `recipe` with channel factors for the groups that the outputs confirm.
 
     Either half of the groups of a method is left out on trial; if that helps, its halves in turn. One group
     may spoil what the others gain.
     """
-    recipe, session = candidate.recipe, candidate.session
-    lacks = _explain_lack(judge.sources)
+    session, lacks = candidate.session, _explain_lack(judge.sources)
     if lacks or session.feeds is None:
         return Refusal(f"{lacks or 'no data'} given")
     judging = {id(feed) for feed in (*judge.choosing, *judge.proving)}
-    feeds = [feed for feed in session.feeds.select(SAMPLES) if id(feed) not in judging] or judge.choosing
     methods = recipe.channel_methods
+    kind: Method = "smooth" if "smooth" in methods.confirmed else "cross_layer"
+    too_long = judge.budget.explain_refusal(estimate(candidate, judge, kind, SAMPLES))
+    chosen = session.feeds.select(RANGED if too_long else SAMPLES)
+    feeds = [feed for feed in chosen if id(feed) not in judging] or judge.choosing
     with weights_stored_in(session.scratch):
         search = _Search(session, recipe, judge.options, feeds, judge)
-        equalized, trials = search.confirm(methods.only(methods.confirmed))
+        equalized, trials = search.confirm(methods.only(methods.confirmed), judge.choose([candidate])[0])
         before = () if candidate.equalization is None else candidate.equalization.groups
         evidence = Equalization(groups=(*before, *equalized.groups), trials=tuple(trials))
         if not equalized.changed:
@@ -179,8 +182,7 @@ def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 
 def smooth(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with smoothed activations, for a recipe that does not ask for it."""
-    recipe = candidate.recipe.override(smooth="auto")
-    return search_factors(replace(candidate, recipe=recipe), judge)
+    return search_factors(candidate, judge, candidate.recipe.override(smooth="auto"))
 
 
 def _explain_lack(sources: Sources) -> str:
@@ -209,18 +211,23 @@ class _Search:
             self.judge.budget.spend(seconds)
         return equalized
 
-    def confirm(self, methods: ChannelMethods) -> tuple[Equalized, list[FactorTrial]]:
-        """Return the factors of `methods` without the groups that are found harmful, and the trials."""
+    def confirm(self, methods: ChannelMethods, known_db: float) -> tuple[Equalized, list[FactorTrial]]:
+        """Return the factors of `methods` without the groups that are found harmful, and the trials.
+
+        `known_db` is the SQNR without them, with the ranges of all samples. If the factors do not gain, it is
+        measured again with the ranges of RANGED samples, as theirs is.
+        """
         equalized = self.equalize(methods, self.feeds)
         asked = [group for group in equalized.groups if not group.why]
         plain = equalized.without({group.tensor: USELESS for group in asked})
         if not asked or not self.session.judged.deciding:
             return plain, []
-        trials: list[FactorTrial] = []
-        plain_db = self._measure(plain, trials)
-        least = plain_db + LEAST_GAIN_DB
+        trials = [FactorTrial(methods=(), sqnr_db=known_db)]
         reached = self._measure(equalized, trials)
-        for method in METHODS if reached > plain_db - HOPELESS_DB else ():
+        if reached < known_db + LEAST_GAIN_DB and not self._explain_refusal():
+            known_db = min(known_db, self._measure(plain, trials))
+        least = known_db + LEAST_GAIN_DB
+        for method in METHODS if reached > known_db - HOPELESS_DB else ():
             names = [group.tensor for group in asked if group.method == method]
             for part in _halves(names) or [names] * (0 < len(names) < len(asked)):
                 equalized, reached = self._narrow(equalized, part, reached, trials)
