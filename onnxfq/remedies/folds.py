@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnx
@@ -10,7 +12,9 @@ import onnx
 from onnxfq.data import Feed
 from onnxfq.data.digest import sample_digests
 from onnxfq.data.model_inputs import input_specs
+from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.scores import Evaluation
+from onnxfq.errors import OnnxfqError
 from onnxfq.execution.sides import Side
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.external.sizes import is_large
@@ -63,10 +67,11 @@ def score_folds(judge: Judge, candidate: Candidate, first: Evaluation) -> Evalua
         return first
     folds = min(len(kept), 3) if len(kept) < 2 * FOLDS else FOLDS
     parts = [kept[fold::folds] for fold in range(folds)]
-    models = []
-    for part in parts:
-        statistics = observe_part(session, candidate.planned.unknown, feeds.again(part), judge.options)
-        models.append(candidate.with_statistics(statistics).simulate())
+    try:
+        with _without_warnings():
+            models = [_leave_out(part, feeds, candidate, judge) for part in parts]
+    except OnnxfqError:  # a part may give a tensor no value at all
+        return first
     (seen,) = first.candidates
     with weights_stored_in(session.scratch):
         found = score_models(
@@ -81,6 +86,25 @@ def score_folds(judge: Judge, candidate: Candidate, first: Evaluation) -> Evalua
     score = number_samples(found.candidates[0], feeds, kept)
     score = score.model_copy(update={"weight_shares": seen.weight_shares})
     return first.model_copy(update={"candidates": (score,), "feeds": found.feeds, "folds": folds})
+
+
+def _leave_out(part: Sequence[Feed], feeds: KeptFeeds, candidate: Candidate, judge: Judge) -> onnx.ModelProto:
+    """Return the simulation of `candidate` with ranges without `part`."""
+    unknown = candidate.planned.unknown
+    statistics = observe_part(candidate.session, unknown, feeds.again(part), judge.options)
+    return candidate.with_statistics(statistics).simulate()
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Say nothing about ranges of a part of the samples, which are in no file."""
+    log = logging.getLogger("onnxfq")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _open_each(models: Sequence[onnx.ModelProto], parts: Sequence[Sequence[Feed]]) -> Opener:
