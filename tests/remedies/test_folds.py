@@ -91,17 +91,18 @@ def test_others_are_as_before(tmp_path: Path) -> None:
 
 def test_a_part_without_values_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     """A branch that one sample alone takes: the figures are of samples that gave the ranges, in silence."""
-    text = """g (float[N,16] x) => (float[N,4] y) {
+    text = """g (float[1,16] x) => (float[1,4] y) {
         m = ReduceMax <keepdims = 0> (x)
         large = Greater (m, limit)
         y = If (large) <
-            then_branch = t () => (float[N,4] p) { p = MatMul (x, w) },
-            else_branch = e () => (float[N,4] q) { q = Identity (rest) }> }"""
+            then_branch = t () => (float[1,4] p) { r = Relu (x) p = MatMul (r, w) },
+            else_branch = e () => (float[1,4] q) { q = Identity (rest) }> }"""
     model = build(text, {"w": weights(16, 4), "limit": np.float32(50), "rest": np.zeros((1, 4), np.float32)})
     x = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
     x[0, 0] = 60
     recipe = onnxfq.load_recipe("tensorrt-int8").override(activations={"equalize": "none"})
     accuracy = onnxfq.AccuracyTarget(repair=None)
-    result = onnxfq.quantize(model, {"x": x}, recipe=recipe, accuracy=accuracy)
+    result = onnxfq.quantize(model, [{"x": x[:1]}, {"x": x[1:]}], recipe=recipe, accuracy=accuracy)
+    assert len(result.candidate.session.kept) == 2
     assert result.evaluation.folds == 0
     assert not [line for line in caplog.messages if "branch" in line]
