@@ -25,7 +25,7 @@ from onnxfq.stages.planned_encodings import plan_encodings
 from onnxfq.stages.statistics_source import GatheredStatistics
 
 SAMPLES = 64
-"""Most samples that give the ranges of channels; RANGED where the budget has no time for more."""
+"""Most samples that give the ranges and means of channels; RANGED where the budget has no time for more."""
 
 RANGED = 16
 """Most samples that give the ranges of tensors while sets of factors are compared."""
@@ -72,12 +72,12 @@ def equalize_named(
     named = recipe.channel_methods.only(names)
     with weights_stored_in(session.scratch):
         equalized = _Search(session, recipe, options, feeds).equalize(named, feeds)
-        return _with_model(session, equalized, feeds), Equalization(groups=equalized.groups)
+        return _with_factors(session, equalized, feeds), Equalization(groups=equalized.groups)
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     """Return why no channel factors are tried; empty if the recipe lets the judge decide."""
-    recipe, feeds = candidate.recipe, candidate.session.feeds
+    recipe = candidate.recipe
     if recipe.channel_methods.confirmed:
         return ""
     if recipe.activations is None or recipe.activations.equalize != "depthwise":
@@ -86,21 +86,23 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return "no activation has one constant scale"
     if candidate.equalization is not None:
         return "the recipe changes channels by name"
-    if _explain_lack(judge.sources) or judge.sources.moments is not None:
-        return "statistics, moments or encodings of the model as it is are given"
-    return "" if feeds is not None and feeds.source.repeats else "the data cannot be read again"
+    return explain_fixed_model(candidate, judge)
 
 
 def explain_unneeded_smoothing(candidate: Candidate, judge: Judge) -> str:
     """Return why activations are not smoothed unasked; empty if an output is low."""
-    recipe, feeds = candidate.recipe, candidate.session.feeds
+    recipe = candidate.recipe
     if recipe.smooth != "none" or recipe.activations is None:
         return "the recipe names the smoothing"
+    return explain_fixed_model(candidate, judge) or judge.explain_sound(candidate)
+
+
+def explain_fixed_model(candidate: Candidate, judge: Judge) -> str:
+    """Return why the float model cannot be replaced and observed again; empty if it can."""
     if _explain_lack(judge.sources) or judge.sources.moments is not None:
         return "statistics, moments or encodings of the model as it is are given"
-    if feeds is None or not feeds.source.repeats:
-        return "the data cannot be read again"
-    return judge.explain_sound(candidate)
+    feeds = candidate.session.feeds
+    return "" if feeds is not None and feeds.source.repeats else "the data cannot be read again"
 
 
 def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
@@ -160,12 +162,10 @@ def search_factors(candidate: Candidate, judge: Judge, recipe: Recipe) -> Propos
     session, lacks = candidate.session, _explain_lack(judge.sources)
     if lacks or session.feeds is None:
         return Refusal(f"{lacks or 'no data'} given")
-    judging = {id(feed) for feed in (*judge.choosing, *judge.proving)}
     methods = recipe.channel_methods
     kind: Method = "smooth" if "smooth" in methods.confirmed else "cross_layer"
     too_long = judge.budget.explain_refusal(estimate(candidate, judge, kind, SAMPLES))
-    chosen = session.feeds.select(RANGED if too_long else SAMPLES)
-    feeds = [feed for feed in chosen if id(feed) not in judging] or judge.choosing
+    feeds = select_apart(candidate, judge, RANGED if too_long else SAMPLES)
     with weights_stored_in(session.scratch):
         search = _Search(session, recipe, judge.options, feeds, judge)
         equalized, trials = search.confirm(methods.only(methods.confirmed), judge.choose([candidate])[0])
@@ -175,9 +175,16 @@ def search_factors(candidate: Candidate, judge: Judge, recipe: Recipe) -> Propos
             return Refusal("no method gains enough", evidence.lines()[1:], evidence)  # the first says so
         judge.budget.spend(judge.work.observe() + judge.work.calibrate)
         smoothed = build_candidate(
-            _with_model(session, equalized, feeds), recipe, judge.sources, judge.options, evidence
+            _with_factors(session, equalized, feeds), recipe, judge.sources, judge.options, evidence
         )
     return Proposal(smoothed, evidence=evidence)
+
+
+def select_apart(candidate: Candidate, judge: Judge, count: int = SAMPLES) -> Sequence[Feed]:
+    """Return up to `count` samples that neither choose nor prove; those that choose if there are no others."""
+    feeds, judging = candidate.session.feeds, {id(feed) for feed in (*judge.choosing, *judge.proving)}
+    known = () if feeds is None else feeds.select(count)
+    return [feed for feed in known if id(feed) not in judging] or judge.choosing
 
 
 def smooth(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
@@ -261,7 +268,7 @@ class _Search:
         assert self.judge is not None
         feeds = self.feeds[:RANGED]
         self.judge.budget.spend(self.judge.work.observe(len(feeds)) + self.judge.work.calibrate)
-        session = _with_model(self.session, equalized, feeds)
+        session = _with_factors(self.session, equalized, feeds)
         planned = plan_encodings(session.ranked, self.recipe)
         observing = replace(self.options.observing, nonfinite=self.options.data.nonfinite)
         statistics = collect_statistics(session.ranked, planned.unknown, feeds, observing)
@@ -274,11 +281,13 @@ class _Search:
         return score_db
 
 
-def _with_model(session: QuantizeSession, equalized: Equalized, feeds: Sequence[Feed]) -> QuantizeSession:
+def _with_factors(session: QuantizeSession, equalized: Equalized, feeds: Sequence[Feed]) -> QuantizeSession:
     """Return `session` with the equalized model."""
-    if not equalized.changed:
-        return session
-    model: Model = equalized.model
+    return with_model(session, equalized.model, feeds) if equalized.changed else session
+
+
+def with_model(session: QuantizeSession, model: Model, feeds: Sequence[Feed]) -> QuantizeSession:
+    """Return `session` with another model of the same function, whose ranks `feeds` tell."""
     ranked = with_run_ranks(model, feeds[0]) if feeds and lacks_ranks(model) else model
     return replace(session, model=model, ranked=ranked)
 

@@ -36,7 +36,7 @@ from onnxfq.stages.score import score_models
 from onnxfq.targets.target import Opener, collect_parts
 
 SCALED_TENSORS = (
-    "its channels were equalized, so scores of inner tensors compare scaled values with others; quantize "
+    "its channels were equalized or centered, so scores of inner tensors compare other values; quantize "
     "with --repair off to compare inner tensors"
 )
 """Note on the scores of inner tensors after equalization."""
