@@ -110,7 +110,9 @@ _KV_GRANULARITY = option(
     None, "Give them one scale, or one for each channel; overrides the recipe.", panel=RECIPE
 )
 _WEIGHT_FORM = option(
-    None, "Write the weights of a recipe of GenAI in MatMulNBits, or in DequantizeLinear.", panel=RECIPE
+    "FORM",
+    f"Write the weights of a recipe of GenAI in this form: {', '.join(get_args(WeightForm))}.",
+    panel=RECIPE,
 )
 _KEEP = flag("Keep the quantized part of the model and quantize the rest.", "--keep-existing", panel=RECIPE)
 _REQUANTIZE = flag("Remove the quantizers of a quantized model first.", "--requantize", panel=RECIPE)
