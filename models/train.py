@@ -41,7 +41,7 @@ RECIPES = {
 
 
 def jitter(images: Tensor) -> Tensor:
-    """Rotate, scale and shift each image at random by at most 10 degrees, 10 % and 2 pixels."""
+    """Rotate, scale and shift each image at random by at most 10 degrees, 10% and 2 pixels."""
 
     def uniform(limit: float) -> Tensor:
         return (2 * torch.rand(len(images)) - 1) * limit

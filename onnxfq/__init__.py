@@ -13,18 +13,31 @@ The names here are the public API; everything else may change.
 
 from __future__ import annotations
 
-import lazy_loader
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 from onnxfq import errors as errors
 from onnxfq.version import VERSION
 
 __version__ = VERSION
 
-# The stub next to this file lists the names; each is imported at its first use, including torch.
-__getattr__, _, _names = lazy_loader.attach_stub(__name__, __file__)
-__all__ = sorted([*_names, "__version__"])
+
+@cache
+def _read_stub() -> tuple[Callable[[str], Any], list[str]]:
+    """Return what imports a name that the stub next to this file lists, and all names."""
+    import lazy_loader  # it parses the stub, which no command needs
+
+    load, _, names = lazy_loader.attach_stub(__name__, __file__)
+    return load, sorted([*names, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name, imported at its first use, including torch."""
+    load, names = _read_stub()
+    return names if name == "__all__" else load(name)
 
 
 def __dir__() -> list[str]:
     """Return the public names."""
-    return __all__
+    return _read_stub()[1]

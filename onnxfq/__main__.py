@@ -18,6 +18,8 @@ _FAULT = 70
 def main() -> int:
     """Run the command line in a child process; return its exit code."""
     _open_standard_streams()
+    if sys.argv[1:] == ["--version"]:
+        return _print_version()
     from onnxfq.support.interrupts import ENDING
 
     usual = (signal.SIG_DFL, signal.default_int_handler)  # a parent process may ignore a signal
@@ -46,6 +48,21 @@ def main() -> int:
             return code if code == 130 or _is_marked(marks) else _report_exit(code)
         if caught.si_signo != signal.SIGCHLD and caught.si_code <= 0:
             os.kill(child, caught.si_signo)  # sent to this process alone; a terminal sends to both
+
+
+def _print_version() -> int:
+    """Print the version as the command line does, without the time that its libraries take to import."""
+    from onnxfq.cli.streams import hold_results
+    from onnxfq.errors import OutputError
+    from onnxfq.version import VERSION
+
+    try:
+        with hold_results():
+            print(f"onnxfq {VERSION}")
+    except OutputError as fault:
+        _tell(str(fault))
+        return 1
+    return 0
 
 
 def _open_standard_streams() -> None:

@@ -67,7 +67,7 @@ REPAIR_AUTO: RepairWord = "auto"
 their noise is spread over all layers, and keeping a few in float restored no network."""
 
 TOLERANCE_DB = 20.0
-"""SQNR below which two tensors differ: an error of 10 % of their size.
+"""SQNR below which two tensors differ: an error of 10% of their size.
 
 Two correct kernels that round at different places differ in a few values by one step, and each later layer
 adds more: 40 dB a few layers down, 26 dB at the end of a residual network of 20 layers in float16.

@@ -19,7 +19,6 @@ OnnxfqError
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -79,6 +78,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
 
     The text ends an error message about an unknown name. It is empty if no name is known.
     """
+    import difflib  # slow, and for misspelled names alone
+
     names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
     if close:

@@ -192,8 +192,8 @@ def test_shares_by_hand() -> None:
     assert texts.is_discrete and texts.count_equal(
         FlatOutput.of(np.asarray(["a", "c"], object))
     ) == EqualCounts(1, 2, 0)
-    assert str(EqualShare(output="y", equal=0.9999)) == "99.9 % equal"
-    assert str(EqualShare(output="y", equal=0.5, rows_apart=2)) == "50.0 % equal, 2 rows more or less"
+    assert str(EqualShare(output="y", equal=0.9999)) == "99.9% equal"
+    assert str(EqualShare(output="y", equal=0.5, rows_apart=2)) == "50.0% equal, 2 rows more or less"
 
 
 def test_flattening() -> None:
@@ -334,7 +334,7 @@ def test_reports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", files[0], "--data", files[1], "-o", files[2], "--report", files[3], *ROUGH]) == 0
     text = capfd.readouterr().out
     line = next(line for line in text.splitlines() if line.startswith("same "))
-    assert " % equal" in line and "'i'" in line
+    assert "% equal" in line and "'i'" in line
     share = line.partition(": ")[2]
     assert share in (tmp_path / "r.html").read_text()
     assert main(["evaluate", files[0], files[2], "--data", files[1], "--json"]) == 0

@@ -219,6 +219,19 @@ def test_code() -> None:
     assert not found
 
 
+PERCENT = re.compile(r"[\dX] %(?![\w%(])")
+"""A percent sign apart from its number; X is a field of a string."""
+
+
+def test_a_percent_sign_follows_its_number() -> None:
+    """Pages, and the strings and docstrings of the package and the examples, have one form: `61%`."""
+    texts = [(str(page), page.read_text(encoding="utf-8")) for page in PAGES]
+    for path in (*files_of("onnxfq"), *files_of("examples")):
+        if path.suffix == ".py":
+            texts += [(str(path), text) for text in literals(ast.parse(path.read_text(encoding="utf-8")))]
+    assert not {(where, match[0]) for where, text in texts for match in PERCENT.finditer(text)}
+
+
 @pytest.mark.parametrize(
     "text",
     [

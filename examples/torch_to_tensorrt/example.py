@@ -59,9 +59,7 @@ def hand_over(module, name):
     package = onnxfq.handoff(f"{name}.onnx", name, data=feeds[:4], build=build)
     errors = [finding for finding in package.check.findings if finding.severity == "error"]
     (candidate,) = evaluation.candidates
-    print(
-        f"{name}: accuracy {100 * candidate.accuracy:.2f} %, {len(errors)} errors, {len(package.files)} files"
-    )
+    print(f"{name}: accuracy {candidate.accuracy:.2%}, {len(errors)} errors, {len(package.files)} files")
     print(package.check.table())
     if errors:
         sys.exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -28,7 +28,9 @@ _TARGET = option(
     show_default=f"{DEFAULT_TARGET}, of a checkpoint {CHECKPOINT_TARGET}",
 )
 _ONTO = option("PATH", "The same model in float: the ONNX model for a checkpoint, the checkpoint with --to.")
-_TO = option(None, "Write a checkpoint of this form from an ONNX model.")
+_TO = option(
+    "FORM", f"Write a checkpoint of this form from an ONNX model: {', '.join(get_args(CheckpointName))}."
+)
 _PARTIAL = flag("Leave out what has no place in --onto instead of an error.", "--partial")
 
 

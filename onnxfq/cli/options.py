@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
 from onnxfq.choices import (
     DEFAULT_RECIPE,
     FLOAT,
+    REPAIR_AUTO,
     WEIGHTS,
     BiasCorrectionChoice,
     CacheGranularity,
     Equalize,
+    RepairWord,
     WeightForm,
 )
 from onnxfq.cli.option import ACCURACY, KNOWN, RECIPE, RUNNING, argument, flag, option, refuse
 from onnxfq.cli.option_groups import OptionGroup
+from onnxfq.errors import DataError
 
 if TYPE_CHECKING:
     from onnxfq.documents.recipe import Recipe
@@ -106,7 +110,9 @@ _KV_GRANULARITY = option(
     None, "Give them one scale, or one for each channel; overrides the recipe.", panel=RECIPE
 )
 _WEIGHT_FORM = option(
-    None, "Write the weights of a recipe of GenAI in MatMulNBits, or in DequantizeLinear.", panel=RECIPE
+    "FORM",
+    f"Write the weights of a recipe of GenAI in this form: {', '.join(get_args(WeightForm))}.",
+    panel=RECIPE,
 )
 _KEEP = flag("Keep the quantized part of the model and quantize the rest.", "--keep-existing", panel=RECIPE)
 _REQUANTIZE = flag("Remove the quantizers of a quantized model first.", "--requantize", panel=RECIPE)
@@ -205,18 +211,20 @@ class Accuracy:
         options = (self.min_sqnr, self.max_drop, self.labels, self.metric, self.weight_bits)
         return any(one is not None for one in options)
 
-    @property
-    def target(self) -> AccuracyTarget:
-        """The same for the library. Raises DataError for options that do not go together."""
+    def to_target(self, repair: float | RepairWord | None = REPAIR_AUTO) -> AccuracyTarget:
+        """Return the same for the library. Raises DataError for options that do not go together."""
         from onnxfq.remedies.accuracy_target import AccuracyTarget
 
         refuse(
             self.fallback == WEIGHTS and not self.is_promised,
             "--fallback has no effect without a promise; give --min-sqnr, --max-drop or --weight-bits too",
         )
-        return AccuracyTarget(
-            self.min_sqnr, self.max_drop, self.labels, self.metric, self.fallback, self.weight_bits
-        )
+        try:
+            return AccuracyTarget(**vars(self), repair=repair)
+        except DataError as fault:  # its words are the parameters of Python
+            names = "|".join(one.name for one in fields(self) if "_" in one.name)
+            words = re.sub(rf"\b(?:{names})\b", lambda name: f"--{name[0].replace('_', '-')}", str(fault))
+            raise DataError(words) from None
 
 
 PromiseOptions = Annotated[Accuracy, OptionGroup(Accuracy)]

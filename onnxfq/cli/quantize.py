@@ -105,7 +105,7 @@ def quantize(
         "--float-io needs --float fp16 or bf16; inputs and outputs are fp32 already",
     )
     sources = Sources(statistics, moments, encodings, uncalibrated)
-    accuracy = replace(promise.target, repair=_read_repair(repair))
+    accuracy = promise.to_target(_read_repair(repair))
     note_gpus(gpu, printer)
     with running.progress(printer) as options:
         how = replace(

@@ -71,7 +71,7 @@ def sensitivity(
             recipe=recipe,
             statistics=statistics,
             samples=samples,
-            accuracy=promised.target,
+            accuracy=promised.to_target(),
             metric=ranking.metric,
             labels=ranking.labels,
             ray=ray,

@@ -25,7 +25,7 @@ from onnxfq.errors import DataError
 from onnxfq.support.arrays import StoredArray
 from onnxfq.support.user_code import FUNCTION_NAME, faults_of, import_function
 
-Data = str | Path | NDArray[Any] | Mapping[str, NDArray[Any]] | Iterable[Any] | Callable[[], Any]
+Data = str | Path | NDArray[Any] | Mapping[str, NDArray[Any]] | Iterable[object] | Callable[[], object]
 """Types accepted as data, see `open_source`."""
 
 KINDS = (

@@ -182,8 +182,9 @@ class Encoding(Record):
     @staticmethod
     def of_running_model(tensor: str, spec: QuantSpec, global_scale: float | None = None) -> Encoding:
         """Return the encoding of a dynamic tensor: no scales except the global one of scale_type e4m3."""
+        none = np.zeros(0, np.float32)
         return Encoding(
-            tensor=tensor, spec=spec, param_shape=(), scale=(), zero_point=(), global_scale=global_scale
+            tensor=tensor, spec=spec, param_shape=(), scale=none, zero_point=none, global_scale=global_scale
         )
 
     @property

@@ -26,8 +26,7 @@ class OutputScore(Record):
         sqnr_db: signal to quantization noise in dB, inf when equal.
         cosine: of the angle between both.
         largest_error: max |reference - candidate|.
-        top1_agreement: share of rows with the same argmax over the last axis, None unless the output is
-            [rows, classes] or [batch, positions, classes].
+        top1_agreement: share of rows with the same argmax over the last axis; None unless that has classes.
         decides: whether the SQNR of the model is the lowest of this and others like it.
         moved: whether its elements change places with its values, as boxes that are selected do; such an
             SQNR judges nothing.
@@ -85,7 +84,7 @@ class EqualShare(Record):
     def __str__(self) -> str:
         """Return `equal`, or the share in percent rounded down, with the rows that differ in number."""
         rows = f", {self.rows_apart} rows more or less" if self.rows_apart else ""
-        return "equal" if self.equal == 1 else f"{math.floor(self.equal * 1000) / 10:.1f} % equal{rows}"
+        return "equal" if self.equal == 1 else f"{math.floor(self.equal * 1000) / 10:.1f}% equal{rows}"
 
 
 class SampleScore(Record):

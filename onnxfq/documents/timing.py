@@ -25,7 +25,7 @@ class OperatorCost(Record):
     share: Share
 
     def __str__(self) -> str:
-        """Return `DequantizeLinear x 66 (41 %)`."""
+        """Return `DequantizeLinear x 66 (41%)`."""
         return f"{self.op_type} x {self.nodes} ({self.share:.0%})"
 
 
@@ -39,7 +39,7 @@ class TimedModel(Record):
         median_ms: the same in the middle timed.
         ratio: median ratio of its time to the reference's, round by round; None for the reference, and if
             the noise does not bear a ratio.
-        low: lower end of the interval of 99 % confidence of that median.
+        low: lower end of the interval of 99% confidence of that median.
         high: upper end.
         costs: operators of a model that is slower than the reference, the most costly first.
     """
@@ -125,6 +125,6 @@ class Timing(Record):
     def remarks(self) -> list[str]:
         """Return the rule of ratios if one is not given, and a line for each model that is slow."""
         noisy = any(timed.ratio is None and timed.low is not None for timed in self.models)
-        rule = ["a ratio whose 99 % interval is wider than 10 % is not given; close other programs"]
+        rule = ["a ratio whose 99% interval is wider than 10% is not given; close other programs"]
         slow = [line for timed in self.models for line in timed.lines()]
         return [*(rule if noisy else []), *slow]

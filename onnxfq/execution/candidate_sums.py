@@ -136,7 +136,8 @@ class CandidateSums:
                     whole, weights = self.noises[i]
                     part = ErrorSums.from_arrays(want, other.array).noise
                     self.noises[i] = whole + found.noise, weights + part
-            same, rows = _agreement(want, have, name in self.judged.classes)
+            classes = (name in self.judged.classes and name not in self.judged.parts) or bool(wanted.keys)
+            same, rows = _agreement(want, have, classes or (truth is not None and not i))
             self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
         if truth is not None:
             self.right += count_right(predict_classes(got[0], self.outputs[0]), truth, self.outputs[0])
@@ -230,8 +231,14 @@ class CandidateSums:
     def _score(self, name: str, sums: ErrorSums, place: int = 0, **more: Any) -> OutputScore:
         signal = sums.signal or 1.0
         noises = tuple(noise / signal for _, noise in self.powers.get((name, place), ()))
-        figures = {"sqnr_db": sums.sqnr_db, "cosine": sums.cosine, "largest_error": sums.largest}
-        return OutputScore(output=name, noises=noises, **figures, **more)
+        return OutputScore(
+            output=name,
+            sqnr_db=sums.sqnr_db,
+            cosine=sums.cosine,
+            largest_error=sums.largest,
+            noises=noises,
+            **more,
+        )
 
     def _score_logits(self, scores: Mapping[str, OutputScore]) -> Iterator[OutputScore]:
         """Yield the scores of logits, in the name of the outputs behind them."""
@@ -242,8 +249,16 @@ class CandidateSums:
 
 
 def _agreement(want: NDArray[Any], have: NDArray[Any], has_classes: bool) -> tuple[int, int]:
-    # [rows, classes], or scores of classes by position; the last axis of boxes or an image holds none.
-    if not (want.ndim == 2 or (want.ndim == 3 and has_classes)) or want.shape[-1] < 2 or want.size == 0:
+    """Return the rows of the same class, and all rows; none for what has no classes."""
+    if want.ndim < 2 or want.shape[-1] < 2 or not want.size or not (has_classes or _are_shares(want)):
         return 0, 0
     same = want.argmax(-1) == have.argmax(-1)
     return int(same.sum()), int(same.size)
+
+
+def _are_shares(values: NDArray[Any]) -> bool:
+    """Tell whether rows [rows, classes] are probabilities of classes, whatever computes them."""
+    # The rounding of bfloat16 moves a sum by less than 1%.
+    return values.ndim == 2 and bool(
+        (values >= 0).all() and (abs(values.sum(-1, np.float64) - 1) < 0.01).all()
+    )

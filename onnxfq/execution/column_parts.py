@@ -40,7 +40,7 @@ def find_columns(
 ) -> dict[str, tuple[OutputPart, ...]]:
     """Return the parts of deciding outputs that have none, by what a float model returned.
 
-    Probabilities have one unit, and classes too: their sizes tell how often each is found.
+    Probabilities have one unit, and classes of positions too: their sizes tell how often each is found.
 
     Args:
         judged: of the model.
@@ -60,8 +60,9 @@ def find_columns(
 
 def list_open(judged: JudgedTensors) -> list[str]:
     """Return the deciding tensors that values may divide."""
-    closed = {*judged.parts, *judged.logits.values(), *judged.classes, *judged.sources}
-    return [name for name in judged.deciding if name not in closed]
+    closed = {*judged.parts, *judged.logits.values(), *judged.sources}
+    # Of rank 2 a last product may as well make a box.
+    return [name for name in judged.deciding if name not in closed and judged.classes.get(name) != 3]
 
 
 def with_columns(judged: JudgedTensors, columns: Mapping[str, tuple[OutputPart, ...]]) -> JudgedTensors:

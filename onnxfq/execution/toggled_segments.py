@@ -28,8 +28,8 @@ State = NDArray[np.bool_]
 """One switch for each quantized tensor; True quantizes it."""
 
 MOST_SEGMENTS = 8
-"""Most segments of a model. With 8 of equal cost a run with one switch on computes 56 % of the model on
-average, with 16 it would be 53 %; every segment is two sessions."""
+"""Most segments of a model. With 8 of equal cost a run with one switch on computes 56% of the model on
+average, with 16 it would be 53%; every segment is two sessions."""
 
 FEWEST_SWITCHES = 8
 """Least switches of a segment on average, so that small models stay whole."""

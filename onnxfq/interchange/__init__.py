@@ -20,7 +20,7 @@ from onnxfq.interchange.tensorrt_cache import is_cache, read_cache, write_cache
 from onnxfq.support.reading import read_bytes
 from onnxfq.support.records import join_lines, read_json
 
-ExternalEncodingsFile = str | Path | Mapping[str, Any]
+ExternalEncodingsFile = str | Path | Mapping[str, object]
 """A path, or a dictionary like onnxruntime's TensorQuantOverrides."""
 
 

@@ -10,16 +10,26 @@ float64, which is exact for int32.
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.errors import SpecError
 from onnxfq.numerics.affine import check_scale, numbers
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.qtypes import qtype_of_integers
+
+
+class TensorLike(Protocol):
+    """A tensor of torch, which this package does not import here."""
+
+    def detach(self) -> Any:
+        """Return the numbers without their gradient."""
+
+
+Tensor = TypeVar("Tensor", bound=TensorLike)
 
 
 class QuantizedArray(NamedTuple):
@@ -49,11 +59,11 @@ class QuantizationNoise(NamedTuple):
 
 
 def quantize_array(
-    x: Any,
-    scale: Any = None,
-    zero_point: Any = 0,
+    x: ArrayLike,
+    scale: ArrayLike | None = None,
+    zero_point: ArrayLike = 0,
     *,
-    dtype: Any = "int8",
+    dtype: object = "int8",
     symmetric: bool = False,
     axis: int | None = None,
     fractional_zero_point: bool = False,
@@ -83,9 +93,9 @@ def quantize_array(
         qtype = qtype_of_integers(limits.min, limits.max)
         scale, _ = choose_qparams(low, high, qtype, symmetric, ParamRules(fractional_zero_point=True))
         # In float64: a zero point of uint32 exceeds the int32 of `choose_qparams`.
-        zero_point = limits.min - np.minimum(low, 0) / scale.astype(np.float64)
-        zero_point = np.float32(zero_point) if fractional_zero_point else np.rint(zero_point)
-        zero_point = np.zeros_like(scale) if symmetric else np.clip(zero_point, limits.min, limits.max)
+        zeros = limits.min - np.minimum(low, 0) / scale.astype(np.float64)
+        zeros = np.float32(zeros) if fractional_zero_point else np.rint(zeros)
+        zero_point = np.zeros_like(scale) if symmetric else np.clip(zeros, limits.min, limits.max)
     scales, zeros = check_scale(_array(scale)), numbers(_array(zero_point), "zero_point")
     is_whole = np.array_equal(zeros, np.floor(zeros))
     with np.errstate(all="ignore"):  # infinities saturate, NaN becomes the zero point
@@ -104,7 +114,17 @@ def quantize_array(
     return QuantizedArray(_like(x, integers), _like(x, scales), _like(x, kept))
 
 
-def dequantize_array(values: Any, scale: Any, zero_point: Any = 0) -> Any:
+@overload
+def dequantize_array(values: Tensor, scale: ArrayLike, zero_point: ArrayLike = 0) -> Tensor: ...
+
+
+@overload
+def dequantize_array(
+    values: ArrayLike, scale: ArrayLike, zero_point: ArrayLike = 0
+) -> NDArray[np.float32]: ...
+
+
+def dequantize_array(values: Any, scale: ArrayLike, zero_point: ArrayLike = 0) -> Any:
     """Return the float32 numbers (values - zero_point) * scale, in the library of `values`.
 
     Args:
@@ -117,7 +137,7 @@ def dequantize_array(values: Any, scale: Any, zero_point: Any = 0) -> Any:
     return _like(values, differences.astype(np.float32) * scales)
 
 
-def quantization_noise(original: Any, dequantized: Any) -> QuantizationNoise:
+def quantization_noise(original: ArrayLike, dequantized: ArrayLike) -> QuantizationNoise:
     """Return the mean squared error and the SQNR of two arrays of one shape, computed in float64.
 
     Raises SpecError for different shapes.
@@ -148,9 +168,9 @@ def _like(x: Any, result: NDArray[Any]) -> Any:
     return sys.modules["torch"].from_numpy(np.asarray(result)).to(x.device) if _is_torch(x) else result
 
 
-def integer_limits(dtype: Any) -> np.iinfo[Any]:
+def integer_limits(dtype: object) -> np.iinfo[Any]:
     """Return the limits of an integer dtype of NumPy or torch, or of its name; else raise SpecError."""
     try:
-        return np.iinfo(np.dtype(str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else dtype))
+        return np.iinfo(np.dtype(dtype if isinstance(dtype, type) else str(dtype).removeprefix("torch.")))
     except (ValueError, TypeError):
         raise SpecError(f"dtype must be an integer type, such as int8, got {dtype}") from None

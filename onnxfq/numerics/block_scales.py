@@ -15,7 +15,7 @@ becomes 2^-149; the largest scale is the largest one for which every number of t
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +28,8 @@ from onnxfq.numerics.qparams import check_symmetry
 from onnxfq.numerics.qtypes import QTYPES, QType, qtype_by_name
 from onnxfq.numerics.rounding import Float32Array, round_to_float_grid
 
-SCALE_TYPES = ("float32", "e8m0", "e4m3")
+ScaleType = Literal["float32", "e8m0", "e4m3"]
+SCALE_TYPES: tuple[ScaleType, ...] = get_args(ScaleType)
 
 HEADROOM = 2.0
 """Factor of a global scale of NVFP4 over the least that represents the largest known magnitude.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 
 from onnxfq.errors import OnnxfqError, SpecError
-from onnxfq.numerics.block_scales import element_grid
+from onnxfq.numerics.block_scales import ScaleType, element_grid
 from onnxfq.numerics.float_types import FloatType
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.qparams import ParamRules, check_symmetry
@@ -43,7 +43,7 @@ class NumberFormat(Record):
     qtype: QTypeField
     symmetric: bool = True
     power_of_two: bool = False
-    scale_type: Literal["float32", "e8m0", "e4m3"] = "float32"
+    scale_type: ScaleType = "float32"
     zero_point: Literal["integer", "fractional"] = "integer"
 
     @pydantic.model_validator(mode="after")

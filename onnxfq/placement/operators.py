@@ -23,6 +23,7 @@ from onnxfq.graph.queries import (
     weight_source,
 )
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.node_units import find_chain_nodes, find_written
 from onnxfq.placement.target_policy import NodeDecision, Operands, Slots, TargetPolicy
@@ -173,7 +174,9 @@ def place_biases(
         yield Placement(
             tensor=bias.name,
             role="bias",
-            spec=QuantSpec(qtype=policy.bias_qtype, granularity=Granularity(0 if axis else None)),
+            spec=QuantSpec(
+                qtype=qtype_by_name(policy.bias_qtype), granularity=Granularity(0 if axis else None)
+            ),
             uses=(Use(node.name, _SLOT),),
             why=f"bias of {node.op}, at the scale of {data.tensor!r} times the scale of {weight.tensor!r}",
         )

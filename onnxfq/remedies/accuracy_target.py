@@ -98,15 +98,14 @@ class AccuracyTarget:
             raise DataError(f"repair is {self.repair!r}; give dB, None, {REPAIR_AUTO!r} or {THOROUGH!r}")
         if self.is_target and not isinstance(self.repair, str | None):
             raise DataError(
-                f"repair is {self.repair:g} dB, and a promise has its own aim; give None, {REPAIR_AUTO!r} or "
-                f"{THOROUGH!r}, or no promise"
+                f"repair is {self.repair:g} dB, and a promise has its own aim; leave one of them out"
             )
         if self.max_drop is not None and not measured:
             raise DataError(
                 "max_drop needs labels or a metric to measure the drop; give one, or use min_sqnr"
             )
         if self.max_drop is None and measured:
-            raise DataError("labels and a metric are for max_drop; leave them out, or give it")
+            raise DataError("labels and a metric measure a promised max_drop; give it too, or leave them out")
         if self.max_drop is not None and not (math.isfinite(self.max_drop) and self.max_drop >= 0):
             raise DataError(f"max_drop is {self.max_drop:g}; give a number of at least 0")
         check_metric_name(self.metric)

@@ -58,7 +58,7 @@ def describe_cache_error(
             parts.append(f"it does not run on {tokens}")
             break
         shares = [_relative(*pair) for pair in zip(wanted, rounded, strict=True)]
-        parts.append(f"{100 * float(np.mean(shares)):.2f} % at {tokens} tokens")
+        parts.append(f"{float(np.mean(shares)):.2%} at {tokens} tokens")
     return f"error of attention over the quantized cache alone: {', '.join(parts) or 'no text to measure it'}"
 
 

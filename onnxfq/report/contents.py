@@ -215,8 +215,9 @@ def _ranked(label: str, found: Sensitivity) -> Content:
 
 def _diagnosed(label: str, found: Diagnosis) -> Content:
     tiles = [make_tile(str(len(found.causes)), "causes", bool(found.causes))]
-    for figure, name in ((found.before, "of the file"), (found.after, "with all repairs")):
-        tiles += [] if figure is None else [make_tile(f"{figure:.1f} {found.unit}", name)]
+    kind = "SQNR " if found.unit == "dB" else ""
+    for figure, name in ((found.before, "of the file as given"), (found.after, "with all repairs")):
+        tiles += [] if figure is None else [make_tile(f"{figure:.1f} {found.unit}", kind + name)]
     return Content(
         label=label,
         subtitle=f"{found.quantizers} quantizers, {found.samples} samples",
@@ -247,7 +248,12 @@ def _lost(tensors: Sequence[TensorRow]) -> list[tuple[str, list[str]]]:
 
 
 def _notes(notes: Iterable[str]) -> list[tuple[str, list[str]]]:
-    lines = list(notes)
+    lines: list[str] = []
+    for note in notes:
+        if note.startswith(" ") and lines:  # a detail of the line above
+            lines[-1] += f"{'' if lines[-1].endswith(':') else ';'} {note.strip()}"
+        else:
+            lines.append(note)
     return [("Notes", ["", *lines])] if len(lines) > 1 else [("Note", lines)] if lines else []
 
 
@@ -256,4 +262,5 @@ def _list_pairs(pairs: dict[str, str]) -> str:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+    space = "\N{NO-BREAK SPACE}"
+    return f"{count / 1e6:.1f}{space}MB" if count >= 1e6 else f"{count / 1e3:.1f}{space}kB"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from onnxfq.documents.layers import TensorRow
 from onnxfq.documents.scores import LOW_SQNR_DB
@@ -135,7 +135,10 @@ MAX_LABELLED = 256
 
 
 def plot_quantization_errors(
-    original: Any, quantized: Any, dequantized: Any, path: str | os.PathLike[str] | None = None
+    original: ArrayLike,
+    quantized: ArrayLike,
+    dequantized: ArrayLike,
+    path: str | os.PathLike[str] | None = None,
 ) -> Figure:
     """Draw four heat maps: the original, its integers, the dequantized values, and their absolute error.
 

@@ -81,7 +81,9 @@ def _reason(group: Sequence[Skipped]) -> str:
     first = next(one.name for one in group if one.why == why)
     if len(group) == 1:
         return f"{next(iter(counts))} {first!r}: {why}"
-    named = ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counts.most_common())
+    # "Adds (residual)", not "Add (residual)s".
+    kinds = [(count, *what.partition(" (")) for what, count in counts.most_common()]
+    named = ", ".join(f"{count} {what}{'s' * (count > 1)}{sign}{rest}" for count, what, sign, rest in kinds)
     return f"{named}{f', such as {first!r}' if len(whys) > 1 else ''}: {why}"
 
 

@@ -28,7 +28,7 @@ from onnxfq.runtime.session import Session
 
 SAME_DB = 40.0
 """SQNR from which rows count as unmixed: kernels of other batches round at 120 dB, a long recurrence makes
-60 dB of it, and what changes an output by less than 1 % changes no choice of ranges."""
+60 dB of it, and what changes an output by less than 1% changes no choice of ranges."""
 
 SAME_DB_OF_STEPS = 20.0
 """The same with quantizers or 16-bit floats, where a rounding moves a value by a whole step, and where scales

@@ -18,6 +18,7 @@ from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.external.sizes import weight_bytes
 from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import HALF_TYPES
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.placement.float_casts import plan_floats
@@ -131,7 +132,7 @@ def plan_all_floats(model: Model) -> Plan:
     graph = model.proto.graph
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
     names = [value.name for value in graph.input] + [name for node in graph.node for name in node.output]
-    spec = QuantSpec(qtype="int8")
+    spec = QuantSpec(qtype=qtype_by_name("int8"))
     return Plan(
         model_sha256=model.sha256,
         recipe="all",

@@ -14,6 +14,7 @@ from onnxfq.data.labels import Labels, read_labels
 from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.scores import CandidateScore, Evaluation
 from onnxfq.errors import DataError, ModelError, nearest
+from onnxfq.execution.channel_order import explain_channel_order, find_channels
 from onnxfq.execution.column_parts import find_columns, list_open, with_columns
 from onnxfq.execution.metric_runs import run_metric
 from onnxfq.execution.reference_runs import ReferenceRuns, keep_outputs
@@ -95,8 +96,12 @@ def evaluate(
     batch = min(options.batch, 1) if judged.states else options.batch
     feeds = open_feeds(base, data, batch, options.data.unsurveyed)
     given_feeds: Iterable[Feed] = feeds
+    truth = None if labels is None else read_labels(labels)
+    kept, device = KeptFeeds(feeds), options.device if opener is None else "cpu"
+    if truth is not None and not judged.states and find_channels(feeds.inputs) is not None:
+        notes += explain_channel_order(base, kept, truth, options.threads, device)
+        given_feeds = kept
     if list_open(judged) and not judged.states:
-        kept = KeptFeeds(feeds)
         outputs = keep_outputs(base, judged, kept.read_samples(LEAST_FEEDS), options.threads, options.device)
         judged, given_feeds = with_columns(judged, find_columns(judged, output_names(base), outputs)), kept
     ranges = InputRanges()
@@ -105,12 +110,12 @@ def evaluate(
         candidates,
         ranges.watch(given_feeds),
         reference_name=_label(reference, "float"),
-        labels=None if labels is None else read_labels(labels),
+        labels=truth,
         more_labels=options.data.limit is not None,
         tensors=tensors if per_tensor else (),
         threads=options.threads,
         progress=options.stage("evaluate", feeds.runs),
-        device=options.device if opener is None else "cpu",
+        device=device,
         exact=options.exact,
         judged=_keep_common(judged, candidates.values()),
         opener=opener,
@@ -121,9 +126,7 @@ def evaluate(
     found = found.model_copy(update={"notes": (*found.notes, *notes, *disagreeing)})
     if metric is None or measure is None:
         return found
-    truth = None if labels is None else read_labels(labels)
     run = partial(run_metric, measure, feeds=feeds, labels=truth, threads=options.threads)
-    device = options.device if opener is None else "cpu"
     values = {
         name: run(Side(proto, output_names(proto), options.exact, opener=opener if name else None), device)
         for name, proto in {"": base, **candidates}.items()

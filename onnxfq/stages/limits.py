@@ -7,6 +7,7 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.graph.model import Model
 from onnxfq.graph.saturation import Ends
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 
 
@@ -14,7 +15,7 @@ def with_limits(plan: Plan, model: Model) -> Plan:
     """Return `plan` for observing, with the tensors in front of the limits of `model` too."""
     known = {placement.tensor for placement in plan.placements}
     tensors = dict.fromkeys(limit.tensor for limit in model.limits.values() if limit.tensor not in known)
-    spec = QuantSpec(qtype="int8")
+    spec = QuantSpec(qtype=qtype_by_name("int8"))
     more = [
         Placement(tensor=tensor, uses=(), role="activation", spec=spec, why="limited") for tensor in tensors
     ]

@@ -12,6 +12,7 @@ import pydantic
 import yaml
 from pydantic._internal._model_construction import ModelMetaclass
 from pydantic_core import to_json as to_json_bytes
+from typing_extensions import dataclass_transform
 
 from onnxfq.errors import OnnxfqError, nearest
 from onnxfq.errors import join_lines as join_lines
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+@dataclass_transform(kw_only_default=True, field_specifiers=(pydantic.Field,))
 class _OneLine(ModelMetaclass):
-    """Metaclass: a record made by hand raises its faults as files do; records in records stay pydantic's."""
+    """Metaclass: a record made by hand raises its faults as files do; records in records stay pydantic's.
+
+    The metaclass above has the decorator too, but type checkers look for it in the class itself.
+    """
 
     fault: type[OnnxfqError] | None
 

@@ -21,6 +21,7 @@ from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.interchange.checkpoints.layer import InputFormat, QuantizedLayer
 from onnxfq.interchange.checkpoints.places import LinearPlace
 from onnxfq.numerics.float_types import holds
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.plan import make_plan
@@ -157,7 +158,7 @@ def _recipe(
         name=form,
         target=target,
         activations=None,
-        weights=WeightScheme(qtype="int8", rounding="nearest"),
+        weights=WeightScheme(qtype=qtype_by_name("int8"), rounding="nearest"),
         overrides=tuple(overrides),
     )
 

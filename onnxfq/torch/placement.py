@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from onnxfq.calibration.calibrators import MINMAX
-from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
+from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Role, Skipped
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.documents.schemes import ActivationScheme, WeightScheme
@@ -161,7 +161,8 @@ def _keep_whole(
 
 def _decide(site: FxSite, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[list[Placement], str]:
     """Return the placements of one site, and why it nevertheless stays float; empty if it does not."""
-    names = [(name, "activation") for name in site.activations] + [(name, "weight") for name in site.weights]
+    names: list[tuple[str, Role]] = [(name, "activation") for name in site.activations]
+    names += [(name, "weight") for name in site.weights]
     op_type, placed, kept = site.type_name, [], site.why_float
     if not kept and site.depthwise and recipe.depthwise == "float":
         kept = WHY_FLOAT
@@ -196,8 +197,9 @@ def _decide(site: FxSite, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[l
             why += known
         if spec is not None:
             use = Use(site.name, slot)
-            fields = {"tensor": tensor, "role": role, "spec": spec, "uses": (use,), "why": why}
-            placed.append(Placement(**fields, calibrator=calibrator))
+            placed.append(
+                Placement(tensor=tensor, role=role, spec=spec, uses=(use,), why=why, calibrator=calibrator)
+            )
     if kept:
         return placed, kept
     if site.kind is not None and not site.kind.has_input and not _is_requested(recipe, site):

@@ -17,6 +17,7 @@ from onnxfq.calibration.calibrators import MINMAX, Calibrator
 from onnxfq.errors import ModelError, SpecError, StatisticsError, nearest
 from onnxfq.numerics.float_types import HALF_TYPES, FloatType
 from onnxfq.numerics.layout import Layout
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
@@ -119,7 +120,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         ):
             if value not in known:
                 raise SpecError(f"unknown {name} {value!r}{nearest(value, known)}")
-        spec = QuantSpec(qtype=spec) if isinstance(spec, str) else spec
+        spec = QuantSpec(qtype=qtype_by_name(spec)) if isinstance(spec, str) else spec
         grid = RoundingGrid.from_names(spec.qtype, rounding, arithmetic, saturate, packed_mask)
         super().__init__(spec, grid, zero_point_shift)
         self.scale_rule = scale_rule

@@ -136,7 +136,7 @@ def test_percentile(tensors, percent):
 
 
 def check_ratios(ratios, tensors):
-    """Nine tensors of ten are at most 3 % worse, all but one in forty than 15 %, half have the same end."""
+    """Nine tensors of ten are at most 3% worse, all but one in forty than 15%, half have the same end."""
     assert np.mean([ratio == 1.0 for ratio in ratios]) > 0.4
     assert np.quantile(ratios, 0.9) <= 1.03
     assert sum(ratio > 1.15 for ratio in ratios) <= len(tensors) // 40

@@ -41,7 +41,7 @@ def errors(x, scale, qtype):
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("name", ["int2", "int3", "int4", "int8", "float4e2m1"])
 def test_no_scale_is_much_better(name, data):
-    """Within 2 % of the best of 2,000 scales of each row, and at most the error of min-max."""
+    """Within 2% of the best of 2,000 scales of each row, and at most the error of min-max."""
     x, spec = DATA[data].astype(np.float32), QuantSpec(qtype=name, axis=0)
     full, _ = choose_qparams(*group_ranges(x, spec, MINMAX), spec.qtype, True)
     found, _ = choose_qparams(*group_ranges(x, spec, MSE), spec.qtype, True)

@@ -111,7 +111,7 @@ def two_sided(seed):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_pair_found_is_close_to_the_best_of_all(seed):
-    """The search in steps against every pair: at most 3 % above the least divergence."""
+    """The search in steps against every pair: at most 3% above the least divergence."""
     counts, zero, levels, most_outside = two_sided(seed), 60, 16, 1 / 64
     start, end = least_divergent_pair(counts, zero, levels, most_outside)
     counts[zero] = counts[zero + 1]

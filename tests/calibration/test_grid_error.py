@@ -111,7 +111,7 @@ def test_samples_drawn_inside_the_bins_agree(name, symmetric, factor):
     )
     scale, zero_point = choose_qparams(rmin[0], rmax[0], qtype, symmetric)
     rounded = fake_quantize(drawn.astype(np.float32), scale, zero_point, qtype=qtype)
-    # 400,000 draws: the mean of a squared error is known to about 1 %.
+    # 400,000 draws: the mean of a squared error is known to about 1%.
     assert closed == pytest.approx(np.sum((rounded - drawn) ** 2) / 200, rel=0.01)
 
 

@@ -407,7 +407,22 @@ MISTAKES = {
     "dB of repair with a promise": (
         nothing,
         f"{GOOD} --repair 25 --min-sqnr 30",
-        "repair is 25 dB, and a promise has its own aim; give None, 'auto' or 'thorough', or no promise",
+        "repair is 25 dB, and a promise has its own aim; leave one of them out",
+    ),
+    "a metric without a promised drop": (
+        nothing,
+        f"{GOOD} --metric perplexity --min-sqnr 20",
+        "labels and a metric measure a promised --max-drop; give it too, or leave them out",
+    ),
+    "a promised drop without a measure": (
+        nothing,
+        f"{GOOD} --max-drop 1",
+        "--max-drop needs labels or a metric to measure the drop; give one, or use --min-sqnr",
+    ),
+    "two promises": (
+        nothing,
+        f"{GOOD} --min-sqnr 20 --weight-bits 4",
+        "a promise is --min-sqnr, --max-drop or --weight-bits; give one of them",
     ),
     "a former word of repair": (
         nothing,
@@ -501,7 +516,7 @@ def test_an_interrupt_while_importing(number: signal.Signals, tmp_path: Path) ->
     """Ctrl-C or SIGTERM in the second that the imports take is one line and an exit code too."""
     (tmp_path / "typer.py").write_text("import time\nprint(1, flush=True)\ntime.sleep(60)\n")
     with subprocess.Popen(
-        [sys.executable, "-m", "onnxfq", "--version"],
+        [sys.executable, "-m", "onnxfq", "doctor"],
         cwd=tmp_path,
         env={
             **os.environ,

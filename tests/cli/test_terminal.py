@@ -112,6 +112,19 @@ def test_lines_fit(
         assert narrow == wide, columns
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_breaks_no_value(
+    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """At 80 columns the choices of an option stand on one line, and nothing is cut."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    assert main([command, "--help"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if re.search(r"<[^>=]*$", line) or "\u2026" in line]
+
+
 def test_a_file_has_whole_lines(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

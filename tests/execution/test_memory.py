@@ -116,7 +116,7 @@ def model(tmp_path_factory) -> Path:
 def test_observing_keeps_to_its_memory_for_any_number_of_samples(model, request) -> None:
     """At most 256 MB beyond plain inference, and 320 samples (all cases: 800) take what 64 take.
 
-    3 %: allocators return memory when they like. Activations of 320 samples would be 13 GB.
+    3%: allocators return memory when they like. Activations of 320 samples would be 13 GB.
     """
     samples = 800 if request.config.getoption("--all-cases") else 320
     plain = peak("plain", model, 8)

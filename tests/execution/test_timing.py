@@ -40,7 +40,7 @@ class Bench:
         return act
 
 
-# Conover, Practical Nonparametric Statistics, table of the binomial distribution: 99 % of a median.
+# Conover, Practical Nonparametric Statistics, table of the binomial distribution: 99% of a median.
 @pytest.mark.parametrize(
     ("count", "low", "high"), [(8, 1, 8), (11, 1, 11), (12, 2, 11), (15, 3, 13), (20, 4, 17), (25, 6, 20)]
 )

@@ -147,6 +147,74 @@ HEADS = {
 }
 
 
+ROWS = {
+    "product": ("y = MatMul (x, w)", True),
+    "product, bias and log softmax": ("a = MatMul (x, w) b = Add (a, c) y = LogSoftmax (b)", True),
+    "product through pairs": (
+        "a = MatMul (x, w) q = QuantizeLinear (a, s, z) y = DequantizeLinear (q, s, z)",
+        True,
+    ),
+    "softmax of features": ("a = MatMul (x, w) r = Relu (a) y = Softmax (r)", True),
+    "softmax by its formula": ("a = MatMul (x, w) e = Exp (a) t = ReduceSum (e, one) y = Div (e, t)", True),
+    "rows against rows": ("a = MatMul (x, w) t = Transpose (a) y = Gemm (x, t)", True),
+    "pooled convolution": (
+        "i = Reshape (x, image) a = Conv (i, k) p = GlobalAveragePool (a) y = Flatten (p)",
+        True,
+    ),
+    "pooled features": (
+        "i = Reshape (x, image) a = Conv (i, k) r = Relu (a) p = GlobalAveragePool (r) y = Flatten (p)",
+        False,
+    ),
+    "mean of positions": (
+        "i = Reshape (x, positions) a = MatMul (i, w) y = ReduceMean <axes = [1], keepdims = 0> (a)",
+        False,
+    ),
+    "unit length": ("a = MatMul (x, w) n = ReduceL2 <axes = [1]> (a) y = Div (a, n)", False),
+    "normalized layer": ("a = MatMul (x, w) y = LayerNormalization (a, c)", False),
+    "normalized batch": ("a = MatMul (x, w) y = BatchNormalization (a, c, c, c, v)", False),
+    "sum of two": ("a = MatMul (x, w) b = MatMul (a, w) y = Add (a, b)", False),
+    "activation": ("a = MatMul (x, w) y = Relu (a)", False),
+    "pooler": ("a = MatMul (x, w) y = Tanh (a)", False),
+    "several answers": ("a = MatMul (x, w) y = Sigmoid (a)", False),
+    "boxes and scores": ("y = MatMul (x, far)", False),
+    "one column": ("a = MatMul (x, w) y = Slice (a, zero, one, one)", False),
+}
+"""Ends of a network with an output of rank 2, and whether its columns are classes."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_classes(name: str) -> None:
+    """Scores of a last product, and probabilities on the data, have a same top-1; features have none."""
+    nodes, has_classes = ROWS[name]
+    constants = {
+        "w": weights(6, 6),
+        "far": weights(6, 6) * np.float32([1000, 1000, 1000, 1000, 1, 1]),
+        "k": weights(6, 6, 1, 1),
+        "c": weights(6),
+        "v": np.ones(6, np.float32),
+        "s": np.float32(0.1),
+        "z": np.int8(0),
+        "zero": np.int64([0]),
+        "one": np.int64([1]),
+        "image": np.int64([8, 6, 1, 1]),
+        "positions": np.int64([8, 1, 6]),
+    }
+    proto = build(f"g (float[8,6] x) => (float[8,K] y) {{ {nodes} }}", constants)
+    feed = {"x": np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)}
+    (score,) = evaluate(proto, proto, [feed]).candidates[0].outputs
+    assert score.top1_agreement == (1.0 if has_classes else None)
+
+
+def test_labels_say_that_there_are_classes() -> None:
+    """With labels the first output has classes, whatever makes it."""
+    proto = build(
+        "g (float[N,6] x) => (float[N,6] y) { a = MatMul (x, w) y = Sigmoid (a) }", {"w": weights(6, 6)}
+    )
+    feed = {"x": np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)}
+    (score,) = evaluate(proto, proto, [feed], labels=np.arange(8) % 6).candidates[0].outputs
+    assert score.top1_agreement == 1.0
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_same_class_needs_classes(name: str) -> None:
     """Of rank 3, only an output that ends in the channels of a product with weights has a same top-1."""

@@ -109,7 +109,7 @@ def test_ratio_db(signal, noise, expected):
 
 
 def test_the_standard_error_is_the_spread_of_repeated_measurements():
-    """Over 4,000 draws of 50 samples the SQNR scatters by what each draw expects, within 10 %.
+    """Over 4,000 draws of 50 samples the SQNR scatters by what each draw expects, within 10%.
 
     The estimate is of first order, and its own spread at 50 samples is some percent.
     """

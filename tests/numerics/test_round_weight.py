@@ -32,7 +32,7 @@ def error(weights, rounded, moments):
 
 
 def test_against_every_rounding():
-    """Over 200 layers of 8 inputs GPTQ closes 60 % of the gap between nearest and the optimum on average."""
+    """Over 200 layers of 8 inputs GPTQ closes 60% of the gap between nearest and the optimum on average."""
     rng, qtype, closed = np.random.default_rng(0), qtype_by_name("int2"), []
     numbers = np.stack(list(product((-2.0, -1.0, 0.0, 1.0), repeat=8)))
     for _ in range(200):
@@ -157,5 +157,5 @@ def test_correction_is_least_squares():
     weights = rng.normal(size=(1, 3, 6))
     found = correct_weights(weights, (z.T @ z)[None], (x.T @ z)[None])[0]
     wanted = np.linalg.lstsq(z, x @ weights[0].T, rcond=None)[0].T
-    # The damping of 1 % keeps 1 % of the distance to the given weights.
+    # The damping of 1% keeps 1% of the distance to the given weights.
     assert np.abs(found - wanted).max() < 0.02 * np.abs(weights[0] - wanted).max() + 1e-9

@@ -530,7 +530,7 @@ def test_an_average_of_bits(recipe, fallback, wide, turned) -> None:
     [
         ({"min_sqnr": 1, "max_drop": 1}, "a promise is min_sqnr, max_drop or weight_bits; give one"),
         ({"max_drop": 1}, "max_drop needs labels or a metric"),
-        ({"min_sqnr": 20, "labels": np.zeros(2)}, "labels and a metric are for max_drop"),
+        ({"min_sqnr": 20, "labels": np.zeros(2)}, "labels and a metric measure a promised max_drop"),
         ({"max_drop": -1, "labels": np.zeros(2)}, "max_drop is -1; give a number of at least 0"),
         ({"max_drop": 1, "metric": "share right"}, "must be package.module:function"),
         ({"weight_bits": 4.5}, "weight_bits needs the wider format of some layers; give fallback"),

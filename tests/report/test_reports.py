@@ -378,15 +378,29 @@ def test_reasons_share_lines(result: QuantizeResult) -> None:
     small = "float8 gains from more than 16 channels: {} in and 4 out"
     skipped += [Skipped(name=f"n{n}", kind="node", op_type="Conv", why=small.format(n)) for n in (8, 16)]
     skipped += [Skipped(name="g", kind="node", op_type="Gemm", why=small.format(16))]
+    skipped += [Skipped(name=f"a{n}", kind="node", op_type="Add (residual)", why="kept") for n in (1, 2)]
     plan = result.plan.model_copy(update={"skipped": tuple(skipped)})
     assert plan_summary(plan).splitlines()[2:] == [
         f"float      2 Convs, 1 Gemm, such as 'n16': {small.format(16)}",
+        "float      2 Adds (residual): kept",
         "float      3 tensors, such as 'b': no quantized operator reads it (read by Add, Mul)",
         "float      tensor 'd': output of the model",
     ]
     assert plan_summary(plan, reasons=0).splitlines()[2:] == [
-        "           and 3 more nodes, 4 more tensors; the plan file and the report list all"
+        "           and 5 more nodes, 4 more tensors; the plan file and the report list all"
     ]
+
+
+def test_details_follow_their_note(result: QuantizeResult) -> None:
+    """Lines that a terminal shows below another one are part of its note on the page."""
+    notes = ("first", "rounding   gptq, the worst layers:", "           'a': 1 dB", "           and 2 more")
+    record = quantize_record(result).model_copy(update={"notes": notes})
+    (content,) = page_contents([("q", record)])
+    (head, lines) = content["notes"][-1]
+    assert (head, lines) == (
+        "Notes",
+        ["", "first", "rounding   gptq, the worst layers: 'a': 1 dB; and 2 more"],
+    )
 
 
 def test_long_summaries_are_cut() -> None:

@@ -38,7 +38,8 @@ CHECKS = {
     "commands": ("every command on damaged inputs", "python tests/slow/fuzz_commands.py --cases 2000"),
     "paths": (
         "odd paths as every parameter of every command",
-        "env ONNXFQ_ODD_PATHS=1 python -m pytest -q -n 0 tests/cli/test_paths.py",
+        "env ONNXFQ_ODD_PATHS=1 python -m pytest -q -n 0 --test-seconds 7200 -o faulthandler_timeout=7190 "
+        "tests/cli/test_paths.py",
     ),
     "kills": ("folders that commands write, after a kill", "python tests/slow/kill_commands.py"),
     "bits": (

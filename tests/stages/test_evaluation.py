@@ -32,9 +32,8 @@ LABELS = np.int64([1, 2])
 
 def test_scores_by_hand() -> None:
     """SQNR, cosine, largest error and agreement of known models are the known figures."""
-    result = score_models(
-        REFERENCE, {"same": REFERENCE, "twice": DOUBLED, "minus": NEGATED}, [{"x": X[:1]}, {"x": X[1:]}]
-    )
+    candidates = {"same": REFERENCE, "twice": DOUBLED, "minus": NEGATED}
+    result = score_models(REFERENCE, candidates, [{"x": X[:1]}, {"x": X[1:]}], labels=LABELS)
     same, twice, minus = (c.outputs[0] for c in result.candidates)
     assert (same.sqnr_db, same.cosine, same.largest_error, same.top1_agreement) == (math.inf, 1, 0, 1)
     assert (twice.sqnr_db, twice.largest_error, twice.top1_agreement) == (0, 4, 1)

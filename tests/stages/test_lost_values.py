@@ -15,7 +15,7 @@ from onnxfq.stages.zeroed_values import find_zeroed_values, middle_sqnr_db
 
 
 def feeds(largest: float) -> list[dict[str, np.ndarray]]:
-    """Feeds of normal values, with a share of 5 % near `largest`, which no range may cut."""
+    """Feeds of normal values, with a share of 5% near `largest`, which no range may cut."""
     made = [feed_for(conv_relu(), seed) for seed in range(2)]
     for feed in made:
         flat = feed["x"].reshape(-1)

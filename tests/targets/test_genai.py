@@ -222,7 +222,7 @@ def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         losses += float(torch.nn.functional.cross_entropy(logits, torch.tensor(window[1:]), reduction="sum"))
         count += len(window) - 1
     assert figures[0] == pytest.approx(np.exp(losses / count), rel=1e-5)  # float32 against float64
-    # The loss, because the perplexity of random weights is its exponential: 8 bits move it by 0.2 %.
+    # The loss, because the perplexity of random weights is its exponential: 8 bits move it by 0.2%.
     assert np.log(figures[1]) == pytest.approx(np.log(figures[0]), rel=0.01)
     assert main(["inspect", str(source), str(made)]) == 3 and main(["inspect", str(made)]) == 0
     assert "MatMulNBits" in capsys.readouterr().out

@@ -61,7 +61,7 @@ def totals() -> Iterator[None]:
 @pytest.mark.parametrize(("name", "recipe"), CASES)
 @pytest.mark.filterwarnings("ignore")  # the exporter is not under test
 def test_plans(name: str, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines build, what is promised runs low, and no plan has more kernels than the one before, or 5 %."""
+    """Engines build, what is promised runs low, and no plan has more kernels than the one before, or 5%."""
     proto = NETWORKS[name](tmp_path)
     try:
         plan = unmeasured(proto, recipe, "fp16")

@@ -25,7 +25,7 @@ def entropy(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float
     (Q). The candidate with the least KL(P || Q) wins, the widest of equal ones. The bin of zero gets the
     count of the next bin: zero is always on the grid, and a spike of zeros, as after ReLU, would dominate.
 
-    One limit is added: at most one value in 4 * 2^bits may saturate (0.1 % for 8 bits). The published method
+    One limit is added: at most one value in 4 * 2^bits may saturate (0.1% for 8 bits). The published method
     favours a cut below nearly all of the data: if only one bin is left inside, P and Q are equal however much
     was cut off.
 

@@ -28,7 +28,7 @@ def mse(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
 
     Both ends shrink together first; asymmetric ranges are then refined one end at a time until
     neither moves. The full range and each step's start are among the candidates: no step increases the
-    error, and the result is never worse than min-max. A symmetric result is within 0.2 % of the best range
+    error, and the result is never worse than min-max. A symmetric result is within 0.2% of the best range
     in its neighbourhood.
     """
     if not statistics.counts.size:

@@ -24,7 +24,7 @@ def percentile(
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
     low, high = statistics.edges()
-    # Rounded, so that 0.1 % of 60,000 values is 60 and not the float below.
+    # Rounded, so that 0.1% of 60,000 values is 60 and not the float below.
     left_out = round((1.0 - percent / 100.0) * float(statistics.counts.sum()), 6)
     if spec.symmetric:
         amax = _cut(

@@ -52,7 +52,7 @@ def find_biases(patient: Patient) -> Iterator[Suspicion]:
                 text = f"the float layer has a bias of up to {np.abs(wanted).max():.4g}, the file has none"
                 yield _suspect(patient, node, "lost_bias", text, wanted, is_certain=True)
             elif off > CHANGED:
-                text = f"the bias is {100 * off:.0f} % off that of the float layer"
+                text = f"the bias is {off:.0%} off that of the float layer"
                 yield _suspect(patient, node, "lost_bias", text, wanted, is_certain=False)
         elif patient.floats is None and not np.any(bias) and _others_have_one(node, layers, values):
             text = f"the other {node.op_type} layers have a bias, this one has none"

@@ -64,8 +64,8 @@ def find_other_preprocessing(patient: Patient) -> Iterator[Suspicion]:
     yield _recalibrate(
         patient,
         "preprocessing",
-        f"the file was calibrated on other values: its {len(readings)} ranges are {100 * before:.0f} % off "
-        f"those of the data, and {100 * misfits[name]:.0f} % for data {name}",
+        f"the file was calibrated on other values: its {len(readings)} ranges are {before:.0%} off "
+        f"those of the data, and {misfits[name]:.0%} for data {name}",
         tensor=inputs[0],
         is_certain=True,
     )
@@ -86,7 +86,7 @@ def find_few_samples(patient: Patient) -> Iterator[Suspicion]:
         patient,
         "few_samples",
         f"unseen samples leave {len(left)} of {len(readings)} ranges, at {most.quantizer.tensor!r} by "
-        f"{100 * most.overrun:.0f} % of the width: too few samples calibrated it",
+        f"{most.overrun:.0%} of the width: too few samples calibrated it",
     )
 
 

@@ -41,7 +41,7 @@ def find_activation_channels(patient: Patient) -> Iterator[Suspicion]:
         by_hand = "quantize the float model again: `onnxfq quantize` evens out channels with --repair auto"
         yield Suspicion(
             kind="channel_spread",
-            evidence=f"{sizes}: that one has {100 / sizes.ratio:.2g} % of the grid",
+            evidence=f"{sizes}: that one has {100 / sizes.ratio:.2g}% of the grid",
             tensor=quantizer.tensor,
             node=quantizer.node,
             repair="a Mul that evens out the channels, and its inverse in the weights" if edits else by_hand,

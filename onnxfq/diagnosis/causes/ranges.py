@@ -94,29 +94,29 @@ def _explain(
         part, energy = values.below_zero
         return (
             "unsigned_on_signed",
-            f"{covers}: {100 * part:.3g} % of the values, with {100 * energy:.3g} % of the energy, become 0",
+            f"{covers}: {100 * part:.3g}% of the values, with {100 * energy:.3g}% of the energy, become 0",
             True,
         )
     if reading.ratio > WIDE and reading.ratio > WIDE * min(typical(others), 1.0):
-        used = f"{covers}: {100 * reading.steps_used:.2g} % of its grid is used"
+        used = f"{covers}: {100 * reading.steps_used:.2g}% of its grid is used"
         widest = float(np.quantile(others, WIDEST, method="lower")) if others else 1.0
         return "wide_range", used, reading.ratio > WIDE * max(widest, typical(others))
     least, most = (0.0, 0.0) if reading.excess_db >= GROSS_DB and reading.shift else reading.wander
     if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING + most:
         side = "both ends" if min(below, above) > 0 else ("the lower end" if below else "the upper end")
-        share = f"{covers}: {100 * (below + above):.3g} % of the values saturate at {side}"
+        share = f"{covers}: {100 * (below + above):.3g}% of the values saturate at {side}"
         is_outlier = reading.misfit > OUTLYING * misfit
         far = reading.overrun > 1 - 1 / WIDE and is_outlier
         if abs(reading.shift) > max(SHIFTED + least, OUTLYING * shift):
             share, far = (
-                f"{share}, the other is {100 * abs(reading.shift):.2g} % of the width too far out",
+                f"{share}, the other is {100 * abs(reading.shift):.2g}% of the width too far out",
                 True,
             )
         return "clipping", f"{share}, {reading.excess_db:.1f} dB over the best range", far
     if reading.excess_db >= LOST_DB and not below + above:
         half = quantizer.grid.scale / 2
         zeros = float((abs(sample) < half).mean())
-        lost = f"{covers}: {100 * zeros:.3g} % of the values become 0"
+        lost = f"{covers}: {100 * zeros:.3g}% of the values become 0"
         return "lost_values", f"{lost}, {reading.excess_db:.1f} dB over the best range", False
     return "", "", False
 

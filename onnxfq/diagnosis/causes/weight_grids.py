@@ -67,8 +67,7 @@ def find_spread(
         return None
     channel = int(np.argmax(reach))
     text = (
-        f"channel {channel} of {used.size} sets the scale of all: others use {100 * typical:.2g} % of "
-        "the grid"
+        f"channel {channel} of {used.size} sets the scale of all: others use {100 * typical:.2g}% of the grid"
     )
     if reading.floats is None:
         repair = "a scale for each channel; give the float model"
@@ -95,7 +94,7 @@ def find_unused(
     if not is_alone and reading.floats is None:
         return None
     others_text = ", and all others its end" if is_alone else ""
-    text = f"its numbers reach {100 * reading.use:.2g} % of the grid{others_text}"
+    text = f"its numbers reach {100 * reading.use:.2g}% of the grid{others_text}"
     if reading.floats is None:
         repair = "give the float model, which has its range"
         return suspect_weight(reading, "weight_scale", text, repair, Change(), is_alone)

@@ -52,7 +52,7 @@ class JudgedTensors:
         parts: by deciding output, the parts that decide in its place.
         logits: by inner tensor that a final sigmoid or softmax reads, the output; scored, without deciding.
         states: by output that is fed back, the input that takes it; it decides only if nothing else does.
-        classes: outputs of rank 3 with scores of classes along the last axis.
+        classes: outputs whose last axis may have scores of classes, each with its rank, 2 or 3.
     """
 
     deciding: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class JudgedTensors:
     parts: Mapping[str, tuple[OutputPart, ...]] = field(default_factory=dict)
     logits: Mapping[str, str] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
-    classes: frozenset[str] = frozenset()
+    classes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def inner(self) -> tuple[str, ...]:
@@ -154,7 +154,10 @@ class _Judge:
             parts={name: found for name, found in parts.items() if found},
             logits=logits,
             states=states if deciding else {},
-            classes=frozenset(filter(self._finder.counts_classes, tensors)),
+            classes={
+                name: len(self._index.shape(name) or ())
+                for name in filter(self._finder.counts_classes, tensors)
+            },
         )
 
     def _follow(self, node: onnx.NodeProto) -> None:

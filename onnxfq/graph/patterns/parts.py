@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.graph.index import GraphIndex, Shape
-from onnxfq.graph.ops import RESHAPES, STANDARD_DOMAINS
+from onnxfq.graph.ops import QDQ_OPS, RESHAPES, STANDARD_DOMAINS
 from onnxfq.numerics.metrics import ErrorSums
 
 MOST_PARTS = 16
@@ -31,7 +31,8 @@ SHIFTS = frozenset({"Add", "Div", "Mul", "Sub"})
 """Operators that with a constant only scale or shift."""
 
 _OF_WEIGHTS = frozenset({"Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Reshape", "Transpose"})
-_IN_PLACE = SQUASHING | {"Cast", "Dropout", "Identity"}
+_IN_PLACE = SQUASHING | QDQ_OPS | {"Cast", "Dropout", "Identity"}
+_POOLS = frozenset({"AveragePool", "GlobalAveragePool"})
 
 Range = tuple[int, int | None]
 """First index, and the one behind the last; negative from the end, None for the end."""
@@ -93,21 +94,29 @@ class PartFinder:
         return tuple(found) if 1 < len(found) <= MOST_PARTS else ()
 
     def counts_classes(self, output: str) -> bool:
-        """Tell whether a product with weights makes the last axis of an output of rank 3, as of scores.
+        """Tell whether the last axis of an output of rank 2 or 3 is made by a product, as scores of classes.
 
-        Behind a sigmoid or tanh each element stands alone, as in a mask or a box.
+        Behind a sigmoid or tanh each element stands alone, as in a mask or a box; behind another function, a
+        normalization or a sum of two tensors the elements are features, as of an embedding.
         """
         rank = len(self._index.shape(output) or ())
-        step: tuple[str, Axes] | None = (output, {rank - 1: rank - 1} if rank == 3 else {})
+        step: tuple[str, Axes] | None = (output, {rank - 1: rank - 1} if rank in (2, 3) else {})
         while step is not None and rank - 1 in step[1].values():
             tensor, axes = step
             node = self._index.makers.get(tensor)
             if node is None or node.op_type in SQUASHING - {"LogSoftmax", "Softmax"}:
                 return False
+            axis = next(mine for mine, other in axes.items() if other == rank - 1)
             if node.op_type in ("Gemm", "MatMul"):
-                is_last = (len(self._index.shape(tensor) or ()) - 1) in axes
-                return is_last and self._is_weight(node.input[1])
-            step = self._before(node, axes)
+                depth = len(self._index.shape(tensor) or ())
+                # Rows compared with rows, as images with texts, choose among these.
+                return axis == depth - 1 and (rank == depth == 2 or self._is_weight(node.input[1]))
+            if node.op_type == "Conv":
+                return rank == 2 and axis == 1
+            if node.op_type in _POOLS:
+                step = node.input[0], {mine: other for mine, other in axes.items() if mine < 2}
+            else:
+                step = self._before(node, axes)
         return False
 
     def _is_weight(self, name: str) -> bool:

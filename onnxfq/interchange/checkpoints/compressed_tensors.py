@@ -25,6 +25,7 @@ from onnxfq.interchange.checkpoints.folder import Checkpoint
 from onnxfq.interchange.checkpoints.groups import find_scheme
 from onnxfq.interchange.checkpoints.layer import FloatLayer, InputFormat, Layer, with_positive_scales
 from onnxfq.interchange.checkpoints.packing import unpack_words
+from onnxfq.numerics.block_scales import ScaleType
 from onnxfq.numerics.float_types import FLOATS
 from onnxfq.numerics.qtypes import QTYPES, QType
 
@@ -213,7 +214,7 @@ def _read_input(checkpoint: Checkpoint, module: str, inputs: Mapping[str, Any]) 
         shared = checkpoint.floats(f"{module}.input_global_scale").reshape(-1)[:1]
         return InputFormat(qtype, float(np.float32(1) / shared[0]), 0, block or 16, "e4m3")
     if f"{module}.input_scale" not in checkpoint:
-        scale_type = "e8m0" if block == 32 and qtype.is_float else "float32"
+        scale_type: ScaleType = "e8m0" if block == 32 and qtype.is_float else "float32"
         return InputFormat(qtype, block_size=block, scale_type=scale_type)
     scale = checkpoint.floats(f"{module}.input_scale").reshape(-1)
     zero = f"{module}.input_zero_point"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.errors import ModelError
+from onnxfq.numerics.block_scales import ScaleType
 from onnxfq.numerics.float_types import FloatType
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.layout import expand_params
@@ -33,7 +34,7 @@ class InputFormat:
     scale: float | None = None
     zero_point: int = 0
     block_size: int = 0
-    scale_type: str = "float32"
+    scale_type: ScaleType = "float32"
 
     @property
     def is_static(self) -> bool:
@@ -73,7 +74,7 @@ class QuantizedLayer:
     scale: NDArray[np.float32]
     zero_point: NDArray[np.int32]
     block_size: int | None = None
-    scale_type: str = "float32"
+    scale_type: ScaleType = "float32"
     global_scale: float | None = None
     float_type: FloatType = "float32"
     input: InputFormat | None = None

@@ -77,9 +77,7 @@ class InputRanges:
             (low, high), (least, most) = grid.limits, self._ends.get(name, (0.0, 0.0))
             reach, size = max(-low, high), max(-least, most)
             if size and not size / APART < reach < size * APART:
-                part = (
-                    f"{100 * size / reach:.2g} % of its grid is used" if reach > size else "values saturate"
-                )
+                part = f"{100 * size / reach:.2g}% of its grid is used" if reach > size else "values saturate"
                 lines.append(
                     f"input {name!r} was calibrated on {low:.4g}..{high:.4g} and the data is {least:.4g}.."
                     f"{most:.4g}: {part}; is it prepared as for calibration? `onnxfq diagnose` looks further"

@@ -9,6 +9,7 @@ from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.numerics.float_types import find_storage_qtype
 from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
@@ -24,7 +25,7 @@ from onnxfq.targets.target import Target
 _ONE_SCALE_FUSED = ("Conv", "MatMul")
 
 # The only form of DynamicQuantizeLinear.
-_DYNAMIC = QuantSpec(qtype="uint8", symmetric=False, dynamic=True)
+_DYNAMIC = QuantSpec(qtype=qtype_by_name("uint8"), symmetric=False, dynamic=True)
 
 
 def _refuses(placement: Placement, operands: Operands) -> str:
