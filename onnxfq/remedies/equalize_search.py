@@ -181,7 +181,7 @@ def search_factors(candidate: Candidate, judge: Judge, recipe: Recipe) -> Propos
 
 
 def select_apart(candidate: Candidate, judge: Judge, count: int = SAMPLES) -> Sequence[Feed]:
-    """Return up to `count` samples that neither choose nor prove; those that choose if there are no others."""
+    """Return `count` samples or fewer that neither choose nor prove; those that choose if none is left."""
     feeds, judging = candidate.session.feeds, {id(feed) for feed in (*judge.choosing, *judge.proving)}
     known = () if feeds is None else feeds.select(count)
     return [feed for feed in known if id(feed) not in judging] or judge.choosing
