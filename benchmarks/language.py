@@ -32,19 +32,18 @@ class Row(NamedTuple):
 QRONOS = {"weights": {"rounding": "qronos"}}
 BLOCKS = {"weights": {"rounding": "qronos", "block_size": 32}}
 ALONE: dict[str, Any] = {"activations": None, **QRONOS}
-DROP = {"metric": "perplexity", "max_drop": 0.6, "fallback": "tensorrt-fp8"}
+SMALL: dict[str, Any] = {"least_weight_bytes": 0}
+LEAST = {"repair": "auto", "min_sqnr": 20.0, "fallback": "tensorrt-fp8"}
+DROP = {"repair": "auto", "metric": "perplexity", "max_drop": 0.3, "fallback": "tensorrt-fp8"}
 ROWS = (
     Row("`tensorrt-int8-weights`", "tensorrt-int8-weights"),
     Row("`tensorrt-int4` in blocks of 32, `qronos`", "tensorrt-int4", BLOCKS),
     Row("NVFP4 weights alone (`nvfp4`), nearest", "nvfp4", {"activations": None}),
     Row("NVFP4 weights alone (`nvfp4`), `qronos`", "nvfp4", ALONE),
-    Row("`tensorrt-nvfp4`, `qronos`", "tensorrt-nvfp4", {"least_weight_bytes": 0, **QRONOS}),
-    Row(
-        "the same, `--max-drop .6 --fallback tensorrt-fp8`",
-        "tensorrt-nvfp4",
-        {"least_weight_bytes": 0, **QRONOS},
-        DROP,
-    ),
+    Row("`tensorrt-nvfp4`, `--rounding qronos --repair off`", "tensorrt-nvfp4", {**SMALL, **QRONOS}),
+    Row("`tensorrt-nvfp4`", "tensorrt-nvfp4", SMALL, {"repair": "auto"}),
+    Row("the same, `--min-sqnr 20 --fallback tensorrt-fp8`", "tensorrt-nvfp4", SMALL, LEAST),
+    Row("the same, `--max-drop .3 --fallback tensorrt-fp8`", "tensorrt-nvfp4", SMALL, DROP),
 )
 
 
@@ -74,7 +73,7 @@ def measure(model: onnx.ModelProto, known: np.ndarray, unseen: np.ndarray) -> li
     candidates, sizes = {"float": model}, {}
     for row in ROWS:
         recipe = onnxfq.load_recipe(row.base).override(**row.changes)
-        accuracy = onnxfq.AccuracyTarget(repair=None, **row.promise)
+        accuracy = onnxfq.AccuracyTarget(**{"repair": None, **row.promise})
         result = onnxfq.quantize(model, feeds, recipe=recipe, accuracy=accuracy)
         candidates[row.title], sizes[row.title] = result.simulation, count_bits(result)
     whole = next(iter(sizes.values()))[0]

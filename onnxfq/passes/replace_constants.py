@@ -144,7 +144,7 @@ class BiasFinder:
         return self.explain_unfit(bias, outputs) or BiasPlace(add.name, 1 - at, bias, 1.0, weight)
 
     def explain_unfit(self, bias: str, outputs: int) -> str:
-        """Return why a tensor is no constant with a value for each of the outputs; empty if it is one."""
+        """Return why a tensor is not a constant with a value for each output; empty if it is."""
         tensor = self._model.constants.get(bias)
         if tensor is None or bias in self._given:
             return f"its bias {bias!r} is computed while the model runs"

@@ -1,4 +1,4 @@
-"""`CENTER`: activations in blocks with scales of their own lose their means, which carry no information.
+"""`CENTER`: dynamic activations in blocks lose their means, which carry no information.
 
 The error of a block is a share of its energy, whatever its scale. A mean that every token has is energy too.
 """
@@ -32,9 +32,9 @@ from onnxfq.remedies.weighted_layers import LayerInput, WeightedLayer, find_laye
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
-    """Return why no activation is centered; empty if blocks have scales of their own."""
+    """Return why no activation is centered; empty if some are dynamic and in blocks."""
     if not _blocked(candidate.plan):
-        return "no activation has blocks with scales of their own"
+        return "no activation is dynamic and in blocks"
     return explain_fixed_model(candidate, judge)
 
 
@@ -79,7 +79,7 @@ _Readers = list[tuple[WeightedLayer, LayerInput]]
 
 
 def _blocked(plan: Plan) -> dict[str, set[object]]:
-    """Return the quantized readers of the activations in blocks with scales of their own."""
+    """Return the quantized readers of the dynamic activations in blocks."""
     return {
         p.tensor: set(p.uses)
         for p in plan.activations

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 from builders import build, weights
+from engines import build_all, verdicts
 
 import onnxfq
 from onnxfq.graph.io.load import load
@@ -13,8 +16,14 @@ from onnxfq.passes.center import CENTERED, center_tensors
 from onnxfq.remedies.center import choose_tensors
 from onnxfq.runtime.session import Session
 from onnxfq.stages.plan import make_plan
+from onnxfq.targets.reading.context import read
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import prepare_model
+from onnxfq.targets.tensorrt.builder.jobs import builder_installed
+from onnxfq.targets.tensorrt.builder.layers import parse_layers
+from onnxfq.targets.tensorrt.rules.structure import EXTRA
+
+BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 RNG = np.random.default_rng(3)
 ROWS = (RNG.normal(size=(48, 4, 64)) + 4 * RNG.normal(size=64)).astype(np.float32)
@@ -98,3 +107,41 @@ def test_low_outputs_lose_their_means() -> None:
     )
     assert centered > plain + 6
     assert any(name.endswith(CENTERED) for node in done["auto"].qdq.graph.node for name in node.output)
+
+
+@BUILDER
+def test_the_engine_has_no_more_kernels(tmp_path: Path) -> None:
+    """TensorRT fuses the new Sub and Add: an RMSNorm, two products, a gate and a product behind it."""
+    proto = build(
+        """g (float[N,32,64] x) => (float[N,32,64] y) {
+            [s] s = Mul (x, x) [mean] m = ReduceMean <axes = [-1]> (s) [e] e = Add (m, small) [r] r = Sqrt (e)
+            [d] d = Div (x, r) [n] h = Mul (d, c) [one] a = MatMul (h, w) [two] b = MatMul (h, v)
+            [act] g = Sigmoid (a) [gate] k = Mul (g, b) [down] o = MatMul (k, u) [add] y = Add (x, o) }""",
+        {
+            "small": np.full(1, 1e-5, np.float32),
+            "c": weights(64),
+            **{name: weights(64, 64, seed=seed) for seed, name in enumerate("wvu")},
+        },
+    )
+    feeds = [{"x": one[None].repeat(8, axis=1)} for one in ROWS]
+    model = prepare_model(load(proto), NVFP4.target)
+    plan = make_plan(model, NVFP4)
+    centered = center_tensors(model, plan, choose_tensors(model, plan, feeds, 1))
+    assert len(centered.proto.graph.node) >= len(model.proto.graph.node) + 3
+    made = {
+        name: onnxfq.quantize(
+            one,
+            feeds[:4],
+            recipe=NVFP4,
+            accuracy=onnxfq.AccuracyTarget(repair=None),
+            options=onnxfq.QuantizeOptions(floats=onnxfq.FloatOptions("fp16")),
+        ).qdq
+        for name, one in (("plain", proto), ("centered", centered.proto))
+    }
+    kernels = {}
+    for name, reports in build_all(tmp_path, made).items():
+        (report,) = reports.values()
+        assert report.built, (report.faults, report.errors)
+        assert {row.split()[1] for row in verdicts(read(made[name], EXTRA), report).values()} == {"low"}
+        kernels[name] = sum(layer.is_kernel for layer in parse_layers(report.layers))
+    assert kernels["centered"] == kernels["plain"]

@@ -294,6 +294,15 @@ def test_the_budget_is_for_the_cheapest() -> None:
     assert dear.why == f"{left} (2.0 dB at most)"
 
 
+def test_promises_have_no_budget() -> None:
+    """What a promise or a recipe asks for is done when all seconds are spent; the rest is not."""
+    candidate, judge = judge_of(48, budget=Budget(-1.0))
+    assert not judge.better(candidate, always(finer))[1].is_kept
+    asked = replace(always(finer), is_asked=lambda recipe: True)
+    promised = replace(always(finer), proves_itself=True)
+    assert all(judge.better(candidate, remedy)[1].is_kept for remedy in (asked, promised))
+
+
 def test_batches_and_order_of_the_data_change_no_trial() -> None:
     """The same list of trials with the same figures: of equalization, calibrators and rounding."""
     sizes = np.ldexp(np.float32(1), np.arange(16) % 7 - 3)

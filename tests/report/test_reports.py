@@ -37,7 +37,7 @@ from onnxfq.report.text import coverage_line, plan_summary, quantize_summary
 from onnxfq.report.tiles import make_tile
 from onnxfq.runtime.session import Session
 from onnxfq.support.records import to_json
-from onnxfq.targets.recipes import RECIPES, load_recipe
+from onnxfq.targets.recipes import RECIPES, find_wider, load_recipe
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +223,14 @@ def test_the_guilty_layer_comes_first(repair: float | None) -> None:
     # The file is the record: what --json prints comes back whole.
     text = to_json(record)
     assert to_json(ResultRecord.model_validate(json.loads(text))) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "wider"), [("tensorrt-nvfp4", "tensorrt-fp8"), ("tensorrt-int8", ""), ("nvfp4", "")]
+)
+def test_low_outputs_of_few_bits_are_offered_8(name: str, wider: str) -> None:
+    """The promise of a recipe in 4 bits has a fallback in 8, if its target has one."""
+    assert find_wider(load_recipe(name)) == wider
 
 
 def test_running_noise_is_that_of_onnxruntime(result: QuantizeResult) -> None:
