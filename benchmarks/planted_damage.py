@@ -35,8 +35,9 @@ def scale_channels(model: Path, damaged: Path, one_channel: bool) -> None:
     groups = [group for group in analysis.groups if not group.explicit]
     exponents = np.zeros(analysis.count, np.int64)
     if one_channel:
-        widest: ChannelGroup = max(groups, key=lambda group: len(group.classes))
-        exponents[widest.classes[1]] = ONE_CHANNEL
+        # A residual stream if there is one: sums carry its channels from layer to layer.
+        longest: ChannelGroup = max(groups, key=lambda group: (len(group.carried), len(group.classes)))
+        exponents[longest.classes[1]] = ONE_CHANNEL
     else:
         random = np.random.default_rng(0)
         for group in groups:

@@ -1,4 +1,4 @@
-"""MobileNetV2 with folded batch normalization (Sandler, 2018)."""
+"""MobileNetV2 (Sandler, 2018) and MobileNetV3-Large (Howard, 2019) with folded batch normalization."""
 
 from __future__ import annotations
 
@@ -16,6 +16,25 @@ INVERTED = [
     (6, 96, 3, 1),
     (6, 160, 3, 2),
     (6, 320, 1, 1),
+]
+
+# Kernel, inner channels, channels, gate, Hardswish in place of Relu, stride.
+GATED = [
+    (3, 16, 16, False, False, 1),
+    (3, 64, 24, False, False, 2),
+    (3, 72, 24, False, False, 1),
+    (5, 72, 40, True, False, 2),
+    (5, 120, 40, True, False, 1),
+    (5, 120, 40, True, False, 1),
+    (3, 240, 80, False, True, 2),
+    (3, 200, 80, False, True, 1),
+    (3, 184, 80, False, True, 1),
+    (3, 184, 80, False, True, 1),
+    (3, 480, 112, True, True, 1),
+    (3, 672, 112, True, True, 1),
+    (5, 672, 160, True, True, 2),
+    (5, 960, 160, True, True, 1),
+    (5, 960, 160, True, True, 1),
 ]
 
 
@@ -40,3 +59,27 @@ def mobilenetv2(batch: Batch) -> onnx.ModelProto:
     x = b.node("Flatten", [b.node("GlobalAveragePool", [relu6(b.conv(x, channels, 1280, 1))])])
     b.node("Gemm", [x, b.weight(1000, 1280)], transB=1)
     return b.model("mobilenetv2", batch)
+
+
+def mobilenetv3(batch: Batch) -> onnx.ModelProto:
+    """Return MobileNetV3-Large: gates behind depthwise convolutions, Hardswish, 62 Conv and 2 Gemm."""
+    b = Builder()
+
+    def act(x: str, hard: bool) -> str:
+        return b.node("HardSwish" if hard else "Relu", [x])
+
+    x, channels = act(b.conv("x", 3, 16, 3, 2), True), 16
+    for kernel, inner, width, gated, hard, stride in GATED:
+        y = x if inner == channels else act(b.conv(x, channels, inner, 1), hard)
+        y = act(b.conv(y, inner, inner, kernel, stride, group=inner), hard)
+        if gated:
+            mean = b.node("GlobalAveragePool", [y])
+            gate = b.conv(b.node("Relu", [b.conv(mean, inner, inner // 4, 1)]), inner // 4, inner, 1)
+            y = b.node("Mul", [y, b.node("HardSigmoid", [gate], alpha=1 / 6)])
+        y = b.conv(y, inner, width, 1, gain=1.0)
+        x = b.node("Add", [x, y]) if stride == 1 and channels == width else y
+        channels = width
+    x = b.node("GlobalAveragePool", [act(b.conv(x, channels, 960, 1), True)])
+    x = act(b.node("Gemm", [b.node("Flatten", [x]), b.weight(1280, 960)], transB=1), True)
+    b.node("Gemm", [x, b.weight(1000, 1280)], transB=1)
+    return b.model("mobilenetv3", batch)

@@ -165,6 +165,7 @@ class Evaluation(Document):
         metric_value: of the reference.
         notes: models and outputs that were not compared, with the reason.
         timing: times of the models; None if nobody asked for them.
+        folds: parts of the samples, each compared with ranges of the other parts; 0 for one model for all.
     """
 
     format: Literal["onnxfq.evaluation/1"] = "onnxfq.evaluation/1"
@@ -176,6 +177,7 @@ class Evaluation(Document):
     metric_value: float | None = None
     notes: tuple[str, ...] = ()
     timing: Timing | None = None
+    folds: Count = 0
 
     @property
     def lowest_db(self) -> float:

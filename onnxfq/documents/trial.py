@@ -9,8 +9,9 @@ from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.support.records import Amount, Record
 from onnxfq.support.tables import table_lines
 
-_HEADINGS = ("remedy", "result", "unseen dB", "seconds", "")
+_HEADINGS = ("remedy", "result", "unseen dB", "cost", "seconds", "")
 _LEGEND = "unseen dB  SQNR of the worst output, on samples that did not choose the remedy"
+_COST = "cost       at run time: new operators, or multiply-adds that take another format"
 
 
 class Trial(Record):
@@ -50,6 +51,19 @@ class Trial(Record):
         return f"{self.before:.1f} -> {self.after:.1f}" if measured else ""
 
     @property
+    def cost(self) -> str:
+        """Its cost at run time if it was kept, in words; empty if unknown."""
+        if not self.is_kept:
+            return ""
+        if isinstance(self.evidence, Equalization):
+            count = sum(group.inserted for group in self.evidence.groups)
+            return f"{count} new Mul" if count else "none"
+        chosen = None if self.evidence is None else self.evidence.remedy
+        if chosen is None:
+            return "none" if self.evidence is None else ""
+        return "" if chosen.multiplies is None else f"{chosen.multiplies:.1%} in {chosen.fallback}"
+
+    @property
     def texts(self) -> list[str]:
         """The reason, if there is one, and the details."""
         return [" ".join(text.split()) for text in (self.why, *self.details) if text]
@@ -60,9 +74,10 @@ def trial_lines(trials: Sequence[Trial]) -> list[str]:
     rows = [_HEADINGS]
     for trial in [trial for trial in trials if trial.is_needed]:
         first, *others = trial.texts or [""]
-        rows.append((trial.remedy, trial.result, trial.figures, f"{trial.seconds:.1f}", first))
-        rows += [("", "", "", "", text) for text in others]
+        rows.append((trial.remedy, trial.result, trial.figures, trial.cost, f"{trial.seconds:.1f}", first))
+        rows += [("", "", "", "", "", text) for text in others]
     if len(rows) == 1:
         return []
     measured = any(trial.figures for trial in trials if trial.is_needed)
-    return [*table_lines(rows), *([_LEGEND] if measured else [])]
+    costs = any(trial.cost not in ("", "none") for trial in trials if trial.is_needed)
+    return [*table_lines(rows), *[_LEGEND] * measured, *[_COST] * costs]

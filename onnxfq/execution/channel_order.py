@@ -19,7 +19,7 @@ from onnxfq.execution.sides import Side, run_sides
 from onnxfq.graph.signature import output_names
 
 _COLORS = 3
-_PART = 32
+_PART = 16
 """Samples after which the test ends unless the reverse order has more labels right."""
 
 _MOST = 256

@@ -98,7 +98,7 @@ def with_restored_channels(
 
 
 EQUALIZED_KEY = "onnxfq.equalized"
-"""Key in the metadata of a model whose channels have factors that a float model lacks."""
+"""Key in the metadata of a model whose channels have factors or shifts that a float model lacks."""
 
 SCALED = "/scaled"
 """Ending of the name of a tensor that a new Mul scales, and of its node."""
@@ -139,13 +139,19 @@ def fold_factors(model: Model, analysis: Analysis, exponents: NDArray[np.int64])
     del graph.initializer[:]
     graph.initializer.extend(initializers.initializer)
     _insert_products(proto, analysis, exponents, index)
-    if exponents.any() and not is_equalized(proto):
-        proto.metadata_props.add(key=EQUALIZED_KEY, value="powers of two")
+    if exponents.any():
+        mark_equalized(proto, "powers of two")
     return replace(model, proto=proto)
 
 
+def mark_equalized(proto: onnx.ModelProto, how: str) -> None:
+    """Note on a model, in place, that its channels were scaled or shifted."""
+    if not is_equalized(proto):
+        proto.metadata_props.add(key=EQUALIZED_KEY, value=how)
+
+
 def is_equalized(proto: onnx.ModelProto) -> bool:
-    """Tell whether channels of a model are scaled; inner tensors differ from the source then."""
+    """Tell whether channels of a model are scaled or shifted; inner tensors differ from the source then."""
     return any(entry.key == EQUALIZED_KEY for entry in proto.metadata_props)
 
 

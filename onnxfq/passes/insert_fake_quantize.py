@@ -208,13 +208,17 @@ def switch_weights(
     picks = [node for node in graph.node if node.op_type == "Gather" and node.input[0] == ENABLED_INPUT]
     states = dict(zip(switched, (node.output[0] for node in picks), strict=True))
     chosen: dict[str, str] = {}
-    for name in (tensor for tensor in switched if tensor in rounded):
-        values = graph.initializer.add()
-        values.CopyFrom(rounded[name])
-        values.name, chosen[name] = taken.claim(f"{name}/rounded"), taken.claim(f"{name}/chosen")
-        inputs = [states[name], values.name, name]
-        graph.node.insert(len(picks), helper.make_node("Where", inputs, [chosen[name]], chosen[name]))
-    for node in graph.node:
-        if node.op_type == "FakeQuantize" and node.input[0] in chosen:
-            node.input[0] = chosen[node.input[0]]
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        name = node.input[0] if node.op_type == "FakeQuantize" else ""
+        if name in rounded and name in states:
+            if name not in chosen:  # next to its reader: both then belong to the same segment
+                values = graph.initializer.add()
+                values.CopyFrom(rounded[name])
+                values.name, chosen[name] = taken.claim(f"{name}/rounded"), taken.claim(f"{name}/chosen")
+                inputs = [states[name], values.name, name]
+                graph.node.append(helper.make_node("Where", inputs, [chosen[name]], chosen[name]))
+            node.input[0] = chosen[name]
+        graph.node.append(node)
     return made

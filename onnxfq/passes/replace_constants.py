@@ -127,7 +127,7 @@ class BiasFinder:
         if not bias and self._quantized:
             return "it has no bias, and a new one in float would not fit the integer kernel of the target"
         if bias:
-            fault = self._fault(bias, outputs)
+            fault = self.explain_unfit(bias, outputs)
             if fault:
                 return fault
         return BiasPlace(name, _BIAS, bias, beta / alpha, weight)
@@ -141,9 +141,10 @@ class BiasFinder:
         bias = add.input[1 - at]
         if Use(add.name, 1 - at) in self._placed:
             return f"the other input of {add.name!r} is quantized"
-        return self._fault(bias, outputs) or BiasPlace(add.name, 1 - at, bias, 1.0, weight)
+        return self.explain_unfit(bias, outputs) or BiasPlace(add.name, 1 - at, bias, 1.0, weight)
 
-    def _fault(self, bias: str, outputs: int) -> str:
+    def explain_unfit(self, bias: str, outputs: int) -> str:
+        """Return why a tensor is no constant with a value for each of the outputs; empty if it is one."""
         tensor = self._model.constants.get(bias)
         if tensor is None or bias in self._given:
             return f"its bias {bias!r} is computed while the model runs"

@@ -158,13 +158,22 @@ class Candidate:
         is_rounded = rounding is not None and bool(rounding.tensors)
         if statistics.whole is statistics.seen and not (is_rounded and round_again):
             return self
-        whole = GatheredStatistics(statistics.whole, statistics.whole)
-        weights = None if is_rounded else self.encodings.encodings
-        made = Candidate.of(self.session, self.recipe, self.planned, whole, weights)
         if is_rounded and round_again and self.corrected is None and feeds is not None and feeds.is_few:
+            made = self._with_ranges(statistics.whole)
             again = round_given(self.session, made.plan, made.encodings, options, with_unseen=True)
             return made.rounded(again)._equalized_as(self)
-        return replace(made._rounded_as(self)._equalized_as(self), corrected=self.corrected)
+        return self.with_statistics(statistics.whole)
+
+    def with_statistics(self, statistics: Statistics) -> Candidate:
+        """Return the candidate with ranges from `statistics`, and the same rounded weights and biases."""
+        made = self._with_ranges(statistics)._rounded_as(self)._equalized_as(self)
+        return replace(made, corrected=self.corrected)
+
+    def _with_ranges(self, statistics: Statistics) -> Candidate:
+        is_rounded = self.rounding is not None and bool(self.rounding.tensors)
+        gathered = GatheredStatistics(statistics, statistics)
+        weights = None if is_rounded else self.encodings.encodings
+        return Candidate.of(self.session, self.recipe, self.planned, gathered, weights)
 
     def _rounded_as(self, other: Candidate) -> Candidate:
         """Return this with the rounded weights of `other` that kept their format."""

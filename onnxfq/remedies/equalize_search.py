@@ -25,7 +25,7 @@ from onnxfq.stages.planned_encodings import plan_encodings
 from onnxfq.stages.statistics_source import GatheredStatistics
 
 SAMPLES = 64
-"""Most samples that give the ranges of channels."""
+"""Most samples that give the ranges and means of channels; RANGED where the budget has no time for more."""
 
 RANGED = 16
 """Most samples that give the ranges of tensors while sets of factors are compared."""
@@ -72,12 +72,12 @@ def equalize_named(
     named = recipe.channel_methods.only(names)
     with weights_stored_in(session.scratch):
         equalized = _Search(session, recipe, options, feeds).equalize(named, feeds)
-        return _with_model(session, equalized, feeds), Equalization(groups=equalized.groups)
+        return _with_factors(session, equalized, feeds), Equalization(groups=equalized.groups)
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     """Return why no channel factors are tried; empty if the recipe lets the judge decide."""
-    recipe, feeds = candidate.recipe, candidate.session.feeds
+    recipe = candidate.recipe
     if recipe.channel_methods.confirmed:
         return ""
     if recipe.activations is None or recipe.activations.equalize != "depthwise":
@@ -86,40 +86,43 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return "no activation has one constant scale"
     if candidate.equalization is not None:
         return "the recipe changes channels by name"
-    if _explain_lack(judge.sources) or judge.sources.moments is not None:
-        return "statistics, moments or encodings of the model as it is are given"
-    return "" if feeds is not None and feeds.source.repeats else "the data cannot be read again"
+    return explain_fixed_model(candidate, judge)
 
 
 def explain_unneeded_smoothing(candidate: Candidate, judge: Judge) -> str:
     """Return why activations are not smoothed unasked; empty if an output is low."""
-    recipe, feeds = candidate.recipe, candidate.session.feeds
+    recipe = candidate.recipe
     if recipe.smooth != "none" or recipe.activations is None:
         return "the recipe names the smoothing"
+    return explain_fixed_model(candidate, judge) or judge.explain_sound(candidate)
+
+
+def explain_fixed_model(candidate: Candidate, judge: Judge) -> str:
+    """Return why the float model cannot be replaced and observed again; empty if it can."""
     if _explain_lack(judge.sources) or judge.sources.moments is not None:
         return "statistics, moments or encodings of the model as it is are given"
-    if feeds is None or not feeds.source.repeats:
-        return "the data cannot be read again"
-    return judge.explain_sound(candidate)
+    feeds = candidate.session.feeds
+    return "" if feeds is not None and feeds.source.repeats else "the data cannot be read again"
 
 
 def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the factors that the recipe asks for, or else with cross-layer factors."""
     recipe = candidate.recipe
     if recipe.channel_methods.confirmed:
-        return search_factors(candidate, judge)
-    named = recipe.override(activations={"equalize": "auto"})
-    return search_factors(replace(candidate, recipe=named), judge)
+        return search_factors(candidate, judge, recipe)
+    return search_factors(candidate, judge, recipe.override(activations={"equalize": "auto"}))
 
 
-def estimate(candidate: Candidate, judge: Judge, method: Method = "cross_layer") -> float:
-    """Return the seconds of choosing factors, and of comparing with and without them."""
+def estimate(
+    candidate: Candidate, judge: Judge, method: Method = "cross_layer", samples: int = RANGED
+) -> float:
+    """Return the seconds of choosing factors, of comparing with them, and of the ranges of all samples."""
     model, work = candidate.session.ranked, judge.work
     groups = find_groups(model, method, candidate.recipe.target)
     if not groups:
         return 0.0
-    factors = _factor_seconds(model, groups, judge, min(SAMPLES, work.samples))
-    return factors + 2 * _measuring_seconds(judge) + work.observe() + work.calibrate
+    factors = _factor_seconds(model, groups, judge, min(samples, work.samples))
+    return factors + _measuring_seconds(judge) + work.observe() + work.calibrate
 
 
 def leave_for_smoothing(candidate: Candidate, judge: Judge) -> float:
@@ -150,37 +153,43 @@ def _measuring_seconds(judge: Judge) -> float:
     return work.observe(min(RANGED, work.samples)) + work.calibrate + judge.compare_choosing(1)
 
 
-def search_factors(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
-    """Return the candidate with channel factors for the groups that the outputs confirm.
+def search_factors(candidate: Candidate, judge: Judge, recipe: Recipe) -> Proposal | Refusal:
+    """Return the candidate of `recipe` with channel factors for the groups that the outputs confirm.
 
     Either half of the groups of a method is left out on trial; if that helps, its halves in turn. One group
     may spoil what the others gain.
     """
-    recipe, session = candidate.recipe, candidate.session
-    lacks = _explain_lack(judge.sources)
+    session, lacks = candidate.session, _explain_lack(judge.sources)
     if lacks or session.feeds is None:
         return Refusal(f"{lacks or 'no data'} given")
-    judging = {id(feed) for feed in (*judge.choosing, *judge.proving)}
-    feeds = [feed for feed in session.feeds.select(SAMPLES) if id(feed) not in judging] or judge.choosing
     methods = recipe.channel_methods
+    kind: Method = "smooth" if "smooth" in methods.confirmed else "cross_layer"
+    too_long = judge.budget.explain_refusal(estimate(candidate, judge, kind, SAMPLES))
+    feeds = select_apart(candidate, judge, RANGED if too_long else SAMPLES)
     with weights_stored_in(session.scratch):
         search = _Search(session, recipe, judge.options, feeds, judge)
-        equalized, trials = search.confirm(methods.only(methods.confirmed))
+        equalized, trials = search.confirm(methods.only(methods.confirmed), judge.choose([candidate])[0])
         before = () if candidate.equalization is None else candidate.equalization.groups
         evidence = Equalization(groups=(*before, *equalized.groups), trials=tuple(trials))
         if not equalized.changed:
             return Refusal("no method gains enough", evidence.lines()[1:], evidence)  # the first says so
         judge.budget.spend(judge.work.observe() + judge.work.calibrate)
         smoothed = build_candidate(
-            _with_model(session, equalized, feeds), recipe, judge.sources, judge.options, evidence
+            _with_factors(session, equalized, feeds), recipe, judge.sources, judge.options, evidence
         )
     return Proposal(smoothed, evidence=evidence)
 
 
+def select_apart(candidate: Candidate, judge: Judge, count: int = SAMPLES) -> Sequence[Feed]:
+    """Return `count` samples or fewer that neither choose nor prove; those that choose if none is left."""
+    feeds, judging = candidate.session.feeds, {id(feed) for feed in (*judge.choosing, *judge.proving)}
+    known = () if feeds is None else feeds.select(count)
+    return [feed for feed in known if id(feed) not in judging] or judge.choosing
+
+
 def smooth(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with smoothed activations, for a recipe that does not ask for it."""
-    recipe = candidate.recipe.override(smooth="auto")
-    return search_factors(replace(candidate, recipe=recipe), judge)
+    return search_factors(candidate, judge, candidate.recipe.override(smooth="auto"))
 
 
 def _explain_lack(sources: Sources) -> str:
@@ -209,18 +218,23 @@ class _Search:
             self.judge.budget.spend(seconds)
         return equalized
 
-    def confirm(self, methods: ChannelMethods) -> tuple[Equalized, list[FactorTrial]]:
-        """Return the factors of `methods` without the groups that are found harmful, and the trials."""
+    def confirm(self, methods: ChannelMethods, known_db: float) -> tuple[Equalized, list[FactorTrial]]:
+        """Return the factors of `methods` without the groups that are found harmful, and the trials.
+
+        `known_db` is the SQNR without them, with the ranges of all samples. If the factors do not gain, it is
+        measured again with the ranges of RANGED samples, as theirs is.
+        """
         equalized = self.equalize(methods, self.feeds)
         asked = [group for group in equalized.groups if not group.why]
         plain = equalized.without({group.tensor: USELESS for group in asked})
         if not asked or not self.session.judged.deciding:
             return plain, []
-        trials: list[FactorTrial] = []
-        plain_db = self._measure(plain, trials)
-        least = plain_db + LEAST_GAIN_DB
+        trials = [FactorTrial(methods=(), sqnr_db=known_db)]
         reached = self._measure(equalized, trials)
-        for method in METHODS if reached > plain_db - HOPELESS_DB else ():
+        if reached < known_db + LEAST_GAIN_DB and not self._explain_refusal():
+            known_db = min(known_db, self._measure(plain, trials))
+        least = known_db + LEAST_GAIN_DB
+        for method in METHODS if reached > known_db - HOPELESS_DB else ():
             names = [group.tensor for group in asked if group.method == method]
             for part in _halves(names) or [names] * (0 < len(names) < len(asked)):
                 equalized, reached = self._narrow(equalized, part, reached, trials)
@@ -254,7 +268,7 @@ class _Search:
         assert self.judge is not None
         feeds = self.feeds[:RANGED]
         self.judge.budget.spend(self.judge.work.observe(len(feeds)) + self.judge.work.calibrate)
-        session = _with_model(self.session, equalized, feeds)
+        session = _with_factors(self.session, equalized, feeds)
         planned = plan_encodings(session.ranked, self.recipe)
         observing = replace(self.options.observing, nonfinite=self.options.data.nonfinite)
         statistics = collect_statistics(session.ranked, planned.unknown, feeds, observing)
@@ -267,11 +281,13 @@ class _Search:
         return score_db
 
 
-def _with_model(session: QuantizeSession, equalized: Equalized, feeds: Sequence[Feed]) -> QuantizeSession:
+def _with_factors(session: QuantizeSession, equalized: Equalized, feeds: Sequence[Feed]) -> QuantizeSession:
     """Return `session` with the equalized model."""
-    if not equalized.changed:
-        return session
-    model: Model = equalized.model
+    return with_model(session, equalized.model, feeds) if equalized.changed else session
+
+
+def with_model(session: QuantizeSession, model: Model, feeds: Sequence[Feed]) -> QuantizeSession:
+    """Return `session` with another model of the same function, whose ranks `feeds` tell."""
     ranked = with_run_ranks(model, feeds[0]) if feeds and lacks_ranks(model) else model
     return replace(session, model=model, ranked=ranked)
 

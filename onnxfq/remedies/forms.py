@@ -15,6 +15,7 @@ from onnxfq.errors import RecipeError
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.remedies.cache_error import describe_cache_error
 from onnxfq.remedies.candidate import Candidate
+from onnxfq.remedies.folds import score_folds
 from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.rounding_search import can_round_again
 from onnxfq.stages.cast import cast_rest
@@ -107,6 +108,8 @@ def finish_forms(
     """
     if candidate is not judge.start or judge.is_promised:
         forms = build_forms(candidate, judge.options, clock, runs, judge.reported)
+    forms = replace(forms, evaluation=score_folds(judge, candidate, forms.evaluation))
+    clock.lap("evaluate")
     complete = candidate.with_all_samples(judge.options, can_round_again(candidate, judge))
     if complete is candidate:
         return candidate, forms

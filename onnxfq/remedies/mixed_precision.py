@@ -33,6 +33,12 @@ WORTHWHILE_DB = 3.0
 NEARLY_DB = 0.5
 """Loss in dB against all groups that may stay in float, for which some of them are quantized nevertheless."""
 
+TRIED = 6
+"""Numbers of groups in float that are measured on the samples that choose, in the median of 6 networks."""
+
+OFFERED = 4
+"""Factor from one number of groups to the next where a format is only offered; where it is given, 2."""
+
 _ROUNDS = 16
 """Attempts, each with more groups, before the target counts as broken."""
 
@@ -105,18 +111,25 @@ def _leave_in_float(
     return Refusal("few layers in float would not change that", choice.remedy_lines(), choice)
 
 
-def _widen_layers(candidate: Candidate, judge: Judge, ranking: Sensitivity, qtype: str) -> Proposal | None:
+def _widen_layers(
+    candidate: Candidate, judge: Judge, ranking: Sensitivity, qtype: str, step: int = 2
+) -> Proposal | None:
     """Return the candidate with `qtype` for the fewest groups of most noise that gain all that it can gain.
 
-    None if that is too little on the samples that choose.
+    Numbers of groups are tried from 1 on, each `step` times the one before. None if all gain too little on
+    the samples that choose.
     """
     (before_db,) = judge.choose([candidate])
     order, count = range(len(ranking.groups)), 1
     found: list[tuple[float, int, Candidate]] = []
-    while count <= len(order) and not (found and judge.budget.explain_refusal(judge.compare_choosing(1))):
+    while count <= len(order):
+        seconds = judge.work.calibrate * count / len(order)  # the ranges of all others are known
+        if found and judge.budget.explain_refusal(seconds + judge.compare_choosing(1)):
+            break
+        judge.budget.spend(seconds)
         made = candidate.with_overrides((ranking.override(order[:count], qtype),), None, judge.options)
         found.append((judge.choose([made])[0], count, made))
-        count *= 2
+        count *= step
     best_db = max(score_db for score_db, *_ in found)
     score_db, count, made = next(one for one in found if explain_gain(one[0], best_db))
     if explain_gain(before_db, score_db):
@@ -142,7 +155,7 @@ def _offer_format(candidate: Candidate, judge: Judge, ranking: Sensitivity) -> l
         return []
     if judge.budget.explain_refusal(2 * judge.compare_choosing(1)):
         return []
-    widened = _widen_layers(candidate, judge, ranking, WIDE_FORMAT)
+    widened = _widen_layers(candidate, judge, ranking, WIDE_FORMAT, OFFERED)
     if widened is None:
         return []
     assert isinstance(widened.evidence, Sensitivity) and widened.evidence.remedy is not None
@@ -323,7 +336,9 @@ def _seconds(candidate: Candidate, judge: Judge, feeds: int) -> float:
     groups = max(len(plan.weights), len(plan.activations))
     segments = count_segments(len(plan.placements))
     runs = groups * (segments + 1) / (2 * segments) + 1 + MEASURED  # if segments cost the same
-    return 3 * work.opening + runs * work.run * SIMULATED * min(feeds, len(judge.kept))
+    choosing = len(split_samples(judge.kept).choosing)
+    whole = runs * min(feeds, len(judge.kept)) + TRIED * choosing
+    return 4 * work.opening + whole * work.run * SIMULATED
 
 
 PROTECT = Remedy("protected", explain_unneeded, leave_layers, estimate=estimate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onnxfq.remedies.calibrator_search import CALIBRATOR
+from onnxfq.remedies.center import CENTER
 from onnxfq.remedies.correct_biases import BIASES
 from onnxfq.remedies.equalize_search import EQUALIZE, SMOOTH
 from onnxfq.remedies.judge import Remedy
@@ -10,5 +11,15 @@ from onnxfq.remedies.mixed_precision import PROTECT, TARGET
 from onnxfq.remedies.rounding_search import ROUNDING
 from onnxfq.remedies.sample_search import SAMPLES
 
-REMEDIES: tuple[Remedy, ...] = (SAMPLES, EQUALIZE, CALIBRATOR, ROUNDING, SMOOTH, PROTECT, TARGET, BIASES)
-"""The first four cost nothing at run time, smoothing costs no layer, a layer in float does."""
+REMEDIES: tuple[Remedy, ...] = (
+    SAMPLES,
+    EQUALIZE,
+    CALIBRATOR,
+    CENTER,
+    ROUNDING,
+    SMOOTH,
+    PROTECT,
+    TARGET,
+    BIASES,
+)
+"""The first five cost nothing at run time, smoothing costs no layer, a layer in float does."""

@@ -121,8 +121,11 @@ class Work:
         return self.opening + self.tensors * CALIBRATE_SECONDS
 
     def finish(self, samples: int) -> float:
-        """Return the seconds of the models of what is kept, with all ranges, and of comparing `samples`."""
-        return 2 * self.opening + self.calibrate + self.compare(samples)
+        """Return the seconds of the models of what is kept, and of comparing `samples`.
+
+        The ranges of all samples, and the models with them, are part of `base`.
+        """
+        return 2 * self.opening + self.compare(samples)
 
     def round(self, candidate: Candidate) -> float:
         """Return the seconds of rounding all weights by moments: sums of products, inverse, decomposition.

@@ -28,6 +28,7 @@ from onnxfq.report.text import advice_lines
 from onnxfq.report.tiles import Tile, make_tile, score_tiles, time_tiles
 from onnxfq.support.plurals import agree_numbers
 from onnxfq.support.records import parse, read_content
+from onnxfq.targets.recipes import find_wider
 
 RECORDS: dict[
     str,
@@ -231,7 +232,7 @@ def _diagnosed(label: str, found: Diagnosis) -> Content:
 def _advice(result: ResultRecord) -> list[tuple[str, list[str]]]:
     """Return what the terminal says below a low SQNR, each sentence under its word."""
     sizes = {row.tensor: row.sizes for row in result.table.tensors if row.sizes and row.format != "float"}
-    lines = advice_lines(result.evaluation, result.trials, lambda: sizes)
+    lines = advice_lines(result.evaluation, result.trials, lambda: sizes, find_wider(result.recipe))
     return [(line[:11].strip(), [line[11:]]) for line in lines]
 
 

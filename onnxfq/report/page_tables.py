@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
-from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore
 from onnxfq.documents.timing import Timing
 from onnxfq.documents.trial import Trial
@@ -79,21 +78,9 @@ def trial_tables(trials: Sequence[Trial]) -> list[PageTable]:
     for one in trials:
         if one.is_needed:
             figures = ["" if db is None else f"{db:.1f}" for db in (one.before, one.after)]
-            rows.append([one.remedy, one.result, *figures, f"{one.seconds:.1f}", _price(one), one.texts])
+            rows.append([one.remedy, one.result, *figures, f"{one.seconds:.1f}", one.cost, one.texts])
     note = "dB on samples that did not choose the remedy; what is left is not in the written model."
     return list_table("What repair tried", note, rows)
-
-
-def _price(trial: Trial) -> str:
-    """Return what a kept remedy costs at run time, where that is known."""
-    evidence = trial.evidence if trial.is_kept else None
-    if isinstance(evidence, Equalization):
-        count = sum(group.inserted for group in evidence.groups)
-        return f"{count} new Mul" if count else "none"
-    chosen = None if evidence is None else evidence.remedy
-    if chosen is None or chosen.multiplies is None:
-        return ""
-    return f"{chosen.multiplies:.1%} of the multiply-adds in {chosen.fallback}"
 
 
 def time_tables(timing: Timing | None) -> list[PageTable]:

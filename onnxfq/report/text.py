@@ -15,6 +15,7 @@ from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation, OutputScore
 from onnxfq.documents.trial import Trial, trial_lines
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.remedies.channel_statistics import measure_channels
+from onnxfq.targets.recipes import find_wider
 
 
 def coverage_line(plan: Plan) -> str:
@@ -109,7 +110,7 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
         lines.append(f"size       {before:,} -> {after:,} bytes ({after / before:.0%})")
     names = [placement.tensor for placement in result.plan.placements if placement.role == "activation"]
     measured = partial(measure_channels, result.model, result.samples, names)
-    return lines + advice_lines(evaluation, result.trials, measured)
+    return lines + advice_lines(evaluation, result.trials, measured, find_wider(result.recipe))
 
 
 def _kind_of(outputs: Sequence[OutputScore]) -> str:
@@ -118,7 +119,10 @@ def _kind_of(outputs: Sequence[OutputScore]) -> str:
 
 
 def advice_lines(
-    evaluation: Evaluation, trials: Sequence[Trial], measure: Callable[[], Mapping[str, ChannelSizes]]
+    evaluation: Evaluation,
+    trials: Sequence[Trial],
+    measure: Callable[[], Mapping[str, ChannelSizes]],
+    wider: str = "",
 ) -> list[str]:
     """Return the guilty channels and the next steps if outputs are far from the float model's, else none.
 
@@ -126,6 +130,7 @@ def advice_lines(
         evaluation: its last candidate counts.
         trials: remedies that were tried; without any, one line has the command that tries them.
         measure: returns the sizes of the channels of quantized activations; called if an output is low.
+        wider: name of a recipe with a format for layers that lose too much.
     """
     outputs = [score for candidate in evaluation.candidates[-1:] for score in candidate.judging]
     low = [score for score in outputs if score.sqnr_db < LOW_SQNR_DB]
@@ -140,7 +145,8 @@ def advice_lines(
         *([] if any(trial.is_needed for trial in trials) else cure),
         f"low SQNR   {len(low)} of {len(outputs)} {_kind_of(outputs)} below {LOW_SQNR_DB} dB: measure the "
         "accuracy; `onnxfq sensitivity` names the layers that cost most, and --max-drop or --min-sqnr "
-        "promises an accuracy and keeps in float what that takes",
+        "promises an accuracy and keeps in float what that takes"
+        + (f", or in 8 bits with --fallback {wider}" if wider else ""),
     ]
 
 
@@ -150,9 +156,10 @@ def list_lines(*parts: Any) -> list[str]:
 
 
 def is_unseen(result: QuantizeResult) -> bool:
-    """Tell whether the compared samples gave neither ranges nor moments."""
+    """Tell whether the compared samples gave neither ranges nor moments; of folds, no ranges."""
     feeds = None if result.candidate is None else result.candidate.session.feeds
-    return feeds is not None and bool(feeds.unseen) and result.matched is None
+    unseen = feeds is not None and bool(feeds.unseen) and result.matched is None
+    return unseen or bool(result.evaluation.folds)
 
 
 def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = None, reasons: int = 6) -> str:
@@ -169,6 +176,7 @@ def quantize_summary(result: QuantizeResult, sizes: tuple[int, int] | None = Non
         known = result.statistics.data.samples
         total = f" of {known}" if known else ""
         kind = "unseen" if is_unseen(result) else "seen"
+        kind += f", in {evaluation.folds} folds" if evaluation.folds else ""
         lines += ["", f"against the float model, {evaluation.feeds}{total} samples, {kind}:"]
         lines += [f"  {line}".rstrip() for line in evaluation.table().splitlines()]
     lines.append("")

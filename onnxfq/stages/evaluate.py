@@ -37,7 +37,7 @@ from onnxfq.stages.score import score_models
 from onnxfq.targets.target import Opener, collect_parts
 
 SCALED_TENSORS = (
-    "its channels were equalized, so scores of inner tensors compare scaled values with others; quantize "
+    "its channels were equalized or centered, so scores of inner tensors compare other values; quantize "
     "with --repair off to compare inner tensors"
 )
 """Note on the scores of inner tensors after equalization."""
@@ -184,11 +184,11 @@ def compare_forms(
         judged=inputs.judged,
     )
     notes = ["no data to compare with was given"] if inputs.feeds is None else notes
-    scores = tuple(_number_samples(score, inputs.feeds, feeds) for score in found.candidates)
+    scores = tuple(number_samples(score, inputs.feeds, feeds) for score in found.candidates)
     return found.model_copy(update={"notes": (*found.notes, *notes), "candidates": scores})
 
 
-def _number_samples(score: CandidateScore, kept: KeptFeeds | None, feeds: Sequence[Feed]) -> CandidateScore:
+def number_samples(score: CandidateScore, kept: KeptFeeds | None, feeds: Sequence[Feed]) -> CandidateScore:
     """Return `score` with the worst samples numbered as in the data, of which `feeds` were kept."""
     numbers = [(None if kept is None else kept.number(feeds[one.sample]), one) for one in score.worst_samples]
     worst = (one.model_copy(update={"sample": at}) for at, one in numbers if at is not None)

@@ -57,6 +57,13 @@ def load_recipe(recipe: str | Path | Recipe) -> Recipe:
     raise RecipeError(f"unknown recipe {str(recipe)!r}: give a built-in name or a .yaml file{hint}")
 
 
+def find_wider(recipe: Recipe) -> str:
+    """Return the name of the recipe in float8 for the target of one with fewer bits; empty for none."""
+    scheme, target = recipe.activations, recipe.target
+    name = f"{target}-fp8"
+    return name if scheme is not None and scheme.qtype.bits < 8 and name in RECIPES else ""
+
+
 class _Document(Recipe):
     """A recipe file: a recipe, and the one that it starts from."""
 

@@ -23,14 +23,14 @@ def test_each_trial_has_a_row() -> None:
     *lines, legend = trial_lines(TRIALS)
     assert legend.startswith("unseen dB  ")
     heading = lines[0]
-    places = [heading.index(name) for name in ("remedy", "result", "unseen dB", "seconds")]
+    places = [heading.index(name) for name in ("remedy", "result", "unseen dB", "cost", "seconds")]
     rows = [line for line in lines[1:] if not line.startswith(" ")]
     cells = [[row[at:].split("  ")[0] for at in places] for row in rows]
     assert cells == [
-        ["equalize", "left", "", "0.0"],
-        ["calibrator", "kept", "-3.0 -> 116.5", "4.6"],
-        ["protected", "left", "16.6 -> 16.7", "0.0"],
-        ["biases", "kept", "", "1234.5"],
+        ["equalize", "left", "", "", "0.0"],
+        ["calibrator", "kept", "-3.0 -> 116.5", "none", "4.6"],
+        ["protected", "left", "16.6 -> 16.7", "", "0.0"],
+        ["biases", "kept", "", "none", "1234.5"],
     ]
 
 

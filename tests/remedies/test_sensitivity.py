@@ -68,12 +68,17 @@ def test_segments_compute_what_the_whole_computes(name: str) -> None:
             np.testing.assert_array_equal(runs[0][output], runs[1][output])
 
 
-def test_a_run_begins_at_the_first_switch_that_is_on() -> None:
+@pytest.mark.parametrize("is_rounded", [False, True])
+def test_a_run_begins_at_the_first_switch_that_is_on(is_rounded: bool) -> None:
     """Every segment of a long chain has its share of the switches, in the order of computation."""
     staged = stage(chain(layers=30))
     switched = insert_fake_quantize(staged.model, staged.plan, staged.encodings, switches="each")
-    cut = SwitchedSegments(switched, ["y"], parts=5)
     names = switched_tensors(staged.plan)
+    if is_rounded:
+        weights = {one.name: one for one in staged.model.proto.graph.initializer if one.name in names}
+        assert len(weights) == 30
+        switched = switch_weights(switched, weights, names)
+    cut = SwitchedSegments(switched, ["y"], parts=5)
     firsts = {name: cut.first(np.array(names) == name) for name in names}
     assert sorted(firsts[f"w{n}"] for n in range(30)) == [firsts[f"w{n}"] for n in range(30)]
     assert [sum(first == part for first in firsts.values()) for part in range(5)] == [12] * 5
