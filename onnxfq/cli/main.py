@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 import typer.core
+import typer.main
 
 from onnxfq.cli.console import arguments as arguments_of_run
 from onnxfq.cli.console import show_notes
@@ -101,9 +102,10 @@ def build_app(names: Sequence[str]) -> typer.Typer:
 
     Without names all subcommands are listed for --help and for wrong names, and none can run.
     """
+    settings = {"help_option_names": ["-h", "--help"]}
     app = typer.Typer(
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings=settings,
         help="Quantize ONNX models with QuantizeLinear/DequantizeLinear, evaluate them, hand them over.",
     )
     app.callback(cls=_Group)(_root)
@@ -116,7 +118,10 @@ def build_app(names: Sequence[str]) -> typer.Typer:
                 # Docstrings have line breaks, and `--help` its own.
                 rest = [" ".join(part.split()) for part in (command.__doc__ or "").split("\n\n")]
                 text = "\n\n".join([sentence, *rest])
-                app.command(name, cls=_Command, help=text, rich_help_panel=panel)(command)
+                make = app.command(
+                    name, cls=_Command, help=text, rich_help_panel=panel, context_settings=settings
+                )
+                make(command)
     return app
 
 
@@ -138,6 +143,16 @@ def _find_commands(words: Sequence[str]) -> Sequence[str]:
     return [first] if first in COMMANDS else []
 
 
+def _call(given: Sequence[str]) -> object:
+    """Run the command line; a subcommand is called alone, because the options before it load a library."""
+    names = _find_commands(given)
+    command: Any = typer.main.get_command(build_app(names))
+    if given[:1] != names[:1]:
+        return command(args=given, standalone_mode=False)
+    show_notes()
+    return command.commands[given[0]](args=given[1:], prog_name=f"onnxfq {given[0]}", standalone_mode=False)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 for an error, 2 for wrong usage, 3 for a difference, 130: Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -147,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(gone, 2)
     try:
         with hold_results():
-            code = build_app(_find_commands(given))(args=given, standalone_mode=False)
+            code = _call(given)
         if code == INTERRUPTED:  # newer releases of typer exit with this code on Ctrl-C, without a message
             return _fail("interrupted", INTERRUPTED)
         return code if isinstance(code, int) else 0

@@ -53,7 +53,7 @@ def center(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     with weights_stored_in(session.scratch):
         tensors = choose_tensors(session.model, candidate.plan, feeds, judge.options.threads)
         if not tensors:
-            return Refusal(f"no mean makes {100 * GAINED_SHARE:.0f} % of its tensor's energy")
+            return Refusal(f"no mean makes {GAINED_SHARE:.0%} of its tensor's energy")
         judge.budget.spend(estimate(candidate, judge))
         centered = with_model(session, center_tensors(session.model, candidate.plan, tensors), feeds)
         recipe, equalization = candidate.recipe, candidate.equalization

@@ -480,10 +480,10 @@ def test_folder_without_permission(
 def test_interrupt(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Ctrl-C ends with code 130 and one line."""
 
-    def interrupt(**_: object) -> None:
+    def interrupt(given: list[str]) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("onnxfq.cli.main.build_app", lambda names: interrupt)
+    monkeypatch.setattr("onnxfq.cli.main._call", interrupt)
     assert main(["inspect", "model.onnx"]) == 130
     assert capfd.readouterr().err == "onnxfq: error: interrupted\n"
 
@@ -495,14 +495,14 @@ def test_an_end_from_outside(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     before = signal.signal(signal.SIGTERM, interrupts.interrupt)
     left: list[str] = []
 
-    def stop(**_: object) -> None:
+    def stop(given: list[str]) -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
         finally:
             left.append("cleaned")
 
-    monkeypatch.setattr("onnxfq.cli.main.build_app", lambda names: stop)
+    monkeypatch.setattr("onnxfq.cli.main._call", stop)
     try:
         assert main(["inspect", "model.onnx"]) == 130
     finally:
