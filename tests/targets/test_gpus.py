@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, feed_for, linear
+from builders import feed_for, linear
 
 import onnxfq
 from onnxfq.cli.main import main
@@ -145,37 +145,6 @@ def test_builds_are_for_the_gpus(tmp_path: Path) -> None:
             finding.message for finding in found.findings if "no kernels for orin (SM87)" in finding.message
         ]
         assert len(told) == (gpus == ["orin"]) and all("for SM86 and SM89" in message for message in told)
-
-
-def test_dla() -> None:
-    """DLA takes planes in small windows, fixed shapes and few operators; the rest is left to the GPU."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]> g (float[N,4,40,40] x) => (float[N,4,20,20] y) {
-            [narrow] a = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w)
-            [far] b = Conv <kernel_shape = [3, 3], dilations = [33, 33], pads = [31, 31, 31, 31]> (x, w)
-            [wide] p = MaxPool <kernel_shape = [9, 9], strides = [2, 2], pads = [4, 4, 4, 4]> (a)
-            [curve] e = Erf (p)
-            [up] u = ConvTranspose <kernel_shape = [1, 1], group = 4> (e, v)
-            [rows] c = Concat <axis = 2> (u, u)
-            [last] y = Relu (c) }"""
-    )
-    for name, shape in (("w", (4, 4, 3, 3)), ("v", (4, 1, 1, 1))):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
-    found = {f.node: f.message for f in onnxfq.check(model, gpus=["dla"]).findings if f.rule == "dla"}
-    assert set(found) == {"narrow", "far", "wide", "curve", "up", "rows"}
-    assert "group is 4, and DLA takes 1 to 1" in found["up"] and "axis is 2" in found["rows"]
-    assert "input 'x' has open dimensions" in found["narrow"] and "dilations is 33" in found["far"]
-    assert "kernel_shape is 9, and DLA takes 1 to 8" in found["wide"] and "it has no Erf" in found["curve"]
-    assert not [f for f in onnxfq.check(model, gpus=["orin"]).findings if f.rule == "dla"]
-
-
-@pytest.mark.parametrize(("shape", "axis"), [("4096,4,8192", 0), ("4097,4,8", 0), ("1,4,8193", 2)])
-def test_dla_has_limits_of_size(shape: str, axis: int) -> None:
-    """DLA takes up to 4096 samples, and up to 8192 of any other size (NVIDIA, DLA restrictions)."""
-    model = build(f"g (float[{shape}] x) => (float[{shape}] y) {{ [act] y = Relu (x) }}")
-    told = [f.message for f in onnxfq.check(model, gpus=["dla"]).findings if f.rule == "dla"]
-    assert len(told) == (shape != "4096,4,8192")
-    assert all(f"along axis {axis}" in message for message in told)
 
 
 def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

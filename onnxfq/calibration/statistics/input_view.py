@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics.moments import ByteGrid
+from onnxfq.graph.windows import automatic_pads
 
 
 @dataclass(frozen=True)
@@ -133,14 +134,7 @@ class InputView:
     def _padding(self, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if self.auto_pad in ("NOTSET", ""):
             return self.pads, self.ends
-        if self.auto_pad == "VALID":
-            return (0,) * len(sizes), (0,) * len(sizes)
-        total = [
-            max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
-            for n, s, d, k in zip(sizes, self.strides, self.dilations, self.kernel, strict=True)
-        ]
-        small, large = tuple(n // 2 for n in total), tuple(n - n // 2 for n in total)
-        return (small, large) if self.auto_pad == "SAME_UPPER" else (large, small)
+        return automatic_pads(self.auto_pad, sizes, self.kernel, self.strides, self.dilations)
 
 
 @dataclass(frozen=True)

@@ -1,61 +1,28 @@
-"""Rules about DLA, the accelerator of Orin: operators and sizes that it takes.
+"""Rules about DLA, the accelerator of Orin: sizes, open dimensions, and the forms of `dla_forms`.
 
-Sources: NVIDIA's page "DLA supported layers and restrictions" in the documentation of TensorRT for operators,
-sizes, windows and strides of convolutions; NvInfer.h of TensorRT 11.1 for pads, dilations, groups and pools.
 Findings are warnings: the builder may leave these operators to the GPU, and without that permission it makes
 no engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from math import prod
 
-from onnxfq.graph.node_fields import attributes_of
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, make_finding
 from onnxfq.targets.reading.node_sites import NodeSite
+from onnxfq.targets.tensorrt.rules.dla_forms import FEATURES, Limit, find_limits
 
-TAKEN = frozenset(
-    "Add AveragePool BatchNormalization Clip Concat Conv ConvTranspose DequantizeLinear Div Equal Flatten "
-    "GlobalAveragePool Greater Identity LeakyRelu Less LRN Max MaxPool Min Mul Pow PRelu QuantizeLinear Relu "
-    "Reshape Resize Sigmoid Slice Softmax Sub Sum Tanh Transpose Unsqueeze Squeeze Constant".split()
-)
-"""Operators with a layer that DLA takes in some form."""
+MOST_SAMPLES = 4096
+"""Largest product of the sizes in front of the last three axes (NVIDIA, DLA restrictions)."""
 
-PLANES = 2
-"""Spatial dimensions of convolutions and pools."""
-
-LARGEST = (4096, 8192)
-"""Largest number of samples, and largest other size of a tensor."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """Limits of an attribute of an operator."""
-
-    low: int
-    high: int
-
-
-_BOUNDS: Mapping[str, Mapping[str, Bound]] = {
-    "Conv": {
-        "kernel_shape": Bound(1, 32),
-        "pads": Bound(0, 31),
-        "strides": Bound(1, 8),
-        "dilations": Bound(1, 32),
-        "group": Bound(1, 8192),
-    },
-    "MaxPool": {"kernel_shape": Bound(1, 8), "pads": Bound(0, 7), "strides": Bound(1, 16)},
-    "AveragePool": {"kernel_shape": Bound(1, 8), "pads": Bound(0, 7), "strides": Bound(1, 16)},
-    "ConvTranspose": {"pads": Bound(0, 0), "dilations": Bound(1, 1), "group": Bound(1, 1)},
-    "Concat": {"axis": Bound(1, 1)},
-    "LRN": {"size": Bound(3, 9)},
-}
+LARGEST = 8192
+"""Largest size along one of the last three axes."""
 
 
 def check_dla(reading: CheckContext) -> Iterator[Finding]:
-    """Yield what DLA leaves to the GPU, and inputs with open dimensions, which it refuses."""
+    """Yield what DLA leaves to the GPU, what is unknown, and inputs with open dimensions: it refuses them."""
     graph = reading.proto.graph
     constants = {tensor.name for tensor in graph.initializer}
     for value in graph.input:
@@ -65,34 +32,30 @@ def check_dla(reading: CheckContext) -> Iterator[Finding]:
             message = f"input {value.name!r} has open dimensions, and DLA builds fixed shapes only; fix them"
             yield make_finding("dla", "warning", first, message, value.name)
     for site in reading.sites:
-        reason = _explain(site)
-        if reason:
-            message = (
-                f"DLA leaves it to the GPU: {reason}; change it, or let the builder fall back to the GPU"
-            )
-            yield make_finding("dla", "warning", site, message)
+        if all(reading.index.is_constant(name) for name in site.node.output if name):
+            continue  # computed while building
+        limits = [*_limit_sizes(site), *find_limits(site)]
+        limit = min(limits, key=lambda one: not one.known, default=None)
+        if limit is not None:
+            yield make_finding("dla", "warning", site, _describe(limit))
 
 
-def _explain(site: NodeSite) -> str:
-    if site.op not in TAKEN:
-        return f"it has no {site.op}"
-    sizes = [
-        (name, at, size or 0)
-        for name in site.node.output
-        for at, size in enumerate(site.index.shape(name) or ())
-    ]
-    for name, at, size in sizes:
-        most = LARGEST[min(at, 1)]
-        if size > most:
-            return f"{name!r} has size {size} along axis {at}, and DLA takes up to {most}"
-    attributes = attributes_of(site.node)
-    kernel = attributes.get("kernel_shape", ())
-    if site.op in _BOUNDS and kernel and len(kernel) != PLANES:
-        return f"it has {len(kernel)} spatial dimensions, and DLA takes {PLANES}"
-    for name, bound in _BOUNDS.get(site.op, {}).items():
-        given = attributes.get(name)
-        values = [given] if isinstance(given, int) else list(given or ())
-        wrong = next((value for value in values if not bound.low <= value <= bound.high), None)
-        if wrong is not None:
-            return f"{name} is {wrong}, and DLA takes {bound.low} to {bound.high}"
-    return ""
+def _describe(limit: Limit) -> str:
+    if limit.known:
+        return f"DLA leaves it to the GPU: {limit.why}; change it, or let the builder fall back to the GPU"
+    return f"unknown whether DLA takes it: {limit.why}; build it with `trtexec --useDLACore=0` to see"
+
+
+def _limit_sizes(site: NodeSite) -> Iterator[Limit]:
+    """Yield tensors of too many samples, or too long along another axis."""
+    for value in (*site.inputs, *site.outputs):
+        if value.shape is None or site.index.is_constant(value.name):
+            continue
+        sizes = [size or 0 for size in value.shape]
+        samples, features = prod(sizes[:-FEATURES]), sizes[-FEATURES:]
+        if samples > MOST_SAMPLES:
+            yield Limit(f"{value.name!r} has {samples:,} samples, and DLA takes up to {MOST_SAMPLES:,}")
+        if max(features, default=0) > LARGEST:
+            axis = len(sizes) - len(features) + features.index(max(features))
+            size = f"size {max(features):,} along axis {axis}"
+            yield Limit(f"{value.name!r} has {size}, and DLA takes up to {LARGEST:,}")
