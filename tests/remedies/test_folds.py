@@ -1,4 +1,4 @@
-"""Of few samples each is compared with ranges of the others, so that the printed SQNR is of unseen ones."""
+"""Few samples are compared in folds, each with ranges of the others: the printed SQNR is unseen."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def quantize(x: np.ndarray, **given: object) -> onnxfq.QuantizeResult:
 
 @pytest.mark.parametrize(("count", "folds"), [(2, 2), (3, 3), (4, 2), (7, 2)])
 def test_ranges_are_of_the_other_samples(count: int, folds: int) -> None:
-    """The SQNR is that of a model for each fold, made of the others alone and run on the fold."""
+    """A model for each fold, which the others made and the fold runs, has this SQNR."""
     result = quantize(draw(count))
     kept = [feed["x"] for feed in result.candidate.session.kept]
     assert result.evaluation.folds == folds and result.evaluation.feeds == count
