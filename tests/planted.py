@@ -781,6 +781,25 @@ COMPUTED: Arrays = {
     "at": np.asarray(0),
     "on": np.asarray(True),
 }
+BLOCKS = "axis = 0, block_size = 64"
+ONE_ROW = "float int4-weight mm"
+# Scales that are computed from the sizes of the fed tensor, and scales of an open size.
+SIZED = {
+    "Size": "n = Size (x) c = Cast <to = 1> (n) s = Mul (c, f)",
+    "a Gather of Shape": "n = Shape (x) g = Gather (n, at) c = Cast <to = 1> (g) s = Mul (c, f)",
+    "a part": "n = Shape <start = 1, end = 2> (x) e = Squeeze (n) c = CastLike (e, f) s = Mul (c, f)",
+    "Mod of a size": "n = Size (x) m = Mod (n, seven) c = CastLike (m, f) s = Mul (c, f)",
+    "ReduceMax": "n = Shape (x) e = ReduceMax <keepdims = 0> (n) c = CastLike (e, f) s = Mul (c, f)",
+    "the sine of a size": "n = Size (x) c = Cast <to = 1> (n) e = Div (f, c) s = Sin (e)",
+}
+NOT_SIZED = {
+    "Size of an open input": "n = Size (x) c = Cast <to = 1> (n) s = Mul (c, f)",
+    "an open size": "n = Shape (x) g = Gather (n, zero) c = Cast <to = 1> (g) s = Mul (c, f)",
+    "Pow of a size": "n = Shape (x) g = Gather (n, at) c = Cast <to = 1> (g) e = Pow (c, f) s = Mul (e, f)",
+    "Range of a size": "n = Shape (x) g = Gather (n, at) r = Range (zero, g, at) e = Gather (r, at) "
+    "c = Cast <to = 1> (e) s = Mul (c, f)",
+}
+SIZES: Arrays = {"f": f32(0.001), "at": np.asarray(1), "zero": np.asarray(0), "seven": np.asarray(7)}
 FED = {"int16": "parser Failed to convert", "uint32": "parser Failed to convert", "float8e4m3fn": "builder"}
 
 
@@ -795,6 +814,25 @@ def computed_scale(name: str, made: str, finding: str, real: str) -> Planted:
 LATER = (
     *(computed_scale(name, made, "", "low") for name, made in FOLDED.items()),
     *(computed_scale(name, made, "refused runtime-scale xq", "crash") for name, made in NOT_FOLDED.items()),
+    *(
+        case(
+            f"scale from {name}",
+            change(
+                CONV,
+                ("[xq]", f"{made}\n    [xq]"),
+                ("float[1,8,6,6] x", f"float[{batch},8,6,6] x"),
+                ("(float[1,8,6,6] y)", "(float[] y)"),
+            ),
+            conv_constants(s=None, **{k: v for k, v in SIZES.items() if re.search(rf"\b{k}\b", made)}),
+            finding,
+            real,
+        )
+        for name, made, batch, finding, real in (
+            *((name, made, "1", "", "low") for name, made in SIZED.items()),
+            *((f"{name}, open batch", SIZED[name], "N", "", "low") for name in list(SIZED)[1:3]),
+            *((name, made, "N", "refused runtime-scale xq", "crash") for name, made in NOT_SIZED.items()),
+        )
+    ),
     case(
         "Gather makes the scales of channels",
         change(CONV, ("[wdq]", "[made] ws = Gather (ws1, at)\n    [wdq]")),
@@ -1659,6 +1697,32 @@ CASES = (
         {**int4_constants(), "b": np.linspace(-1, 1, 32, dtype=np.float32)},
         "",
         "weight-only",
+    ),
+    *(
+        case(
+            f"int4 of one row {what}",
+            change(
+                INT4, ("float[4,256] x", f"float[1,{k}] x"), ("float[4,32]", f"float[1,{n}]"), (BLOCKS, given)
+            ),
+            {"w": stored(k, n, dtype=ml_dtypes.int4), "ws": np.full(shape, 0.1, np.float32)},
+            finding,
+            real,
+        )
+        for what, k, n, given, shape, finding, real in (
+            ("in one block", 128, 64, "axis = 0, block_size = 128", (1, 64), "", "weight-only"),
+            ("by channel", 128, 64, "axis = 1", (64,), "warning int4-block mm", "weight-only"),
+            ("in one number", 256, 512, "axis = 0", (), "warning int4-block mm", "weight-only"),
+            ("in one block, long", 1538, 64, "axis = 0, block_size = 1538", (1, 64), ONE_ROW, "float"),
+            ("in one block, wide", 256, 514, "axis = 0, block_size = 256", (1, 514), ONE_ROW, "float"),
+            ("in one block, large", 1024, 130, "axis = 0, block_size = 1024", (1, 130), ONE_ROW, "float"),
+        )
+    ),
+    case(
+        "blocks that are no whole number",
+        change(INT4, ("[4,256]", "[4,320]"), ("block_size = 64", "block_size = 128")),
+        int4_constants(320, 32, 3),
+        "refused block-size wdq",
+        "parser divide into whole blocks",
     ),
     case(
         "zero point by Squeeze",

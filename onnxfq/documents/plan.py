@@ -89,6 +89,7 @@ class Bridge(Record):
         tensors: its inputs and its output.
         one_scale: whether they need one scale, unless calibration refuses it.
         required: whether calibration cannot refuse it.
+        counts: whether the coverage counts it, as a check of the target does.
     """
 
     node: str
@@ -96,6 +97,7 @@ class Bridge(Record):
     tensors: tuple[str, ...]
     one_scale: bool
     required: bool = False
+    counts: bool = False
 
 
 class Skipped(Record):
@@ -191,11 +193,16 @@ class Plan(Document):
     def coverage(self) -> list[Coverage]:
         """Return the coverage of each quantizable op type, most frequent first."""
         quantized = self.quantized_nodes
+        low = {node.node: node.node in quantized for node in self.nodes}
+        kinds = {node.node: node.op_type for node in self.nodes}
+        for bridge in self.bridges:
+            if bridge.counts and bridge.node not in low:
+                low[bridge.node], kinds[bridge.node] = True, bridge.op_type
         count: dict[str, list[int]] = {}
-        for node in self.nodes:
-            entry = count.setdefault(node.op_type, [0, 0])
+        for name, op_type in kinds.items():
+            entry = count.setdefault(op_type, [0, 0])
             entry[1] += 1
-            entry[0] += node.node in quantized
+            entry[0] += low[name]
         rows = [Coverage(op_type, *numbers) for op_type, numbers in count.items()]
         return sorted(rows, key=lambda row: (-row.total, row.op_type))
 

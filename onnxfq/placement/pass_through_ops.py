@@ -58,6 +58,7 @@ def place_bridges(
             op_type=node.op,
             tensors=tuple(dict.fromkeys(t.name for t in _tensors(node))),
             one_scale=node.op in ONE_SCALE,
+            counts=policy.counts_bridges,
         )
         for node in found
     ]

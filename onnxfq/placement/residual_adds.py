@@ -16,6 +16,9 @@ from onnxfq.graph.ops import CONVOLUTIONS, is_weighted
 from onnxfq.graph.queries import distances_upward, float_type
 from onnxfq.support.reasons import Reason
 
+RESIDUAL = "Add (residual)"
+"""Name of residual sums in a coverage; their skip branch alone has a pair."""
+
 # Operators that builders fold into the weighted operator before them: bias, BatchNormalization.
 _FOLDED = frozenset({"BatchNormalization", "Identity", "Add", "Mul"})
 # Operators allowed between the sum and its quantized reader.

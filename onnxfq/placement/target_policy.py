@@ -130,6 +130,7 @@ class TargetPolicy:
         join: the last such rule, which may replace several pairs by one.
         bridges: tells whether an operator that multiplies nothing runs in low precision between pairs of a
             format.
+        counts_bridges: whether a check of the target counts such operators.
         operators: op type -> slots that are placed in addition to weights and multiplied inputs.
         runs_in_integers: tells whether an operator on placed operands has one kernel with a pair behind it;
             without one, neither outputs nor nodes between units get pairs.
@@ -157,6 +158,7 @@ class TargetPolicy:
     revise: NodesRule = lambda decisions, nodes, recipe: decisions
     join: PairsRule | None = None
     bridges: Callable[[gs.Node, QType], bool] = lambda node, qtype: False
+    counts_bridges: bool = False
     operators: Mapping[str, Slots] = field(default_factory=dict)
     runs_in_integers: Callable[[Sequence[Placement]], bool] = lambda placements: True
     absorbed: frozenset[str] = frozenset()

@@ -35,7 +35,7 @@ from onnxfq.placement.left_out import (
 from onnxfq.placement.light_weights import leave_out_light
 from onnxfq.placement.operators import decide_operators, place_biases
 from onnxfq.placement.pass_through_ops import list_moves, place_bridges
-from onnxfq.placement.residual_adds import residual_skip
+from onnxfq.placement.residual_adds import RESIDUAL, residual_skip
 from onnxfq.placement.short_runs import leave_out_short_runs
 from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
@@ -216,7 +216,7 @@ def _decide_residuals(
         decisions.append(
             NodeDecision(
                 node.name,
-                "Add (residual)",
+                RESIDUAL,
                 placement.uses,
                 () if why_float else (placement,),
                 why_float,

@@ -21,6 +21,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from onnxfq.errors import ModelError
+from onnxfq.placement.residual_adds import RESIDUAL
 from onnxfq.torch.attention import decompose_sdpa, restore_calls
 from onnxfq.torch.fx_ops import (
     FxSite,
@@ -151,7 +152,7 @@ def calls(code: Code) -> Iterator[FxSite]:
         if skip is not None:
             position, why_float = skip
             operand = (f"{node.name}_skip", position, None)
-            yield replace(make_site(node, "Add (residual)", ("Add",), [operand], why_float), residual=True)
+            yield replace(make_site(node, RESIDUAL, ("Add",), [operand], why_float), residual=True)
 
 
 def _skip_branch(module: nn.Module, add: fx.Node) -> tuple[int, str] | None:

@@ -92,12 +92,24 @@ def test_classic_layers(model: Path, release: int) -> None:
     """Convolutions of TensorRT 10 and 11 run in the types of their input and weights; names are mapped."""
     found = onnxfq.check(model, layers=write(classic(release)))
     assert {node.node: node.verdict for node in found.engine} == dict.fromkeys(
-        ["conv1", "conv2", "conv3"], "low"
+        ["conv1", "conv2", "conv3", "add"], "low"
     )
     assert found.passed and found.listing is not None
     assert [layer.promised for layer in found.listing.layers] == [(), ("conv1",), ("conv2",), ("conv3",)]
     assert found.listing.layers[0].only_quantizes
-    assert "Conv 3/3 low (built by the engine of layers.json)" in found.table()
+    assert "Conv 3/3 low, Add (residual) 1/1 low (built by the engine of layers.json)" in found.table()
+
+
+def test_a_skip_branch_in_float(model: Path) -> None:
+    """A sum whose skip branch the engine reads in a half type is named, beside its convolution in int8."""
+    content = classic()
+    skip = content["Layers"][2]["Inputs"][1]
+    for key, text in skip.items():
+        skip[key] = text.replace("Int8", "FP16") if isinstance(text, str) else text
+    found = onnxfq.check(model, layers=write(content))
+    assert [(one.rule, one.node, one.op_type) for one in found.findings] == [
+        ("engine", "add", "Add (residual)")
+    ]
 
 
 def test_names_stand_for_missing_metadata(model: Path) -> None:
@@ -132,8 +144,7 @@ def test_planted_differences(model: Path, change: dict[str, Any], verdict: str) 
     found = onnxfq.check(model, layers=write(content))
     assert {node.node: node.verdict for node in found.engine} == {
         "conv1": verdict,
-        "conv2": "low",
-        "conv3": "low",
+        **dict.fromkeys(["conv2", "conv3", "add"], "low"),
     }
     lost = [finding for finding in found.findings if finding.rule == "engine"]
     assert [finding.node for finding in lost] == ["conv1"] and f"has {verdict} on the engine" in lost[
@@ -273,6 +284,7 @@ def test_beside_the_noise(model: Path, capfd: pytest.CaptureFixture[str]) -> Non
         "conv1": ("low", 1.0),
         "conv2": ("low", 2.0),
         "conv3": ("low", 0.5),
+        "add": ("low", None),  # the convolution has the time
     }
     assert '"engine_ms"' in Path("page.html").read_text()
     other = json.loads(Path("ran.json").read_text())

@@ -32,6 +32,9 @@ _GEMMS = frozenset({"FusedGemm", "Gemm"})
 _WEIGHT_ONLY = frozenset({"MatMulNBits"})
 # They stand around a node, and move or convert its tensors.
 _GLUE = QDQ_OPS | {"Cast", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+# They have no kernel of their own for 8 bits: ONNX Runtime takes the pairs away and moves the integers.
+_MOVING = frozenset({"MaxPool", "Resize"})
+_MOVED = "moved integers"
 # The pair behind them does their work.
 _CLIPPED = frozenset({"Clip", "Relu"})
 
@@ -49,9 +52,11 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
         refusal = Finding(rule="session", severity="refused", node="", op_type="model", message=message)
         return Built(builder, (refusal,))
     found: dict[int, set[str]] = {}
+    integers = find_integers(optimized)
     for node in list_computing(optimized):
+        kind = _MOVED if node.op_type in _MOVING and node.input[0] in integers else node.op_type
         for number in find_marks([node.name, *node.output]):
-            found.setdefault(number, set()).add(node.op_type)
+            found.setdefault(number, set()).add(kind)
     nodes = [_describe(promised, found.get(at, set())) for at, promised in enumerate(reading.promises)]
     return Built(builder, nodes=tuple(nodes))
 
@@ -75,10 +80,20 @@ def list_computing(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
     return [node for node in list_nodes(proto.graph) if node.op_type not in _GLUE]
 
 
+def find_integers(proto: onnx.ModelProto) -> set[str]:
+    """Return the tensors of 8 bits that a pair or an integer kernel makes, and what is moved of them."""
+    found: set[str] = set()
+    for node in list_nodes(proto.graph):
+        moved = node.op_type in (_GLUE | _MOVING) - QDQ_OPS and bool(node.input) and node.input[0] in found
+        if moved or node.op_type == "QuantizeLinear" or node.op_type.startswith("QLinear"):
+            found.update(node.output)
+    return found
+
+
 def _judge(op_types: set[str]) -> Verdict:
     if not op_types:
         return "missing"
-    if op_types & _LOW:
+    if op_types & {*_LOW, _MOVED}:
         return "low"
     return "weight-only" if op_types & _WEIGHT_ONLY else "float"
 

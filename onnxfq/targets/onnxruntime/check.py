@@ -19,7 +19,7 @@ from onnxfq.targets.reading.proof import make_check
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 UNITS: Units = {
     **dict.fromkeys(("Add", "Concat", "Mul"), ()),
-    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"), (0,)),
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LeakyRelu", "Resize", "Sigmoid", "Softmax"), (0,)),
 }
 """Operators that ONNX Runtime fuses with pairs on both sides, and the slots of their data."""
 

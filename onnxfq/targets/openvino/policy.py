@@ -142,6 +142,7 @@ POLICY = TargetPolicy(
     keeps_float=_keeps_float,
     revise=_revise,
     bridges=_is_bridge,
+    counts_bridges=True,
     operators=OPERATORS,
     channel_scales=takes_channel_scales,
 )

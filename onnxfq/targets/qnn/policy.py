@@ -52,6 +52,7 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
     written = {p.tensor for d in decisions if d.op_type not in ABSORBED for p in d.placements}
     placing = {decision.node for decision in decisions if decision.placements}
     multiplied = {node.name for node in nodes if is_weighted(node)}
+    fixed = _find_fixed(nodes)
     weights = {
         p.tensor for d in decisions if d.node in multiplied for p in d.placements if p.role == "weight"
     }
@@ -65,22 +66,31 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
             ),
         )
         for d in decisions
-        if not _vanishes(by_name[d.node], written, placing)
+        if d.node not in fixed and not _vanishes(by_name[d.node], written, placing)
     ]
 
 
+def _find_fixed(nodes: Collection[gs.Node]) -> set[str]:
+    """Return the names of the nodes that compute constants from constants; `nodes` has makers first."""
+    fixed: set[str] = set()
+    for node in nodes:
+        makers = [maker.name for tensor in node.inputs for maker in tensor.inputs]
+        fed = any(not tensor.inputs and not isinstance(tensor, gs.Constant) for tensor in node.inputs)
+        if node.inputs and not fed and not is_weighted(node) and fixed.issuperset(makers):
+            fixed.add(node.name)
+    return fixed
+
+
 def _vanishes(node: gs.Node, written: Collection[str], placing: Collection[str]) -> bool:
-    """Tell whether `node` computes constants, or a pair behind it does its work, and so it has no pairs.
+    """Tell whether a pair behind `node` does its work, and so it has no pairs.
 
     Args:
         node: a decided node.
         written: tensors with pairs of operators that do not vanish.
         placing: names of the nodes with pairs.
     """
-    if is_weighted(node):
+    if is_weighted(node) or not node.inputs:
         return False
-    if all(isinstance(tensor, gs.Constant) for tensor in node.inputs):
-        return True
     data = node.inputs[0]
     while node.op in ABSORBED and data.name not in written and data.inputs:
         node, data = data.inputs[0], data.inputs[0].inputs[0]

@@ -32,6 +32,7 @@ class CheckContext:
 
     Attributes:
         proto: the model with local functions inlined, types inferred and a name for each node.
+        sums: residual sums, each with its skip branch alone, for a target that fuses them.
     """
 
     proto: onnx.ModelProto
@@ -39,6 +40,12 @@ class CheckContext:
     sites: tuple[NodeSite, ...]
     quantizers: tuple[Quantizer, ...]
     promises: tuple[ExpectedPrecision, ...]
+    sums: tuple[ExpectedPrecision, ...] = ()
+
+    @property
+    def counted(self) -> tuple[ExpectedPrecision, ...]:
+        """The nodes of a coverage: promised ones, and residual sums with a pair on their skip branch."""
+        return (*self.promises, *(one for one in self.sums if one.pairs))
 
     def weights(self) -> Iterator[tuple[ExpectedPrecision, QuantizedOperand, Quantizer]]:
         """Yield each promised node that has a quantized constant, the constant and its DQ."""

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.follow import is_known_number
 from onnxfq.graph.index import GraphIndex, Shape
-from onnxfq.graph.model import default_opset, list_graphs, list_nodes
+from onnxfq.graph.model import bodies, default_opset, list_graphs, list_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import evaluate_node, name_tensors
-from onnxfq.graph.ops import RESHAPES, SCALES
+from onnxfq.graph.ops import RANDOM_OPS, RESHAPES, SCALES, SIZES
 
 # Operators allowed between an initializer and a scale, as exporters write them.
 _ARITHMETIC = RESHAPES | SCALES | {"Add", "Cast", "Sub"}
+
+_Versions = tuple[NDArray[Any], NDArray[Any]]
+"""Values of a tensor for each of `_OPEN_SIZES`: equal, unless they depend on an open size."""
+
+_OPEN_SIZES = (1, 7919)
+_MOST_SIZES = 64
+"""Most numbers of a tensor that is computed from sizes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +108,7 @@ class SiteIndex(GraphIndex):
         self.proto, self.opset = proto, default_opset(proto)
         self.sites = [NodeSite(node, at, self) for at, graph in enumerate(graphs) for node in graph.node]
         self._sites = {id(site.node): site for site in self.sites}
-        self._values: dict[str, NDArray[Any] | None] = {}
+        self._values: dict[str, _Versions | None] = {}
         self._tensors: dict[str, Value] = {}
         self.joined_pairs: dict[str, Any] = {}
         """Cached results of `operands` for the inputs of each operator of `JOINING`, by its output."""
@@ -124,23 +133,31 @@ class SiteIndex(GraphIndex):
         return {**self.constants, **constants}
 
     def is_constant(self, tensor: str) -> bool:
-        """Tell whether `tensor` is computed from constants alone, with or without quantization."""
-        return tensor in self._computed_from_constants
+        """Tell whether `tensor` is computed from constants and known sizes alone, quantized or not."""
+        constants, sizes = self._origins
+        return tensor in constants or (tensor in sizes and self.value(tensor) is not None)
 
     @cached_property
-    def _computed_from_constants(self) -> set[str]:
-        names = set(self.constants)
+    def _origins(self) -> tuple[set[str], set[str]]:
+        """The tensors that are computed from constants, and those that are computed from sizes as well."""
+        constants, sizes = set(self.constants), set[str]()
         for node in list_nodes(self.proto.graph):
-            if all(name in names for name in node.input if name):
-                names.update(filter(None, node.output))
-        return names
+            names = {name for name in node.input if name}
+            if names <= constants:
+                constants.update(filter(None, node.output))
+            elif node.op_type in SIZES or (names <= constants | sizes and not bodies(node)):
+                sizes.update(filter(None, node.output))
+        return constants, sizes
 
     def value(self, tensor: str) -> NDArray[Any] | None:
-        """Return the values of a constant, arithmetic on constants included; None for other tensors."""
+        """Return the values of a constant, arithmetic on constants and sizes included.
+
+        None for other tensors, for those that depend on an open size, and for many numbers of sizes.
+        """
         left = [tensor]
         while left:
             maker = self.makers.get(left[-1])
-            computed = maker is not None and maker.op_type in _ARITHMETIC and left[-1] not in self._values
+            computed = maker is not None and self._computes(maker, left[-1]) and left[-1] not in self._values
             missing = (
                 {name for name in maker.input if name} - self._values.keys() if maker and computed else ()
             )
@@ -149,19 +166,57 @@ class SiteIndex(GraphIndex):
                 name = left.pop()
                 if name not in self._values:
                     self._values[name] = self._evaluate(name)
-        return self._values[tensor]
+        found = self._values[tensor]
+        if found is None:
+            return None
+        one, other = found
+        return one if one is other or np.array_equal(one, other) else None
 
-    def _evaluate(self, tensor: str) -> NDArray[Any] | None:
+    def _computes(self, maker: onnx.NodeProto, tensor: str) -> bool:
+        """Tell whether the inputs of the maker of `tensor` are evaluated."""
+        if tensor not in self._origins[1]:
+            return maker.op_type in _ARITHMETIC
+        shape = () if maker.op_type in SIZES else self.shape(tensor)
+        known = shape is not None and None not in shape and prod(size or 0 for size in shape) <= _MOST_SIZES
+        return known and maker.op_type not in SIZES | RANDOM_OPS
+
+    def _evaluate(self, tensor: str) -> _Versions | None:
         stored = self.stored.get(tensor)
         if stored is not None:
-            return np.asarray(tensor_array(stored))
+            return (np.asarray(tensor_array(stored)),) * 2
         maker = self.makers.get(tensor)
-        if maker is None or maker.op_type not in {*_ARITHMETIC, "Constant"}:
+        if maker is None or not (self._computes(maker, tensor) or maker.op_type in {*SIZES, "Constant"}):
             return None
-        values = {name: value for name in maker.input if name and (value := self._values[name]) is not None}
-        if len(values) < len({*maker.input} - {""}):
+        if maker.op_type in SIZES:
+            return self._find_sizes(maker)
+        inputs = {name for name in maker.input if name}
+        known = {name: versions for name in inputs if (versions := self._values[name]) is not None}
+        if len(known) < len(inputs):
             return None
-        return evaluate_node(maker, values, self.proto)[0]
+        place, made = list(maker.output).index(tensor), []
+        for at in range(1 if all(one is other for one, other in known.values()) else 2):
+            given = {name: versions[at] for name, versions in known.items()}
+            try:
+                with np.errstate(all="ignore"):  # a number that stands for an open size may be too large
+                    made.append(evaluate_node(maker, given, self.proto)[place])
+            except ModelError:
+                if tensor in self._origins[0]:
+                    raise
+                return None  # it does not fit either
+        return made[0], made[-1]
+
+    def _find_sizes(self, node: onnx.NodeProto) -> _Versions | None:
+        """Return the result of a Shape or Size for both numbers that stand for an open size."""
+        shape = self.shape(node.input[0])
+        if shape is None:
+            return None
+        part = attributes_of(node)
+        made = []
+        for other in _OPEN_SIZES:
+            sizes = [other if size is None else size for size in shape]
+            taken = sizes[part.get("start", 0) : part.get("end", len(sizes))]
+            made.append(np.asarray(prod(sizes) if node.op_type == "Size" else taken, np.int64))
+        return made[0], made[-1]
 
     def is_number(self, tensor: str) -> bool:
         """Tell whether `tensor` is one number that TensorRT folds from constants and shapes."""

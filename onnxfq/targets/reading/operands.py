@@ -9,6 +9,7 @@ import numpy as np
 from onnx import TensorProto
 
 from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
+from onnxfq.placement.residual_adds import RESIDUAL
 from onnxfq.targets.findings import Expected
 from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer, quantizer
@@ -71,11 +72,18 @@ class ExpectedPrecision:
 
     Attributes:
         expects: "weight-only" if only the constant is quantized, "MXFP8" if both are, otherwise "low".
+        is_sum: whether it is a residual sum, whose skip branch alone is quantized.
     """
 
     site: NodeSite
     operands: tuple[QuantizedOperand, ...]
     expects: Expected = field(default="low")
+    is_sum: bool = False
+
+    @property
+    def counts_as(self) -> str:
+        """The operator, or the name of residual sums, as a plan counts them."""
+        return RESIDUAL if self.is_sum else self.site.op
 
     @property
     def weight(self) -> QuantizedOperand | None:
@@ -93,6 +101,20 @@ class ExpectedPrecision:
         return tuple(operand for operand in self.operands if not operand.constant)
 
 
+def one_row_sizes(promised: ExpectedPrecision) -> tuple[int, int] | None:
+    """Return (summed size, columns) of a matrix weight on the right of a single fixed row; None otherwise."""
+    site, weight = promised.site, promised.weight
+    rows, shape = site.index.shape(site.input(0)), site.index.shape(site.input(1))
+    if weight is None or weight.slot != 1 or rows is None or any(size != 1 for size in rows[:-1]):
+        return None
+    if shape is None or len(shape) != 2:
+        return None
+    first, last = (size or 0 for size in shape)
+    if not first or not last:
+        return None
+    return (last, first) if site.attribute("transB", 0) else (first, last)
+
+
 Units = Mapping[str, tuple[int, ...]]
 """Operators without a product that a target runs in low precision between pairs, and the slots of their data.
 
@@ -106,8 +128,8 @@ def promise(site: NodeSite, units: Units | None = None) -> ExpectedPrecision | N
     """
     if units is not None and site.op in units:
         operands = tuple(operand(site, s) for s in units[site.op] or range(len(site.node.input)))
-        whole = all(o.pair is not None and not o.constant for o in operands)
-        return ExpectedPrecision(site, operands) if whole else None
+        computed = not site.index.is_constant(site.node.output[0])
+        return ExpectedPrecision(site, operands) if computed and all(o.pair for o in operands) else None
     slots = WEIGHTED_INPUTS.get(site.op, (0, 1, 2) if site.op == "Attention" else ())
     if not slots or len(site.node.input) <= max(slots):
         return None

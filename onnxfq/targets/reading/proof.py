@@ -33,7 +33,7 @@ def describe_node(promised: ExpectedPrecision, device: str, verdict: Verdict, wh
     return EngineNode(
         device=device,
         node=promised.site.name,
-        op_type=promised.site.op,
+        op_type=promised.counts_as,
         expects=promised.expects,
         verdict=verdict,
         why=why,
@@ -85,7 +85,7 @@ def prove(
         told_by_rule: operators without a finding of the runtime, since a rule speaks of them.
     """
     findings = [found for rule in rules for found in rule(reading)]
-    broken = find_broken(findings, reading.promises)
+    broken = find_broken(findings, reading.counted)
     built = Built()
     if build is not None:
         built = build(reading)
@@ -95,7 +95,7 @@ def prove(
         source=source,
         target=target,
         findings=worst_first(findings),
-        coverage=coverage_of(reading.promises, broken),
+        coverage=coverage_of(reading.counted, broken),
         builder=built.builder,
         engine=built.nodes,
         against=built.against,
@@ -126,7 +126,7 @@ def _lost(nodes: list[EngineNode]) -> Finding:
 def _find_broken(reading: CheckContext, built: Built) -> set[str]:
     """Return the promised nodes that some engine does not keep; all if there is no engine."""
     if any(found.severity == "refused" for found in built.findings):
-        return {promised.site.name for promised in reading.promises}
+        return {promised.site.name for promised in reading.counted}
     return {node.node for node in built.nodes if not node.is_kept}
 
 
@@ -154,7 +154,7 @@ def coverage_of(promises: Iterable[ExpectedPrecision], broken: set[str]) -> tupl
     rows: dict[tuple[str, str], list[bool]] = {}
     for promised in promises:
         kept = promised.site.name not in broken
-        rows.setdefault((promised.site.op, promised.expects), []).append(kept)
+        rows.setdefault((promised.counts_as, promised.expects), []).append(kept)
     return tuple(
         CheckCoverage.model_validate(
             {"op_type": op, "expects": expects, "kept": sum(kept), "promised": len(kept)}

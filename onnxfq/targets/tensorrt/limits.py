@@ -22,6 +22,13 @@ ONE_ROW_INT8 = (1024, 512)
 Measured one by one; two or more rows, an open number, and int4 have no limit.
 """
 
+ONE_ROW_INT4 = (1536, 512, 1 << 17)
+"""Largest K, N and K * N of int4 weights in less than two blocks that stay int4 with one input row.
+
+Measured one by one. Weights with up to `FEW_SUMMED` numbers to sum over stay for any N.
+"""
+FEW_SUMMED = 4
+
 INT8_HEADS = (16, 32, 64)
 """Head sizes of the fused int8 kernel (NVIDIA, fused attention)."""
 INT8_TOKENS = 512
@@ -58,6 +65,12 @@ def explain_one_row(k: int, n: int) -> str:
         f"for one fixed row TensorRT keeps int8 weights up to {most_k} by {most_n}, not {k} by {n}; export "
         "with an open batch, or use int4"
     )
+
+
+def keeps_one_row_int4(k: int, n: int) -> bool:
+    """Tell whether TensorRT for RTX keeps an int4 weight of less than two blocks with one input row."""
+    most_k, most_n, most = ONE_ROW_INT4
+    return k <= FEW_SUMMED or (k <= most_k and n <= most_n and k * n <= most)
 
 
 def explain_int4(shape: Sequence[int | None], axis: int | None, block: int) -> str:

@@ -79,8 +79,8 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
             continue
         layers = _read_layers(report)
         nodes += [
-            describe_node(promised, capability, verdict(layers, promised.site.name))
-            for promised in reading.promises
+            describe_node(promised, capability, verdict(layers, promised.site.name, promised.is_sum))
+            for promised in reading.counted
         ]
         if other is not None and other.built:
             compared.append(compare_layers(reading, capability, layers, _read_layers(other)))

@@ -137,15 +137,16 @@ def _is_layer(layer: Any) -> bool:
 def _read_layer(layer: Mapping[str, Any]) -> EngineLayer:
     inputs = tuple(map(_read_tensor, layer["Inputs"]))
     weights = layer.get("Weights")
+    added: tuple[EngineOperand, ...] = ()
     constants = [_read_tensor(one) for one in layer.get("Constants", ()) if isinstance(one, dict)]
     count = weights.get("Count") if isinstance(weights, dict) else None
     if isinstance(weights, dict) and isinstance(count, int) and count > 0:
         # An input that is added to the sums may have any type.
-        inputs = inputs[:1]
+        inputs, added = inputs[:1], inputs[1:]
         constants.append(EngineOperand(count, _read_type(str(weights.get("Type", "")))))
     nodes = _read_nodes(layer["Name"], str(layer.get("Metadata") or ""))
     outputs = tuple(map(_read_tensor, layer["Outputs"]))
-    return EngineLayer(layer["Name"], layer["LayerType"], inputs, tuple(constants), outputs, nodes)
+    return EngineLayer(layer["Name"], layer["LayerType"], inputs, tuple(constants), outputs, nodes, added)
 
 
 def _read_tensor(tensor: Mapping[str, Any]) -> EngineOperand:

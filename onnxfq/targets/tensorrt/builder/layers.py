@@ -64,6 +64,7 @@ class EngineLayer:
 
     Attributes:
         nodes: names of the ONNX nodes that it computes, wholly or in part.
+        added: inputs that it adds to its sums, where the listing tells them from the others.
     """
 
     name: str
@@ -72,6 +73,7 @@ class EngineLayer:
     constants: tuple[EngineOperand, ...]
     outputs: tuple[EngineOperand, ...]
     nodes: tuple[str, ...]
+    added: tuple[EngineOperand, ...] = ()
 
     @property
     def is_kernel(self) -> bool:
@@ -98,8 +100,10 @@ def parse_layers(text: str) -> tuple[EngineLayer, ...]:
     return tuple(layers)
 
 
-def verdict(layers: Sequence[EngineLayer], node: str) -> Verdict:
-    """Return the precision of `node` in the engine of `layers`."""
+def verdict(layers: Sequence[EngineLayer], node: str, is_sum: bool = False) -> Verdict:
+    """Return the precision of `node` in the engine of `layers`; of a residual sum, of its skip branch."""
+    if is_sum:
+        return _judge_sum([one for one in layers if node in one.nodes and one.is_kernel])
     layer = _find_layer(layers, node)
     if layer is None:
         return "missing"
@@ -115,6 +119,15 @@ def verdict(layers: Sequence[EngineLayer], node: str) -> Verdict:
     if low_constants:
         return "weight-only"
     return "mixed" if low else "float"
+
+
+def _judge_sum(layers: Sequence[EngineLayer]) -> Verdict:
+    """Return "low" if a layer of a sum reads its skip branch in 8 bits; a product reads its own input too."""
+    for layer in layers:
+        low = [operand.is_low for operand in layer.added or layer.inputs if operand.is_data]
+        if any(low) and (all(low) or layer.kind in _HELPERS):
+            return "low"
+    return "float" if layers else "missing"
 
 
 def _find_layer(layers: Sequence[EngineLayer], node: str) -> EngineLayer | None:

@@ -10,9 +10,9 @@ from onnx import TensorProto
 from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
-from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand
+from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand, one_row_sizes
 from onnxfq.targets.reading.quantizer_reader import Quantizer
-from onnxfq.targets.tensorrt.limits import explain_int4
+from onnxfq.targets.tensorrt.limits import explain_int4, keeps_one_row_int4
 
 # Operators allowed between an int4 weight and its reader; behind others the weight is expanded.
 _INT4_PATH = frozenset({"Identity", "Transpose", "Unsqueeze"})
@@ -40,7 +40,8 @@ def block_sizes(reading: CheckContext) -> Iterator[Finding]:
     """Report blocks whose size does not divide their axis: TensorRT reads the size from shapes.
 
     Source: onnx-tensorrt, QuantDequantLinearHelper: size of the axis divided by the number of scales;
-    the attribute block_size is ignored.
+    the attribute block_size is ignored. The parser refuses a quotient with a remainder: "The quantization
+    axis must divide into whole blocks".
     """
     for q in reading.quantizers:
         axis = block_axis(q)
@@ -53,7 +54,8 @@ def block_sizes(reading: CheckContext) -> Iterator[Finding]:
             f"{q.data!r} has {length} numbers in blocks of {q.block} along axis {axis}, and TensorRT "
             f"computes with {length} / {scales} = {length / scales:g}; pad to a multiple"
         )
-        yield make_finding("block-size", "wrong", q.site, message, q.data)
+        severity: Severity = "refused" if length % scales else "wrong"
+        yield make_finding("block-size", severity, q.site, message, q.data)
 
 
 def blocks_on_both_sides(reading: CheckContext) -> Iterator[Finding]:
@@ -127,7 +129,8 @@ def int4_activations(reading: CheckContext) -> Iterator[Finding]:
 def int4_weights(reading: CheckContext) -> Iterator[Finding]:
     """Report int4 weights that TensorRT expands to float: fewer than two blocks, or no direct reader.
 
-    Source: TensorRT for RTX 1.7.1; NVIDIA's documentation has int4 for weights in blocks alone.
+    Source: TensorRT for RTX 1.7.1; NVIDIA's documentation has int4 for weights in blocks alone. With one row
+    a small weight stays int4 in any blocks, or in none.
     """
     for promised, weight, q in reading.weights():
         alone = promised.expects == "weight-only" and promised.site.op not in CONVOLUTIONS
@@ -139,6 +142,10 @@ def int4_weights(reading: CheckContext) -> Iterator[Finding]:
             yield make_finding("int4-weight", "refused", promised.site, message, q.data)
             continue
         why = explain_int4(q.shape or (), axis, block) if axis is None or q.shape else ""
+        row = one_row_sizes(promised)
+        whole = axis is None or (q.shape is not None and q.shape[axis] == block)
+        if whole and row is not None and keeps_one_row_int4(*row):
+            why = ""
         between = next((site for site in weight.path if site.op not in _INT4_PATH), None)
         if not why and between is not None:
             why = (
@@ -155,9 +162,10 @@ def int4_weights(reading: CheckContext) -> Iterator[Finding]:
             )
             yield make_finding("int4-axis", "warning", promised.site, message, q.data)
         elif block not in INT4_BLOCKS:
+            found = f"blocks of {block}" if block else "no blocks"
             message = (
-                f"int4 weight {q.data!r} has blocks of {block}: TensorRT for RTX takes them, and TensorRT "
-                f"documents {' and '.join(map(str, INT4_BLOCKS))} only; use one of these for other releases"
+                f"int4 weight {q.data!r} has {found}: TensorRT for RTX takes that, and TensorRT documents "
+                f"blocks of {' and '.join(map(str, INT4_BLOCKS))} only; use one of these for other releases"
             )
             yield make_finding("int4-block", "warning", promised.site, message, q.data)
 

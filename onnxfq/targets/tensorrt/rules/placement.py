@@ -13,7 +13,7 @@ from onnx import TensorProto
 from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
-from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand
+from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand, one_row_sizes
 from onnxfq.targets.reading.quantizer_reader import QUANTIZE_OPS, Quantizer
 from onnxfq.targets.tensorrt.limits import explain_one_row, explain_window
 
@@ -95,18 +95,12 @@ def _is_int8_alone(promised: ExpectedPrecision, q: Quantizer) -> bool:
 
 def check_one_row(reading: CheckContext) -> Iterator[Finding]:
     """Report int8 weight-only products of a single row whose weight becomes float before each run."""
-    for promised, weight, q in reading.weights():
-        site = promised.site
-        rows, shape = site.index.shape(site.input(0)), site.index.shape(site.input(1))
-        if not _is_int8_alone(promised, q) or weight.slot != 1 or rows is None:
-            continue
-        if shape is None or len(shape) != 2 or None in shape or any(size != 1 for size in rows[:-1]):
-            continue
-        sizes = [size or 0 for size in shape]
-        k, n = reversed(sizes) if site.attribute("transB", 0) else sizes
-        why = explain_one_row(k, n)
+    for promised, _, q in reading.weights():
+        sizes = one_row_sizes(promised) if _is_int8_alone(promised, q) else None
+        why = "" if sizes is None else explain_one_row(*sizes)
         if why:
-            yield make_finding("one-row", "float", site, f"its weight becomes float before each run: {why}")
+            message = f"its weight becomes float before each run: {why}"
+            yield make_finding("one-row", "float", promised.site, message)
 
 
 def activation_scales(reading: CheckContext) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
@@ -88,17 +89,27 @@ def scale_counts(reading: CheckContext) -> Iterator[Finding]:
 
 
 _FOLDED = frozenset(
-    "Abs Add Cast Clip Concat Constant ConstantOfShape Div Exp Expand Floor Gather Identity If Log Max Mean "
-    "Min Mul Neg PRelu Reciprocal Reshape Shape Size Slice Sqrt Squeeze Sub Sum Transpose Unsqueeze "
-    "Where".split()
+    "Abs Acos Acosh Add And Asin Asinh Atan Atanh Cast CastLike Ceil Celu Clip Concat Constant "
+    "ConstantOfShape Cos Cosh Div Dropout Equal Exp Expand Floor Gather Greater GreaterOrEqual HardSigmoid "
+    "HardSwish Identity If LeakyRelu Less LessOrEqual Log Max Mean Min Mod Mul Neg Not Or PRelu Reciprocal "
+    "Reshape Selu Shape Sign Sin Sinh Size Slice Softsign Split Sqrt Squeeze Sub Sum Tan ThresholdedRelu "
+    "Tile Transpose Unsqueeze Where Xor".split()
 )
 """Operators that TensorRT for RTX 1.7.1 computes while it parses, tried one by one on a scale."""
 
+_FOLDED_INTEGERS = frozenset(
+    "GatherElements GatherND OneHot Pad Pow ReduceL1 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+    "ReduceSumSquare".split()
+)
+"""Operators that it computes of integers only, such as sizes."""
+
+_INTEGERS = (TensorProto.INT32, TensorProto.INT64)
+
 
 def computed_scales(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse scales that other operators than `_FOLDED` make of constants: the parser crashes.
+    """Refuse scales that other operators than `_FOLDED` make of constants and sizes: the parser crashes.
 
-    It folds a Gather of one number only, and no DQ in front of a Q.
+    It folds a Gather of one number only, and no DQ in front of a Q. A size counts if it is not open.
     """
     for q in _first_with(reading, 1):
         index, names = q.site.index, [q.site.input(1)]
@@ -109,7 +120,9 @@ def computed_scales(reading: CheckContext) -> Iterator[Finding]:
             several = maker.op == "Gather" and bool(q.scale_shape)
             if maker.op in DEQUANTIZE_OPS and not q.quantizes:
                 continue  # a scale that is quantized itself
-            if maker.op not in _FOLDED or several:
+            of_integers = index.dtype(maker.input(0)) in _INTEGERS
+            folded = maker.op in (_FOLDED | _FOLDED_INTEGERS if of_integers else _FOLDED)
+            if not folded or several:
                 message = (
                     f"{maker.op} {maker.name!r} makes the scale of {q.data!r}, and TensorRT does not compute "
                     "it while it builds; store its value"

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 
 import onnx
 
-from onnxfq.graph.model import Model, bodies
+from onnxfq.graph.model import bodies
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS
-from onnxfq.placement.residual_adds import residual_skip
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
-from onnxfq.targets.reading.operands import operand as find_operand
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, QUANTIZE_OPS, Quantizer
 from onnxfq.targets.tensorrt.refused_forms import CLASSIC_ALONE, ON_CLASSIC
 
@@ -114,30 +112,19 @@ def shared_constants(reading: CheckContext) -> Iterator[Finding]:
 
 
 def skip_branches(reading: CheckContext) -> Iterator[Finding]:
-    """Warn of residual sums in the main graph without a pair on the skip branch (`placement.residual_adds`).
+    """Warn of residual sums in the main graph without a pair on the skip branch.
 
     Source: NVIDIA/TensorRT issue 1992. TensorRT for RTX builds both; without the pair the sum keeps a float
     copy.
     """
-    sums = {site.name: site for site in reading.sites if site.op == "Add" and site.node.name}
-    quantized = {p.site.name for p in reading.promises if p.expects == "low"}
-    if not sums or not quantized:
-        return
-    graph = Model(reading.proto, "", "").graph()
-    low = quantized | {node.name for node in graph.nodes if node.op in QUANTIZE_OPS}
-    for node in graph.nodes:
-        skip = residual_skip(node, low) if node.name in sums else None
-        if skip is None or skip.why_float:
-            continue
-        site = sums[node.name]
-        tensor = site.input(skip.slot)
-        maker = site.index.maker(tensor)
-        if find_operand(site, skip.slot).pair is None and (maker is None or maker.op not in DEQUANTIZE_OPS):
+    for one in reading.sums:
+        (skip,) = one.operands
+        if skip.pair is None:
             message = (
-                f"its skip branch {tensor!r} has no pair, so the sum stays in float and fuses into no "
+                f"its skip branch {skip.tensor!r} has no pair, so the sum stays in float and fuses into no "
                 "convolution; put a pair on it"
             )
-            yield make_finding("skip-branch", "warning", site, message, tensor)
+            yield make_finding("skip-branch", "warning", one.site, message, skip.tensor)
 
 
 RULES: tuple[Rule, ...] = (

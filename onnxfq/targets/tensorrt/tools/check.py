@@ -6,9 +6,11 @@ from functools import partial
 
 import onnx
 
+from onnxfq.placement.residual_adds import RESIDUAL
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.reading.context import Rule, read
 from onnxfq.targets.reading.proof import prove
+from onnxfq.targets.reading.residual_sums import with_sums
 from onnxfq.targets.target import BuildOptions
 from onnxfq.targets.tensorrt.builder.build import build_model
 from onnxfq.targets.tensorrt.rules import (
@@ -26,8 +28,9 @@ from onnxfq.targets.tensorrt.rules import (
 )
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
-# The builder of TensorRT for RTX has no kernel of low precision, others may have one.
-_TOLD_BY_RULE = frozenset({"ConvTranspose"})
+# The builder of TensorRT for RTX has no kernel of low precision, others may have one. It fuses no sum into a
+# convolution, and adds the results of two in a float kernel.
+_TOLD_BY_RULE = frozenset({"ConvTranspose", RESIDUAL})
 
 
 def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None) -> CheckResult:
@@ -42,7 +45,7 @@ def check_model(proto: onnx.ModelProto, source: str, build: BuildOptions | None)
     Raises RuntimeLibraryError and DataError as `build_model` does.
     """
     building = None if build is None else partial(build_model, options=build)
-    return prove(read(proto, EXTRA), source, "tensorrt", RULES, building, _TOLD_BY_RULE)
+    return prove(with_sums(read(proto, EXTRA)), source, "tensorrt", RULES, building, _TOLD_BY_RULE)
 
 
 RULES: tuple[Rule, ...] = (

@@ -14,6 +14,7 @@ from onnxfq.graph.node_notes import module_paths
 from onnxfq.targets.findings import CheckResult, EngineNode
 from onnxfq.targets.reading.context import CheckContext, read
 from onnxfq.targets.reading.proof import Built, describe_node, prove
+from onnxfq.targets.reading.residual_sums import with_sums
 from onnxfq.targets.tensorrt.builder.exported import describe_types, read_layers, read_times
 from onnxfq.targets.tensorrt.builder.layers import EngineLayer, verdict
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
@@ -43,7 +44,7 @@ def check_engine(
     """
     exported = read_layers(layers)
     times = None if profile is None else read_times(profile, [one.name for one in exported])
-    context = read(proto, EXTRA)
+    context = with_sums(read(proto, EXTRA))
     known = {node.name: node.op_type for node in list_nodes(proto.graph)}
     if not any(set(one.nodes) & known.keys() for one in exported):
         raise DataError(f"{layers} names no node of {source}; give the model that the engine was built from")
@@ -65,8 +66,8 @@ def _judge(reading: CheckContext, exported: tuple[EngineLayer, ...]) -> list[Eng
     layers = [one for one in exported if one.kind not in MOVING | OPAQUE]
     hidden = {node for one in exported if one.kind in OPAQUE for node in one.nodes}
     nodes = []
-    for promised in reading.promises:
-        seen = verdict(layers, promised.site.name)
+    for promised in reading.counted:
+        seen = verdict(layers, promised.site.name, promised.is_sum)
         why = ""
         if seen == "missing":
             inside = promised.site.name in hidden or bool(hidden)
