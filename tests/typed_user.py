@@ -1,4 +1,4 @@
-"""What a user writes: every public name of onnxfq, with its types; nothing here is run."""
+"""Script of a user with every public name of onnxfq and its types; nothing here is run."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_reversed_channels_are_found(layout: str, batch: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10, 14))
 def test_a_network_without_colors_has_no_note(seed: int) -> None:
-    """Equal orders and labels of noise give no line."""
+    """Nothing is said if both orders have as many labels right, or if labels are noise."""
     data, _ = images("NCHW", noise=0.4)
     labels = np.random.default_rng(seed).integers(0, 3, IMAGES)
     for colors in (0.0, 1.0):

@@ -141,7 +141,7 @@ def run_check(name: str, folder: Path) -> tuple[int, list[str]]:
     said = []
     for line in process.stdout:
         print(line, end="", flush=True)
-        if not line.startswith("WARNING: "):  # of pip, on the package index of this machine
+        if not line.startswith("WARNING: "):  # pip warns of the package index of this machine
             said.append(line.rstrip())
     return process.wait(), [line for line in said if line][-LAST_LINES:]
 
