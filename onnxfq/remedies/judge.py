@@ -249,7 +249,7 @@ class Judge:
         why = self.explain_unneeded(candidate, remedy)
         if why:
             return candidate, Trial(remedy=remedy.name, is_needed=False, why=why)
-        # What is promised or asked for is done whatever it takes.
+        # A promise and what the recipe names have no budget.
         if not remedy.proves_itself and not remedy.is_asked(candidate.recipe):
             why = self.budget.explain_refusal(remedy.estimate(candidate, self))
         if why:

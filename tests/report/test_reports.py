@@ -43,7 +43,8 @@ from onnxfq.targets.recipes import RECIPES, find_wider, load_recipe
 @pytest.fixture(scope="module")
 def result() -> QuantizeResult:
     """A quantized residual block, whose weights stay at the nearest numbers."""
-    return quantize(two_branch(), [feed_for(two_branch())], accuracy=AccuracyTarget(repair=None))
+    feeds = [feed_for(two_branch(), seed) for seed in range(16)]
+    return quantize(two_branch(), feeds, accuracy=AccuracyTarget(repair=None))
 
 
 def rows_of(result: QuantizeResult) -> tuple[TensorRow, ...]:
@@ -352,12 +353,12 @@ def test_text(result: QuantizeResult) -> None:
     assert coverage_line(result.plan) == "Conv 3/3, Add (residual) 1/1"
     (score,) = result.evaluation.candidates[-1].outputs
     assert lines[:7] == [
-        f"SQNR       {score.sqnr_db:.1f} dB at {score.output!r}",
+        f"SQNR       about {score.sqnr_db:.1f} dB at {score.output!r}, on unseen samples",
         "quantized  Conv 3/3, Add (residual) 1/1",
         "tensors    3 activations, 3 weights",
         "size       3,000 -> 1,200 bytes (40%)",
         "",
-        "against the float model, 4 of 4 samples, seen:",
+        "against the float model, 16 of 64 samples, unseen:",
         *("  " + line for line in result.evaluation.table().splitlines()[:1]),
     ]
     reasons = [number for number, line in enumerate(lines) if line.startswith("float  ")]
@@ -371,7 +372,9 @@ def test_worst_output_is_the_verdict(result: QuantizeResult) -> None:
     scores = [candidate.outputs[0].model_copy(update={"output": f"o{db}", "sqnr_db": db}) for db in (31, 24)]
     scores = candidate.model_copy(update={"outputs": tuple(scores)})
     other = replace(result, evaluation=result.evaluation.model_copy(update={"candidates": (scores,)}))
-    assert quantize_summary(other).startswith("SQNR       24.0 dB at 'o24', the worst of 2 outputs\n")
+    assert quantize_summary(other).startswith(
+        "SQNR       about 24.0 dB at 'o24', the worst of 2 outputs, on unseen samples\n"
+    )
 
 
 def test_reasons_share_lines(result: QuantizeResult) -> None:
