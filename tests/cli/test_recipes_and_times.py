@@ -55,7 +55,7 @@ def test_each_recipe_has_its_file_and_its_row(capfd: pytest.CaptureFixture[str])
     head, *rows = table.splitlines()
     assert head.split() == ["recipe", "bytes", "unseen", "dB", "quantized", "low", "precision"]
     assert [row.split()[0] for row in rows[:4]] == ["float", "float16", "tensorrt-int8", "onnxruntime-int8"]
-    assert f"{Path('m.onnx').stat().st_size:,}" in rows[0] and rows[2].split()[-2:] == ["4/4", "3/3"]
+    assert f"{Path('m.onnx').stat().st_size:,}" in rows[0] and rows[2].split()[-2:] == ["4/4", "4/4"]
     assert sorted(path.name for path in Path("out").iterdir()) == [
         "m.onnxruntime-int8.onnx",
         "m.tensorrt-int8.onnx",

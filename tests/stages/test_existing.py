@@ -33,6 +33,7 @@ from onnxfq.graph.model import list_nodes
 from onnxfq.pipeline import quantize
 from onnxfq.runtime import custom_ops as library
 from onnxfq.runtime.session import Session
+from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.plan import make_plan
@@ -135,7 +136,8 @@ def test_what_follows_a_product_of_integer_weights_is_quantized(tmp_path: Path) 
     assert [str(row) for row in result.plan.coverage()] == ["MatMul 1/1"]
     assert {p.tensor for p in result.plan.placements} == {"h", "w"}
     assert [node.op_type for node in result.qdq.graph.node].count("MatMulNBits") == 1
-    assert all(score.outputs[0].sqnr_db > 20 for score in result.evaluation.candidates)
+    models = {"fake-quant": result.simulation, "Q/DQ": result.qdq}
+    assert all(score.lowest_db > 20 for score in evaluate(proto, models, feed_for(proto)).candidates)
 
 
 def test_both_options_exclude_each_other(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
