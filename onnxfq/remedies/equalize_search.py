@@ -132,7 +132,7 @@ def leave_for_smoothing(candidate: Candidate, judge: Judge) -> float:
     ranked = candidate.session.ranked
     target = candidate.recipe.target
     reached = {name: sum(len(one.readers) for one in find_groups(ranked, name, target)) for name in METHODS}
-    seconds = estimate(candidate, judge, "smooth")
+    seconds = estimate(candidate, judge, "smooth", SAMPLES)
     is_less = 2 * reached["cross_layer"] < reached["smooth"] and not judge.budget.explain_refusal(seconds)
     return seconds if is_less else 0.0
 
@@ -163,9 +163,13 @@ def search_factors(candidate: Candidate, judge: Judge, recipe: Recipe) -> Propos
     if lacks or session.feeds is None:
         return Refusal(f"{lacks or 'no data'} given")
     methods = recipe.channel_methods
-    kind: Method = "smooth" if "smooth" in methods.confirmed else "cross_layer"
-    too_long = judge.budget.explain_refusal(estimate(candidate, judge, kind, SAMPLES))
-    feeds = select_apart(candidate, judge, RANGED if too_long else SAMPLES)
+    explain = judge.budget.explain_extra  # keeps the time of smoothing, which comes last
+    kind: Method = "cross_layer"
+    if "smooth" in methods.confirmed:
+        explain, kind = judge.budget.explain_refusal, "smooth"
+    is_asked = bool(judge.start.recipe.channel_methods.confirmed)
+    few = not is_asked and bool(explain(estimate(candidate, judge, kind, SAMPLES)))
+    feeds = select_apart(candidate, judge, RANGED if few else SAMPLES)
     with weights_stored_in(session.scratch):
         search = _Search(session, recipe, judge.options, feeds, judge)
         equalized, trials = search.confirm(methods.only(methods.confirmed), judge.choose([candidate])[0])
