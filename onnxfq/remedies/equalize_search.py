@@ -43,6 +43,11 @@ USELESS = "the outputs on some samples gain too little"
 HARMFUL = "the outputs on some samples are better without it"
 
 
+def is_asked(recipe: Recipe) -> bool:
+    """Tell whether `recipe` wants methods confirmed by the outputs, so that they have no budget."""
+    return bool(recipe.channel_methods.confirmed)
+
+
 def list_named(recipe: Recipe) -> list[Method]:
     """Return the methods by which `recipe` wants the channels of the model changed before it is observed."""
     methods = recipe.channel_methods
@@ -78,7 +83,7 @@ def equalize_named(
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     """Return why no channel factors are tried; empty if the recipe lets the judge decide."""
     recipe = candidate.recipe
-    if recipe.channel_methods.confirmed:
+    if is_asked(recipe):
         return ""
     if recipe.activations is None or recipe.activations.equalize != "depthwise":
         return "the recipe names the equalization"
@@ -108,7 +113,7 @@ def explain_fixed_model(candidate: Candidate, judge: Judge) -> str:
 def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the factors that the recipe asks for, or else with cross-layer factors."""
     recipe = candidate.recipe
-    if recipe.channel_methods.confirmed:
+    if is_asked(recipe):
         return search_factors(candidate, judge, recipe)
     return search_factors(candidate, judge, recipe.override(activations={"equalize": "auto"}))
 
@@ -163,13 +168,7 @@ def search_factors(candidate: Candidate, judge: Judge, recipe: Recipe) -> Propos
     if lacks or session.feeds is None:
         return Refusal(f"{lacks or 'no data'} given")
     methods = recipe.channel_methods
-    explain = judge.budget.explain_extra  # keeps the time of smoothing, which comes last
-    kind: Method = "cross_layer"
-    if "smooth" in methods.confirmed:
-        explain, kind = judge.budget.explain_refusal, "smooth"
-    is_asked = bool(judge.start.recipe.channel_methods.confirmed)
-    few = not is_asked and bool(explain(estimate(candidate, judge, kind, SAMPLES)))
-    feeds = select_apart(candidate, judge, RANGED if few else SAMPLES)
+    feeds = select_apart(candidate, judge, _count_samples(candidate, judge, methods))
     with weights_stored_in(session.scratch):
         search = _Search(session, recipe, judge.options, feeds, judge)
         equalized, trials = search.confirm(methods.only(methods.confirmed), judge.choose([candidate])[0])
@@ -182,6 +181,17 @@ def search_factors(candidate: Candidate, judge: Judge, recipe: Recipe) -> Propos
             _with_factors(session, equalized, feeds), recipe, judge.sources, judge.options, evidence
         )
     return Proposal(smoothed, evidence=evidence)
+
+
+def _count_samples(candidate: Candidate, judge: Judge, methods: ChannelMethods) -> int:
+    """Return how many samples give the ranges of channels, by the budget."""
+    if is_asked(judge.start.recipe):
+        return SAMPLES
+    if "smooth" in methods.confirmed:
+        too_long = judge.budget.explain_refusal(estimate(candidate, judge, "smooth", SAMPLES))
+    else:  # smoothing, which comes later, keeps its time
+        too_long = judge.budget.explain_extra(estimate(candidate, judge, "cross_layer", SAMPLES))
+    return RANGED if too_long else SAMPLES
 
 
 def select_apart(candidate: Candidate, judge: Judge, count: int = SAMPLES) -> Sequence[Feed]:
@@ -262,7 +272,7 @@ class _Search:
     def _explain_refusal(self) -> str:
         """Return why no further set of factors is compared; a recipe that asks for them has no budget."""
         assert self.judge is not None
-        if self.judge.start.recipe.channel_methods.confirmed:
+        if is_asked(self.judge.start.recipe):
             return ""
         rest = self.judge.work.observe() + self.judge.work.calibrate  # the final estimate, with all samples
         return self.judge.budget.explain_extra(_measuring_seconds(self.judge) + rest)
@@ -274,8 +284,7 @@ class _Search:
         self.judge.budget.spend(self.judge.work.observe(len(feeds)) + self.judge.work.calibrate)
         session = _with_factors(self.session, equalized, feeds)
         planned = plan_encodings(session.ranked, self.recipe)
-        observing = replace(self.options.observing, nonfinite=self.options.data.nonfinite)
-        statistics = collect_statistics(session.ranked, planned.unknown, feeds, observing)
+        statistics = collect_statistics(session.ranked, planned.unknown, feeds, self.options.observing)
         gathered = GatheredStatistics(statistics, statistics)
         (score_db,) = self.judge.choose([Candidate.of(session, self.recipe, planned, gathered)])
         left = tuple(group.tensor for group in equalized.groups if group.why == HARMFUL)
@@ -306,7 +315,7 @@ EQUALIZE = Remedy(
     "equalize",
     explain_unneeded,
     equalize_layers,
-    is_asked=lambda recipe: bool(recipe.channel_methods.confirmed),
+    is_asked=is_asked,
     is_free=True,
     comes_last=True,  # channels of very different size make a loss that shows
     estimate=estimate,

@@ -22,8 +22,9 @@ from onnxfq.graph.signature import output_names
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge
 from onnxfq.stages.evaluate import number_samples
+from onnxfq.stages.limits import with_limits
+from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.score import score_models
-from onnxfq.stages.statistics_source import observe_part
 from onnxfq.targets.target import Opener
 
 FOLDS = 2
@@ -65,7 +66,7 @@ def score_folds(judge: Judge, candidate: Candidate, first: Evaluation) -> Evalua
         or is_large(session.compared)
     ):
         return first
-    folds = min(len(kept), 3) if len(kept) < 2 * FOLDS else FOLDS
+    folds = 3 if len(kept) == 3 else FOLDS  # so that two samples or more give ranges
     parts = [kept[fold::folds] for fold in range(folds)]
     try:
         with _without_warnings():
@@ -90,8 +91,9 @@ def score_folds(judge: Judge, candidate: Candidate, first: Evaluation) -> Evalua
 
 def _leave_out(part: Sequence[Feed], feeds: KeptFeeds, candidate: Candidate, judge: Judge) -> onnx.ModelProto:
     """Return the simulation of `candidate` with ranges without `part`."""
-    unknown = candidate.planned.unknown
-    statistics = observe_part(candidate.session, unknown, feeds.again(part), judge.options)
+    model = candidate.session.ranked
+    plan = with_limits(candidate.planned.unknown, model)
+    statistics = collect_statistics(model, plan, feeds.again(part), judge.options.observing)
     return candidate.with_statistics(statistics).simulate()
 
 

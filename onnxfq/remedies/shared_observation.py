@@ -55,8 +55,7 @@ class _Observing:
     def of(shared: SharedSession, sources: Sources, options: QuantizeOptions) -> _Observing:
         model = shared.session.ranked
         plan = with_limits(plan_encodings(model, shared.recipe, sources.encodings).unknown, model)
-        observing = replace(options.observing, nonfinite=options.data.nonfinite)
-        return _Observing(shared, plan, observed_tensors(model, plan, observing))
+        return _Observing(shared, plan, observed_tensors(model, plan, options.observing))
 
     @cached_property
     def explain_alone(self) -> str:

@@ -79,7 +79,10 @@ def trial_tables(trials: Sequence[Trial]) -> list[PageTable]:
         if one.is_needed:
             figures = ["" if db is None else f"{db:.1f}" for db in (one.before, one.after)]
             rows.append([one.remedy, one.result, *figures, f"{one.seconds:.1f}", one.cost, one.texts])
-    note = "dB on samples that did not choose the remedy; what is left is not in the written model."
+    note = (
+        "dB on samples that did not choose the remedy; cost at run time: new operators, or multiply-adds "
+        "that take another format; what is left is not in the written model."
+    )
     return list_table("What repair tried", note, rows)
 
 

@@ -60,7 +60,7 @@ class RunOptions:
     @property
     def observing(self) -> ObserveOptions:
         """The same options for observing."""
-        return ObserveOptions(threads=self.threads, device=self.device)
+        return ObserveOptions(threads=self.threads, device=self.device, nonfinite=self.data.nonfinite)
 
     def stage(self, name: str, feeds: int | None = None) -> Callable[[int], None] | None:
         """Return the progress callback of stage `name`, which runs `feeds` feeds."""

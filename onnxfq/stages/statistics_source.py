@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from onnxfq.calibration.statistics import Statistics, TensorStatistics
-from onnxfq.data import DataDigest, Feed, digest_feed
+from onnxfq.data import DataDigest, digest_feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, StatisticsError
@@ -96,7 +95,6 @@ def gather_statistics(
         return GatheredStatistics(nothing, nothing)
     observing = replace(
         options.observing,
-        nonfinite=options.data.nonfinite,
         feed_ranges=any(p.calibrator.is_ordered for p in plan.activations),
         progress=options.stage("observe", inputs.runs),
     )
@@ -114,14 +112,6 @@ def gather_statistics(
         return GatheredStatistics(seen, seen)
     whole = seen.join(collect_statistics(model, plan, unseen, replace(observing, progress=None), ray=ray))
     return GatheredStatistics(seen, whole)
-
-
-def observe_part(
-    inputs: QuantizeSession, plan: Plan, feeds: Iterable[Feed], options: RunOptions
-) -> Statistics:
-    """Return the statistics of the activations of `plan` on these feeds, a part of the data."""
-    observing = replace(options.observing, nonfinite=options.data.nonfinite)
-    return collect_statistics(inputs.ranked, with_limits(plan, inputs.ranked), feeds, observing)
 
 
 def _digest(inputs: QuantizeSession) -> DataDigest:

@@ -7,7 +7,7 @@ operators of TensorRT 8.6 in NVIDIA/Deep-Learning-Accelerator-SW, for operators 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -23,6 +23,10 @@ FEATURES = 3
 
 PLANES = 2
 """Spatial dimensions of convolutions and pools."""
+
+CONVOLVED = {"kernel_shape": (1, 32), "strides": (1, 8), "dilations": (1, 32), "pads": (0, 31)}
+POOLED = {"kernel_shape": (1, 8), "strides": (1, 16), "pads": (0, 7)}
+"""Least and largest values of the attributes of convolutions, and of pools."""
 
 MOST_GROUPS = 8192
 WIDE_STEPS = (64, 96, 128)
@@ -74,14 +78,19 @@ def _pads(site: NodeSite, kernel: Sequence[int]) -> list[int]:
     return [*front, *behind]
 
 
+def _bounded_window(site: NodeSite, bounds: Mapping[str, tuple[int, int]]) -> _Limits:
+    """Yield limits of a window of planes, attribute by attribute in the order of `bounds`."""
+    kernel = _window(site)
+    yield from _planes(kernel)
+    known = {"kernel_shape": kernel, "pads": _pads(site, kernel)}
+    for name, (low, high) in bounds.items():
+        yield from _bounded(name, known[name] if name in known else site.attribute(name, ()), low, high)
+
+
 def _convolution(site: NodeSite) -> _Limits:
     kernel = _window(site)
     pads = _pads(site, kernel)
-    yield from _planes(kernel)
-    yield from _bounded("kernel_shape", kernel, 1, 32)
-    yield from _bounded("strides", site.attribute("strides", ()), 1, 8)
-    yield from _bounded("dilations", site.attribute("dilations", ()), 1, 32)
-    yield from _bounded("pads", pads, 0, 31)
+    yield from _bounded_window(site, CONVOLVED)
     for pad, size in zip(pads, [*kernel, *kernel], strict=False):
         if pad >= size:
             yield Limit(f"pads has {pad} beside a window of {size}, and DLA takes fewer than the window has")
@@ -105,16 +114,15 @@ def _transposed(site: NodeSite) -> _Limits:
 
 
 def _pool(site: NodeSite) -> _Limits:
-    kernel = _window(site)
-    pads = _pads(site, kernel)
-    yield from _planes(kernel)
-    yield from _bounded("kernel_shape", kernel, 1, 8)
-    yield from _bounded("strides", site.attribute("strides", ()), 1, 16)
-    yield from _bounded("pads", pads, 0, 7)
+    yield from _bounded_window(site, POOLED)
     front, behind = _scale_in_front(site.input(0), site), _scale_behind(site)
     if front is not None and behind is not None and front != behind:
         yield Limit(f"its input has scale {front:g} and its output {behind:g}, and DLA's int8 pools have one")
-    if site.op == "AveragePool" and any(pads) and not site.attribute("count_include_pad", 0):
+    if (
+        site.op == "AveragePool"
+        and any(_pads(site, _window(site)))
+        and not site.attribute("count_include_pad", 0)
+    ):
         yield Limit("no document says whether DLA averages without the zeros around", known=False)
     if site.attribute("ceil_mode", 0):
         yield Limit("no document says whether DLA rounds the number of windows up", known=False)
