@@ -799,7 +799,15 @@ NOT_SIZED = {
     "Range of a size": "n = Shape (x) g = Gather (n, at) r = Range (zero, g, at) e = Gather (r, at) "
     "c = Cast <to = 1> (e) s = Mul (c, f)",
 }
-SIZES: Arrays = {"f": f32(0.001), "at": np.asarray(1), "zero": np.asarray(0), "seven": np.asarray(7)}
+# What the builder takes and NVIDIA does not allow: scales under 0, and one of an open size. NvInfer.h and the
+# operator reference of Quantize: scales are positive constants of build time.
+BEYOND = {
+    "a difference under 0": ("s = Sub (s2, s1)", "1", "refused scale-value xq"),
+    "a Neg": ("s = Neg (s1)", "1", "refused scale-value xq"),
+    "ReduceMax of an open size": (SIZED["ReduceMax"], "N", "refused runtime-scale xq"),
+}
+INTEGERS = "e = PRelu (seven, seven) c = Cast <to = 1> (e) s = Mul (c, f)"
+SIZES: Arrays = COMPUTED | {"f": f32(0.001), "at": np.asarray(1), "zero": np.asarray(0), "seven": np.asarray(7)}
 FED = {"int16": "parser Failed to convert", "uint32": "parser Failed to convert", "float8e4m3fn": "builder"}
 
 
@@ -831,6 +839,8 @@ LATER = (
             *((name, made, "1", "", "low") for name, made in SIZED.items()),
             *((f"{name}, open batch", SIZED[name], "N", "", "low") for name in list(SIZED)[1:3]),
             *((name, made, "N", "refused runtime-scale xq", "crash") for name, made in NOT_SIZED.items()),
+            *((name, made, batch, finding, "low") for name, (made, batch, finding) in BEYOND.items()),
+            ("a PRelu of integers", INTEGERS, "1", "refused runtime-scale xq", "parser input type of INT64"),
         )
     ),
     case(

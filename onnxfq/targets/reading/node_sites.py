@@ -20,7 +20,7 @@ from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.normalize.steps import evaluate_node, name_tensors
-from onnxfq.graph.ops import RANDOM_OPS, RESHAPES, SCALES, SIZES
+from onnxfq.graph.ops import QDQ_OPS, RANDOM_OPS, RESHAPES, SCALES, SIZES
 
 # Operators allowed between an initializer and a scale, as exporters write them.
 _ARITHMETIC = RESHAPES | SCALES | {"Add", "Cast", "Sub"}
@@ -29,8 +29,9 @@ _Versions = tuple[NDArray[Any], NDArray[Any]]
 """Values of a tensor for each of `_OPEN_SIZES`: equal, unless they depend on an open size."""
 
 _OPEN_SIZES = (1, 7919)
-_MOST_SIZES = 64
-"""Most numbers of a tensor that is computed from sizes."""
+_MOST_NUMBERS = 64
+"""Most numbers of a tensor that other operators than `_ARITHMETIC` compute, from constants or sizes."""
+_NOT_EVALUATED = SIZES | RANDOM_OPS | QDQ_OPS
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +153,8 @@ class SiteIndex(GraphIndex):
     def value(self, tensor: str) -> NDArray[Any] | None:
         """Return the values of a constant, arithmetic on constants and sizes included.
 
-        None for other tensors, for those that depend on an open size, and for many numbers of sizes.
+        None for other tensors, for those that depend on an open size, and for more than `_MOST_NUMBERS` of
+        sizes or of unusual operators.
         """
         left = [tensor]
         while left:
@@ -174,11 +176,13 @@ class SiteIndex(GraphIndex):
 
     def _computes(self, maker: onnx.NodeProto, tensor: str) -> bool:
         """Tell whether the inputs of the maker of `tensor` are evaluated."""
-        if tensor not in self._origins[1]:
-            return maker.op_type in _ARITHMETIC
-        shape = () if maker.op_type in SIZES else self.shape(tensor)
-        known = shape is not None and None not in shape and prod(size or 0 for size in shape) <= _MOST_SIZES
-        return known and maker.op_type not in SIZES | RANDOM_OPS
+        constants, sizes = self._origins
+        if tensor not in sizes and maker.op_type in _ARITHMETIC:
+            return True
+        if tensor not in constants | sizes or maker.op_type in _NOT_EVALUATED or bodies(maker):
+            return False
+        shape = self.shape(tensor)
+        return shape is not None and None not in shape and prod(size or 0 for size in shape) <= _MOST_NUMBERS
 
     def _evaluate(self, tensor: str) -> _Versions | None:
         stored = self.stored.get(tensor)

@@ -103,6 +103,9 @@ _FOLDED_INTEGERS = frozenset(
 )
 """Operators that it computes of integers only, such as sizes."""
 
+_FOLDED_FLOATS = frozenset({"Mean", "PRelu"})
+"""Operators of `_FOLDED` that it does not compute of integers."""
+
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 
 
@@ -121,7 +124,7 @@ def computed_scales(reading: CheckContext) -> Iterator[Finding]:
             if maker.op in DEQUANTIZE_OPS and not q.quantizes:
                 continue  # a scale that is quantized itself
             of_integers = index.dtype(maker.input(0)) in _INTEGERS
-            folded = maker.op in (_FOLDED | _FOLDED_INTEGERS if of_integers else _FOLDED)
+            folded = maker.op in (_FOLDED - _FOLDED_FLOATS | _FOLDED_INTEGERS if of_integers else _FOLDED)
             if not folded or several:
                 message = (
                     f"{maker.op} {maker.name!r} makes the scale of {q.data!r}, and TensorRT does not compute "
