@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 from measures_page import page
-from measures_rank import SETS, TASK, Network, Scored
+from measures_rank import SETS, TASK, TOOL, Network, Scored
 from numpy.typing import NDArray
 from real_cases import CASES, Case, Feed, Folder, Run, open_model, raised_to_float32
 from variants import VARIANTS, quantize
@@ -131,11 +131,13 @@ class Measuring:
                         pair = log_odds(pair[0]), log_odds(pair[1])
                     odds[key] += ErrorSums.from_arrays(*pair)
         every = [sums.sqnr_db for sums in plain.values() if sums.signal > 0]
+        whole_odds = [s.sqnr_db for (n, _), s in odds.items() if len(self._parts(n)) == 1 and s.signal > 0]
         return {
             "pooled": ratio_db(sum(s.signal for s in whole.values()), sum(s.noise for s in whole.values())),
             "worst output": min(whole[name].sqnr_db for name in whole if self._parts(name)),
             "worst part": min(every),
             "worst part, logits": min(sums.sqnr_db for sums in odds.values() if sums.signal > 0),
+            TOOL: min(*every, *whole_odds, math.inf),
             "mean of parts": float(np.mean(every)),
             "agreement": float(np.mean(np.concatenate(agreed))) if agreed else math.nan,
         }

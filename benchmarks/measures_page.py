@@ -6,6 +6,7 @@ import datetime
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from measures_rank import SETS, TASK, TOOL, Network, against, choose, correlation, mean
 from timing import machine, markdown_table
 from variants import VARIANTS
@@ -68,6 +69,26 @@ def by_network(networks: Sequence[Network], measures: Sequence[str], which: str)
     return markdown_table(["network", *measures], [*rows, last])
 
 
+def distances(networks: Sequence[Network], measures: Sequence[str]) -> str:
+    """Return how far measures in dB on unseen samples are from those on samples of the task."""
+    rows = []
+    for measure in measures:
+        found = [
+            [one.values["unseen"][measure] - one.values[TASK][measure] for one in network.scored]
+            for network in networks
+        ]
+        gaps = np.concatenate([np.asarray(one)[np.isfinite(one)] for one in found])
+        most = [max(one) for one in found]
+        rows.append([measure, f"{np.median(np.abs(gaps)):.1f}", f"{gaps.max():.1f}"])
+        rows[-1].append(f"{sum(gap > TOO_GOOD for gap in most)} of {len(networks)}")
+    header = ["measure", "median distance, dB", "most too good, dB", f"networks with over {TOO_GOOD:g} dB"]
+    return markdown_table(header, rows)
+
+
+TOO_GOOD = 5.0
+"""An estimate so many dB above the truth misleads."""
+
+
 def spread(networks: Sequence[Network]) -> str:
     """Return what each task is, and how far the variants of equal cost reach."""
     rows = []
@@ -100,8 +121,8 @@ def figures(networks: Sequence[Network]) -> str:
 def verdict(networks: Sequence[Network], measures: Sequence[str]) -> str:
     """Return which measure the tool uses, and what speaks for and against it."""
     lines = [
-        f"The tool uses the *{TOOL}* on unseen samples: the SQNR of the worst part that decides, with\n"
-        "probabilities where a final sigmoid or softmax makes them. For variants of equal cost:\n"
+        f"The tool uses the *{TOOL}* on unseen samples: the SQNR of the worst part that decides,\n"
+        "probabilities or their logits. For variants of equal cost:\n"
     ]
     for which in SETS:
         choices = [choose(one, which, TOOL) for one in networks]
@@ -142,8 +163,9 @@ ranges and moments (*seen*), and on a quarter of the calibration samples, by has
 - *pooled*: SQNR of all elements of all outputs together, a state that is fed back too. The other measures
   leave the state out.
 - *worst output*: the lowest SQNR of an output.
-- *worst part*: the same, with outputs that a last Concat joins divided into parts. `quantize` prints it.
+- *worst part*: the same, with outputs that a last Concat joins divided into parts.
 - *worst part, logits*: the same, with logits in place of probabilities.
+- *worst part, both*: the lower of these two. `quantize` prints it, with logits of whole outputs.
 - *mean of parts*: the mean of the dB of all parts.
 - *agreement*: the share of equal decisions: the first class of a row, or the side of 0.5 of a probability.
 
@@ -171,6 +193,11 @@ TASK_TEXT = """\
 On up to 64 samples of the task, for the networks on which measures in dB differ: what is left of a measure's
 faults if samples are enough, and of the right kind.
 Agreement is nearly the figure itself there, where a task compares decisions with the float model's.
+"""
+
+TRUTH_TEXT = """\
+What a measure says on unseen samples of the calibration set, less what it says on samples of the task, over
+all variants.
 """
 
 TASKS_TEXT = """\
@@ -206,6 +233,9 @@ def page(networks: Sequence[Network]) -> str:
         parts += [f"On {which} samples:\n", by_network(networks, measures, which), ""]
     apart = [one for one in networks if TASK in one.scored[0].values]
     parts += [TASK_TEXT, by_network(apart, measures, TASK), ""]
+    told = [measure for measure in measures if measure != "agreement"]
+    if apart:
+        parts += ["## Unseen and true dB\n", TRUTH_TEXT, distances(apart, told), ""]
     parts += ["## Tasks\n", TASKS_TEXT, spread(networks), "\n## Variants\n", FIGURES_TEXT, figures(networks)]
     refused = [f"- {one.name}, {name}: {why}" for one in networks for name, why in one.refused.items()]
     return "\n".join([*parts, *(["\nRefused:\n"] + refused if refused else [])]) + "\n"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from variants import VARIANTS
 
-TOOL = "worst part"
+TOOL = "worst part, both"
 """The measure that the tool uses."""
 
 SETS = ("seen", "unseen")

@@ -807,7 +807,12 @@ BEYOND = {
     "ReduceMax of an open size": (SIZED["ReduceMax"], "N", "refused runtime-scale xq"),
 }
 INTEGERS = "e = PRelu (seven, seven) c = Cast <to = 1> (e) s = Mul (c, f)"
-SIZES: Arrays = COMPUTED | {"f": f32(0.001), "at": np.asarray(1), "zero": np.asarray(0), "seven": np.asarray(7)}
+SIZES: Arrays = COMPUTED | {
+    "f": f32(0.001),
+    "at": np.asarray(1),
+    "zero": np.asarray(0),
+    "seven": np.asarray(7),
+}
 FED = {"int16": "parser Failed to convert", "uint32": "parser Failed to convert", "float8e4m3fn": "builder"}
 
 

@@ -18,6 +18,10 @@ FORMAT_KEY = "onnxfq.format/"
 """Metadata prefix of a tensor whose storage type is wider than its number format."""
 
 
+LOGITS = "logits "
+"""Begins the name of the part that logits are."""
+
+
 class OutputScore(Record):
     """One output, or a part of it, of one candidate against the reference.
 
@@ -55,6 +59,11 @@ class OutputScore(Record):
     def name(self) -> str:
         """The output and its part, for a table."""
         return f"{self.output}, {self.part}" if self.part else self.output
+
+    @property
+    def kind(self) -> str:
+        """What it is: `outputs`, `parts` or `logits`."""
+        return "outputs" if not self.part else "logits" if self.part.startswith(LOGITS) else "parts"
 
     @property
     def figure(self) -> str:
@@ -106,7 +115,7 @@ class CandidateScore(Record):
 
     Attributes:
         outputs: those of floats.
-        parts: of outputs; logits in front of a final sigmoid or softmax are among them, and decide nothing.
+        parts: of outputs, and logits in front of a final sigmoid or softmax.
         shares: those of integers, texts and booleans.
         accuracy: share of labels that the first output predicts.
         metric: value of the metric of the task; None without one.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxfq.data.labels import count_right, predict_classes
 from onnxfq.data.outputs import EqualCounts, FlatOutput
-from onnxfq.documents.scores import CandidateScore, EqualShare, OutputScore, SampleScore
+from onnxfq.documents.scores import LOGITS, CandidateScore, EqualShare, OutputScore, SampleScore
 from onnxfq.errors import ModelError
 from onnxfq.execution.sides import Outputs, Side
 from onnxfq.graph.index import GraphIndex
@@ -159,7 +159,7 @@ class CandidateSums:
         return all(
             standard_error_db(*zip(*pairs, strict=True)) < STABLE_DB * min(1.0, len(pairs) / SURE_FEEDS)
             for (name, _), pairs in self.powers.items()
-            if name not in self.judged.logits
+            if name not in self.judged.logits or name in self.judged.deciding
         )
 
     def _is_open(self, name: str, want: Sequence[int], have: Sequence[int]) -> bool:
@@ -244,8 +244,8 @@ class CandidateSums:
         """Yield the scores of logits, in the name of the outputs behind them."""
         for name, output in self.judged.logits.items():
             if name in scores:
-                changes = {"output": output, "part": f"logits {name!r}", "decides": False}
-                yield scores[name].model_copy(update={**changes, "top1_agreement": None})
+                changes = {"output": output, "part": f"{LOGITS}{name!r}", "top1_agreement": None}
+                yield scores[name].model_copy(update=changes)
 
 
 def _agreement(want: NDArray[Any], have: NDArray[Any], has_classes: bool) -> tuple[int, int]:

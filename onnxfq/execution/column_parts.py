@@ -60,7 +60,7 @@ def find_columns(
 
 def list_open(judged: JudgedTensors) -> list[str]:
     """Return the deciding tensors that values may divide."""
-    closed = {*judged.parts, *judged.logits.values(), *judged.sources}
+    closed = {*judged.parts, *judged.logits, *judged.logits.values(), *judged.sources}
     # A last product of rank 2 may make boxes too.
     return [name for name in judged.deciding if name not in closed and judged.classes.get(name) != 3]
 

@@ -161,7 +161,7 @@ def rank_groups(
     return Sensitivity(
         model_sha256=board.plan.model_sha256,
         recipe=recipe.name,
-        outputs=board.judged.deciding,
+        outputs=tuple(name for name in board.judged.deciding if name not in board.judged.logits),
         samples=len(feeds),
         noise=whole,
         metric=metric,

@@ -114,8 +114,8 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
 
 
 def _kind_of(outputs: Sequence[OutputScore]) -> str:
-    whole = {not score.part for score in outputs}
-    return "outputs and parts" if len(whole) > 1 else "outputs" if True in whole else "parts"
+    found = {score.kind for score in outputs}
+    return " and ".join(kind for kind in ("outputs", "parts", "logits") if kind in found)
 
 
 def advice_lines(

@@ -216,7 +216,7 @@ def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.
 
 
 def _keep_common(judged: JudgedTensors, candidates: Iterable[onnx.ModelProto]) -> JudgedTensors:
-    """Return `judged` with the logits that every candidate has; they decide nothing."""
+    """Return `judged` with the logits that every candidate has."""
     for proto in candidates:
         judged = judged.with_logits(computed_tensors(proto))
     return judged

@@ -125,15 +125,23 @@ def score_models(
                 f"output {name!r} is selected by values: its SQNR judges nothing"
                 for name in sorted(judged.moved)
             ),
-            *(
-                f"output {name!r} counts as state that input {of!r} takes: its SQNR judges nothing"
-                + _describe_run(fed_back.lengths(of) if fed_back else [])
-                for name, of in judged.states.items()
-            ),
+            *_describe_states(judged.states, fed_back),
             *(note for run in runs for note in run.notes(done)),
             *([] if classes is None else classes.notes()),
         ),
     )
+
+
+def _describe_states(states: Mapping[str, str], fed_back: FedBack | None) -> Iterator[str]:
+    """Yield a note on the outputs that are fed back, one for all that were run alike."""
+    alike: dict[str, list[str]] = {}
+    for name, of in states.items():
+        alike.setdefault(_describe_run(fed_back.lengths(of) if fed_back else []), []).append(name)
+    for run, names in alike.items():
+        first = names[0]
+        some = f"output {first!r} counts as state that input {states[first]!r} takes: its"
+        many = f"{len(names)} outputs count as state that inputs take, such as {first!r}: their"
+        yield f"{some if len(names) == 1 else many} SQNR judges nothing{run}"
 
 
 def _describe_run(lengths: Sequence[int]) -> str:

@@ -186,16 +186,22 @@ def test_columns_of_other_size_are_parts(tmp_path: Path) -> None:
     )
 
 
-def test_probabilities_decide_and_logits_are_told() -> None:
-    """Of a final softmax the output decides; its logits are in the table, and in no verdict."""
-    result = onnxfq.quantize(PROBABILITIES, data_of(PROBABILITIES))
+@pytest.mark.parametrize(("shift", "worst"), [(0.0, "logits"), (-8.0, "outputs")])
+def test_the_worse_of_probabilities_and_logits_decides(shift: float, worst: str) -> None:
+    """Probabilities around a half hide noise of the logits; large negative logits hide that of small ones."""
+    proto = build(
+        f"g (float[N,16] x) => (float[N,4] y) {{ {BODY} e = Add (b, shift) y = Sigmoid (e) }}",
+        {**WEIGHTS, "shift": np.float32(shift)},
+    )
+    result = onnxfq.quantize(proto, data_of(proto))
     (candidate,) = result.evaluation.candidates
     (logits,) = candidate.parts
-    assert (logits.output, logits.part, logits.decides) == ("y", "logits 'b'", False)
-    assert [one.output for one in candidate.judging] == ["y"] and candidate.worst == candidate.outputs[0]
-    assert "y, logits 'b'" in quantize_summary(result)
+    assert (logits.output, logits.part, logits.decides) == ("y", "logits 'e'", True)
+    assert candidate.judging == (*candidate.outputs, logits) and candidate.worst.kind == worst
     first = quantize_summary(result).splitlines()[0]
-    assert first == f"SQNR       about {candidate.outputs[0].figure} at 'y', on unseen samples"
+    assert first.startswith(f"SQNR       about {min(one.sqnr_db for one in candidate.judging):.1f} dB at 'y'")
+    assert first.endswith(", the worst of 2 outputs and logits, on unseen samples")
+    assert ("logits 'e'" in first) == (worst == "logits")
 
 
 def test_state_decides_nothing() -> None:

@@ -260,7 +260,7 @@ def name_nodes(proto: onnx.ModelProto) -> str:
     Names are unique within a local function too: ONNX Runtime refuses two nodes of one name.
     """
     renamed = sum(_name_nodes(list_nodes(owner)) for owner in (proto.graph, *proto.functions))
-    return Reason("unnamed", f"{renamed} node(s) without a name of their own got one" if renamed else "")
+    return Reason("unnamed", f"{renamed} node(s) without a unique name got one" if renamed else "")
 
 
 def _name_nodes(nodes: list[onnx.NodeProto]) -> int:
