@@ -42,15 +42,25 @@ def improve(
 ) -> tuple[Candidate, tuple[Trial, ...]]:
     """Return what is left of `candidate` after all remedies in this order, and their trials."""
     free = [remedy for remedy in remedies if remedy.is_free]
-    costly = [remedy for remedy in remedies if not remedy.is_free and not remedy.proves_itself]
-    needed = [remedy for remedy in costly if not judge.explain_unneeded(candidate, remedy)]
-    judge.budget.later = sum(remedy.estimate(candidate, judge) for remedy in needed)
+    costly = [remedy for remedy in remedies if not remedy.is_free]
+    judge.budget.later = sum(_estimate_needed(judge, candidate, costly).values())
     candidate, trials = _Combined(judge, candidate, free).improve()
-    for remedy in remedies:
-        if not remedy.is_free:
-            candidate, trial = judge.better(candidate, remedy)
-            trials.append(trial)
+    costs = _estimate_needed(judge, candidate, costly)
+    for remedy in costly:
+        costs.pop(remedy.name, None)
+        judge.budget.later = sum(costs.values())
+        candidate, trial = judge.better(candidate, remedy)
+        trials.append(trial)
     return candidate, tuple(trials)
+
+
+def _estimate_needed(judge: Judge, candidate: Candidate, remedies: Sequence[Remedy]) -> dict[str, float]:
+    """Return the seconds that each remedy takes that is needed and has a budget."""
+    return {
+        remedy.name: remedy.estimate(candidate, judge)
+        for remedy in remedies
+        if not remedy.proves_itself and not judge.explain_unneeded(candidate, remedy)
+    }
 
 
 class _Combined:

@@ -187,10 +187,9 @@ def _count_samples(candidate: Candidate, judge: Judge, methods: ChannelMethods) 
     """Return how many samples give the ranges of channels, by the budget."""
     if is_asked(judge.start.recipe):
         return SAMPLES
-    if "smooth" in methods.confirmed:
-        too_long = judge.budget.explain_refusal(estimate(candidate, judge, "smooth", SAMPLES))
-    else:  # smoothing, which comes later, keeps its time
-        too_long = judge.budget.explain_extra(estimate(candidate, judge, "cross_layer", SAMPLES))
+    method: Method = "smooth" if "smooth" in methods.confirmed else "cross_layer"
+    # What comes later keeps its time.
+    too_long = judge.budget.explain_extra(estimate(candidate, judge, method, SAMPLES))
     return RANGED if too_long else SAMPLES
 
 

@@ -184,8 +184,11 @@ class Budget:
         self.left -= seconds
 
     def explain_refusal(self, seconds: float, reserved: float = 0.0) -> str:
-        """Return why `seconds` cannot be spent, next to those `reserved` for others; empty if they can."""
-        if seconds + reserved <= self.left:
+        """Return why `seconds` cannot be spent, next to those `reserved` for others; empty if they can.
+
+        What takes no time can.
+        """
+        if seconds == 0.0 or seconds + reserved <= self.left:
             return ""
         return f"it takes about {seconds:.2g} s more, beyond the budget; --repair thorough tries it"
 
