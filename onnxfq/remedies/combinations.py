@@ -94,11 +94,10 @@ class _Combined:
                 self._refusals[name] = Refusal(why + most)
             else:
                 self._reserved[name] = costs[name]
-        affordable = [remedy for remedy in asked if remedy.name not in self._refusals]
         kept, whole = start, None
-        attempts = PROVEN if affordable else 0
+        attempts = PROVEN if len(self._refusals) < len(asked) else 0
         for attempt in range(attempts):
-            search = partial(self._search, remedies=affordable, attempt=attempt)
+            search = partial(self._search, remedies=asked, attempt=attempt)
             combined = Remedy("combined", lambda *_: "", search, is_asked=lambda _: True, is_free=True)
             kept, trial = judge.better(start, combined)
             whole = whole or trial
@@ -172,6 +171,11 @@ class _Combined:
         for remedy in remedies:
             begun = perf_counter()
             self._reserved.pop(remedy.name, None)
+            if remedy.name in self._refusals:  # those before it may have taken less than was estimated
+                seconds = remedy.estimate(start, judge)
+                if judge.budget.explain_refusal(seconds, sum(self._reserved.values())):
+                    continue
+                del self._refusals[remedy.name]
             for place, (_, path) in enumerate(list(beam)):
                 seconds = remedy.estimate(path.candidate, judge) if place else 0.0
                 if place and judge.budget.explain_extra(seconds, sum(self._reserved.values())):

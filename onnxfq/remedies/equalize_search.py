@@ -202,6 +202,8 @@ def select_apart(candidate: Candidate, judge: Judge, count: int = SAMPLES) -> Se
 
 def smooth(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with smoothed activations, for a recipe that does not ask for it."""
+    if not find_groups(candidate.session.ranked, "smooth", candidate.recipe.target):
+        return Refusal("no input of a product can be divided")
     return search_factors(candidate, judge, candidate.recipe.override(smooth="auto"))
 
 

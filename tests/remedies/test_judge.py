@@ -294,13 +294,41 @@ def test_the_budget_is_for_the_cheapest() -> None:
     assert dear.why == f"{left} (2.0 dB at most)"
 
 
+def test_what_takes_less_than_estimated_leaves_its_time() -> None:
+    """A remedy that was too dear is tried in its turn if those before it were cheaper than estimated."""
+    candidate, judge = judge_of(48, budget=Budget(1.0))
+    remedies = [free("cheap", lambda *_: Refusal("no"), 0.5), free("dear", finer, 0.8)]
+    final, (cheap, dear) = improve(judge, candidate, remedies)
+    assert not cheap.is_kept and dear.is_kept and final is not candidate
+
+
+def test_a_remedy_leaves_the_later_ones_their_time() -> None:
+    """While a remedy is tried, the estimates of those behind it are set aside, and no longer its own."""
+    candidate, judge = judge_of(48, budget=Budget(1.0))
+    aside: list[float] = []
+
+    def look(start: Candidate, bench: Judge) -> Refusal:
+        aside.append(bench.budget.later)
+        return Refusal("no")
+
+    costly = [replace(always(look), estimate=lambda *_, seconds=seconds: seconds) for seconds in (0.25, 0.5)]
+    promised = replace(always(look), estimate=lambda *_: 0.125, proves_itself=True)
+    improve(
+        judge,
+        candidate,
+        [free("free", look), *(replace(one, name=f"{n}") for n, one in enumerate(costly)), promised],
+    )
+    assert aside == [0.75, 0.5, 0.0, 0.0]
+
+
 def test_promises_have_no_budget() -> None:
-    """What a promise or a recipe asks for is done when all seconds are spent; the rest is not."""
+    """What a promise or a recipe asks for is done when all seconds are spent, as is what takes none."""
     candidate, judge = judge_of(48, budget=Budget(-1.0))
-    assert not judge.better(candidate, always(finer))[1].is_kept
-    asked = replace(always(finer), is_asked=lambda recipe: True)
-    promised = replace(always(finer), proves_itself=True)
-    assert all(judge.better(candidate, remedy)[1].is_kept for remedy in (asked, promised))
+    costly = replace(always(finer), estimate=lambda *_: 0.1)
+    assert not judge.better(candidate, costly)[1].is_kept
+    asked = replace(costly, is_asked=lambda recipe: True)
+    promised = replace(costly, proves_itself=True)
+    assert all(judge.better(candidate, one)[1].is_kept for one in (asked, promised, always(finer)))
 
 
 def test_batches_and_order_of_the_data_change_no_trial() -> None:
