@@ -799,7 +799,7 @@ NOT_SIZED = {
     "Range of a size": "n = Shape (x) g = Gather (n, at) r = Range (zero, g, at) e = Gather (r, at) "
     "c = Cast <to = 1> (e) s = Mul (c, f)",
 }
-# What the builder takes and NVIDIA does not allow: scales under 0, and one of an open size. NvInfer.h and the
+# The builder takes scales under 0, and one of an open size; NVIDIA does not allow them. NvInfer.h and the
 # operator reference of Quantize: scales are positive constants of build time.
 BEYOND = {
     "a difference under 0": ("s = Sub (s2, s1)", "1", "refused scale-value xq"),

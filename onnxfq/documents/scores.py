@@ -62,7 +62,7 @@ class OutputScore(Record):
 
     @property
     def kind(self) -> str:
-        """What it is: `outputs`, `parts` or `logits`."""
+        """The word for its kind: outputs, parts or logits."""
         return "outputs" if not self.part else "logits" if self.part.startswith(LOGITS) else "parts"
 
     @property

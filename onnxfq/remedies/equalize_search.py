@@ -188,7 +188,7 @@ def _count_samples(candidate: Candidate, judge: Judge, methods: ChannelMethods) 
     if is_asked(judge.start.recipe):
         return SAMPLES
     method: Method = "smooth" if "smooth" in methods.confirmed else "cross_layer"
-    # What comes later keeps its time.
+    # Later remedies keep their time.
     too_long = judge.budget.explain_extra(estimate(candidate, judge, method, SAMPLES))
     return RANGED if too_long else SAMPLES
 

@@ -70,7 +70,7 @@ def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     toggles = candidate.open_toggles(judge.options)
     if not toggles.groups:
         return Refusal("no quantizer can be switched off")
-    # What comes later keeps its time.
+    # Later remedies keep their time.
     count = 1 if judge.budget.explain_extra(_seconds(candidate, judge, RANKING_FEEDS)) else RANKING_FEEDS
     judge.budget.spend(_seconds(candidate, judge, count))
     feeds = first_feeds(judge.choosing, count)

@@ -186,7 +186,7 @@ class Budget:
     def explain_refusal(self, seconds: float, reserved: float = 0.0) -> str:
         """Return why `seconds` cannot be spent, next to those `reserved` for others; empty if they can.
 
-        What takes no time can.
+        A remedy that takes no time always fits.
         """
         if seconds == 0.0 or seconds + reserved <= self.left:
             return ""

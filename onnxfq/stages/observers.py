@@ -6,7 +6,7 @@ On a CPU the statistics of each feed are added up here; on a GPU the model itsel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -44,6 +44,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, OnnxfqError
 from onnxfq.execution.gathering import Sum, Tally, gather
 from onnxfq.graph.edit import Editor
+from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.external.weightless import split_weights
 from onnxfq.graph.model import Model
@@ -207,7 +208,9 @@ class StatisticsObserver:
             self._folder = self._files.enter_context(scratch_folder())
             with room_for_scratch():
                 model = replace(model, proto=split_weights(model.proto, self._folder / "weights"))
-        proto = self._observe(model, plan).proto
+        # Sessions read this file: what observers add stays in it.
+        with nullcontext() if self._folder is None else weights_stored_in(None):
+            proto = self._observe(model, plan).proto
         self._outputs = [output.name for output in proto.graph.output] if self._tensors else []
         return proto if self._folder is None else widen_model(fix_draws(proto))
 

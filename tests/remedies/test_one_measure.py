@@ -188,7 +188,7 @@ def test_columns_of_other_size_are_parts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("shift", "worst"), [(0.0, "logits"), (-8.0, "outputs")])
 def test_the_worse_of_probabilities_and_logits_decides(shift: float, worst: str) -> None:
-    """Probabilities around a half hide noise of the logits; large negative logits hide that of small ones."""
+    """Probabilities around a half hide the noise of logits; large negative logits hide the small ones."""
     proto = build(
         f"g (float[N,16] x) => (float[N,4] y) {{ {BODY} e = Add (b, shift) y = Sigmoid (e) }}",
         {**WEIGHTS, "shift": np.float32(shift)},

@@ -78,7 +78,7 @@ def generate_plainly(folder: Path, shape: DecoderShape, given: list[int]) -> tup
     """Return the logits of `STEPS` steps in ONNX Runtime, and their tokens: the given ones, or the best."""
     options = onnxruntime.SessionOptions()
     options.enable_cpu_mem_arena = False
-    options.log_severity_level = 3  # the float model has constants that nothing reads, which would be told
+    options.log_severity_level = 3  # no warning of constants that nothing reads
     session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     inputs = feed(shape, np.array([[1, 40, 50, 60]]))

@@ -25,6 +25,7 @@ from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.decompose_attention import write_out_attention
 from onnxfq.graph.normalize.einsum_labels import lower_labels
 from onnxfq.graph.normalize.fold_weights import fold_computed_weights
+from onnxfq.graph.normalize.loop_constants import read_loop_constants
 from onnxfq.graph.normalize.opset import raise_opset
 from onnxfq.graph.normalize.repair import repair
 from onnxfq.graph.normalize.shapes import add_shapes, correct_shapes
@@ -49,6 +50,7 @@ _FORMS = (
     normalize.name_tensors,
     normalize.sparse_to_dense,
     normalize.constants_to_initializers,
+    read_loop_constants,
 )
 
 _FOLDS = (
