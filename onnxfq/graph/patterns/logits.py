@@ -5,9 +5,9 @@ places, so that one swap looks like a broken layer. The floats in front of them 
 quantized.
 
 Behind a final sigmoid or softmax both decide. Large negative logits hide the few that matter, which the
-probabilities show. Probabilities near 0 and 1 hide the noise until one of them turns, and few samples may have
-none that does. Two trained networks had probabilities whose SQNR was 11 and 14 dB too good on such samples; the
-SQNR of the logits was right within 5 dB.
+probabilities show. Probabilities near 0 and 1 hide the noise until one of them turns, and few samples may
+have none that does. Two trained networks had probabilities whose SQNR was 11 and 14 dB too good on such
+samples; the SQNR of the logits was right within 5 dB.
 """
 
 from __future__ import annotations
