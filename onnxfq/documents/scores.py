@@ -161,6 +161,11 @@ class CandidateScore(Record):
         return min(self.judging, key=lambda one: one.sqnr_db, default=None)
 
     @property
+    def broken(self) -> tuple[str, ...]:
+        """The outputs that have infinity or NaN where the reference has numbers, each once."""
+        return tuple(dict.fromkeys(s.output for s in self.judging if not math.isfinite(s.largest_error)))
+
+    @property
     def lowest_db(self) -> float:
         """The SQNR of the model in dB: the lowest of what decides; inf if nothing was compared."""
         return math.inf if self.worst is None else self.worst.sqnr_db

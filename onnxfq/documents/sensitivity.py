@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 from onnxfq.choices import FLOAT as FLOAT
@@ -179,18 +180,20 @@ class Sensitivity(Document):
             fallback: FLOAT, WEIGHTS, a recipe, or a number format; integers are for
                 activations only, so that weights keep theirs, floats for both.
         """
-        nodes = tuple(dict.fromkeys(node for at in kept for node in self.groups[at].nodes))
+        groups = [self.groups[at] for at in kept]
+        nodes = tuple(dict.fromkeys(node for group in groups for node in group.nodes))
+        # No node reads an output of the model.
+        tensors = tuple(name for group in groups if not group.nodes for name in group.tensors)
+        some = partial(Override, nodes=nodes, tensors=tensors)
         if fallback == FLOAT:
-            return Override(nodes=nodes, keep_float=True)
+            return some(keep_float=True)
         if fallback == WEIGHTS:
-            return Override(nodes=nodes, activations=None)
+            return some(activations=None)
         if isinstance(fallback, Recipe):
             recipe = fallback.model_dump(mode="json")
-            return Override(nodes=nodes, activations=recipe["activations"], weights=recipe["weights"])
+            return some(activations=recipe["activations"], weights=recipe["weights"])
         wide: dict[str, Any] = {"qtype": fallback}
-        return Override(
-            nodes=nodes, activations=wide, weights=wide if qtype_by_name(fallback).is_float else {}
-        )
+        return some(activations=wide, weights=wide if qtype_by_name(fallback).is_float else {})
 
     def float_overrides(self, kept: Iterable[int]) -> tuple[Override, ...]:
         """Return overrides for the groups at the places `kept` in float, each with its figure as reason."""

@@ -39,10 +39,15 @@ class ErrorSums:
         with np.errstate(over="ignore", invalid="ignore"):
             # Equal infinities have error 0; their difference would be NaN.
             difference = np.where(r == c, 0.0, r - c)
+            noise = float(difference @ difference)
+            if math.isnan(noise):  # a NaN that both have is equal too, and counts as 0
+                same = np.isnan(r) & np.isnan(c)
+                r, c, difference = (np.where(same, 0.0, one) for one in (r, c, difference))
+                noise = float(difference @ difference)
             return ErrorSums(
                 elements=r.size,
                 signal=float(r @ r),
-                noise=float(difference @ difference),
+                noise=noise,
                 power=float(c @ c),
                 product=float(r @ c),
                 largest=float(np.abs(difference).max(initial=0.0)),
@@ -98,9 +103,9 @@ def standard_error_db(signals: Sequence[float], noises: Sequence[float]) -> floa
 
 
 def ratio_db(signal: float, noise: float) -> float:
-    """Return 10*log10(signal/noise) in dB; inf without noise, -inf without signal."""
+    """Return 10*log10(signal/noise) in dB; inf without noise, -inf without signal or for infinity or NaN."""
     if noise == 0.0:
         return math.inf
     ratio = signal / noise
-    # Infinite noise also gives ratio 0, which has no logarithm.
-    return -math.inf if ratio == 0.0 else 10.0 * math.log10(ratio)
+    # Infinite noise gives ratio 0, which has no logarithm; NaN is as bad.
+    return 10.0 * math.log10(ratio) if ratio > 0.0 else -math.inf

@@ -56,6 +56,8 @@ def explain_gain(before_db: float, after_db: float) -> str:
     """Return why a gain is too little; empty if it is enough."""
     if after_db - before_db >= LEAST_GAIN_DB:
         return ""
+    if after_db == -math.inf:
+        return "an output is not finite"
     gain = round(after_db - before_db, 1)
     return f"it {'gains' if gain >= 0 else 'loses'} {abs(gain):.1f} dB and must gain {LEAST_GAIN_DB}"
 
@@ -213,7 +215,9 @@ class Judge:
             return replace(judge, is_off=True)
         work = Work.of(start)
         low = first.lowest_db < (REPAIR_DB if judge.aim is None else judge.aim)
-        budget = Budget() if accuracy.repair == THOROUGH else Budget(work.allow(low))
+        # Infinity and NaN are no accuracy: whatever cures them is worth its time.
+        endless = accuracy.repair == THOROUGH or any(one.broken for one in first.candidates[:1])
+        budget = Budget() if endless else Budget(work.allow(low))
         split = split_samples(start.session.kept)
         runs = work.opening + work.run * (len(split.choosing) + len(split.proving))
         budget.spend(runs + work.finish(len(split.unused)))

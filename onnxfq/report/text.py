@@ -15,6 +15,7 @@ from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation, OutputScore
 from onnxfq.documents.trial import Trial, trial_lines
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.remedies.channel_statistics import measure_channels
+from onnxfq.support.plurals import name_first
 from onnxfq.targets.recipes import find_wider
 
 
@@ -140,7 +141,13 @@ def advice_lines(
         "cure       quantize again with --repair auto: it evens out channels where that gains, then tries "
         "other ranges, and keeps in float what that does not help"
     ]
+    broken = [repr(name) for candidate in evaluation.candidates[-1:] for name in candidate.broken]
+    lost = [
+        f"not finite {name_first(broken, 3)}: infinity or NaN where the float model has numbers; do not use "
+        "the quantized model before the layers that make it stay in float"
+    ]
     return [
+        *(lost if broken else []),
         *describe_channels(measure()),
         *([] if any(trial.is_needed for trial in trials) else cure),
         f"low SQNR   {len(low)} of {len(outputs)} {_kind_of(outputs)} below {LOW_SQNR_DB} dB: measure the "
