@@ -42,6 +42,16 @@ KEPT_DB = 10.0 * math.log10(12.0)
 Below it the middle half counts as lost, and `calibrate` warns.
 """
 
+ROOMY_BITS = 16
+"""Bits of an integer grid from which on the ranges that were seen are widened."""
+
+HEADROOM = 1.5
+"""Factor of these ranges, for larger values of other data: half of a bit, which 8-bit weights hide.
+
+On nine trained networks in qnn-a16w8, calibrated on 8 and on 24 samples, the SQNR on 16 others is 0 to 12 dB
+higher, 1 dB in the median, and never lower. Twice the range gives the same within 1 dB.
+"""
+
 
 def best_error(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, float]:
     """Return the range of METHODS with the highest expected SQNR that preserves typical values.
@@ -52,11 +62,14 @@ def best_error(statistics: TensorStatistics, spec: QuantSpec) -> tuple[float, fl
     if none has 14 dB, the range whose lower figure of the two is highest.
     The result has 14 dB in the middle half whenever a method has, and no such method has a higher SQNR;
     otherwise no method is better in both figures. The rule follows no publication.
+    For integers of ROOMY_BITS the range is HEADROOM times as wide.
     """
     if not statistics.counts.size:
         return statistics.rmin, statistics.rmax
     ranges = [know_range(name, method, statistics, spec) for name, method in METHODS.items()]
-    return ranges[choose_range(statistics, spec, ranges)]
+    rmin, rmax = ranges[choose_range(statistics, spec, ranges)]
+    is_roomy = spec.qtype.bits >= ROOMY_BITS and not spec.qtype.is_float
+    return (rmin * HEADROOM, rmax * HEADROOM) if is_roomy else (rmin, rmax)
 
 
 def know_range(
