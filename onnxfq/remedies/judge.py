@@ -215,7 +215,7 @@ class Judge:
             return replace(judge, is_off=True)
         work = Work.of(start)
         low = first.lowest_db < (REPAIR_DB if judge.aim is None else judge.aim)
-        # Infinity and NaN are no accuracy: their cure has no budget.
+        # The cure of infinity and NaN has no budget.
         endless = accuracy.repair == THOROUGH or any(one.broken for one in first.candidates[:1])
         budget = Budget() if endless else Budget(work.allow(low))
         split = split_samples(start.session.kept)
