@@ -317,6 +317,20 @@ def test_an_activation_of_unknown_rank():
     assert planned(proto, dynamic_recipe()).unobserved[0].spec.granularity.axis is None
 
 
+@pytest.mark.parametrize("recipe", ["tensorrt-nvfp4", "tensorrt-mxfp8"])
+def test_an_activation_whose_rank_only_a_run_tells(recipe):
+    """The plan has the rank from the data, and with it the last size; the model is written without them."""
+    proto = build(
+        """g (float[N,256] x, int64[K] to) => (float[A,B,64] y) {
+            q = Reshape (x, to) r = Add (q, b) y = MatMul (r, w) }""",
+        {"w": weights(256, 64), "b": weights(256)},
+    )
+    samples = [{"x": weights(4, 256, seed=n), "to": np.asarray([2, 2, 256])} for n in range(4)]
+    written = quantize(proto, samples, recipe=load_recipe(recipe).override(least_weight_bytes=0)).qdq
+    (codes,) = (node for node in written.graph.node if "DynamicQuantize" in node.op_type)
+    assert codes.input[0] == "r"
+
+
 def test_one_tensor_summed_along_two_axes():
     """A tensor is rounded once: readers that sum along different axes are refused with the remedy."""
     with pytest.raises(RecipeError) as caught:

@@ -179,13 +179,16 @@ def _pair(
     codes.dtype, codes.shape = spec.qtype.onnx_type, tensor.shape
     axis, block = spec.granularity.axis, spec.granularity.block_size
     assert axis is not None and block is not None, "other specs have other forms"
+    scales.dtype = scale_type
+    if tensor.shape is None:  # the plan knows the axis from a run
+        return [codes, scales]
     size = tensor.shape[axis] if tensor.shape else None
     if not isinstance(size, int) or size % block:
         raise PlanError(
             f"tensor {name!r}: TensorRT needs blocks of {block} that divide axis {axis}, "
             f"got shape {tensor.shape}; remove the tensor from the plan"
         )
-    scales.dtype, scales.shape = scale_type, list(tensor.shape)
+    scales.shape = list(tensor.shape)
     scales.shape[axis] = size // block
     return [codes, scales]
 
