@@ -196,8 +196,7 @@ Agreement is nearly the figure itself there, where a task compares decisions wit
 """
 
 TRUTH_TEXT = """\
-What a measure says on unseen samples of the calibration set, less what it says on samples of the task, over
-all variants.
+The value on unseen samples of the calibration set less the value on samples of the task, over all variants.
 """
 
 TASKS_TEXT = """\
