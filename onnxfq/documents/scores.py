@@ -162,7 +162,7 @@ class CandidateScore(Record):
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """The outputs that have infinity or NaN where the reference has numbers, each once."""
+        """The outputs with infinity or NaN that differ from the reference, each once."""
         return tuple(dict.fromkeys(s.output for s in self.judging if not math.isfinite(s.largest_error)))
 
     @property

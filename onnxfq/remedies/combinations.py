@@ -71,6 +71,7 @@ class _Combined:
         self._refusals: dict[str, Refusal] = {}
         self._seconds: dict[str, float] = {}
         self._reserved: dict[str, float] = {}
+        self._left: dict[str, float] = {}
         self._paths: list[_Path] = []
         self._best = _Path(start)
 
@@ -85,10 +86,10 @@ class _Combined:
         sound = bool(judge.explain_sound(start))
         # Remedies of a visible loss come first.
         late = {remedy.name for remedy in unasked if remedy.comes_last is sound}
-        left = {remedy.name: remedy.leave(start, judge) for remedy in unasked}
+        self._left = {remedy.name: remedy.leave(start, judge) for remedy in unasked}
         gains = {remedy.name: remedy.gain(start, judge) for remedy in unasked}
         for name in sorted(costs, key=lambda name: (name in late, costs[name])):  # the cheapest first
-            why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()) + left[name])
+            why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()) + self._left[name])
             if why:
                 most = f" ({gains[name]:.1f} dB at most)" if math.isfinite(gains[name]) else ""
                 self._refusals[name] = Refusal(why + most)
@@ -172,8 +173,8 @@ class _Combined:
             begun = perf_counter()
             self._reserved.pop(remedy.name, None)
             if remedy.name in self._refusals:  # those before it may have taken less than was estimated
-                seconds = remedy.estimate(start, judge)
-                if judge.budget.explain_refusal(seconds, sum(self._reserved.values())):
+                others = sum(self._reserved.values()) + self._left[remedy.name]
+                if judge.budget.explain_refusal(remedy.estimate(start, judge), others):
                     continue
                 del self._refusals[remedy.name]
             for place, (_, path) in enumerate(list(beam)):

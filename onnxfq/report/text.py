@@ -143,8 +143,8 @@ def advice_lines(
     ]
     broken = [repr(name) for candidate in evaluation.candidates[-1:] for name in candidate.broken]
     lost = [
-        f"not finite {name_first(broken, 3)}: infinity or NaN where the float model has numbers; do not use "
-        "the quantized model before the layers that make it stay in float"
+        f"not finite {name_first(broken, 3)}: infinity or NaN, unlike the float model; do not use the "
+        "quantized model before the layers that make it stay in float"
     ]
     return [
         *(lost if broken else []),

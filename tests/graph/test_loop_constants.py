@@ -60,6 +60,19 @@ def test_the_body_reads_the_constant(text: str, steps: int) -> None:
         assert floats == ({"w"} if text is FINAL else set())
 
 
+def test_a_loop_keeps_an_output() -> None:
+    """Where all values are constants that it hands on, the last one stays."""
+    text = """g (float[N,8] x) => (float[N,8] y) { p, q = Loop (n, go, w, w2) <
+        body = b (int64 i, bool c, float[8,8] s, float[8,8] u) => (bool c2, float[8,8] t, float[8,8] v) {
+            c2 = Identity (c) t = Identity (s) v = Identity (u) }> m = MatMul (x, p) y = MatMul (m, q) }"""
+    loaded = onnxfq.load(build(text, SQUARE | {"w2": weights(8, 8, seed=1)})).proto
+    (loop,) = (node for node in loaded.graph.node if node.op_type == "Loop")
+    assert len(loop.input) == 3 and len(loop.output) == 1
+    feed = {"x": weights(2, 8, seed=2)}
+    w, w2 = SQUARE["w"], weights(8, 8, seed=1)
+    np.testing.assert_allclose(Session(loaded).run(feed)[0], feed["x"] @ w @ w2, rtol=1e-4)  # another order
+
+
 @pytest.mark.parametrize("text", [CHANGED, FED, COLLECTED], ids=["changed", "fed", "collected"])
 def test_other_values_stay_carried(text: str) -> None:
     """The loop keeps its inputs."""

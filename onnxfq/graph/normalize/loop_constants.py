@@ -39,7 +39,9 @@ def read_loop_constants(proto: onnx.ModelProto) -> str:
     for graph in list_graphs(proto.graph):  # outer loops first: they may hand a constant to inner ones
         for at, node in reversed(list(enumerate(graph.node))):
             places = [one for one in _list_carried(node) if node.input[one.given] in constants]
-            for place in reversed([one for one in places if _is_unchanged(node, one)]):
+            for place in reversed(places):
+                if not _is_unchanged(node, place):
+                    continue
                 for made in _read_directly(node, place):
                     graph.node.insert(at + 1, made)
                 count += 1
