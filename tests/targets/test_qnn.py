@@ -27,7 +27,7 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.plan import observation_plan
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.qnn import build as qnn_build
-from onnxfq.targets.target import BuildOptions
+from onnxfq.targets.target import BuildOptions, prepare_model
 
 RECIPES = {"qnn-int8": QuantType.QUInt8, "qnn-a16w8": QuantType.QUInt16}
 Pair = tuple[str, float, int]
@@ -170,6 +170,46 @@ def test_turned_weights_are_stored() -> None:
     feed = feed_for(proto)
     got, wanted = (Session(one, 1, exact=True).run(feed)[0] for one in (qdq, proto))
     np.testing.assert_allclose(got, wanted, atol=np.abs(wanted).max() / 50)
+
+
+NORM = """g (float[N,6,16] x) => (float[N,6,16] y) { [first] a = MatMul (x, w)
+    m = ReduceMean <axes = [-1]> (a) d = Sub (a, m) s = Pow (d, two) v = ReduceMean <axes = [-1]> (s)
+    e = Add (v, eps) r = Sqrt (e) n = Div (d, r) [gain] g1 = Mul (n, gain) [bias] h = Add (g1, bias) [last] y = MatMul (h, w2) }"""
+PARTS = {"w": weights(16, 16), "w2": weights(16, 16, seed=1), "gain": weights(16, seed=2) + 3}
+PARTS |= {"bias": weights(16, seed=3), "two": np.float32(2), "eps": np.float32(1e-5)}
+
+
+def test_a_norm_of_single_operators_is_one() -> None:
+    """The same function in ONNX Runtime, one node unit, finite where 8 bits lose the squares of most rows."""
+    proto = build(NORM, PARTS, opset=13)
+    prepared = prepare_model(onnxfq.load(proto), "qnn")
+    kinds = [node.op_type for node in prepared.proto.graph.node]
+    assert kinds == ["MatMul", "LayerNormalization", "MatMul"]
+    assert {t.name for t in prepared.proto.graph.initializer} == {"w", "w2", "gain", "bias"}
+    rows = weights(40, 6, 16, seed=4)
+    rows[::10] *= 12
+    feed = {"x": rows}
+    want, got = (Session(one, 1).run(feed)[0] for one in (proto, prepared.proto))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)  # the sums of a row in another order
+    result = onnxfq.quantize(proto, feed, recipe="qnn-int8", accuracy=onnxfq.AccuracyTarget(repair=None))
+    (candidate,) = result.evaluation.candidates
+    assert not candidate.broken and candidate.lowest_db > 12
+    assert any("9 operators are 1 LayerNormalization now" in note for note in result.model.notes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("axes = [-1]", "axes = [1]"),
+        ("v = ReduceMean <axes", "v = ReduceMax <axes"),
+        ("n = Div (d, r)", "n = Div (a, r)"),
+    ],
+    ids=["another axis", "a maximum", "another dividend"],
+)
+def test_other_norms_stay(change: tuple[str, str]) -> None:
+    """What LayerNormalization does not compute keeps its operators."""
+    prepared = prepare_model(onnxfq.load(build(NORM.replace(*change), PARTS, opset=13)), "qnn")
+    assert all(node.op_type != "LayerNormalization" for node in prepared.proto.graph.node)
 
 
 def test_a_tied_table_has_the_format_of_its_product() -> None:

@@ -6,6 +6,7 @@ from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.graph.normalize.turned_weights import store_turned
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.targets.qnn.check import check_model
+from onnxfq.targets.qnn.fuse_norms import fuse_norms
 from onnxfq.targets.qnn.policy import POLICY
 from onnxfq.targets.qnn.recipes import RECIPES
 from onnxfq.targets.target import Target
@@ -16,5 +17,5 @@ QNN = Target(
     recipes=RECIPES,
     check=check_model,
     form=QdqForm(zero_points=True),  # ONNX Runtime makes no node units of pairs without
-    prepare=lambda model: store_turned(fold_batch_norm(model)),
+    prepare=lambda model: store_turned(fuse_norms(fold_batch_norm(model))),
 )
