@@ -67,7 +67,7 @@ def test_a_rare_large_value_does_not_cost_the_typical_ones():
 
 @pytest.mark.parametrize(("qtype", "symmetric"), [("uint16", False), ("int16", True)])
 def test_16_bits_have_headroom(qtype, symmetric):
-    """Their range is a method's, and HEADROOM times as wide; that of 8 bits is a method's."""
+    """The range of a method is widened by HEADROOM, and not in 8 bits."""
     stats = TensorStatistics.from_array(np.random.default_rng(1).normal(size=5_000).astype(np.float32))
     spec = QuantSpec(qtype=qtype, symmetric=symmetric)
     ranges = [method(stats, spec) for method in METHODS.values()]

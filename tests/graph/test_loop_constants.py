@@ -61,7 +61,7 @@ def test_the_body_reads_the_constant(text: str, steps: int) -> None:
 
 
 def test_a_loop_keeps_an_output() -> None:
-    """Where all values are constants that it hands on, the last one stays."""
+    """A loop without other values keeps the last one."""
     text = """g (float[N,8] x) => (float[N,8] y) { p, q = Loop (n, go, w, w2) <
         body = b (int64 i, bool c, float[8,8] s, float[8,8] u) => (bool c2, float[8,8] t, float[8,8] v) {
             c2 = Identity (c) t = Identity (s) v = Identity (u) }> m = MatMul (x, p) y = MatMul (m, q) }"""

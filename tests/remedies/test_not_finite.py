@@ -1,4 +1,4 @@
-"""A quantized model that divides by 0 is no success: its SQNR is -inf, it is told, and repair cures it."""
+"""A quantized model that divides by 0 has an SQNR of -inf; the summary tells it, and repair cures it."""
 
 from __future__ import annotations
 

@@ -174,7 +174,8 @@ def test_turned_weights_are_stored() -> None:
 
 NORM = """g (float[N,6,16] x) => (float[N,6,16] y) { [first] a = MatMul (x, w)
     m = ReduceMean <axes = [-1]> (a) d = Sub (a, m) s = Pow (d, two) v = ReduceMean <axes = [-1]> (s)
-    e = Add (v, eps) r = Sqrt (e) n = Div (d, r) [gain] g1 = Mul (n, gain) [bias] h = Add (g1, bias) [last] y = MatMul (h, w2) }"""
+    e = Add (v, eps) r = Sqrt (e) n = Div (d, r) [gain] g1 = Mul (n, gain) [bias] h = Add (g1, bias)
+    [last] y = MatMul (h, w2) }"""
 PARTS = {"w": weights(16, 16), "w2": weights(16, 16, seed=1), "gain": weights(16, seed=2) + 3}
 PARTS |= {"bias": weights(16, seed=3), "two": np.float32(2), "eps": np.float32(1e-5)}
 
@@ -207,7 +208,7 @@ def test_a_norm_of_single_operators_is_one() -> None:
     ids=["another axis", "a maximum", "another dividend"],
 )
 def test_other_norms_stay(change: tuple[str, str]) -> None:
-    """What LayerNormalization does not compute keeps its operators."""
+    """Other formulas keep their operators."""
     prepared = prepare_model(onnxfq.load(build(NORM.replace(*change), PARTS, opset=13)), "qnn")
     assert all(node.op_type != "LayerNormalization" for node in prepared.proto.graph.node)
 

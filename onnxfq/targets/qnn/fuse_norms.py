@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import onnx
-from onnxruntime.quantization.fusions import FusionLayerNormalization
-from onnxruntime.quantization.onnx_model import ONNXModel
 
 from onnxfq.graph.model import Model, restore_annotations
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.opset import raise_opset
 from onnxfq.numerics.float_types import FLOAT_CODES
+from onnxfq.runtime.norm_fusion import fuse_layer_norms
 
 _OPSET = 17
 """First opset with LayerNormalization."""
@@ -33,12 +32,9 @@ def fuse_norms(model: Model) -> Model:
     raised, note = raise_opset(model.proto, _OPSET, model.source)
     proto = onnx.ModelProto()
     proto.CopyFrom(raised)
-    fused = ONNXModel(proto)
     before = len(proto.graph.node)
-    if not FusionLayerNormalization(fused).apply():
+    if not fuse_layer_norms(proto):
         return model
-    fused.topological_sort()
-    fused.clean_initializers()
     restore_annotations(proto, model.proto)
     known = {node.name for node in raised.graph.node}
     made = [node for node in proto.graph.node if node.name not in known]
