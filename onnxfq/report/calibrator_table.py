@@ -87,6 +87,7 @@ def tensor_rows(placement: Placement, statistics: TensorStatistics) -> list[Cali
     if planned.name == "best_error" and statistics.counts.size:
         names = list(METHODS)
         chosen = names[choose_range(statistics, spec, [ranges[name] for name in names])]
+        ranges[chosen] = planned(statistics, spec)  # wider in 16 bits
     return [
         CalibratorRow(placement.tensor, name, *ends, range_sqnr_db(statistics, ends, spec), name == chosen)
         for name, ends in ranges.items()

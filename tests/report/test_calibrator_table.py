@@ -10,6 +10,7 @@ import pytest
 from builders import Staged, attention, conv_relu, stage
 
 from onnxfq.calibration.calibrators import Calibrator, observing_names
+from onnxfq.calibration.calibrators.best_error import HEADROOM
 from onnxfq.calibration.calibrators.grid_error import range_sqnr_db
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.report.calibrator_table import calibrator_csv, calibrator_rows, calibrator_table
@@ -39,6 +40,19 @@ def test_rows_are_what_calibrate_would_give(calibrator: str | None) -> None:
         scale, _ = choose_qparams(chosen.rmin, chosen.rmax, spec.qtype, spec.symmetric)
         assert scale == encodings[placement.tensor].scale_array
     assert [row.calibrator for row in rows if row.chosen and row.tensor == "p"] == ["known:Softmax"]
+
+
+def test_the_chosen_row_of_16_bits_has_its_headroom() -> None:
+    """The marked range is the one of the encoding, half a bit wider than its method's."""
+    made = stage(conv_relu(), "qnn-a16w8")
+    encodings = calibrate(made.model, made.plan, made.statistics, "best_error")
+    for row in calibrator_rows(made.plan, made.statistics, "best_error"):
+        if row.chosen:
+            spec = encodings[row.tensor].spec
+            scale, _ = choose_qparams(row.rmin, row.rmax, spec.qtype, spec.symmetric)
+            method = Calibrator.parse(row.calibrator)(made.statistics[row.tensor], spec)
+            assert (row.rmin, row.rmax) == (HEADROOM * method[0], HEADROOM * method[1])
+            assert scale == encodings[row.tensor].scale_array
 
 
 def test_text_names_a_tensor_once_and_marks_the_chosen() -> None:
