@@ -43,9 +43,11 @@ def improve(
     """Return what is left of `candidate` after all remedies in this order, and their trials."""
     free = [remedy for remedy in remedies if remedy.is_free]
     costly = [remedy for remedy in remedies if not remedy.is_free]
-    judge.budget.later = sum(_estimate_needed(judge, candidate, costly).values())
-    candidate, trials = _Combined(judge, candidate, free).improve()
-    costs = _estimate_needed(judge, candidate, costly)
+    start, costs = candidate, _estimate_needed(judge, candidate, costly)
+    judge.budget.later = sum(costs.values())
+    candidate, trials = _Combined(judge, start, free).improve()
+    if candidate is not start:
+        costs = _estimate_needed(judge, candidate, costly)
     for remedy in costly:
         costs.pop(remedy.name, None)
         judge.budget.later = sum(costs.values())

@@ -142,12 +142,12 @@ def advice_lines(
         "other ranges, and keeps in float what that does not help"
     ]
     broken = [repr(name) for candidate in evaluation.candidates[-1:] for name in candidate.broken]
-    lost = [
+    told = (
         f"not finite {name_first(broken, 3)}: infinity or NaN, unlike the float model; do not use the "
         "quantized model before the layers that make it stay in float"
-    ]
+    )
     return [
-        *(lost if broken else []),
+        *([told] if broken else []),
         *describe_channels(measure()),
         *([] if any(trial.is_needed for trial in trials) else cure),
         f"low SQNR   {len(low)} of {len(outputs)} {_kind_of(outputs)} below {LOW_SQNR_DB} dB: measure the "

@@ -48,8 +48,9 @@ ROOMY_BITS = 16
 HEADROOM = 1.5
 """Factor of these ranges, for larger values of other data: half of a bit, which 8-bit weights hide.
 
-On nine trained networks in qnn-a16w8, calibrated on 8 and on 24 samples, the SQNR on 16 others is 0 to 12 dB
-higher, 1 dB in the median, and never lower. Twice the range gives the same within 1 dB.
+On nine trained networks in qnn-a16w8, calibrated on 8 samples and on 24 or 28, the SQNR on 16 others is 0 to
+12 dB higher, 0.4 dB in the median, and never lower by 0.1 dB. These samples also chose 1.5 among 1.5, 2 and
+3, which give the same within 1 dB.
 """
 
 
