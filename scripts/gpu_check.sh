@@ -62,9 +62,9 @@ log=$build.log
 # Notes how a step ended, and writes the page: note STEP HOW
 note() {
   ended[$1]=$2
-  local title="Checked on ${gpu:-no GPU}"
+  local title="Checked on a GPU"
   if [ -n "$dry" ]; then title="Tried without a GPU"; fi
-  page "$title" "By \`scripts/gpu_check.sh\`, $(date -u +%Y-%m-%d)." >"$results/gpu.md"
+  page "$title" "By \`scripts/gpu_check.sh\`, $(date -u +%Y-%m-%d): ${gpu:-no GPU}." >"$results/gpu.md"
 }
 
 # Runs a command, with its output added to the log, and shows the end of it: step NAME MOST-SECONDS LINES COMMAND...
@@ -162,7 +162,7 @@ in_python=(env "LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 if [ -n "$with_python" ]; then
   parallel=()
   if "$python" -c "import xdist" 2>/dev/null; then parallel=(-n "$workers"); fi
-  step "kernel tests" 120 3 "${in_python[@]}" -m pytest -q -p no:cacheprovider "${parallel[@]}" --device "$device" tests/custom_ops
+  step "kernel tests" 120 3 "${in_python[@]}" -m pytest -q -p no:cacheprovider "${parallel[@]}" -p no:benchmark --device "$device" tests/custom_ops
 fi
 if [ -n "$with_python" ]; then
   step doctor 60 20 "${in_python[@]}" -m onnxfq doctor

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "onnxfq/float_environment.h"
 #include "onnxfq/host_device.h"
 #include "onnxfq/kernels.h"
 
@@ -18,6 +19,7 @@ template <typename Body>
 int guarded(char* error, size_t error_size, const Body& body) {
   std::string message;
   try {
+    const StandardFloats floats;
     message = body();
   } catch (const std::exception& exception) {
     message = exception.what();

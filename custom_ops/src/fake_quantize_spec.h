@@ -41,7 +41,7 @@ struct FakeQuantizeSpec {
     for (int64_t i = 0; i < count; ++i) {
       const std::string where = " at index " + std::to_string(i);
       if (!good_scale(scale[i])) {
-        if (scale[i] > 0.0f && scale[i] <= kLargestFloat) {
+        if (positive(scale[i])) {
           return "scale" + where + " is too small to have a finite reciprocal; use arithmetic 'divide'";
         }
         return "scale must be finite and positive, found " + std::to_string(scale[i]) + where;
@@ -71,10 +71,16 @@ struct FakeQuantizeSpec {
   }
 
  private:
+  // The largest number whose reciprocal is infinite.
+  static constexpr float kNotInvertible = 0x1.0p-128f;
+
   // Comparisons with NaN are false.
+  static bool positive(float s) { return (s > 0.0f) & (s <= kLargestFloat); }
+
+  // Not by its reciprocal: from one that is infinite GCC 13 concludes that s is 0, and drops what follows for others.
   bool good_scale(float s) const {
-    const bool invertible = grid.arithmetic == Arithmetic::kDivide || 1.0f / s <= kLargestFloat;
-    return (s > 0.0f) & (s <= kLargestFloat) & invertible;
+    const bool invertible = grid.arithmetic == Arithmetic::kDivide || s > kNotInvertible;
+    return positive(s) & invertible;
   }
 
   bool good_zero_point(float z) const {

@@ -133,12 +133,21 @@ void test_division() {
       const IntegerQuantizer<RoundTo<Rounding::kHalfEven>, DivideFused> fused(round, scale, fraction, 1, kind.qmin,
                                                                               kind.qmax);
       require(same_bits(divided(x), fused(x)), "fused division, " + std::to_string(x) + " / " + std::to_string(scale));
+      const float zero_point = std::floor(fraction * 100.0f);
+      const IntegerQuantizer<RoundTo<Rounding::kHalfEven>, Divide> whole(round, scale, zero_point, 0, kind.qmin,
+                                                                         kind.qmax);
+      const IntegerQuantizer<RoundTo<Rounding::kHalfEven>, DivideFused, false> fewer(round, scale, zero_point, 0,
+                                                                                     kind.qmin, kind.qmax);
+      require(same_bits(whole(x), fewer(x)), "zero points that are integers");
     }
     const FloatFormat format = float8e4m3fn();
     for (float limit : {format.qmax, 2 * format.qmax}) {
       const FloatQuantizer<RoundTo<Rounding::kHalfEven>, Divide> divided(round, scale, format, limit);
       const FloatQuantizer<RoundTo<Rounding::kHalfEven>, DivideFused> fused(round, scale, format, limit);
       require(same_bits(divided(x), fused(x)), "fused division to float8");
+      if (limit != format.qmax) continue;
+      const FloatQuantizer<RoundTo<Rounding::kHalfEven>, DivideFused, true> fewer(round, scale, format, limit);
+      require(same_bits(divided(x), fewer(x)), "float8 that saturates");
     }
   }
 }

@@ -87,8 +87,9 @@ FQ_HD FQ_INLINE float symmetric_scale(float amax, const ScaleRule& rule, float g
   }
   const float scale = amax / rule.qmax;
   if (T == ScaleType::kFloat32) return amax == 0.0f ? 1.0f : limited_scale(scale, rule.largest_scale);
+  const float ratio = scale / global_scale;
   const float rounded =
-      round_to_float_grid(RoundTo<Rounding::kHalfEven>(), scale / global_scale, rule.format, rule.format.qmax);
+      round_to_float_grid(RoundTo<Rounding::kHalfEven>(), ratio, ratio, rule.format, rule.format.qmax);
   const float positive = rounded < 0x1.0p-9f ? 0x1.0p-9f : rounded;
   return limited_scale(positive * global_scale, rule.largest_scale);
 }

@@ -33,23 +33,27 @@ FQ_HD FQ_INLINE uint32_t step_bits(float v, uint32_t smallest_normal_bits, uint3
 }
 
 // v on the grid of a format. limit: largest magnitude that is rounded; a larger one, infinity included,
-// is that. With limit qmax values saturate; with 2 qmax those that round beyond qmax become `beyond`.
-template <typename Round>
-FQ_HD FQ_INLINE float round_to_float_grid(const Round& round, float v, const FloatFormat& format, float limit) {
+// is that. With limit qmax values saturate; with 2 qmax those that round beyond qmax become `beyond`. The result has
+// the sign of `with_sign`, which is v's; v itself may be a zero that has lost it.
+//
+// Saturates: limit is qmax. The same comes out without it, in three steps more.
+template <bool Saturates = false, typename Round>
+FQ_HD FQ_INLINE float round_to_float_grid(const Round& round, float v, float with_sign, const FloatFormat& format,
+                                           float limit) {
   const float limited = clamp(v, -limit, limit);
   const uint32_t smallest_normal = static_cast<uint32_t>(kFloat32Bias + format.min_exponent) << kFloat32MantissaBits;
   const uint32_t step = step_bits(limited, smallest_normal, static_cast<uint32_t>(format.mantissa_bits));
-  const uint32_t inverse = (static_cast<uint32_t>(2 * kFloat32Bias) << kFloat32MantissaBits) - step;
-  const float rounded = round(limited * float_from_bits(inverse)) * float_from_bits(step);
-  // round_to_integer loses the sign of zero. Elsewhere the result has the sign of v.
-  const uint32_t sign = float_bits(v) & kSignBit;
+  const float rounded = round.to_steps(limited, step);
+  // round_to_integer loses the sign of zero.
+  const uint32_t sign = float_bits(with_sign) & kSignBit;
   const float signed_result = float_from_bits(float_bits(rounded) | sign);
+  if (Saturates) return signed_result + format.zero_identity;
   const float beyond = float_from_bits(float_bits(format.beyond) | sign);
   return (rounded > format.qmax || rounded < -format.qmax ? beyond : signed_result) + format.zero_identity;
 }
 
 // Maps x to the grid of a small float times scale: y = scale * round(x / scale).
-template <typename Round, typename InSteps>
+template <typename Round, typename InSteps, bool Saturates = false>
 struct FloatQuantizer {
   Round round;
   InSteps in_steps;
@@ -61,7 +65,9 @@ struct FloatQuantizer {
       : round(r), in_steps(s), format(f), limit(l), scale(s) {}
 
   // x in steps, on the grid.
-  FQ_HD FQ_INLINE float steps(float x) const { return round_to_float_grid(round, in_steps(x), format, limit); }
+  FQ_HD FQ_INLINE float steps(float x) const {
+    return round_to_float_grid<Saturates>(round, in_steps(x), x, format, limit);
+  }
 
   FQ_HD FQ_INLINE float operator()(float x) const { return scale * steps(x); }
 

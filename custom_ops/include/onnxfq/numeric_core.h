@@ -43,7 +43,7 @@ struct Divide {
 struct MultiplyByReciprocal {
   float reciprocal;
 
-  FQ_HD FQ_INLINE explicit MultiplyByReciprocal(float scale) : reciprocal(1.0f / scale) {}
+  FQ_HD FQ_INLINE explicit MultiplyByReciprocal(float scale) : reciprocal(FQ_RECIPROCAL(scale)) {}
   FQ_HD FQ_INLINE float operator()(float x) const { return x * reciprocal; }
 };
 
@@ -53,8 +53,9 @@ struct MultiplyByReciprocal {
 // operands are brought near 1 first, so that neither the rest nor the reciprocal leaves the range of floats. For
 // 2^-40 <= |result| <= 2^40 it is the quotient to the bit: the cases where the quotient is nearest to the middle
 // of two floats, which are all that could round wrongly, were gone through for every mantissa of the scale.
-// Outside it has the quotient's sign and is smaller or larger too: not the same bits, but the same after rounding
-// to an integer or to a small float, halves going to even.
+// Outside it is smaller or larger too, and has the quotient's sign unless it is 0: not the same bits, but the same
+// magnitude after rounding to an integer or to a small float, halves going to even. Of large ones the rest may be no
+// number; of small ones it only loses places.
 struct DivideFused {
   float to_unit;
   float divisor;
@@ -67,7 +68,7 @@ struct DivideFused {
     to_unit = exponent == 254u << 23 ? 0x1.0p-127f
                                      : float_from_bits((254u << 23) - (exponent > kSmallest ? exponent : kSmallest));
     divisor = scale * to_unit;
-    reciprocal = 1.0f / divisor;
+    reciprocal = FQ_RECIPROCAL(divisor);
   }
 
   FQ_HD FQ_INLINE float operator()(float x) const {
@@ -75,8 +76,7 @@ struct DivideFused {
     const float quotient = near_one * reciprocal;
     const float rest = std::fma(-quotient, divisor, near_one);
     const float corrected = std::fma(rest, reciprocal, quotient);
-    const float magnitude = std::fabs(quotient);
-    return magnitude >= 0x1.0p-40f && magnitude <= 0x1.0p40f ? corrected : quotient;
+    return std::fabs(quotient) <= 0x1.0p40f ? corrected : quotient;
   }
 };
 
@@ -119,10 +119,25 @@ FQ_HD FQ_INLINE float round_to_integer(float v) {
   return whole + (next ? away_from_zero(v) : 0.0f) + 0.0f;
 }
 
+// v on the multiples of a power of two, by a rounding to integers. step: its bits, 2^-100 to 2^100. Requires
+// |v| <= 2^22 steps.
+template <typename Round>
+FQ_HD FQ_INLINE float round_to_steps(const Round& round, float v, uint32_t step) {
+  const float inverse = float_from_bits((254u << 23) - step);
+  return round(v * inverse) * float_from_bits(step);
+}
+
 // round_to_integer as a value: of a rounding that the compiler knows, or of one that is known when it runs.
+// to_steps: the same for multiples of a power of two, see round_to_steps.
 template <Rounding R>
 struct RoundTo {
   FQ_HD FQ_INLINE float operator()(float v) const { return round_to_integer<R>(v); }
+  FQ_HD FQ_INLINE float to_steps(float v, uint32_t step) const {
+    if (R != Rounding::kHalfEven) return round_to_steps(*this, v, step);
+    // As in round_to_integer, by 1.5 * 2^23 steps.
+    const float multiples_only = float_from_bits((step + (23u << 23)) | 0x00400000u);
+    return (v + multiples_only) - multiples_only;
+  }
 };
 
 struct RoundToAny {
@@ -140,6 +155,7 @@ struct RoundToAny {
     }
     return round_to_integer<Rounding::kTruncate>(v);
   }
+  FQ_HD FQ_INLINE float to_steps(float v, uint32_t step) const { return round_to_steps(*this, v, step); }
 };
 
 // Maps x to a grid of integers times scale:
@@ -150,7 +166,9 @@ struct RoundToAny {
 // Both are scale * (round(clamp(x / scale + offset, low, high)) - offset), with offset 0 in the first.
 // Clamping first gives the same, since rounding is monotonic and leaves the integers low and high where
 // they are, and it brings the value into the range round_to_integer asks for.
-template <typename Round, typename InSteps>
+//
+// Fractions: whether zero points may be fractions. The same comes out for integers with it, in two steps more.
+template <typename Round, typename InSteps, bool Fractions = true>
 struct IntegerQuantizer {
   Round round;
   InSteps in_steps;
@@ -159,7 +177,7 @@ struct IntegerQuantizer {
   float low;
   float high;
 
-  // fraction: 1 when zero_point may have one, else 0.
+  // fraction: 1 when zero_point has one, else 0.
   FQ_HD FQ_INLINE IntegerQuantizer(Round r, float s, float zero_point, float fraction, float qmin, float qmax)
       : round(r),
         in_steps(s),
@@ -169,7 +187,10 @@ struct IntegerQuantizer {
         high(qmax - (zero_point - offset)) {}
 
   // x in steps from the zero point, on the grid.
-  FQ_HD FQ_INLINE float steps(float x) const { return round(clamp(in_steps(x) + offset, low, high)) - offset; }
+  FQ_HD FQ_INLINE float steps(float x) const {
+    if (!Fractions) return round(clamp(in_steps(x), low, high));
+    return round(clamp(in_steps(x) + offset, low, high)) - offset;
+  }
 
   FQ_HD FQ_INLINE float operator()(float x) const { return scale * steps(x); }
 

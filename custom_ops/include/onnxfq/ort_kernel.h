@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "onnxfq/float_environment.h"
 #include "onnxfq/kernels.h"
 #include "onnxfq/ort_abi.h"
 #include "onnxfq/sizes.h"
@@ -32,6 +33,7 @@ inline void throw_if_failed(OrtStatus* status) {
 template <typename Body>
 OrtStatus* as_status(const OrtApi* api, const char* op, const Body& body) noexcept {
   try {
+    const StandardFloats floats;
     body();
     return nullptr;
   } catch (const StatusError& error) {

@@ -5,6 +5,7 @@
 #include <exception>
 #include <mutex>
 
+#include "onnxfq/float_environment.h"
 #include "onnxfq/kernels.h"
 
 namespace onnxfq {
@@ -33,6 +34,7 @@ void for_pieces(const Threads& threads, int64_t count, int64_t smallest_piece, i
     const int64_t begin = static_cast<int64_t>(index) * j.piece;
     const int64_t end = begin + j.piece < j.count ? begin + j.piece : j.count;
     try {
+      const StandardFloats floats;
       (*j.body)(begin, end);
     } catch (...) {
       std::lock_guard<std::mutex> lock(j.mutex);

@@ -37,39 +37,40 @@ template <typename Index>
 class DeviceLayout {
  public:
   // layout: of one element at least. Throws where it has too many dimensions.
-  explicit DeviceLayout(const ParamLayout& layout) : rank_(static_cast<int>(layout.dims().size())) {
+  explicit DeviceLayout(const ParamLayout& layout) {
     check_rank(layout);
-    for (int d = 0; d < rank_; ++d) {
-      const LayoutDim& dim = layout.dims()[static_cast<size_t>(d)];
-      dims_[d] = {Divider<Index>(dim.size), Divider<Index>(dim.block < dim.size ? dim.block : dim.size),
-                  static_cast<Index>(dim.stride)};
+    const size_t rank = layout.dims().size();
+    for (size_t d = 0; d < rank; ++d) {
+      const LayoutDim& dim = layout.dims()[rank - 1 - d];
+      Dim& made = dims_[d];
+      made.length = static_cast<Index>(dim.size);
+      if (d + 1 < rank) made.size = Divider<Index>(dim.size);
+      made.block = Divider<Index>(dim.block < dim.size ? dim.block : dim.size);
+      made.stride = static_cast<Index>(dim.stride);
+      if (dim.stride != 0) used_ = static_cast<int>(d) + 1;
     }
   }
 
   FQ_HD FQ_INLINE Reach<Index> at(int64_t element_index) const {
-    const Index element = static_cast<Index>(element_index);
-    const Dim& row = dims_[rank_ - 1];
-    const Index outside = rank_ > 1 ? row.size(element) : 0;
-    const Index column = element - outside * row.size.divisor();
+    // The two innermost by themselves: at places that the compiler knows, where no load has to wait for another.
+    const Dim& row = dims_[0];
+    Index rest = static_cast<Index>(element_index);
+    const Index column = row.take_index(rest);
     const Index block = row.block(column);
     Index param = block * row.stride;
-    Index rest = outside;
-    FQ_NO_UNROLL
-    for (int d = rank_ - 2; d >= 0; --d) {
-      const Index outer = d > 0 ? dims_[d].size(rest) : 0;
-      if (dims_[d].stride != 0) {
-        param += dims_[d].block(rest - outer * dims_[d].size.divisor()) * dims_[d].stride;
-      }
-      rest = outer;
+    if (used_ > 1) {
+      param += dims_[1].block(dims_[1].take_index(rest)) * dims_[1].stride;
+      FQ_NO_UNROLL
+      for (int d = 2; d < used_; ++d) param += dims_[d].block(dims_[d].take_index(rest)) * dims_[d].stride;
     }
     const Index in_block = (block + 1) * row.block.divisor() - column;
-    const Index in_row = row.size.divisor() - column;
+    const Index in_row = row.length - column;
     return {param, in_block < in_row ? in_block : in_row, in_row};
   }
 
   // Whether each of the next `count` elements has the next scale, as along the last axis of a tensor.
   FQ_HD FQ_INLINE bool consecutive(const Reach<Index>& reach, int count) const {
-    const Dim& row = dims_[rank_ - 1];
+    const Dim& row = dims_[0];
     return row.block.divisor() == 1 && row.stride == 1 && reach.in_row >= count;
   }
 
@@ -82,20 +83,28 @@ class DeviceLayout {
       reach = at(next);
       return;
     }
-    const Dim& row = dims_[rank_ - 1];
+    const Dim& row = dims_[0];
     reach.param += row.stride;
     reach.in_block = row.block.divisor() < reach.in_row ? row.block.divisor() : reach.in_row;
   }
 
  private:
   struct Dim {
-    Divider<Index> size;
+    Divider<Index> size;  // 0 for the outermost one: nothing is left behind it
     Divider<Index> block;
+    Index length;
     Index stride;
+
+    // Takes the index along this dimension off a number that has those of the outer ones behind it.
+    FQ_HD FQ_INLINE Index take_index(Index& rest) const {
+      const Index all = rest;
+      rest = size(all);
+      return all - rest * length;
+    }
   };
 
-  int rank_;
-  Dim dims_[kMostDims] = {};
+  int used_ = 1;               // dimensions up to the last that scales differ along
+  Dim dims_[kMostDims] = {};  // the innermost one first
 };
 
 }  // namespace cuda

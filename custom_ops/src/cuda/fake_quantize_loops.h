@@ -114,11 +114,11 @@ struct ByLayout {
     }
   }
 
-  FQ_HD FQ_INLINE auto of(int64_t param) const {
-    return quantizers(params.scale[param], params.zero_point ? params.zero_point[param] : 0.0f);
-  }
-  FQ_HD FQ_INLINE auto once(int64_t param) const {
-    return quantizers.once(params.scale[param], params.zero_point ? params.zero_point[param] : 0.0f);
+  FQ_HD FQ_INLINE auto of(int64_t param) const { return quantizers(scale(param), zero_point(param)); }
+  FQ_HD FQ_INLINE auto once(int64_t param) const { return quantizers.once(scale(param), zero_point(param)); }
+  FQ_HD FQ_INLINE float scale(int64_t param) const { return FQ_READ_ONLY(params.scale + param); }
+  FQ_HD FQ_INLINE float zero_point(int64_t param) const {
+    return params.zero_point ? FQ_READ_ONLY(params.zero_point + param) : 0.0f;
   }
 };
 

@@ -7,6 +7,8 @@
 // Zeros are what is left of all elements when the others are subtracted.
 #pragma once
 
+#include <type_traits>
+
 #include "atomics.h"
 #include "packets.h"
 #include "range_of_words.h"
@@ -17,6 +19,8 @@ namespace cuda {
 constexpr int32_t kBinsOfExponent = 1 << (kFloat32MantissaBits - kDroppedBits);
 constexpr int32_t kTableBegin = (kFloat32Bias - 38) * kBinsOfExponent;
 constexpr int32_t kTableSide = 62 * kBinsOfExponent;  // a sign; two tables fit into 64 KB, the least GPUs have
+constexpr int32_t kTableEnd = kTableBegin + kTableSide;
+constexpr uint32_t kBitsOfBin = 1u << kDroppedBits;
 
 constexpr int kIdleSlots = 32;
 
@@ -185,22 +189,11 @@ class Tally {
   // Whether all elements are in the table or 0; without a histogram, whether they are finite.
   static FQ_HD FQ_INLINE bool all_usual(const uint32_t (&words)[kWords]) {
     // All finite float16 are in the table.
-    if (!Histogram || T == ElementType::kFloat16) {
-      AllFinite<T> finite;
-      FQ_UNROLL
-      for (int w = 0; w < kWords; ++w) finite.add(words[w]);
-      return finite.result();
-    }
-    bool usual = true;
+    constexpr bool kFinite = !Histogram || T == ElementType::kFloat16;
+    std::conditional_t<kFinite, AllFinite<T>, AllWithin<T, kTableBegin * kBitsOfBin, kTableEnd * kBitsOfBin>> usual;
     FQ_UNROLL
-    for (int w = 0; w < kWords; ++w) {
-      FQ_UNROLL
-      for (int k = 0; k < kElementsOfWord<T>; ++k) {
-        const uint32_t magnitude = float_bits(element_of<T>(words[w], k)) & kMagnitudeMask;
-        usual &= in_table(magnitude) | (magnitude == 0);
-      }
-    }
-    return usual;
+    for (int w = 0; w < kWords; ++w) usual.add(words[w]);
+    return usual.result();
   }
 
   FQ_HD FQ_INLINE void add_usual(uint32_t word) {

@@ -9,7 +9,8 @@
 namespace onnxfq {
 namespace cuda {
 
-// Whether this code may compare two 16-bit floats at once; FQ_ASM: instructions for such code.
+// Whether this code may take the larger of two 16-bit floats in pairs, and whether it may test bfloat16 in pairs;
+// FQ_ASM: instructions for such code.
 #if FQ_DEVICE_CODE >= 800
 constexpr bool kPaired = true;
 #define FQ_ASM(...) asm(__VA_ARGS__)
@@ -17,6 +18,7 @@ constexpr bool kPaired = true;
 constexpr bool kPaired = false;
 #define FQ_ASM(...)
 #endif
+constexpr bool kPairedTests = FQ_DEVICE_CODE >= 900;
 
 template <ElementType T>
 class RangeOfWords {
@@ -65,6 +67,38 @@ class RangeOfWords {
   uint32_t most_ = kInfinities | kSigns;
   float low_ = float_from_bits(kInfinityBits);
   float high_ = float_from_bits(kInfinityBits | kSignBit);
+};
+
+// Whether all values of words are 0 or of a magnitude that is at least that of bits `least` and below that of `end`, both
+// float32, of which a bfloat16 has the upper half.
+template <ElementType T, uint32_t least, uint32_t end>
+class AllWithin {
+ public:
+  FQ_HD FQ_INLINE void add(uint32_t word) {
+    if constexpr (kPairedTests && T == ElementType::kBfloat16) {
+      uint32_t magnitudes = 0;  // of an instruction of its own, which the two below take in; an `and` would stay
+      FQ_ASM("abs.bf16x2 %0, %1;" : "=r"(magnitudes) : "r"(word));
+      uint32_t small = 0;  // all ones where a magnitude is less
+      FQ_ASM("set.lt.u32.bf16x2 %0, %1, %2;" : "=r"(small) : "r"(magnitudes), "r"((least >> 16) * 0x10001u));
+      small_ |= small & word;
+      FQ_ASM("max.NaN.bf16x2 %0, %0, %1;" : "+r"(most_) : "r"(magnitudes));
+    } else {
+      FQ_UNROLL
+      for (int k = 0; k < kElementsOfWord<T>; ++k) {
+        const uint32_t magnitude = float_bits(element_of<T>(word, k)) & kMagnitudeMask;
+        within_ &= (magnitude - least < end - least) | (magnitude == 0);  // wraps around below `least`
+      }
+    }
+  }
+
+  FQ_HD FQ_INLINE bool result() const {
+    return within_ & ((small_ & 0x7fff7fffu) == 0) & ((most_ & 0xffffu) < end >> 16) & (most_ >> 16 < end >> 16);
+  }
+
+ private:
+  bool within_ = true;
+  uint32_t small_ = 0;
+  uint32_t most_ = 0;
 };
 
 // Whether all values of words are finite.
