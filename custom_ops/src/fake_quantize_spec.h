@@ -77,7 +77,7 @@ struct FakeQuantizeSpec {
   // Comparisons with NaN are false.
   static bool positive(float s) { return (s > 0.0f) & (s <= kLargestFloat); }
 
-  // Not by its reciprocal: from one that is infinite GCC 13 concludes that s is 0, and drops what follows for others.
+  // Not by its reciprocal: from one that is infinite a GCC concluded that s is 0, and a tiny s was told as not positive.
   bool good_scale(float s) const {
     const bool invertible = grid.arithmetic == Arithmetic::kDivide || s > kNotInvertible;
     return positive(s) & invertible;
