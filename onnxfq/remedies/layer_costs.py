@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import onnx
 
@@ -14,6 +15,7 @@ from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.node_notes import module_paths
+from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.graph.signature import with_outputs
 from onnxfq.remedies.quantizer_toggles import LayerGroup
 from onnxfq.runtime.session import Session
@@ -77,6 +79,40 @@ class Costs:
         """Return the share of the bytes of quantized weights."""
         total = sum(self.sizes.values())
         return sum(self.sizes.get(tensor, 0) for tensor in group.tensors) / total if total else 0.0
+
+
+class WeightSize(NamedTuple):
+    """A weight that can be rounded by moments: its elements, inputs of one output, their rows in a sample."""
+
+    elements: int
+    inputs: int
+    rows: int
+
+
+def weight_sizes(proto: onnx.ModelProto, plan: Plan, products: Mapping[str, int]) -> list[WeightSize]:
+    """Return the sizes of the weights of `plan` that operators multiply, except by channels of their own.
+
+    Args:
+        proto: the model.
+        plan: with the weights.
+        products: multiply-adds of a sample by node.
+    """
+    kinds = {node.node: node.op_type for node in plan.nodes}
+    dims = {t.name: tuple(t.dims) for graph in list_graphs(proto.graph) for t in graph.initializer}
+    sizes = []
+    for placement in plan.weights:
+        shape = dims.get(placement.tensor)
+        nodes = [use.node for use in placement.uses]
+        others = {kinds.get(node) for node in nodes} - {None, *WEIGHTED_INPUTS}
+        if shape is None or others or (len(shape) > 2 and shape[1] == 1):
+            continue
+        granularity = placement.spec.granularity
+        outputs = shape[granularity.axis or 0] if granularity.block_size is None else 1
+        elements = prod(shape)
+        inputs = elements // max(outputs, 1) if outputs > 1 else max(shape, default=0)
+        rows = sum(products.get(node, 0) for node in nodes) // max(elements, 1)
+        sizes.append(WeightSize(elements, inputs, rows))
+    return sizes
 
 
 KERNEL_MULTIPLIES = 5e7

@@ -99,10 +99,9 @@ def estimate(candidate: Candidate, judge: Judge) -> float:
 
 def _seconds(candidate: Candidate, judge: Judge, method: str) -> float:
     """Return the seconds of gathering moments, and of rounding by a method."""
-    once = judge.work.observe() + judge.work.round(candidate)
-    if not METHODS[method].sequential:
-        return once
-    return 2 * once + len(candidate.plan.weights) * judge.work.samples * LAYER_SECONDS
+    if METHODS[method].sequential:
+        return judge.work.round_in_turn(candidate)
+    return judge.work.observe() + judge.work.round(candidate)
 
 
 def can_round_again(candidate: Candidate, judge: Judge) -> bool:
@@ -111,10 +110,6 @@ def can_round_again(candidate: Candidate, judge: Judge) -> bool:
     On other data three networks with int4 weights gained 0.3 to 0.8 dB, two with int8 weights 0.0 and 0.1.
     """
     return judge.sources.moments is None and _has_few_bits(candidate)
-
-
-LAYER_SECONDS = 3e-4
-"""Time of a sequential method for one layer and sample: it runs each layer of both models by itself."""
 
 
 def _has_few_bits(candidate: Candidate) -> bool:

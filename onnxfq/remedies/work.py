@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from onnxfq.graph.model import list_graphs, list_nodes
-from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.remedies.layer_costs import measure_costs
+from onnxfq.graph.model import list_nodes
+from onnxfq.remedies.layer_costs import measure_costs, weight_sizes
 from onnxfq.remedies.moments import choose_rows
+from onnxfq.remedies.sequential_moments import choose_samples
 
 if TYPE_CHECKING:
     from onnxfq.remedies.candidate import Candidate
@@ -53,6 +53,9 @@ INPUT_SECONDS = 6e-5
 
 SCALE_SECONDS = 1.5e-7
 """The same for each of its elements: the search of their scales."""
+
+LAYER_SECONDS = 3e-4
+"""Time of a sequential method for one layer and sample: it runs each layer of both models by itself."""
 
 COMPARED = 32
 """Samples on which a result is usually compared."""
@@ -128,32 +131,22 @@ class Work:
         return 2 * self.opening + self.compare(samples)
 
     def round(self, candidate: Candidate) -> float:
-        """Return the seconds of rounding all weights by moments: sums of products, inverse, decomposition.
-
-        Constants of operators that multiply nothing have no moments, and neither have depthwise convolutions.
-        """
-        kinds = {node.node: node.op_type for node in candidate.plan.nodes}
-        dims = {
-            t.name: tuple(t.dims)
-            for graph in list_graphs(candidate.session.model.proto.graph)
-            for t in graph.initializer
-        }
+        """Return the seconds of rounding all weights by moments: sums of products, inverse, decomposition."""
         seconds = 0.0
-        for placement in candidate.plan.weights:
-            shape = dims.get(placement.tensor)
-            nodes = [use.node for use in placement.uses]
-            others = {kinds.get(node) for node in nodes} - {None, *WEIGHTED_INPUTS}
-            if shape is None or others or (len(shape) > 2 and shape[1] == 1):
-                continue
-            granularity = placement.spec.granularity
-            outputs = shape[granularity.axis or 0] if granularity.block_size is None else 1
-            size = math.prod(shape)
-            inputs = size // max(outputs, 1) if outputs > 1 else max(shape, default=0)
-            rows = self.samples * sum(self.products.get(node, 0) for node in nodes) // max(size, 1)
-            sums = min(choose_rows(inputs), rows) * inputs**2
+        for size, inputs, rows in weight_sizes(
+            candidate.session.model.proto, candidate.plan, self.products
+        ):
+            sums = min(choose_rows(inputs), self.samples * rows) * inputs**2
             seconds += WEIGHT_SECONDS + inputs * INPUT_SECONDS + size * SCALE_SECONDS
             seconds += (sums + 2 * inputs**3 + 5 * size * inputs) / RATE
         return seconds
+
+    def round_in_turn(self, candidate: Candidate) -> float:
+        """Return the seconds of rounding one weight after the other, by both models' inputs."""
+        sizes = weight_sizes(candidate.session.model.proto, candidate.plan, self.products)
+        samples = min(choose_samples(sizes), self.samples)
+        layers = len(candidate.plan.weights) * samples * LAYER_SECONDS
+        return 2 * (self.observe(samples) + self.round(candidate)) + layers
 
     def allow(self, is_low: bool) -> float:
         """Return the seconds that repair may take: three times `base` for low outputs, else once."""

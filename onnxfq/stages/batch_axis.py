@@ -1,4 +1,4 @@
-"""`find_mixing`: whether axis 0 of a model's inputs counts samples, measured by runs of a few rows.
+"""Whether axis 0 of a model's inputs counts samples, measured by runs of a few rows.
 
 Samples do not know of each other: rows together give what each of them gives alone. The steps of a sequence,
 the nodes of a graph and the points of a cloud do not, and a model that sees one at a time is another one.
@@ -51,34 +51,60 @@ def find_mixing(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], g
         apart: the first and the last of these rows.
         given: a feed as the data has it; if a row cannot run and this can, a row is only a part of a sample.
     """
-    nodes = [*list_nodes(proto.graph), *(node for one in proto.functions for node in one.node)]
+    nodes = _all_nodes(proto)
+    steps = any(node.op_type in QDQ_OPS | QUANTIZED_OPS for node in nodes) or holds_types(proto, HALVES)
+    verdicts = _compare_rows(proto, together, apart, given, SAME_DB_OF_STEPS if steps else SAME_DB)
+    if verdicts is None:
+        return ""
+    if verdicts:
+        return next(filter(None, verdicts), "")
+    names = sorted({dim for dim in map(_first_axis, proto.graph.input) if dim})
+    return f"the model names it {', '.join(names)}" if len(names) > 1 else ""
+
+
+def take_together(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed]) -> bool:
+    """Tell whether runs prove that rows of axis 0 are samples: what `find_mixing` does not know is no proof.
+
+    Args:
+        proto: the model.
+        together: two rows.
+        apart: each of them.
+    """
+    verdicts = _compare_rows(proto, together, apart, together, SAME_DB)
+    return bool(verdicts) and not any(verdicts or ())
+
+
+def _compare_rows(
+    proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], given: Feed, least: float
+) -> list[str] | None:
+    """Return for each output that tells why rows are no samples, or nothing; None if the model cannot run."""
+    nodes = _all_nodes(proto)
     training = any(attr.name == "training_mode" and attr.i for node in nodes for attr in node.attribute)
     # Each run of such a model is another one.
     fetches = [] if training or needs_seed(proto) else _judged_tensors(proto)
-    steps = any(node.op_type in QDQ_OPS | QUANTIZED_OPS for node in nodes) or holds_types(proto, HALVES)
-    if fetches:
-        packed = weight_bytes(proto) <= limit_in_memory(None)
-        try:
-            opened = partial(Session, packed=packed, pooled=False)
-            session = open_in_segments(with_outputs(proto, fetches), opened, fetches)
-        except (ModelError, RuntimeLibraryError):
-            return ""
-        try:
-            first, last = (session.run(row, fetches) for row in apart)
-        except DataError:
-            return "one row cannot run alone" if _can_run(session, given) else ""
-        try:
-            results = zip(fetches, session.run(together, fetches), first, last, strict=True)
-        except DataError:
-            return ""  # it takes one sample at a time
-        rows = len(next(array for array in together.values() if array.ndim))
-        least = SAME_DB_OF_STEPS if steps else SAME_DB
-        verdicts = [_judge(*one, rows, least) for one in results]
-        judged = [verdict for verdict in verdicts if verdict is not None]
-        if judged:
-            return next(filter(None, judged), "")
-    names = sorted({dim for dim in map(_first_axis, proto.graph.input) if dim})
-    return f"the model names it {', '.join(names)}" if len(names) > 1 else ""
+    if not fetches:
+        return []
+    packed = weight_bytes(proto) <= limit_in_memory(None)
+    try:
+        opened = partial(Session, packed=packed, pooled=False)
+        session = open_in_segments(with_outputs(proto, fetches), opened, fetches)
+    except (ModelError, RuntimeLibraryError):
+        return None
+    try:
+        first, last = (session.run(row, fetches) for row in apart)
+    except DataError:
+        return ["one row cannot run alone"] if _can_run(session, given) else None
+    try:
+        results = zip(fetches, session.run(together, fetches), first, last, strict=True)
+    except DataError:
+        return None  # it takes one sample at a time
+    rows = len(next(array for array in together.values() if array.ndim))
+    verdicts = [_judge(*one, rows, least) for one in results]
+    return [verdict for verdict in verdicts if verdict is not None]
+
+
+def _all_nodes(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [*list_nodes(proto.graph), *(node for one in proto.functions for node in one.node)]
 
 
 def _can_run(session: Any, feed: Feed) -> bool:

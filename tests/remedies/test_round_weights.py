@@ -14,7 +14,7 @@ import pytest
 from builders import build, weights
 from onnx import numpy_helper
 
-from onnxfq import quantize
+from onnxfq import calibrate, collect_statistics, quantize
 from onnxfq.calibration.statistics.input_view import InputView, spread_positions
 from onnxfq.calibration.statistics.moments import ByteGrid, MomentAdder, multiply_floats
 from onnxfq.documents.recipe import Recipe
@@ -22,7 +22,11 @@ from onnxfq.errors import OutputError, RecipeError, StatisticsError
 from onnxfq.execution.activation_store import ArrayStore
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
+from onnxfq.remedies import sequential_moments
+from onnxfq.remedies.layer_costs import WeightSize
 from onnxfq.remedies.moments import channel_ends, collect_moments
+from onnxfq.remedies.round_weights import round_weights
+from onnxfq.remedies.sequential_moments import SequentialModels, choose_samples
 from onnxfq.remedies.weighted_layers import find_layers
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.stages.options import RunOptions, open_feeds
@@ -405,6 +409,36 @@ def test_arrays_come_back_from_files():
         store._columns["full"].path.symlink_to("/dev/full")
         with pytest.raises(OutputError, match="cannot write temporary files.*TMPDIR"):
             store.append("full", DATA)
+
+
+def test_layers_decide_how_many_samples_round():
+    """Four rows for each input, 128 samples at least; of rows that nobody knows, as many as there may be."""
+    images, vector = WeightSize(36864, 576, 64), WeightSize(640, 64, 1)
+    assert [choose_samples(sizes) for sizes in ([images], [vector], [images, vector])] == [128, 256, 256]
+    assert choose_samples([WeightSize(3136000, 3136, 1)]) == 1024
+    assert choose_samples([WeightSize(10, 10, 0)]) == choose_samples([]) == 1024
+
+
+@pytest.mark.parametrize("activations", [None, {"qtype": "int8"}])
+def test_runs_of_many_samples_round_as_runs_of_one(activations, monkeypatch):
+    """Kernels may sum in another order for more samples: weights may differ where they are halfway."""
+    rounded = {"qtype": "int4", "rounding": "qronos"}
+    recipe = {"name": "t", "target": "simulation", "activations": activations, "weights": rounded}
+    data = RNG.normal(size=(96, 4, 9, 9)).astype(np.float32)
+    made, sizes = [], []
+    for joined in (16, 1000):
+        monkeypatch.setattr(sequential_moments, "JOINED", joined)
+        model = load(network())
+        plan = make_plan(model, Recipe.model_validate(recipe))
+        feeds = open_feeds(model.proto, data)
+        encodings = calibrate(model, plan, collect_statistics(model, plan, feeds))
+        with SequentialModels(model, plan, encodings, feeds) as models:
+            sizes.append(set(models._samples))
+        rounding = round_weights(model, plan, encodings, feeds)
+        made.append({name: numpy_helper.to_array(tensor) for name, tensor in rounding.tensors.items()})
+    assert sizes == [{16}, {1}] and made[0].keys() == made[1].keys() and len(made[0]) == 6
+    for name, weight in made[0].items():
+        assert np.mean(weight != made[1][name]) < 0.01
 
 
 def test_transposed_inputs():

@@ -15,6 +15,7 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.data import Feed
 from onnxfq.errors import DataError
+from onnxfq.stages.batch_axis import take_together
 from onnxfq.stages.options import open_feeds
 
 RNG = np.random.default_rng(0)
@@ -120,6 +121,19 @@ def test_samples_are_cut(name: str, batch: int, caplog: pytest.LogCaptureFixture
     assert [len(next(iter(feed.values()))) for feed in feeds] == [batch or 6] * (18 // (batch or 6))
     assert feeds.digest is not None and feeds.digest.samples == 18
     assert "--batch 0" not in caplog.text
+
+
+UNPROVEN = {"random", "training", "one at a time"}
+"""Of BATCHED: models whose runs tell nothing."""
+
+
+# In "dynamic" the other row moves the scale, by so much as the values happen to need.
+@pytest.mark.parametrize("name", sorted((BATCHED | MIXED).keys() - {"dynamic"}))
+def test_samples_are_taken_together_where_runs_prove_it(name: str) -> None:
+    proto = made((MIXED | BATCHED)[name])
+    first, last = feeds_of(proto, 1, 2)
+    together = {key: np.concatenate([first[key], last[key]]) for key in first}
+    assert take_together(proto, together, [first, last]) == (name in BATCHED and name not in UNPROVEN)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 0])
