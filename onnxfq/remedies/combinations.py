@@ -181,8 +181,10 @@ class _Combined:
                 del self._refusals[remedy.name]
             left = judge.budget.left
             for place, (_, path) in enumerate(list(beam)):
-                # What is tried whatever it takes is tried so once: then it takes what the first try has taken.
-                seconds = max(remedy.estimate(path.candidate, judge), left - judge.budget.left) if place else 0.0
+                # What is tried whatever it takes is tried so once: then it takes what the first has taken.
+                seconds = (
+                    max(remedy.estimate(path.candidate, judge), left - judge.budget.left) if place else 0.0
+                )
                 if place and judge.budget.explain_extra(seconds, sum(self._reserved.values())):
                     continue
                 verdict = judge.ask(remedy, path.candidate)

@@ -133,9 +133,7 @@ class Work:
     def round(self, candidate: Candidate) -> float:
         """Return the seconds of rounding all weights by moments: sums of products, inverse, decomposition."""
         seconds = 0.0
-        for size, inputs, rows in weight_sizes(
-            candidate.session.model.proto, candidate.plan, self.products
-        ):
+        for size, inputs, rows in weight_sizes(candidate.session.model.proto, candidate.plan, self.products):
             sums = min(choose_rows(inputs), self.samples * rows) * inputs**2
             seconds += WEIGHT_SECONDS + inputs * INPUT_SECONDS + size * SCALE_SECONDS
             seconds += (sums + 2 * inputs**3 + 5 * size * inputs) / RATE

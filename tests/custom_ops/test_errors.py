@@ -28,7 +28,12 @@ BROKEN = {
     "scale-zero": ({"qtype": "int8"}, [1, 0, 1], None, ["finite and positive", "index 1"]),
     "scale-nan": ({"qtype": "int8"}, np.nan, None, ["finite and positive", "nan"]),
     "scale-inf": ({"qtype": "int8"}, np.inf, None, ["finite and positive", "inf"]),
-    "scale-tiny": ({"qtype": "int8", "arithmetic": "reciprocal"}, np.float32(1e-40), None, ["reciprocal", "divide"]),
+    "scale-tiny": (
+        {"qtype": "int8", "arithmetic": "reciprocal"},
+        np.float32(1e-40),
+        None,
+        ["reciprocal", "divide"],
+    ),
     "zero-point-outside": ({"qtype": "uint4"}, 1, 16, ["zero_point", "[0, 15]", "16"]),
     "zero-point-nan": ({"qtype": "int8"}, 1, np.nan, ["zero_point", "[-128, 127]", "nan"]),
     "zero-point-of-float": ({"qtype": "float8e5m2"}, 1, 1, ["zero_point", "0 for a float type"]),

@@ -17,6 +17,7 @@ NORMAL = np.float32(2e-38)  # torch itself reads a subnormal scale as 0; values 
 
 @pytest.fixture
 def flushed() -> Iterator[None]:
+    """A process that reads and writes subnormal numbers as 0."""
     torch = pytest.importorskip("torch")
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor always computes with subnormal numbers")
@@ -52,5 +53,6 @@ def test_operators_keep_subnormal_numbers(ops, threads: int, flushed: None) -> N
 
 
 def test_a_small_scale_is_told_as_what_it_is(ops, flushed: None) -> None:
+    """It is not told as 0."""
     with pytest.raises(Exception, match="too small to have a finite reciprocal; use arithmetic 'divide'"):
         ops.fake_quantize(TINY, TOO_SMALL, qtype="int8", arithmetic="reciprocal")

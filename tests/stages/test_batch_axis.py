@@ -130,6 +130,7 @@ UNPROVEN = {"random", "training", "one at a time"}
 # In "dynamic" the other row moves the scale, by so much as the values happen to need.
 @pytest.mark.parametrize("name", sorted((BATCHED | MIXED).keys() - {"dynamic"}))
 def test_samples_are_taken_together_where_runs_prove_it(name: str) -> None:
+    """What runs do not tell is no proof."""
     proto = made((MIXED | BATCHED)[name])
     first, last = feeds_of(proto, 1, 2)
     together = {key: np.concatenate([first[key], last[key]]) for key in first}
