@@ -77,7 +77,7 @@ struct FakeQuantizeSpec {
   // Comparisons with NaN are false.
   static bool positive(float s) { return (s > 0.0f) & (s <= kLargestFloat); }
 
-  // Not by its reciprocal: from one that is infinite a GCC concluded that s is 0, and a tiny s was told as not positive.
+  // Without the reciprocal: GCC 13 took an s of infinite reciprocal for 0, and a tiny s was told as not positive.
   bool good_scale(float s) const {
     const bool invertible = grid.arithmetic == Arithmetic::kDivide || s > kNotInvertible;
     return positive(s) & invertible;

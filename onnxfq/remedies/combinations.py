@@ -181,7 +181,7 @@ class _Combined:
                 del self._refusals[remedy.name]
             left = judge.budget.left
             for place, (_, path) in enumerate(list(beam)):
-                # What is tried whatever it takes is tried so once: then it takes what the first has taken.
+                # A remedy that has no budget has one from its second try on: the seconds of the first.
                 seconds = (
                     max(remedy.estimate(path.candidate, judge), left - judge.budget.left) if place else 0.0
                 )

@@ -90,7 +90,7 @@ class WeightSize(NamedTuple):
 
 
 def weight_sizes(proto: onnx.ModelProto, plan: Plan, products: Mapping[str, int]) -> list[WeightSize]:
-    """Return the sizes of the weights of `plan` that operators multiply, except by channels of their own.
+    """Return the sizes of the weights of `plan` that can be rounded, without depthwise convolutions.
 
     Args:
         proto: the model.

@@ -63,7 +63,7 @@ def find_mixing(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], g
 
 
 def take_together(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed]) -> bool:
-    """Tell whether runs prove that rows of axis 0 are samples: what `find_mixing` does not know is no proof.
+    """Tell whether runs prove that rows of axis 0 are samples; runs that fail prove nothing.
 
     Args:
         proto: the model.
@@ -77,7 +77,7 @@ def take_together(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed])
 def _compare_rows(
     proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], given: Feed, least: float
 ) -> list[str] | None:
-    """Return for each output that tells why rows are no samples, or nothing; None if the model cannot run."""
+    """Return why rows are no samples for each output that tells, empty if they are; None without a run."""
     nodes = _all_nodes(proto)
     training = any(attr.name == "training_mode" and attr.i for node in nodes for attr in node.attribute)
     # Each run of such a model is another one.

@@ -53,6 +53,6 @@ def test_operators_keep_subnormal_numbers(ops, threads: int, flushed: None) -> N
 
 
 def test_a_small_scale_is_told_as_what_it_is(ops, flushed: None) -> None:
-    """It is not told as 0."""
+    """The error names the rule that the scale breaks."""
     with pytest.raises(Exception, match="too small to have a finite reciprocal; use arithmetic 'divide'"):
         ops.fake_quantize(TINY, TOO_SMALL, qtype="int8", arithmetic="reciprocal")

@@ -124,13 +124,13 @@ def test_samples_are_cut(name: str, batch: int, caplog: pytest.LogCaptureFixture
 
 
 UNPROVEN = {"random", "training", "one at a time"}
-"""Of BATCHED: models whose runs tell nothing."""
+"""Models of BATCHED of which no runs can be compared."""
 
 
 # In "dynamic" the other row moves the scale, by so much as the values happen to need.
 @pytest.mark.parametrize("name", sorted((BATCHED | MIXED).keys() - {"dynamic"}))
 def test_samples_are_taken_together_where_runs_prove_it(name: str) -> None:
-    """What runs do not tell is no proof."""
+    """Models that cannot run two samples, or that draw numbers, run one at a time."""
     proto = made((MIXED | BATCHED)[name])
     first, last = feeds_of(proto, 1, 2)
     together = {key: np.concatenate([first[key], last[key]]) for key in first}

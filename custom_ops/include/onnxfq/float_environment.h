@@ -1,4 +1,4 @@
-// What a thread may have been told about float arithmetic, put aside while a kernel runs.
+// The rules of float arithmetic that a thread has, and that a kernel replaces while it runs.
 #pragma once
 
 #if defined(__SSE__) || defined(_M_X64)

@@ -54,8 +54,8 @@ struct MultiplyByReciprocal {
 // 2^-40 <= |result| <= 2^40 it is the quotient to the bit: the cases where the quotient is nearest to the middle
 // of two floats, which are all that could round wrongly, were gone through for every mantissa of the scale.
 // Outside it is smaller or larger too, and has the quotient's sign unless it is 0: not the same bits, but the same
-// magnitude after rounding to an integer or to a small float, halves going to even. Of large ones the rest may be no
-// number; of small ones it only loses places.
+// magnitude after rounding to an integer or to a small float, halves going to even. The rest of a large one may be NaN,
+// and the rest of a small one loses places.
 struct DivideFused {
   float to_unit;
   float divisor;

@@ -95,7 +95,7 @@ class DeviceLayout {
     Index length;
     Index stride;
 
-    // Takes the index along this dimension off a number that has those of the outer ones behind it.
+    // Returns the index along this dimension, and leaves the index of the outer ones in `rest`.
     FQ_HD FQ_INLINE Index take_index(Index& rest) const {
       const Index all = rest;
       rest = size(all);

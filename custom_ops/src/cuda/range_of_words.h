@@ -69,14 +69,14 @@ class RangeOfWords {
   float high_ = float_from_bits(kInfinityBits | kSignBit);
 };
 
-// Whether all values of words are 0 or of a magnitude that is at least that of bits `least` and below that of `end`, both
-// float32, of which a bfloat16 has the upper half.
+// Whether all values of words are 0 or have a magnitude from `least` to below `end`. These are bits of float32; a
+// bfloat16 has the upper half of them.
 template <ElementType T, uint32_t least, uint32_t end>
 class AllWithin {
  public:
   FQ_HD FQ_INLINE void add(uint32_t word) {
     if constexpr (kPairedTests && T == ElementType::kBfloat16) {
-      uint32_t magnitudes = 0;  // of an instruction of its own, which the two below take in; an `and` would stay
+      uint32_t magnitudes = 0;  // not by `and`: the compiler makes this instruction a part of the two below
       FQ_ASM("abs.bf16x2 %0, %1;" : "=r"(magnitudes) : "r"(word));
       uint32_t small = 0;  // all ones where a magnitude is less
       FQ_ASM("set.lt.u32.bf16x2 %0, %1, %2;" : "=r"(small) : "r"(magnitudes), "r"((least >> 16) * 0x10001u));
