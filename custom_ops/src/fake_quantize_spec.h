@@ -77,7 +77,7 @@ struct FakeQuantizeSpec {
   // Comparisons with NaN are false.
   static bool positive(float s) { return (s > 0.0f) & (s <= kLargestFloat); }
 
-  // Without the reciprocal: GCC 13 took an s of infinite reciprocal for 0, and a tiny s was told as not positive.
+  // The reciprocal is not computed: where it was infinite, GCC 13 took s for 0 and gave the message for 0.
   bool good_scale(float s) const {
     const bool invertible = grid.arithmetic == Arithmetic::kDivide || s > kNotInvertible;
     return positive(s) & invertible;

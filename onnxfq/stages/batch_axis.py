@@ -77,7 +77,7 @@ def take_together(proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed])
 def _compare_rows(
     proto: onnx.ModelProto, together: Feed, apart: Sequence[Feed], given: Feed, least: float
 ) -> list[str] | None:
-    """Return why rows are no samples for each output that tells, empty if they are; None without a run."""
+    """Return for each output the evidence against samples, empty if there is none; None if no run works."""
     nodes = _all_nodes(proto)
     training = any(attr.name == "training_mode" and attr.i for node in nodes for attr in node.attribute)
     # Each run of such a model is another one.
