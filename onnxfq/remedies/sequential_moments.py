@@ -58,7 +58,7 @@ def choose_samples(sizes: Iterable[WeightSize]) -> int:
     Each layer of both models runs over all of them.
     """
     needed = [-(-ROWS_PER_INPUT * size.inputs // size.rows) for size in sizes if size.rows]
-    return min(max(LEAST_SAMPLES, *needed, 0), MOST_SAMPLES) if needed else MOST_SAMPLES
+    return min(max(LEAST_SAMPLES, *needed), MOST_SAMPLES) if needed else MOST_SAMPLES
 
 
 class SequentialModels:
@@ -223,9 +223,11 @@ def _select_feeds(model: Model, plan: Plan, feeds: Iterable[Feed]) -> list[Feed]
 
 def _join_samples(model: Model, plan: Plan, kept: list[Feed]) -> list[Feed]:
     """Return JOINED samples as one feed where a run of them is proven to be a run of each."""
+    if len(kept) < JOINED:
+        return kept
     inputs = input_specs(model.proto)
     first, last = ends = kept[0], kept[-1]
-    if len(kept) < JOINED or None in (open_count(one, inputs) for one in ends):
+    if None in (open_count(one, inputs) for one in ends):
         return kept
     # A dynamic scale of all values of a run is another one with more samples.
     if any(p.spec.dynamic for p in plan.activations) or not can_join(first, last, inputs):
