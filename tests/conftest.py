@@ -14,6 +14,7 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
+from integer_kernels import SATURATES, sums_saturate
 
 from onnxfq.runtime import device_choice as choice
 from onnxfq.support.resources import package_file
@@ -51,6 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if NAMES_A_RUNTIME.search(texts[item.path]):
             item.add_marker("runtime")
+        if item.get_closest_marker("wide_sums") and sums_saturate():
+            item.add_marker(pytest.mark.skip(SATURATES))
     if not config.getoption("--all-cases"):
         left_out = set(items) - choose_cases(items)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])

@@ -15,7 +15,18 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from onnxfq.calibration.statistics.moments import multiply_floats
+from onnxfq.runtime.integer_products import find_byte_products
+
 Array = NDArray[Any]
+
+SATURATES = "integer kernels of this processor add pairs of products in 16 bits, which saturate"
+"""Reason to leave out numbers of int8 kernels: `check` warns of it, and docs/onnxruntime.md explains it."""
+
+
+def sums_saturate() -> bool:
+    """Tell whether ONNX Runtime multiplies bytes wrongly on this processor, for lack of VNNI instructions."""
+    return find_byte_products() is multiply_floats
 
 
 def simulate(proto: onnx.ModelProto, feed: dict[str, Array]) -> dict[str, Array]:

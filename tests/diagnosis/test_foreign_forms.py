@@ -163,6 +163,7 @@ def whole_bias(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.wide_sums
 def test_dynamic_products_are_read(tmp_path: Path, is_old: bool, per_channel: bool) -> None:
     """The float form computes what the file does but for the rounding of data and bias, 25 dB.
 

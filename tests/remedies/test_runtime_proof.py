@@ -71,6 +71,7 @@ def test_a_metric_is_given_the_outputs_of_openvino() -> None:
 
 
 @needs_openvino
+@pytest.mark.wide_sums
 def test_a_promised_sqnr_holds_in_openvino_too() -> None:
     """The summary and the runtime both have what is promised."""
     data = {"x": np.random.default_rng(4).normal(size=(64, 32)).astype(np.float32)}

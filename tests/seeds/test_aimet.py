@@ -63,7 +63,12 @@ def test_state_dicts_are_aimets():
     for name, stored in VECTORS["state"].items():
         kept = stored if isinstance(stored, dict) else {"": stored}
         own = state[name] if isinstance(stored, dict) else {"": state[name]}
-        assert {key: [str(one.dtype), one.tolist()] for key, one in own.items()} == kept, name
+        assert {key: str(one.dtype) for key, one in own.items()} == {
+            key: dtype for key, (dtype, _) in kept.items()
+        }
+        # Torch's kernels of another processor sum in another order.
+        for key, (_, values) in kept.items():
+            np.testing.assert_allclose(own[key].double(), values, rtol=3e-7, atol=1e-30, err_msg=name)
         tensors = {
             key: torch.tensor(values, dtype=getattr(torch, dtype.removeprefix("torch.")))
             for key, (dtype, values) in kept.items()
@@ -76,6 +81,7 @@ def test_state_dicts_are_aimets():
     for quantizer in (empty[2], empty[0].param_quantizers["weight"]):
         quantizer.set_range(-9.0, 9.0)
     empty.load_state_dict(torch.load(file, weights_only=True))
+    made.load_state_dict(given)
     x = torch.randn(3, 2, 4, 4)
     assert torch.equal(plain(empty(x)), plain(made(x)))
 

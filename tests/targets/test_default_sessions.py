@@ -60,6 +60,7 @@ def recipe(text: str, folder: Path) -> Recipe:
 
 @pytest.mark.parametrize("opset", [17, 21])
 @pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.wide_sums
 def test_default_options(form: str, opset: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The file gives what it gives without optimisations, or a note says that it does not."""
     wanted, told = recipe(FORMATS[form], tmp_path), 0

@@ -118,6 +118,7 @@ def test_plain_session_runs_integer_kernels(name: str, tmp_path: Path) -> None:
 @pytest.mark.grid
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", UNITS)
+@pytest.mark.wide_sums
 def test_numbers_of_the_kernels(name: str, seed: int, tmp_path: Path) -> None:
     """A plain session gives the numbers of exact integer arithmetic, but for one step where it is at a tie.
 
@@ -151,6 +152,7 @@ def _last_step(node: onnx.NodeProto, values: dict[str, np.ndarray], written: onn
     return float(np.max(scales[0]) * np.max(scales[1]) * 127)
 
 
+@pytest.mark.wide_sums
 def test_biases_fit_their_integers(tmp_path: Path) -> None:
     """A bias beside tiny weights neither saturates nor loses its digits; nor does one beside zeros."""
     weight = weights(16, 4, 3, 3) * np.float32(1e-9)

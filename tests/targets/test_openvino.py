@@ -185,6 +185,7 @@ def biased() -> onnx.ModelProto:
     ],
     ids=["residual", "silu", "mobile", "gated", "attention", "biased", "transposed"],
 )
+@pytest.mark.wide_sums
 def test_recipe_runs_low(proto: onnx.ModelProto, coverage: str) -> None:
     """Every pair of the recipe is one that OpenVINO computes with."""
     assert sorted(low(proto).split(", ")) == sorted(coverage.split(", "))
@@ -253,6 +254,7 @@ def test_a_zero_point_and_scales_of_channels_cost_the_kernel() -> None:
 @pytest.mark.grid
 @pytest.mark.parametrize("strides", [1, 2])
 @pytest.mark.parametrize("activation", ["Relu (a)", "Clip (a, zero, six)", "LeakyRelu <alpha = 0.3> (a)"])
+@pytest.mark.wide_sums
 def test_numbers_of_scales_of_channels(activation: str, strides: int) -> None:
     """OpenVINO gives the numbers of exact integer arithmetic, but for elements behind a tie."""
     proto = onnx.shape_inference.infer_shapes(mobile(activation, strides))
@@ -399,6 +401,7 @@ def test_shapes_and_weights_in_a_file(tmp_path: Path) -> None:
         onnxfq.check(PLANTED["conv"][0], "openvino", build=BuildOptions({"z": (1,)}))
 
 
+@pytest.mark.wide_sums
 def test_commands(
     digits_model: Path, digit_images: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -156,6 +156,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not POLYGRAPHY.exists(), reason="Polygraphy is not installed")
+@pytest.mark.wide_sums
 def test_polygraphy_runs_the_folder(tmp_path: Path) -> None:
     """Polygraphy runs a folder as its scripts say, with ONNX Runtime for TensorRT, and its files compare."""
     staged = stage(three())

@@ -69,6 +69,7 @@ def cosine(result: Conversion) -> float:
 @pytest.mark.parametrize("per_channel", [False, True], ids=["per-tensor", "per-channel"])
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.wide_sums
 def test_static_models(model, form, per_channel, tmp_path: Path):
     """The rules refuse the source and find nothing in the result, which quantizes the same operators.
 

@@ -454,6 +454,7 @@ CONTRIB: dict[str, tuple[str, Arrays]] = {
 
 
 @pytest.mark.parametrize("case", CONTRIB)
+@pytest.mark.wide_sums
 def test_integer_operators(case: str) -> None:
     """Pairs compute the results of onnxruntime's integer operators.
 
@@ -478,6 +479,7 @@ def test_integer_operators(case: str) -> None:
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("kind", ["QInt8", "QUInt8"])
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.wide_sums
 def test_dynamic_lstm(kind: str, per_channel: bool, direction: str, tmp_path: Path) -> None:
     """DynamicQuantizeLSTM becomes LSTM with its real weights.
 
