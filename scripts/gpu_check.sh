@@ -81,7 +81,7 @@ step() {
   timeout "$most" "$@" >"$log" 2>&1 || code=$?
   { echo "== $name: exit code $code after $((SECONDS - began)) s" && cat "$log"; } >>"$results/gpu_check.log"
   tail -n "$lines" "$log"
-  last=$(tail -n 1 "$log" | tr '|' '/' | cut -c 1-100)
+  last=$(tail -n 1 "$log" | sed "s#$PWD/\(\./\)*##" | tr '|' '/' | cut -c 1-100)
   case $code in
     0) note "$name" "ok, $((SECONDS - began)) s: $last" ;;
     77) note "$name" "left out, no GPU" ;;

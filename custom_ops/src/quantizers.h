@@ -96,13 +96,12 @@ FQ_INLINE void with_quantizers(const Grid& grid, bool fractional, const Body& bo
 template <typename Body>
 void with_device_quantizers(const Grid& grid, bool fractional, const Body& body) {
   const RoundTo<Rounding::kHalfEven> half_even;
+  const bool divides = grid.arithmetic == Arithmetic::kDivide;
   if (grid.rounding != Rounding::kHalfEven) {
     with_arithmetic<Divide>(grid, fractional, RoundToAny{grid.rounding}, body);
-  } else if (grid.arithmetic != Arithmetic::kDivide) {
-    with_arithmetic<DivideFused>(grid, fractional, half_even, body);
-  } else if (grid.is_float && grid.limit == grid.format.qmax) {
+  } else if (divides && grid.is_float && grid.limit == grid.format.qmax) {
     body(FloatQuantizers<RoundTo<Rounding::kHalfEven>, DivideFused, true>{half_even, grid.format, grid.limit});
-  } else if (!grid.is_float && !fractional) {
+  } else if (divides && !grid.is_float && !fractional) {
     body(IntegerQuantizers<RoundTo<Rounding::kHalfEven>, DivideFused, false>{half_even, 0.0f, grid.qmin, grid.qmax});
   } else {
     with_arithmetic<DivideFused>(grid, fractional, half_even, body);

@@ -6,12 +6,12 @@ The clock of the machine decides nothing: the same data and model give the same 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from onnxfq.graph.model import list_nodes
-from onnxfq.remedies.layer_costs import measure_costs, weight_sizes
+from onnxfq.remedies.layer_costs import WeightSize, measure_costs, weight_sizes
 from onnxfq.remedies.moments import choose_rows
 from onnxfq.remedies.sequential_moments import choose_samples
 
@@ -132,8 +132,14 @@ class Work:
 
     def round(self, candidate: Candidate) -> float:
         """Return the seconds of rounding all weights by moments: sums of products, inverse, decomposition."""
+        return self._round(self._sizes(candidate))
+
+    def _sizes(self, candidate: Candidate) -> list[WeightSize]:
+        return weight_sizes(candidate.session.model.proto, candidate.plan, self.products)
+
+    def _round(self, sizes: Sequence[WeightSize]) -> float:
         seconds = 0.0
-        for size, inputs, rows in weight_sizes(candidate.session.model.proto, candidate.plan, self.products):
+        for size, inputs, rows in sizes:
             sums = min(choose_rows(inputs), self.samples * rows) * inputs**2
             seconds += WEIGHT_SECONDS + inputs * INPUT_SECONDS + size * SCALE_SECONDS
             seconds += (sums + 2 * inputs**3 + 5 * size * inputs) / RATE
@@ -141,10 +147,10 @@ class Work:
 
     def round_in_turn(self, candidate: Candidate) -> float:
         """Return the seconds of rounding one weight after the other, by both models' inputs."""
-        sizes = weight_sizes(candidate.session.model.proto, candidate.plan, self.products)
+        sizes = self._sizes(candidate)
         samples = min(choose_samples(sizes), self.samples)
         layers = len(candidate.plan.weights) * samples * LAYER_SECONDS
-        return 2 * (self.observe(samples) + self.round(candidate)) + layers
+        return 2 * (self.observe(samples) + self._round(sizes)) + layers
 
     def allow(self, is_low: bool) -> float:
         """Return the seconds that repair may take: three times `base` for low outputs, else once."""
