@@ -44,13 +44,13 @@ def improve(
     free = [remedy for remedy in remedies if remedy.is_free]
     costly = [remedy for remedy in remedies if not remedy.is_free]
     start, costs = candidate, _estimate_needed(judge, candidate, costly)
-    judge.budget.later = sum(costs.values())
+    _set_aside(judge, costs, costly)
     candidate, trials = _Combined(judge, start, free).improve()
     if candidate is not start:
         costs = _estimate_needed(judge, candidate, costly)
     for remedy in costly:
         costs.pop(remedy.name, None)
-        judge.budget.later = sum(costs.values())
+        _set_aside(judge, costs, costly)
         candidate, trial = judge.better(candidate, remedy)
         trials.append(trial)
     return candidate, tuple(trials)
@@ -63,6 +63,13 @@ def _estimate_needed(judge: Judge, candidate: Candidate, remedies: Sequence[Reme
         for remedy in remedies
         if not remedy.proves_itself and not judge.explain_unneeded(candidate, remedy)
     }
+
+
+def _set_aside(judge: Judge, costs: Mapping[str, float], remedies: Sequence[Remedy]) -> None:
+    """Set the seconds of the budget that the remedies of `costs` need after the next one."""
+    sure = sum(costs.get(remedy.name, 0.0) for remedy in remedies if remedy.is_sure)
+    judge.budget.later = sum(costs.values())
+    judge.budget.sure = sure if sure <= judge.budget.left else 0.0
 
 
 class _Combined:

@@ -127,6 +127,8 @@ class Remedy:
             with others.
         comes_last: whether others have the budget before it where the outputs are good, and after it where
             they are low.
+        is_sure: whether it gains wherever one layer makes much of the noise, so that all others leave it its
+            time.
         estimate: takes the same, and returns the seconds of `work` that a proposal takes.
         leave: the same for what it leaves to a later remedy that is likelier to gain.
         gain: takes the same, and returns the most dB that it can gain, as far as that is known.
@@ -139,6 +141,7 @@ class Remedy:
     is_asked: Callable[[Recipe], bool] = ask_for_nothing
     is_free: bool = False
     comes_last: bool = False
+    is_sure: bool = False
     estimate: Callable[[Candidate, Judge], float] = take_no_time
     leave: Callable[[Candidate, Judge], float] = take_no_time
     gain: Callable[[Candidate, Judge], float] = know_no_limit

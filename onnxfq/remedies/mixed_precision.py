@@ -342,5 +342,5 @@ def _seconds(candidate: Candidate, judge: Judge, feeds: int) -> float:
     return 4 * work.opening + whole * work.run * SIMULATED
 
 
-PROTECT = Remedy("protected", explain_unneeded, leave_layers, estimate=estimate)
+PROTECT = Remedy("protected", explain_unneeded, leave_layers, is_sure=True, estimate=estimate)
 TARGET = Remedy("promised", explain_no_target, keep_target, proves_itself=True)

@@ -169,12 +169,13 @@ class Budget:
     Attributes:
         left: the seconds.
         later: those of them that remedies need that come later; what is not the first try leaves them alone.
+        sure: those of `later` that the first tries leave alone too.
     """
 
     def __init__(self, seconds: float = math.inf) -> None:
         """Start with so many seconds."""
         self.left = seconds
-        self.later = 0.0
+        self.later = self.sure = 0.0
 
     def spend(self, seconds: float) -> None:
         """Take the seconds of what is done."""
@@ -185,10 +186,13 @@ class Budget:
 
         A remedy that takes no time always fits.
         """
-        if seconds == 0.0 or seconds + reserved <= self.left:
-            return ""
-        return f"it takes about {seconds:.2g} s more, beyond the budget; --repair thorough tries it"
+        return self._explain(seconds, reserved + self.sure)
 
     def explain_extra(self, seconds: float, reserved: float = 0.0) -> str:
         """Return `explain_refusal` for what is not the first try of a remedy."""
-        return self.explain_refusal(seconds, reserved + self.later)
+        return self._explain(seconds, reserved + self.later)
+
+    def _explain(self, seconds: float, reserved: float) -> str:
+        if seconds == 0.0 or seconds + reserved <= self.left:
+            return ""
+        return f"it takes about {seconds:.2g} s more, beyond the budget; --repair thorough tries it"

@@ -321,6 +321,25 @@ def test_a_remedy_leaves_the_later_ones_their_time() -> None:
     assert aside == [0.75, 0.5, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("seconds", [0.5, 2.0])
+def test_all_leave_the_sure_remedy_its_time(seconds: float) -> None:
+    """What would take the time of a layer in float is not tried before it, unless that is too dear itself."""
+    candidate, judge = judge_of(48, budget=Budget(1.0))
+    nothing = [always(lambda *_: Refusal("no")), always(finer)]
+    costly, sure = (replace(one, estimate=lambda *_: seconds) for one in nothing)
+    sure = replace(sure, name="sure", is_sure=True)
+    dear = free("dear", lambda *_: Refusal("no"), 0.75)
+    final, (first, second, third) = improve(judge, candidate, [dear, replace(costly, name="costly"), sure])
+    is_tried = seconds == 0.5
+    assert third.is_kept is is_tried and (final is not candidate) is is_tried
+    assert first.why == (
+        "it takes about 0.75 s more, beyond the budget; --repair thorough tries it" if is_tried else "no"
+    )
+    assert second.why == (
+        "no" if is_tried else "it takes about 2 s more, beyond the budget; --repair thorough tries it"
+    )
+
+
 def test_promises_have_no_budget() -> None:
     """What a promise or a recipe asks for is done when all seconds are spent, as is what takes none."""
     candidate, judge = judge_of(48, budget=Budget(-1.0))
