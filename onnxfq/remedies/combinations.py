@@ -43,14 +43,18 @@ def improve(
     """Return what is left of `candidate` after all remedies in this order, and their trials."""
     free = [remedy for remedy in remedies if remedy.is_free]
     costly = [remedy for remedy in remedies if not remedy.is_free]
-    start, costs = candidate, _estimate_needed(judge, candidate, costly)
-    _set_aside(judge, costs, costly)
+    start, budget = candidate, judge.budget
+    costs = _estimate_needed(judge, start, costly)
+    budget.set_aside(sum(costs.pop(remedy.name, 0.0) for remedy in costly if remedy.is_sure))
+    budget.later = sum(costs.values())
     candidate, trials = _Combined(judge, start, free).improve()
     if candidate is not start:
-        costs = _estimate_needed(judge, candidate, costly)
+        costs = _estimate_needed(judge, candidate, [one for one in costly if not one.is_sure])
     for remedy in costly:
         costs.pop(remedy.name, None)
-        _set_aside(judge, costs, costly)
+        budget.later = sum(costs.values())
+        if remedy.is_sure:
+            budget.release()
         candidate, trial = judge.better(candidate, remedy)
         trials.append(trial)
     return candidate, tuple(trials)
@@ -63,13 +67,6 @@ def _estimate_needed(judge: Judge, candidate: Candidate, remedies: Sequence[Reme
         for remedy in remedies
         if not remedy.proves_itself and not judge.explain_unneeded(candidate, remedy)
     }
-
-
-def _set_aside(judge: Judge, costs: Mapping[str, float], remedies: Sequence[Remedy]) -> None:
-    """Set the seconds of the budget that the remedies of `costs` need after the next one."""
-    sure = sum(costs.get(remedy.name, 0.0) for remedy in remedies if remedy.is_sure)
-    judge.budget.later = sum(costs.values())
-    judge.budget.sure = sure if sure <= judge.budget.left else 0.0
 
 
 class _Combined:

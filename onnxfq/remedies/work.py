@@ -169,30 +169,37 @@ class Budget:
     Attributes:
         left: the seconds.
         later: those of them that remedies need that come later; what is not the first try leaves them alone.
-        sure: those of `later` that the first tries leave alone too.
+        aside: further seconds, for one remedy, that nothing else spends.
     """
 
     def __init__(self, seconds: float = math.inf) -> None:
         """Start with so many seconds."""
         self.left = seconds
-        self.later = self.sure = 0.0
+        self.later = self.aside = 0.0
 
     def spend(self, seconds: float) -> None:
         """Take the seconds of what is done."""
         self.left -= seconds
+
+    def set_aside(self, seconds: float) -> None:
+        """Keep `seconds`, if there are as many, until `release`."""
+        self.aside = seconds if seconds <= self.left else 0.0
+        self.left -= self.aside
+
+    def release(self) -> None:
+        """Give back what was set aside, also if more than all the rest was spent."""
+        if self.aside:
+            self.left, self.aside = max(self.left, 0.0) + self.aside, 0.0
 
     def explain_refusal(self, seconds: float, reserved: float = 0.0) -> str:
         """Return why `seconds` cannot be spent, next to those `reserved` for others; empty if they can.
 
         A remedy that takes no time always fits.
         """
-        return self._explain(seconds, reserved + self.sure)
-
-    def explain_extra(self, seconds: float, reserved: float = 0.0) -> str:
-        """Return `explain_refusal` for what is not the first try of a remedy."""
-        return self._explain(seconds, reserved + self.later)
-
-    def _explain(self, seconds: float, reserved: float) -> str:
         if seconds == 0.0 or seconds + reserved <= self.left:
             return ""
         return f"it takes about {seconds:.2g} s more, beyond the budget; --repair thorough tries it"
+
+    def explain_extra(self, seconds: float, reserved: float = 0.0) -> str:
+        """Return `explain_refusal` for what is not the first try of a remedy."""
+        return self.explain_refusal(seconds, reserved + self.later)

@@ -340,6 +340,20 @@ def test_all_leave_the_sure_remedy_its_time(seconds: float) -> None:
     )
 
 
+def test_what_is_done_at_any_price_spends_no_time_of_the_sure_remedy() -> None:
+    """Rounding of few bits takes no time by its estimate, and the search for layers in float follows it."""
+    candidate, judge = judge_of(48, budget=Budget(1.0))
+
+    def spend(start: Candidate, bench: Judge) -> Refusal:
+        bench.budget.spend(2.0)
+        return Refusal("no")
+
+    later = replace(always(finer), name="later", estimate=lambda *_: 0.125)
+    sure = replace(always(finer), name="sure", estimate=lambda *_: 0.5, is_sure=True)
+    _, (first, second, third) = improve(judge, candidate, [free("free", spend), later, sure])
+    assert first.why == "no" and "beyond the budget" in second.why and third.is_kept
+
+
 def test_promises_have_no_budget() -> None:
     """What a promise or a recipe asks for is done when all seconds are spent, as is what takes none."""
     candidate, judge = judge_of(48, budget=Budget(-1.0))
