@@ -113,9 +113,12 @@ class Printer:
                 self.say(f"wrote      {file}")
 
     def note(self, text: str) -> None:
-        """Print a line of text, next to JSON to standard error."""
-        if not self.quiet:
-            typer.echo(agree_numbers(text), err=True) if self.as_json else show(_polish(text))
+        """Print a line of text, next to JSON as a note to standard error."""
+        if self.as_json and not self.quiet:
+            words = " ".join(text.split()).removeprefix("note ")
+            typer.echo(f"onnxfq: note: {agree_numbers(words)}", err=True)
+        elif not self.quiet:
+            show(_polish(text))
 
     def report(self, record: object, *lines: str) -> None:
         """Print a result as JSON, or in lines of text."""

@@ -209,16 +209,20 @@ class Plan(Document):
     def without(self, tensors: Collection[str], why: str) -> Plan:
         """Return the plan with `tensors` in float, and every node that needs one of them, for reason `why`.
 
-        A node with one float input multiplies in float, so its other inputs lose their pair too.
+        A node with one float input multiplies in float, so its other inputs lose their pair too. The pair of a
+        result stays as long as a node needs it: the one that makes it, or the one that reads it.
         """
         placed = {use: p.tensor for p in self.placements for use in p.uses}
-        removed = {use for use, tensor in placed.items() if tensor in tensors}
-        stopped: dict[str, QuantizableNode] = {}
+        given = {use for use, tensor in placed.items() if tensor in tensors}
+        names, stopped, removed = {n.node for n in self.nodes}, dict[str, QuantizableNode](), given
         found = True
         while found:  # a removed use, such as of a shared Transpose, may stop another node
             broken = [n for n in self.nodes if n.node not in stopped and removed.intersection(n.needs)]
             stopped |= {n.node: n for n in broken}
-            removed |= {use for n in broken for use in n.needs}
+            wanted = {
+                use for n in self.nodes if n.node not in stopped for use in n.needs if use.node in names
+            }
+            removed = given | {use for n in stopped.values() for use in n.needs} - wanted
             found = bool(broken)
         part = self._without_uses(removed, {n.node: n.op_type for n in stopped.values()}, why, why)
         return part.without_bridges(part.incomplete_bridges, f"not all its tensors are quantized: {why}")

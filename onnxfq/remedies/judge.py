@@ -127,8 +127,8 @@ class Remedy:
             with others.
         comes_last: whether others have the budget before it where the outputs are good, and after it where
             they are low.
-        is_sure: whether it gains wherever one layer makes much of the noise, so that all others leave it its
-            time.
+        is_sure: whether it takes noise away and changes nothing else, so that all others leave it its time, and
+            its gain on few samples needs no standard error.
         estimate: takes the same, and returns the seconds of `work` that a proposal takes.
         leave: the same for what it leaves to a later remedy that is likelier to gain.
         gain: takes the same, and returns the most dB that it can gain, as far as that is known.
@@ -290,7 +290,8 @@ class Judge:
         before, after = self.score([candidate, proposal.candidate], split.proving)
         figures = {"before": before, "after": after}
         least_db = LEAST_PROVEN_DB if remedy.is_free else LEAST_GAIN_DB
-        is_few = len(split.proving) < PROVING // 2  # for more, LEAST_PROVEN_DB was measured
+        # For more, LEAST_PROVEN_DB was measured; what only takes noise away needs no other guard.
+        is_few = len(split.proving) < PROVING // 2 and not (remedy.is_sure and self.wide == FLOAT)
         error_db = self.gain_error(candidate, proposal.candidate, split.proving) if is_few else 0.0
         if after - before >= max(least_db, error_db):
             return proposal, figures

@@ -341,7 +341,7 @@ def test_notes_stand_beside_json(run: Run, capfd: pytest.CaptureFixture[str]) ->
     assert main("plan model.onnx -o p.json --equalize cross_layer --json".split()) == 0
     printed = capfd.readouterr()
     assert json.loads(printed.out)["recipe"] == "tensorrt-int8"
-    assert "note       the plan is for the model as it is" in printed.err
+    assert "onnxfq: note: the plan is for the model as it is" in printed.err
 
 
 def test_verbose_prints_information(

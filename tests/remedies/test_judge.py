@@ -184,9 +184,13 @@ def test_what_costs_nothing_needs_half_of_the_gain(
     )
     monkeypatch.setattr(Judge, "gain_error", lambda *_: error)
     costly = always(lambda start, bench: Proposal(other))
-    for remedy, is_kept in ((costly, other_is_kept), (replace(costly, is_free=True), free_is_kept)):
+    sure = replace(costly, is_sure=True)  # layers in float: no other noise can take the place of theirs
+    free_remedy = replace(costly, is_free=True)
+    for remedy, is_kept in ((costly, other_is_kept), (free_remedy, free_is_kept), (sure, gain >= 0.5)):
         kept, trial = judge.better(candidate, remedy)
         assert (kept is other) is trial.is_kept is is_kept
+    widening = replace(judge, wide="float8e4m3fn")
+    assert widening.better(candidate, sure)[1].is_kept is other_is_kept
 
 
 def test_the_error_of_a_gain_is_that_of_paired_samples() -> None:

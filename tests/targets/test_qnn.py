@@ -58,6 +58,20 @@ def by_onnxruntime(proto: onnx.ModelProto, recipe: str, folder: Path) -> onnx.Mo
     return onnx.load(folder / "theirs.onnx")
 
 
+def test_a_tensor_without_a_range_stops_its_own_nodes_alone() -> None:
+    """`c` is NaN: its maker and its reader are in float, the pairs that other nodes need stay, and it runs."""
+    layers = (
+        "g (float[1,8] x) => (float[1,8] y, float[1,8] d) { [m] a = MatMul (x, w) [s] b = Sigmoid (a) "
+        "[l] c = Log (b) [z] d = Mul (c, zero) [n] e = MatMul (a, v) [t] f = Tanh (e) [o] y = MatMul (f, w) }"
+    )
+    proto = build(layers, {"w": weights(8, 8), "v": weights(8, 8, seed=1), "zero": np.zeros(1, np.float32)})
+    plan = onnxfq.make_plan(onnxfq.load(proto), onnxfq.load_recipe("qnn-int8"))
+    part = plan.without(["c"], "it has no range")
+    assert [one.name for one in part.skipped if one.kind == "node"] == ["l", "z"]
+    gone = {one.tensor for one in plan.placements} - {one.tensor for one in part.placements}
+    assert gone == {"c", "zero", "d"} and part.coverage() != plan.coverage()
+
+
 def read_pairs(proto: onnx.ModelProto) -> dict[tuple[str, int], Pair]:
     """Return (type, first scale, number of scales) of the pair that each input and each output comes from.
 
