@@ -209,8 +209,8 @@ class Plan(Document):
     def without(self, tensors: Collection[str], why: str) -> Plan:
         """Return the plan with `tensors` in float, and every node that needs one of them, for reason `why`.
 
-        A node with one float input multiplies in float, so its other inputs lose their pair too. The pair of a
-        result stays as long as a node needs it: the one that makes it, or the one that reads it.
+        A node with one float input multiplies in float, so its other inputs lose their pair too. The pair of
+        a result stays as long as a node needs it: the one that makes it, or the one that reads it.
         """
         placed = {use: p.tensor for p in self.placements for use in p.uses}
         given = {use for use, tensor in placed.items() if tensor in tensors}

@@ -127,8 +127,8 @@ class Remedy:
             with others.
         comes_last: whether others have the budget before it where the outputs are good, and after it where
             they are low.
-        is_sure: whether it takes noise away and changes nothing else, so that all others leave it its time, and
-            its gain on few samples needs no standard error.
+        is_sure: whether it takes noise away and changes nothing else, so that all others leave it its time,
+            and its gain on few samples needs no standard error.
         estimate: takes the same, and returns the seconds of `work` that a proposal takes.
         leave: the same for what it leaves to a later remedy that is likelier to gain.
         gain: takes the same, and returns the most dB that it can gain, as far as that is known.

@@ -59,7 +59,7 @@ def by_onnxruntime(proto: onnx.ModelProto, recipe: str, folder: Path) -> onnx.Mo
 
 
 def test_a_tensor_without_a_range_stops_its_own_nodes_alone() -> None:
-    """`c` is NaN: its maker and its reader are in float, the pairs that other nodes need stay, and it runs."""
+    """`c` has no pair: its maker and its reader are in float, and the pairs that other nodes need stay."""
     layers = (
         "g (float[1,8] x) => (float[1,8] y, float[1,8] d) { [m] a = MatMul (x, w) [s] b = Sigmoid (a) "
         "[l] c = Log (b) [z] d = Mul (c, zero) [n] e = MatMul (a, v) [t] f = Tanh (e) [o] y = MatMul (f, w) }"
