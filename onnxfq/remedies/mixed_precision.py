@@ -97,7 +97,8 @@ def _leave_in_float(
     names = {ranking.groups[at].tensors for at in affordable}
     everything = [group for group in toggles.groups if group.tensors in names]
     most_db = aim.choose(toggles, toggles.enable(everything, on=False))
-    for wanted in (judge.least, max(chosen_db + WORTHWHILE_DB, most_db - NEARLY_DB)):
+    enough_db = round(max(chosen_db + WORTHWHILE_DB, most_db - NEARLY_DB), 2)  # as it is printed
+    for wanted in (judge.least, enough_db):
         aim.wanted = wanted
         count = next_count(0, len(affordable)) if chosen_db >= wanted else 0
         choice = find_remedy(
