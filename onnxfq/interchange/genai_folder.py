@@ -83,7 +83,7 @@ class GenaiFolder:
         if not all(isinstance(one, str) for one in inputs.values()):
             raise ModelError(f"{place}: model.decoder.inputs are not names; export the folder again")
         model = path / name
-        if model.is_symlink() and not model.resolve().is_relative_to(path.resolve()):
+        if model.is_symlink() and not Path(os.path.realpath(model)).is_relative_to(os.path.realpath(path)):
             raise ModelError(f"{model} leads out of the folder; copy the model into it")
         if not model.is_file():
             raise ModelError(f"{place} names the decoder {name!r}, which the folder lacks; export it again")
@@ -149,10 +149,10 @@ class GenaiFolder:
 
     def copy_rest(self, folder: Path) -> None:
         """Copy all files but the decoder and its data to `folder`. Raises OutputError."""
-        own = {self.model.resolve(), *(path.resolve() for path in data_files(self.model))}
+        own = {os.path.realpath(path) for path in (self.model, *data_files(self.model))}
         for source in sorted(self.path.rglob("*")):
             inside = source.relative_to(self.path)
-            if source.resolve() in own or source.is_symlink() or not source.is_file():
+            if os.path.realpath(source) in own or source.is_symlink() or not source.is_file():
                 continue
             with writing(folder / inside):
                 (folder / inside).parent.mkdir(parents=True, exist_ok=True)
