@@ -453,9 +453,13 @@ def test_transposed_inputs():
 MARKS = (
     ("stories260k_ts", "int4/64", "gptq", -7.85),
     ("stories260k_ts", "NVFP4", "gptq", -7.85),
-    ("resnet20_op13", "W4A8", "qronos", 0.812),
+    ("resnet20_op13", "W4A8", "qronos", 0.806),
 )
-"""Part of a file's name, scheme and method of `benchmarks/rounding.py`; least accuracy or -perplexity."""
+"""Part of a file's name, scheme and method of `benchmarks/rounding.py`; least accuracy or -perplexity.
+
+Kernels that sum in another order round other weights: three processors gave resnet20 .8105 to .8165 (one
+standard error is .009). The nearest numbers have .794.
+"""
 
 
 @pytest.mark.slow
