@@ -457,7 +457,7 @@ MARKS = (
 )
 """Part of a file's name, scheme and method of `benchmarks/rounding.py`; least accuracy or -perplexity.
 
-Kernels that sum in another order round other weights: three processors gave resnet20 .8105 to .8165 (one
+Kernels that sum in another order round other weights: two processors gave resnet20 .8105 and .8165 (one
 standard error is .009). The nearest numbers have .794.
 """
 
