@@ -214,18 +214,23 @@ class Plan(Document):
         """
         placed = {use: p.tensor for p in self.placements for use in p.uses}
         given = {use for use, tensor in placed.items() if tensor in tensors}
-        names, stopped, removed = {n.node for n in self.nodes}, dict[str, QuantizableNode](), given
-        found = True
-        while found:  # a removed use, such as of a shared Transpose, may stop another node
-            broken = [n for n in self.nodes if n.node not in stopped and removed.intersection(n.needs)]
+        removed, stopped = given, dict[str, QuantizableNode]()
+        # A removed use, such as of a shared Transpose, may stop another node.
+        while broken := [n for n in self.nodes if n.node not in stopped and removed.intersection(n.needs)]:
             stopped |= {n.node: n for n in broken}
-            wanted = {
-                use for n in self.nodes if n.node not in stopped for use in n.needs if use.node in names
-            }
-            removed = given | {use for n in stopped.values() for use in n.needs} - wanted
-            found = bool(broken)
+            removed = given | {use for n in stopped.values() for use in n.needs} - self._needed(stopped)
         part = self._without_uses(removed, {n.node: n.op_type for n in stopped.values()}, why, why)
         return part.without_bridges(part.incomplete_bridges, f"not all its tensors are quantized: {why}")
+
+    def _needed(self, stopped: Collection[str]) -> set[Use]:
+        """Return the inputs of nodes that a node needs which is neither in float nor one of `stopped`."""
+        names = {n.node for n in self.nodes}
+        running = names.difference(stopped, self._skipped_nodes)
+        return {use for n in self.nodes if n.node in running for use in n.needs if use.node in names}
+
+    @property
+    def _skipped_nodes(self) -> set[str]:
+        return {one.name for one in self.skipped if one.kind == "node"}
 
     def _without_uses(self, removed: set[Use], nodes: Mapping[str, str], why: str, why_tensor: str) -> Plan:
         """Return the plan without these uses; `nodes`, with their op types, and unread tensors are noted."""
@@ -250,13 +255,15 @@ class Plan(Document):
     def without_bridges(self, nodes: Collection[str], why: str) -> Plan:
         """Return the plan with the bridges `nodes` in float, for reason `why`.
 
-        Tensors that only they read have no placement any more; other readers keep theirs.
+        Tensors that only they read have no placement any more, unless the node that makes one needs it; other
+        readers keep theirs.
         """
         gone = {bridge.node: bridge.op_type for bridge in self.bridges if bridge.node in nodes}
         if not gone:
             return self
-        removed = {use for p in self.placements for use in p.uses if use.node in gone}
-        part = self._without_uses(removed, gone, why, f"read by an operator in float: {why}")
+        removed = {use for p in self.placements for use in p.uses if use.node in gone} - self._needed(gone)
+        told = {name: op for name, op in gone.items() if name not in self._skipped_nodes}
+        part = self._without_uses(removed, told, why, f"read by an operator in float: {why}")
         bridges = tuple(bridge for bridge in self.bridges if bridge.node not in gone)
         part = part.model_copy(update={"bridges": bridges})
         return part.without_bridges(part.incomplete_bridges, why)

@@ -72,6 +72,19 @@ def test_a_tensor_without_a_range_stops_its_own_nodes_alone() -> None:
     assert gone == {"c", "zero", "d"} and part.coverage() != plan.coverage()
 
 
+def test_moved_data_without_a_range_leave_their_maker_its_pair() -> None:
+    """The Transpose and its reader are in float, named once; the product in front keeps its pair behind."""
+    layers = (
+        "g (float[8,8] x) => (float[8,8] y) "
+        "{ [m] a = MatMul (x, w) [t] b = Transpose (a) [l] c = Sigmoid (b) [o] y = MatMul (c, w) }"
+    )
+    plan = onnxfq.make_plan(onnxfq.load(build(layers, {"w": weights(8, 8)})), onnxfq.load_recipe("qnn-int8"))
+    part = plan.without(["b"], "it has no range")
+    assert sorted(one.name for one in part.skipped if one.kind == "node") == ["l", "t"]
+    assert {one.tensor for one in part.placements} == {"x", "w", "a", "c", "y"} and not part.bridges
+    assert next(one.quantized for one in part.coverage() if one.op_type == "MatMul") == 2
+
+
 def read_pairs(proto: onnx.ModelProto) -> dict[tuple[str, int], Pair]:
     """Return (type, first scale, number of scales) of the pair that each input and each output comes from.
 
