@@ -121,6 +121,9 @@ class Candidate:
         same = rounding is None or not rounding.tensors or not keep_rounding
         weights = self.encodings.encodings if same else None
         planned = plan_encodings(self.session.ranked, recipe)
+        known = {one.tensor: (one.spec, one.calibrator) for one in weights or ()}
+        if any(known.get(p.tensor) != (p.spec, p.calibrator) for p in planned.plan.weights):
+            weights = None
         made = Candidate.of(self.session, recipe, planned, self.statistics, weights)
         return (made._rounded_as(self) if keep_rounding else made)._equalized_as(self)
 

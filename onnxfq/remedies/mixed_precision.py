@@ -20,6 +20,7 @@ from onnxfq.remedies.runtime_proof import RuntimeModel, open_in_runtime
 from onnxfq.remedies.samples import split_samples
 from onnxfq.remedies.sensitivity import MEASURED, find_remedy, next_count, rank_groups
 from onnxfq.remedies.task_metric import TaskMetric
+from onnxfq.remedies.widen_activations import describe, explain_fixed_formats, widen
 from onnxfq.remedies.work import SIMULATED
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import target_by_name
@@ -55,6 +56,8 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return "an accuracy is promised"
     if judge.wide == FLOAT:
         return judge.explain_sound(candidate)
+    if judge.wide == target_by_name(candidate.recipe.target).wide:
+        return f"all activations take {judge.wide} at once"
     if candidate.recipe.activations is None:
         return "no activation is quantized"
     return "encodings of another tool are used as they are" if judge.sources.encodings is not None else ""
@@ -197,6 +200,17 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     best = aim.join(chosen, proven)
     if best >= aim.wanted:
         return Refusal(f"{best:.4g} {aim.measure} without it", is_needed=False)
+    if not explain_fixed_formats(candidate, judge):
+        made = widen(candidate)
+        reached = _prove(aim, judge, made, None, open_in_runtime(made, judge))
+        if reached >= aim.wanted:
+            return Proposal(made, [f"{describe(candidate)}: {proven:.4g} -> {reached:.4g} {aim.measure}"])
+        best = max(best, reached)
+    if target.fallback == target_by_name(candidate.recipe.target).wide:
+        raise RecipeError(
+            f"recipe {candidate.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best:.4g} was reached, "
+            f"and all activations take {target.fallback} or none does; ask for less, or leave out --fallback"
+        )
     ranking = rank_groups(
         toggles, first_feeds(session.kept, RANKING_FEEDS), candidate.recipe, options.stage("rank")
     )

@@ -10,6 +10,7 @@ from onnxfq.remedies.judge import Remedy
 from onnxfq.remedies.mixed_precision import PROTECT, TARGET
 from onnxfq.remedies.rounding_search import ROUNDING
 from onnxfq.remedies.sample_search import SAMPLES
+from onnxfq.remedies.widen_activations import WIDEN
 
 REMEDIES: tuple[Remedy, ...] = (
     SAMPLES,
@@ -18,8 +19,9 @@ REMEDIES: tuple[Remedy, ...] = (
     CENTER,
     ROUNDING,
     SMOOTH,
+    WIDEN,
     PROTECT,
     TARGET,
     BIASES,
 )
-"""The first five cost nothing at run time, smoothing costs no layer, a layer in float does."""
+"""The first five cost nothing at run time, smoothing costs no layer, wide formats and layers in float do."""

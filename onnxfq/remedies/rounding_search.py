@@ -15,7 +15,14 @@ from onnxfq.remedies.judge import GAINED_SHARE, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.round_weights import round_given
 
 ROUNDINGS = ("gptq", "qronos")
-"""Roundings that take the place of `auto`."""
+"""Roundings that take the place of `auto`, the likelier one last.
+
+Of nine networks with int4 weights and int8 activations qronos has 1.2 to 2.8 dB more than gptq on six and 0.4
+to 0.6 dB less on three. With all samples, which round what is kept, it gains more than with those judged here.
+"""
+
+SURE = 2.0
+"""Standard errors by which an earlier rounding must be better than a later one."""
 
 FEW_BITS = 4
 """Bits of weights whose nearest numbers lose so much that they are rounded whatever it takes."""
@@ -80,7 +87,12 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     if not proposals:
         return Refusal("no weight can be rounded by moments")
     scores_db = judge.choose([proposal.candidate for proposal in proposals])
-    return proposals[scores_db.index(max(scores_db))]
+    best = len(proposals) - 1
+    for at in reversed(range(best)):
+        pair = proposals[best].candidate, proposals[at].candidate
+        if scores_db[at] - scores_db[best] > SURE * judge.gain_error(*pair, judge.choosing):
+            best = at
+    return proposals[best]
 
 
 def _explain_second(candidate: Candidate, judge: Judge, seconds: float) -> str:

@@ -150,6 +150,8 @@ class Target:
         capabilities: by number format, the least compute capability of a GPU that multiplies in it, 89 for
             8.9; empty for a target whose hardware is not told by it.
         hardware: its GPUs by name; None for a target without them.
+        wide: number format that repair gives to all activations at once, since a layer in float leaves the
+            hardware; empty for none.
     """
 
     name: str
@@ -172,6 +174,7 @@ class Target:
     compares: bool = False
     capabilities: Mapping[str, int] = field(default_factory=dict)
     hardware: Hardware | None = None
+    wide: str = ""
 
 
 Part = TypeVar("Part")

@@ -18,4 +18,5 @@ QNN = Target(
     check=check_model,
     form=QdqForm(zero_points=True),  # ONNX Runtime makes no node units of pairs without
     prepare=lambda model: store_turned(fuse_norms(fold_batch_norm(model))),
+    wide="uint16",
 )
