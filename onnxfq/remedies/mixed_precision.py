@@ -208,8 +208,9 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         best = max(best, reached)
     if target.fallback == target_by_name(candidate.recipe.target).wide:
         raise RecipeError(
-            f"recipe {candidate.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best:.4g} was reached, "
-            f"and all activations take {target.fallback} or none does; ask for less, or leave out --fallback"
+            f"recipe {candidate.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best:.4g} was "
+            f"reached, and all activations take {target.fallback} or none; ask for less, or leave out "
+            "--fallback"
         )
     ranking = rank_groups(
         toggles, first_feeds(session.kept, RANKING_FEEDS), candidate.recipe, options.stage("rank")

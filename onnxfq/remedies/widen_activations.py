@@ -15,8 +15,8 @@ from onnxfq.targets.target import target_by_name
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     """Return why activations keep their format; empty if outputs are low, or if the fallback names it."""
     asked = judge.wide if judge.accuracy is None else judge.accuracy.fallback
-    why = explain_fixed_formats(candidate, judge)
-    return why or ("" if asked == target_by_name(candidate.recipe.target).wide else judge.explain_sound(candidate))
+    is_asked = asked == target_by_name(candidate.recipe.target).wide
+    return explain_fixed_formats(candidate, judge) or ("" if is_asked else judge.explain_sound(candidate))
 
 
 def explain_fixed_formats(candidate: Candidate, judge: Judge) -> str:

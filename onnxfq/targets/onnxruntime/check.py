@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.build import build_model, has_pair_behind
+from onnxfq.targets.onnxruntime.float_products import rounded_products
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.operands import ExpectedPrecision, Units
@@ -89,7 +90,7 @@ def count_saturating(promised: ExpectedPrecision, weights: NDArray[Any]) -> tupl
     return int(np.count_nonzero(np.abs(neighbours) > 128)), int(neighbours.size)
 
 
-RULES: tuple[Rule, ...] = (check_quantized, several_scales, stacked_weights, saturation)
+RULES: tuple[Rule, ...] = (check_quantized, several_scales, stacked_weights, saturation, rounded_products)
 
 check_model = make_check(
     "onnxruntime",

@@ -18,6 +18,7 @@ from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
 from onnxfq.targets.onnxruntime.check import check_model
 from onnxfq.targets.onnxruntime.float_kernels import note_float_kernels
+from onnxfq.targets.onnxruntime.float_products import keep_floats
 from onnxfq.targets.onnxruntime.product_biases import join_biases, widen_biases
 from onnxfq.targets.onnxruntime.recipes import RECIPES
 from onnxfq.targets.target import Target
@@ -122,6 +123,6 @@ ONNXRUNTIME = Target(
     ),
     recipes=RECIPES,
     check=check_model,
-    form=QdqForm(edit=widen_biases),
+    form=QdqForm(edit=widen_biases, finish=keep_floats),
     prepare=lambda model: join_biases(fold_batch_norm(model)),  # products that it has in integers
 )

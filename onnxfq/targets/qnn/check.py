@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QDQ_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.targets.findings import Finding
+from onnxfq.targets.onnxruntime.float_products import rounded_products
 from onnxfq.targets.qnn.build import build_model
 from onnxfq.targets.qnn.operators import ABSORBED, OPERATORS, keeps_scale
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
@@ -183,6 +184,14 @@ def _limits(site: NodeSite) -> tuple[float, float] | None:
     return ends[0], ends[1]
 
 
-RULES: tuple[Rule, ...] = (check_quantized, operators, node_units, zero_points, formats, moved_scales)
+RULES: tuple[Rule, ...] = (
+    check_quantized,
+    operators,
+    node_units,
+    zero_points,
+    formats,
+    moved_scales,
+    rounded_products,
+)
 
 check_model = make_check("qnn", RULES, UNITS, build_model)
