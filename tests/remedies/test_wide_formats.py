@@ -1,14 +1,17 @@
-"""Float8 for single layers: by its name, or where every GPU has it; otherwise it is only offered."""
+"""Wide formats: float8 for layers on GPUs that have it, 16 bits where float would leave the hardware."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 import onnx
 import pytest
 from builders import build, weights
+from onnx.numpy_helper import from_array
 
-from onnxfq import AccuracyTarget, QuantizeOptions, quantize
-from onnxfq.errors import DataError
+from onnxfq import AccuracyTarget, QuantizeOptions, Recipe, load_recipe, quantize
+from onnxfq.errors import DataError, RecipeError
 from onnxfq.pipeline import QuantizeResult
 from onnxfq.remedies.judge import can_multiply
 
@@ -96,3 +99,73 @@ def test_formats_of_gpus(qtype: str, capability: int, can: bool) -> None:
     """NVIDIA's support matrix; a target without a table has no format by GPU."""
     assert can_multiply("tensorrt", qtype, capability) is can
     assert not can_multiply("onnxruntime", qtype, capability)
+
+
+WIDE = "uint16"
+
+
+def few_digits() -> onnx.ModelProto:
+    """The spectrum with weights that 8 bits hold exactly, so that activations make all noise."""
+    proto = spectrum()
+    exact = {"mixing": np.eye(32, dtype=np.float32), "w": np.sign(weights(32, 8))}
+    for tensor in proto.graph.initializer:
+        tensor.CopyFrom(from_array(exact[tensor.name], tensor.name))
+    return proto
+
+
+def run_on_htp(recipe: Recipe | str = "qnn-int8", **accuracy: object) -> QuantizeResult:
+    """Quantize for QNN, where the CPU runs what is in float."""
+    return quantize(few_digits(), powers(), recipe=recipe, accuracy=AccuracyTarget(**accuracy))
+
+
+@pytest.mark.parametrize("words", [{}, {"repair": "thorough"}, {"fallback": WIDE}, {"min_sqnr": 25.0}])
+def test_all_activations_widen_where_float_leaves_the_hardware(words: dict[str, object]) -> None:
+    """The file is the one of the recipe with 16 bits, and no layer is in float."""
+    result = run_on_htp(**words)
+    trial = result.trial("widened")
+    assert trial.is_kept and trial.after > trial.before + 10
+    assert formats(result) == {WIDE} and not result.recipe.overrides
+    wide = run_on_htp("qnn-a16w8", repair=None)
+    assert result.plan.placements == wide.plan.placements
+    assert result.encodings.encodings == wide.encodings.encodings
+
+
+def test_a_promise_of_a_metric_widens_too() -> None:
+    """No SQNR is asked for, so the promise itself tries it before layers in float."""
+    data, wanted = powers(), []
+
+    def near(outputs: Iterable[dict[str, np.ndarray]], samples: Iterable[dict[str, np.ndarray]]) -> float:
+        """Return minus the mean distance from the float model."""
+        wanted[:] = wanted or [quantize_free(one) for one in samples]
+        pairs = zip(outputs, wanted, strict=True)
+        return -float(np.mean([np.abs(found["y"] - real).mean() for found, real in pairs]))
+
+    def quantize_free(sample: dict[str, np.ndarray]) -> np.ndarray:
+        matrix = np.sign(weights(32, 8))
+        return np.asarray(np.sqrt(np.sqrt(sample["x"])) @ matrix)
+
+    loose = run_on_htp(repair=None)
+    assert formats(loose) == {"uint8"}
+    accuracy = AccuracyTarget(metric=near, max_drop=0.25)
+    result = quantize(few_digits(), data, recipe="qnn-int8", accuracy=accuracy)
+    assert result.trial("promised").is_kept and formats(result) == {WIDE}
+    assert not result.recipe.overrides and "all activations in uint16" in result.trial("promised").details[0]
+
+
+def test_what_widens_nothing() -> None:
+    """Repair that is off, sound outputs, formats by override, another fallback, 16 bits already."""
+    named = load_recipe("qnn-int8").override(
+        overrides=[{"nodes": ["last"], "activations": {"qtype": "uint8"}}]
+    )
+    cases = [
+        (run_on_htp(repair=None), "repair is off"),
+        (run_on_htp(repair=10.0), "the outputs have 10 dB"),
+        (run_on_htp(named), "the recipe names the formats of some layers"),
+        (run_on_htp(fallback="weights", min_sqnr=20.0), "layers that lose get weights"),
+        (run_on_htp("qnn-a16w8"), "no activation has fewer bits"),
+        (run(repair=45.0), "layers in float stay on the hardware"),
+    ]
+    for result, why in cases:
+        assert result.trial("widened").why == why
+    with pytest.raises(RecipeError, match="all activations take uint16 or none; ask for less"):
+        run_on_htp(min_sqnr=90.0, fallback=WIDE)

@@ -33,11 +33,11 @@ _READ, _ROUND = "DequantizeLinear", "QuantizeLinear"
 
 
 def find_rounded_products(index: GraphIndex) -> Iterator[onnx.NodeProto]:
-    """Yield the products with a weight in float that ONNX Runtime rounds."""
+    """Yield the products with weight and bias in float that ONNX Runtime rounds."""
     for node in index.nodes:
         if node.op_type in _PRODUCTS and node.domain in STANDARD_DOMAINS:
-            weight = index.constants.get(node.input[1])
-            is_float = weight is not None and weight.data_type == TensorProto.FLOAT
+            constants = [index.constants.get(name) for name in node.input[1:] if name]
+            is_float = all(one is not None and one.data_type == TensorProto.FLOAT for one in constants)
             if is_float and _reads_one_scale(node, index) and _is_rounded(node, index):
                 yield node
 
