@@ -104,7 +104,7 @@ def _read_by_channel(
     """Return a DequantizeLinear of the input of `node` with `size` equal scales, which `node` then reads."""
     given = node.input[0]
     reader, name = index.makers[given], index.names.claim(f"{given}/{node.name}")
-    read = onnx.helper.make_node(_READ, list(reader.input), [name], name, axis=axis)
+    read = onnx.helper.make_node(_READ, list(reader.input), [name], name, domain=reader.domain, axis=axis)
     for slot, one in enumerate(reader.input[1:], 1):
         values = np.full(size, to_array(index.constants[one]).reshape(()))
         graph.initializer.append(make_tensor(index.names.claim(f"{name}/{slot}"), values))
