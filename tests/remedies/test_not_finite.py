@@ -42,9 +42,13 @@ def test_infinity_and_nan_are_told(data: dict[str, np.ndarray]) -> None:
     assert any(line.startswith("low SQNR   1 of 1 output") for line in lines)
 
 
-def test_repair_cures_it(data: dict[str, np.ndarray]) -> None:
-    """Some layers stay in float, and the output is finite."""
-    result = onnxfq.quantize(NORMALIZED, data, recipe="qnn-int8")
+@pytest.mark.parametrize("remedy, formats", [("widened", {}), ("protected", {"qtype": "uint8"})])
+def test_repair_cures_it(remedy: str, formats: dict[str, str], data: dict[str, np.ndarray]) -> None:
+    """All activations get 16 bits; where the recipe names a format, some layers stay in float."""
+    recipe = onnxfq.load_recipe("qnn-int8")
+    if formats:
+        recipe = recipe.override(overrides=[{"nodes": ["last"], "activations": formats}])
+    result = onnxfq.quantize(NORMALIZED, data, recipe=recipe)
     (candidate,) = result.evaluation.candidates
-    assert candidate.broken == () and result.trial("protected").is_kept and candidate.lowest_db > 10
+    assert candidate.broken == () and result.trial(remedy).is_kept and candidate.lowest_db > 10
     assert not any(line.startswith("not finite") for line in quantize_summary(result).splitlines())

@@ -16,6 +16,7 @@ from ort_quantizer import MEASURED, by_ort
 
 import onnxfq
 from onnxfq.errors import DataError
+from onnxfq.runtime.optimized_graph import optimize_graph
 from onnxfq.runtime.session import Session
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.target import BuildOptions
@@ -178,3 +179,21 @@ def test_a_model_is_checked_for_its_own_target(recipe: str) -> None:
     assert onnxfq.check(written, "openvino").target == "openvino"
     del written.metadata_props[:]
     assert onnxfq.check(written).target == "tensorrt"
+
+
+def test_products_in_float_between_pairs(tmp_path: Path) -> None:
+    """ONNX Runtime's own quantizer leaves a product in float between pairs, and the session rounds it."""
+    proto = build(
+        """g (float[N,8,6,6] x) => (float[N,8,4,4] y) {
+            [first] a = Conv (x, w0) [mid] b = Conv <pads = [1,1,1,1]> (a, w1, c)
+            [last] y = Conv <pads = [1,1,1,1]> (b, w2) }""",
+        {
+            "w0": weights(8, 8, 3, 3), "w1": weights(8, 8, 3, 3, seed=1), "c": weights(8),
+            "w2": weights(8, 8, 3, 3, seed=2),
+        },
+    )  # fmt: skip
+    theirs = by_ort(proto, [feed_for(proto)], tmp_path, nodes_to_exclude=["mid"])
+    found = [one for one in onnxfq.check(theirs, "onnxruntime").findings if one.rule == "rounded-product"]
+    assert [(one.node, one.severity) for one in found] == [("mid", "warning")]
+    kinds = [node.op_type for node in optimize_graph(theirs).graph.node]
+    assert kinds.count("QLinearConv") == 3 and "Conv" not in kinds

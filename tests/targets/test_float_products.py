@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from builders import build, weights
-from ort_quantizer import by_ort
 
 import onnxfq
 from onnxfq.numerics.metrics import ratio_db
@@ -131,16 +128,6 @@ def test_one_channel(side: int | None, is_told: bool, caplog: pytest.LogCaptureF
     assert any("ONNX Runtime rounds the weight" in text for text in told) is is_told
     found = [one.node for one in onnxfq.check(made, "qnn").findings if one.rule == "rounded-product"]
     assert found == (["mid"] if is_told else [])
-
-
-def test_models_of_another_tool(tmp_path: Path) -> None:
-    """The rule finds what ONNX Runtime's own quantizer left in float, and the session rounds it."""
-    proto, given = images(*MIDDLE["Conv"]), feeds()
-    theirs = by_ort(proto, given, tmp_path, per_channel=True, nodes_to_exclude=["mid"])
-    found = [one for one in onnxfq.check(theirs, "onnxruntime").findings if one.rule == "rounded-product"]
-    assert [one.node for one in found] == ["mid"] and found[0].severity == "warning"
-    plain_db, default_db = losses(proto, theirs, given)
-    assert default_db < plain_db - 2
 
 
 def test_other_targets_keep_their_form() -> None:
