@@ -27,6 +27,7 @@ class Trial(Record):
         details: what it does, a line each.
         evidence: the measurement that chose it, if there is one to look up.
         seconds: that it took.
+        price: its cost at run time in words, of a remedy without evidence that has one.
     """
 
     remedy: str
@@ -38,6 +39,7 @@ class Trial(Record):
     details: tuple[str, ...] = ()
     evidence: Sensitivity | Equalization | None = None
     seconds: Amount = 0.0
+    price: str = ""
 
     @property
     def result(self) -> str:
@@ -60,7 +62,7 @@ class Trial(Record):
             return f"{count} new Mul" if count else "none"
         chosen = None if self.evidence is None else self.evidence.remedy
         if chosen is None:
-            return "none" if self.evidence is None else ""
+            return self.price or ("none" if self.evidence is None else "")
         return "" if chosen.multiplies is None else f"{chosen.multiplies:.1%} in {chosen.fallback}"
 
     @property

@@ -105,11 +105,13 @@ class Proposal(NamedTuple):
         candidate: to be proven.
         details: what differs, a line each.
         evidence: the measurement that chose it, if there is one to look up.
+        price: its cost at run time, if the evidence has none.
     """
 
     candidate: Candidate
     details: Sequence[str] = ()
     evidence: Sensitivity | Equalization | None = None
+    price: str = ""
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,7 @@ class Judge:
             after=figures.get("after"),
         )
         if isinstance(verdict, Proposal):
-            return verdict.candidate, trial.model_copy(update={"is_kept": True})
+            return verdict.candidate, trial.model_copy(update={"is_kept": True, "price": verdict.price})
         return candidate, trial.model_copy(update={"why": verdict.why, "is_needed": verdict.is_needed})
 
     def _confirm(self, candidate: Candidate, remedy: Remedy) -> tuple[Proposal | Refusal, dict[str, float]]:

@@ -20,7 +20,7 @@ from onnxfq.remedies.runtime_proof import RuntimeModel, open_in_runtime
 from onnxfq.remedies.samples import split_samples
 from onnxfq.remedies.sensitivity import MEASURED, find_remedy, next_count, rank_groups
 from onnxfq.remedies.task_metric import TaskMetric
-from onnxfq.remedies.widen_activations import describe, explain_fixed_formats, widen
+from onnxfq.remedies.widen_activations import describe, explain_fixed_formats, tell_price, widen
 from onnxfq.remedies.work import SIMULATED
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import target_by_name
@@ -204,7 +204,8 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         made = widen(candidate)
         reached = _prove(aim, judge, made, None, open_in_runtime(made, judge))
         if reached >= aim.wanted:
-            return Proposal(made, [f"{describe(candidate)}: {proven:.4g} -> {reached:.4g} {aim.measure}"])
+            text = f"{describe(candidate)}: {proven:.4g} -> {reached:.4g} {aim.measure}"
+            return Proposal(made, [text], price=tell_price(candidate))
         best = max(best, reached)
     if target.fallback == target_by_name(candidate.recipe.target).wide:
         raise RecipeError(

@@ -44,13 +44,18 @@ def widen(candidate: Candidate) -> Candidate:
 def propose(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the widened candidate."""
     judge.budget.spend(estimate(candidate, judge))
-    return Proposal(widen(candidate), [describe(candidate)])
+    return Proposal(widen(candidate), [describe(candidate)], price=tell_price(candidate))
 
 
 def describe(candidate: Candidate) -> str:
     """Return what is done and why."""
     wide = target_by_name(candidate.recipe.target).wide
     return f"all activations in {wide}; layers in float would leave the hardware"
+
+
+def tell_price(candidate: Candidate) -> str:
+    """Return the cost at run time: the share of the multiply-adds that take the wide format."""
+    return f"{1.0:.1%} in {target_by_name(candidate.recipe.target).wide}"
 
 
 def estimate(candidate: Candidate, judge: Judge) -> float:

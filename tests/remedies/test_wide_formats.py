@@ -123,7 +123,7 @@ def test_all_activations_widen_where_float_leaves_the_hardware(words: dict[str, 
     """The file is the one of the recipe with 16 bits, and no layer is in float."""
     result = run_on_htp(**words)
     trial = result.trial("widened")
-    assert trial.is_kept and trial.after > trial.before + 10
+    assert trial.is_kept and trial.after > trial.before + 10 and trial.cost == "100.0% in uint16"
     assert formats(result) == {WIDE} and not result.recipe.overrides
     wide = run_on_htp("qnn-a16w8", repair=None)
     assert result.plan.placements == wide.plan.placements
