@@ -14,16 +14,14 @@ from onnxfq.targets.target import target_by_name
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
     """Return why activations keep their format; empty if outputs are low, or if the fallback names it."""
-    asked = judge.wide if judge.accuracy is None else judge.accuracy.fallback
-    is_asked = asked == target_by_name(candidate.recipe.target).wide
+    is_asked = _find_asked(judge) == _find_wide(candidate)
     return explain_fixed_formats(candidate, judge) or ("" if is_asked else judge.explain_sound(candidate))
 
 
 def explain_fixed_formats(candidate: Candidate, judge: Judge) -> str:
     """Return why the activations of `candidate` cannot all get another format; empty if they can."""
-    recipe = candidate.recipe
-    wide, scheme = target_by_name(recipe.target).wide, recipe.activations
-    asked = judge.wide if judge.accuracy is None else judge.accuracy.fallback
+    recipe, wide, asked = candidate.recipe, _find_wide(candidate), _find_asked(judge)
+    scheme = recipe.activations
     if not wide:
         return "layers in float stay on the hardware"
     if scheme is None or scheme.qtype.bits >= qtype_by_name(wide).bits:
@@ -37,8 +35,7 @@ def explain_fixed_formats(candidate: Candidate, judge: Judge) -> str:
 
 def widen(candidate: Candidate) -> Candidate:
     """Return `candidate` with all activations in the wide format of its target."""
-    recipe = candidate.recipe
-    return candidate.with_recipe(recipe.override(activations={"qtype": target_by_name(recipe.target).wide}))
+    return candidate.with_recipe(candidate.recipe.override(activations={"qtype": _find_wide(candidate)}))
 
 
 def propose(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
@@ -49,18 +46,26 @@ def propose(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 
 def describe(candidate: Candidate) -> str:
     """Return what is done and why."""
-    wide = target_by_name(candidate.recipe.target).wide
-    return f"all activations in {wide}; layers in float would leave the hardware"
+    return f"all activations in {_find_wide(candidate)}; layers in float would leave the hardware"
 
 
 def tell_price(candidate: Candidate) -> str:
     """Return the cost at run time: the share of the multiply-adds that take the wide format."""
-    return f"{1.0:.1%} in {target_by_name(candidate.recipe.target).wide}"
+    return f"{1.0:.1%} in {_find_wide(candidate)}"
 
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
     """Return the seconds of ranges from known statistics, and of a comparison."""
     return judge.work.calibrate + judge.compare_choosing(1)
+
+
+def _find_wide(candidate: Candidate) -> str:
+    return target_by_name(candidate.recipe.target).wide
+
+
+def _find_asked(judge: Judge) -> str:
+    """Return the format that the user asked for by a fallback; FLOAT without one."""
+    return judge.wide if judge.accuracy is None else judge.accuracy.fallback
 
 
 WIDEN = Remedy("widened", explain_unneeded, propose, is_sure=True, estimate=estimate)

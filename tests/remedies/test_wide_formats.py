@@ -136,11 +136,11 @@ def test_a_promise_of_a_metric_widens_too() -> None:
 
     def near(outputs: Iterable[dict[str, np.ndarray]], samples: Iterable[dict[str, np.ndarray]]) -> float:
         """Return minus the mean distance from the float model."""
-        wanted[:] = wanted or [quantize_free(one) for one in samples]
+        wanted[:] = wanted or [compute(one) for one in samples]
         pairs = zip(outputs, wanted, strict=True)
         return -float(np.mean([np.abs(found["y"] - real).mean() for found, real in pairs]))
 
-    def quantize_free(sample: dict[str, np.ndarray]) -> np.ndarray:
+    def compute(sample: dict[str, np.ndarray]) -> np.ndarray:
         matrix = np.sign(weights(32, 8))
         return np.asarray(np.sqrt(np.sqrt(sample["x"])) @ matrix)
 

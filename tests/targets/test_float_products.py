@@ -94,6 +94,7 @@ def test_a_layer_in_float_stays_in_float(name: str, recipe: str, monkeypatch: py
 
 
 @pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.wide_sums
 def test_products_of_rows(turned: int) -> None:
     """A Gemm has the channels of its input along the second axis, and its weight in either order."""
     shape = (16, 32) if turned else (32, 16)
