@@ -37,7 +37,7 @@ def search_calibrators(candidate: Candidate, judge: Judge) -> Proposal | Refusal
 
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
-    """Return the seconds of comparing the calibrators."""
+    """Return the runs of comparing the calibrators."""
     return judge.compare_choosing(1 + len(METHODS)) + judge.work.opening
 
 

@@ -39,12 +39,12 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
 
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
-    """Return the seconds of two runs over some samples, and of another candidate."""
+    """Return the runs of two runs over some samples, and of another candidate."""
     work = judge.work
-    seconds = 2 * work.observe(min(SAMPLES, work.samples)) + work.observe() + work.calibrate
+    runs = 2 * work.observe(min(SAMPLES, work.samples)) + work.observe() + work.calibrate
     if any(placement.rounding != NEAREST for placement in candidate.plan.weights):
-        seconds += work.round(candidate)
-    return seconds + judge.compare_choosing(1)
+        runs += work.round(candidate)
+    return runs + judge.compare_choosing(1)
 
 
 def center(candidate: Candidate, judge: Judge) -> Proposal | Refusal:

@@ -61,7 +61,7 @@ def improve(
 
 
 def _estimate_needed(judge: Judge, candidate: Candidate, remedies: Sequence[Remedy]) -> dict[str, float]:
-    """Return the seconds that each remedy takes that is needed and has a budget."""
+    """Return the runs that each remedy takes that is needed and has a budget."""
     return {
         remedy.name: remedy.estimate(candidate, judge)
         for remedy in remedies
@@ -185,11 +185,9 @@ class _Combined:
                 del self._refusals[remedy.name]
             left = judge.budget.left
             for place, (_, path) in enumerate(list(beam)):
-                # A remedy that has no budget has one from its second try on: the seconds of the first.
-                seconds = (
-                    max(remedy.estimate(path.candidate, judge), left - judge.budget.left) if place else 0.0
-                )
-                if place and judge.budget.explain_extra(seconds, sum(self._reserved.values())):
+                # A remedy that has no budget has one from its second try on: the runs of the first.
+                runs = max(remedy.estimate(path.candidate, judge), left - judge.budget.left) if place else 0.0
+                if place and judge.budget.explain_extra(runs, sum(self._reserved.values())):
                     continue
                 verdict = judge.ask(remedy, path.candidate)
                 if isinstance(verdict, Refusal):

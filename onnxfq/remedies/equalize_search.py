@@ -30,12 +30,6 @@ SAMPLES = 64
 RANGED = 16
 """Most samples that give the ranges of tensors while sets of factors are compared."""
 
-FACTOR_SECONDS = 0.03
-"""Time of choosing the factors of a group of channels, without its weights."""
-
-WEIGHT_SECONDS = 2.5e-7
-"""The same for each element of the weights that read these channels."""
-
 HOPELESS_DB = 3.0
 """Loss in dB of all factors together, from which on no part of them is tried: twice the noise."""
 
@@ -121,39 +115,36 @@ def equalize_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 def estimate(
     candidate: Candidate, judge: Judge, method: Method = "cross_layer", samples: int = RANGED
 ) -> float:
-    """Return the seconds of choosing factors, of comparing with them, and of the ranges of all samples."""
+    """Return the runs of choosing factors, of comparing with them, and of the ranges of all samples."""
     model, work = candidate.session.ranked, judge.work
     groups = find_groups(model, method, candidate.recipe.target)
     if not groups:
         return 0.0
-    factors = _factor_seconds(model, groups, judge, min(samples, work.samples))
-    return factors + _measuring_seconds(judge) + work.observe() + work.calibrate
+    factors = _factor_runs(model, groups, judge, min(samples, work.samples))
+    return factors + _measuring_runs(judge) + work.observe() + work.calibrate
 
 
 def leave_for_smoothing(candidate: Candidate, judge: Judge) -> float:
-    """Return the seconds that equalization leaves for smoothing, which reaches twice as many products."""
+    """Return the runs that equalization leaves for smoothing, which reaches twice as many products."""
     if explain_unneeded_smoothing(candidate, judge):
         return 0.0
     ranked = candidate.session.ranked
     target = candidate.recipe.target
     reached = {name: sum(len(one.readers) for one in find_groups(ranked, name, target)) for name in METHODS}
-    seconds = estimate(candidate, judge, "smooth", SAMPLES)
-    is_less = 2 * reached["cross_layer"] < reached["smooth"] and not judge.budget.explain_refusal(seconds)
-    return seconds if is_less else 0.0
+    runs = estimate(candidate, judge, "smooth", SAMPLES)
+    is_less = 2 * reached["cross_layer"] < reached["smooth"] and not judge.budget.explain_refusal(runs)
+    return runs if is_less else 0.0
 
 
-def _factor_seconds(model: Model, groups: Sequence[ChannelGroup], judge: Judge, samples: int) -> float:
-    """Return the seconds of choosing the factors of `groups` by the channels of so many samples."""
+def _factor_runs(model: Model, groups: Sequence[ChannelGroup], judge: Judge, samples: int) -> float:
+    """Return the runs of choosing the factors of `groups` by the channels of so many samples."""
     sizes: dict[str, int] = {t.name: math.prod(t.dims) for t in model.proto.graph.initializer}
     elements = sum(min(sizes.get(fold.constant, 0), SAMPLED) for group in groups for fold in group.readers)
-    readers = {fold.summed for group in groups for fold in group.readers}
-    share = min(1.0, len(readers) / max(len(judge.start.plan.weights), 1))
-    observed = judge.work.observe_channels(samples, share)
-    return FACTOR_SECONDS * len(groups) + WEIGHT_SECONDS * elements + observed
+    return judge.work.factors(len(groups), elements) + judge.work.opening + samples * judge.work.quantized
 
 
-def _measuring_seconds(judge: Judge) -> float:
-    """Return the seconds of comparing one set of factors."""
+def _measuring_runs(judge: Judge) -> float:
+    """Return the runs of comparing one set of factors."""
     work = judge.work
     return work.observe(min(RANGED, work.samples)) + work.calibrate + judge.compare_choosing(1)
 
@@ -229,8 +220,8 @@ class _Search:
         plan = plan_encodings(session.ranked, self.recipe).plan
         equalized = equalize(session.model, plan, methods, feeds, self.options.threads, ranked)
         if self.judge is not None and equalized.groups:
-            seconds = _factor_seconds(session.model, equalized.channels, self.judge, len(feeds))
-            self.judge.budget.spend(seconds)
+            runs = _factor_runs(session.model, equalized.channels, self.judge, len(feeds))
+            self.judge.budget.spend(runs)
         return equalized
 
     def confirm(self, methods: ChannelMethods, known_db: float) -> tuple[Equalized, list[FactorTrial]]:
@@ -276,7 +267,7 @@ class _Search:
         if is_asked(self.judge.start.recipe):
             return ""
         rest = self.judge.work.observe() + self.judge.work.calibrate  # the final estimate, with all samples
-        return self.judge.budget.explain_extra(_measuring_seconds(self.judge) + rest)
+        return self.judge.budget.explain_extra(_measuring_runs(self.judge) + rest)
 
     def _measure(self, equalized: Equalized, trials: list[FactorTrial]) -> float:
         """Return the SQNR in dB of the quantized model whose ranges RANGED of the given samples tell."""

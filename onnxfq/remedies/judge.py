@@ -131,7 +131,7 @@ class Remedy:
             they are low.
         is_sure: whether it takes noise away and changes nothing else, so that all others leave it its time,
             and its gain on few samples needs no standard error.
-        estimate: takes the same, and returns the seconds of `work` that a proposal takes.
+        estimate: takes the same, and returns the runs of `work` that a proposal takes.
         leave: the same for what it leaves to a later remedy that is likelier to gain.
         gain: takes the same, and returns the most dB that it can gain, as far as that is known.
     """
@@ -195,7 +195,7 @@ class Judge:
     wide: str = FLOAT
     least: float | None = None
     is_off: bool = False
-    work: Work = Work(0, 0.0, 0)
+    work: Work = Work(0)
     budget: Budget = field(default_factory=Budget, repr=False)
     choosing: Sequence[Feed] = ()
     proving: Sequence[Feed] = ()
@@ -224,7 +224,7 @@ class Judge:
         endless = accuracy.repair == THOROUGH or any(one.broken for one in first.candidates[:1])
         budget = Budget() if endless else Budget(work.allow(low))
         split = split_samples(start.session.kept)
-        runs = work.opening + work.run * (len(split.choosing) + len(split.proving))
+        runs = work.opening + work.plain * (len(split.choosing) + len(split.proving))
         budget.spend(runs + work.finish(len(split.unused)))
         return replace(judge, work=work, budget=budget)
 
@@ -331,7 +331,7 @@ class Judge:
         return remedy.explain_unneeded(candidate, self)
 
     def compare_choosing(self, candidates: int) -> float:
-        """Return the seconds of comparing so many candidates on the samples that choose."""
+        """Return the runs of comparing so many candidates on the samples that choose."""
         return self.work.compare(len(split_samples(self.kept).choosing), candidates, is_first=False)
 
     def choose(self, candidates: Sequence[Candidate]) -> list[float]:

@@ -21,7 +21,6 @@ from onnxfq.remedies.samples import split_samples
 from onnxfq.remedies.sensitivity import MEASURED, find_remedy, next_count, rank_groups
 from onnxfq.remedies.task_metric import TaskMetric
 from onnxfq.remedies.widen_activations import describe, explain_fixed_formats, tell_price, widen
-from onnxfq.remedies.work import SIMULATED
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import target_by_name
 
@@ -74,8 +73,8 @@ def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     if not toggles.groups:
         return Refusal("no quantizer can be switched off")
     # Later remedies keep their time.
-    count = 1 if judge.budget.explain_extra(_seconds(candidate, judge, RANKING_FEEDS)) else RANKING_FEEDS
-    judge.budget.spend(_seconds(candidate, judge, count))
+    count = 1 if judge.budget.explain_extra(_runs(candidate, judge, RANKING_FEEDS)) else RANKING_FEEDS
+    judge.budget.spend(_runs(candidate, judge, count))
     feeds = first_feeds(judge.choosing, count)
     ranking = rank_groups(toggles, feeds, candidate.recipe, judge.options.stage("rank"))
     if judge.wide != FLOAT:
@@ -128,10 +127,10 @@ def _widen_layers(
     order, count = range(len(ranking.groups)), 1
     found: list[tuple[float, int, Candidate]] = []
     while count <= len(order):
-        seconds = judge.work.calibrate * count / len(order)  # the ranges of all others are known
-        if found and judge.budget.explain_refusal(seconds + judge.compare_choosing(1)):
+        runs = judge.work.calibrate * count / len(order)  # the ranges of all others are known
+        if found and judge.budget.explain_refusal(runs + judge.compare_choosing(1)):
             break
-        judge.budget.spend(seconds)
+        judge.budget.spend(runs)
         made = candidate.with_overrides((ranking.override(order[:count], qtype),), None, judge.options)
         found.append((judge.choose([made])[0], count, made))
         count *= step
@@ -344,19 +343,19 @@ def _affordable(ranking: Sensitivity, most: float) -> list[int]:
 
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
-    """Return the seconds of measuring each group alone on one sample."""
-    return _seconds(candidate, judge, 1)
+    """Return the runs of measuring each group alone on one sample."""
+    return _runs(candidate, judge, 1)
 
 
-def _seconds(candidate: Candidate, judge: Judge, feeds: int) -> float:
-    """Return the seconds of measuring each group alone, from its segment on, and whole models."""
+def _runs(candidate: Candidate, judge: Judge, feeds: int) -> float:
+    """Return the runs of measuring each group alone, from its segment on, and whole models."""
     plan, work = candidate.plan, judge.work
     groups = max(len(plan.weights), len(plan.activations))
     segments = count_segments(len(plan.placements))
     runs = groups * (segments + 1) / (2 * segments) + 1 + MEASURED  # if segments cost the same
     choosing = len(split_samples(judge.kept).choosing)
     whole = runs * min(feeds, len(judge.kept)) + TRIED * choosing
-    return 4 * work.opening + whole * work.run * SIMULATED
+    return 4 * work.opening + whole * work.quantized
 
 
 PROTECT = Remedy("protected", explain_unneeded, leave_layers, is_sure=True, estimate=estimate)

@@ -68,10 +68,10 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     for method in ROUNDINGS:
         if judge.options.ray is not None and METHODS[method].sequential:
             continue
-        seconds = _seconds(candidate, judge, method)
-        if proposals and _explain_second(candidate, judge, seconds):
+        runs = _runs(candidate, judge, method)
+        if proposals and _explain_second(candidate, judge, runs):
             continue
-        judge.budget.spend(seconds)
+        judge.budget.spend(runs)
         nearest = candidate.with_recipe(_in_place_of_auto(candidate.recipe, method), keep_rounding=False)
         rounding = round_given(
             session,
@@ -95,22 +95,22 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     return proposals[best]
 
 
-def _explain_second(candidate: Candidate, judge: Judge, seconds: float) -> str:
+def _explain_second(candidate: Candidate, judge: Judge, runs: float) -> str:
     """Return why no second method is tried; weights of few bits have the time of low outputs for it."""
-    if _has_few_bits(candidate) and seconds <= judge.work.allow(is_low=True):
+    if _has_few_bits(candidate) and runs <= judge.work.allow(is_low=True):
         return ""
-    return judge.budget.explain_extra(seconds)
+    return judge.budget.explain_extra(runs)
 
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
-    """Return the seconds of the first method; nothing for weights of few bits, which are always rounded."""
+    """Return the runs of the first method; nothing for weights of few bits, which are always rounded."""
     if _has_few_bits(candidate):
         return 0.0
-    return _seconds(candidate, judge, ROUNDINGS[0]) + judge.compare_choosing(1)
+    return _runs(candidate, judge, ROUNDINGS[0]) + judge.compare_choosing(1)
 
 
-def _seconds(candidate: Candidate, judge: Judge, method: str) -> float:
-    """Return the seconds of gathering moments, and of rounding by a method."""
+def _runs(candidate: Candidate, judge: Judge, method: str) -> float:
+    """Return the runs of gathering moments, and of rounding by a method."""
     if METHODS[method].sequential:
         return judge.work.round_in_turn(candidate)
     return judge.work.observe() + judge.work.round(candidate)

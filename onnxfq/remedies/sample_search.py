@@ -47,7 +47,7 @@ def leave_out_apart(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
-    """Return the seconds of observing the other samples, and of comparing."""
+    """Return the runs of observing the other samples, and of comparing."""
     feeds = candidate.session.feeds
     apart = 0 if feeds is None else len(feeds.apart)
     observed = judge.work.observe() + judge.work.calibrate

@@ -55,7 +55,7 @@ def tell_price(candidate: Candidate) -> str:
 
 
 def estimate(candidate: Candidate, judge: Judge) -> float:
-    """Return the seconds of ranges from known statistics, and of a comparison."""
+    """Return the runs of ranges from known statistics, and of a comparison."""
     return judge.work.calibrate + judge.compare_choosing(1)
 
 

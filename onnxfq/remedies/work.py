@@ -1,6 +1,7 @@
-"""`Work`: what planning, observing and trying remedies cost, in seconds of one nominal machine.
+"""`Work`: what planning, observing and trying remedies cost, in runs of the float model on one sample.
 
-The clock of the machine decides nothing: the same data and model give the same trials everywhere.
+They are counted from the model, the plan and the number of samples. No clock decides anything: the same data
+and model give the same trials everywhere.
 """
 
 from __future__ import annotations
@@ -18,72 +19,48 @@ from onnxfq.remedies.sequential_moments import choose_samples
 if TYPE_CHECKING:
     from onnxfq.remedies.candidate import Candidate
 
-RATE = 5e10
-"""Multiply-adds in a second of the nominal machine, one core."""
+# Each constant is a number of multiply-adds of a product, in the time that something else takes.
+# `benchmarks/work.py` fits them to processor times, and has their errors on networks that it leaves out.
 
-ELEMENT_SECONDS = 5e-10
-"""Time that each element of the inputs and outputs of products takes."""
+ELEMENT = 25.0
+"""Of each element that a product reads or writes, or a pair rounds."""
 
-NODE_SECONDS = 5e-6
-"""Time that an operator takes without its multiply-adds and elements."""
+NODE = 2.5e5
+"""Of an operator, without its multiply-adds and elements."""
 
-SESSION_SECONDS = 4e-4
-"""Time that each operator takes to insert quantizers and to open a session."""
+HANDLED = 2e7
+"""Of an operator or tensor that a stage handles, or a session opens."""
 
-STAGE_SECONDS = 4e-3
-"""Time that each operator takes to be loaded, planned, calibrated, inserted and written."""
+SEARCHED = 1e4
+"""Of each element of a weight whose scales or channel factors are searched."""
 
-CALIBRATE_SECONDS = 5e-3
-"""Time of choosing among all calibrators for one tensor."""
+LINEAR = 2.0
+"""Of a multiply-add of linear algebra, in float64."""
 
-SIMULATED = 1.2
-"""Runs of the float model in the time of a run of the model with FakeQuantize nodes."""
-
-OBSERVED = 1.4
-"""Runs of the float model in the time of a run that observes."""
-
-CHANNEL_SECONDS = 7e-9
-"""Time that each element takes whose channels are observed."""
-
-WEIGHT_SECONDS = 0.01
-"""Time of rounding even a small weight."""
-
-INPUT_SECONDS = 6e-5
-"""The same for each of its inputs: they are rounded one after the other."""
-
-SCALE_SECONDS = 1.5e-7
-"""The same for each of its elements: the search of their scales."""
-
-LAYER_SECONDS = 3e-4
-"""Time of a sequential method for one layer and sample: it runs each layer of both models by itself."""
+STAGES = 10
+"""Stages that handle each operator: from loading and planning to both forms and their sessions."""
 
 COMPARED = 32
 """Samples on which a result is usually compared."""
 
-ALLOWED_SECONDS = 5.0
-"""Time that repair may always take."""
-
-# Processor time on one core of an x86 server: 13 networks of 10 to 550 operators, of 1 to 3,000 million
-# multiply-adds. Half of the estimates of a run, of an observing run, of factors, of rounding and of the
-# whole without repair are within a quarter of it, and nearly all within a factor of 2.
+ALLOWED = 1e12
+"""Multiply-adds that repair may always take: 20 seconds of a core that does 5e10 in a second."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Costs of a model and its data.
+    """Costs of a model and its data. All figures but these fields are runs of the float model.
 
     Attributes:
         nodes: operators.
-        run: seconds of the float model on one sample.
-        samples: of the data.
+        samples: of the data; without any nothing costs anything.
         tensors: activations that are calibrated.
         elements: of the inputs and outputs of products, for one sample.
         products: multiply-adds for one sample by node.
     """
 
     nodes: int
-    run: float
-    samples: int
+    samples: int = 0
     tensors: int = 0
     elements: int = 0
     products: Mapping[str, int] = field(default_factory=dict)
@@ -94,96 +71,116 @@ class Work:
         session = candidate.session
         nodes = sum(1 for _ in list_nodes(session.model.proto.graph))
         if not session.kept:
-            return Work(nodes, 0.0, 0)
+            return Work(nodes)
         costs = measure_costs(session.model.proto, candidate.plan, session.kept[0])
-        run = sum(costs.products.values()) / RATE + costs.elements * ELEMENT_SECONDS + nodes * NODE_SECONDS
         samples = max(candidate.statistics.whole.data.samples, len(session.kept))
-        return Work(nodes, run, samples, len(candidate.plan.activations), costs.elements, costs.products)
+        return Work(nodes, samples, len(candidate.plan.activations), costs.elements, costs.products)
+
+    @property
+    def size(self) -> float:
+        """Multiply-adds that take the time of a run of the float model on one sample."""
+        return sum(self.products.values()) + self.elements * ELEMENT + self.nodes * NODE
+
+    def runs(self, multiplies: float) -> float:
+        """Return the runs in the time of so many multiply-adds; none without samples."""
+        return multiplies / self.size if self.samples and self.size else 0.0
+
+    @property
+    def plain(self) -> float:
+        """A run; nothing without samples."""
+        return 1.0 if self.samples else 0.0
+
+    @property
+    def quantized(self) -> float:
+        """A run that observes or simulates: each element once more, and a node for each tensor."""
+        return self.plain + self.runs(self.elements * ELEMENT + self.tensors * NODE)
 
     @property
     def opening(self) -> float:
-        """Seconds that a session takes to open."""
-        return self.nodes * SESSION_SECONDS
+        """A session that is opened."""
+        return self.runs(self.nodes * HANDLED)
 
     def compare(self, samples: int, candidates: int = 1, is_first: bool = True) -> float:
-        """Return the seconds of comparing candidates with the float model, which runs the first time."""
-        alone = self.opening + samples * self.run if is_first else 0.0
-        return alone + candidates * (self.opening + samples * self.run * SIMULATED)
+        """Return the runs of comparing candidates with the float model, which runs the first time."""
+        alone = self.opening + samples * self.plain if is_first else 0.0
+        return alone + candidates * (self.opening + samples * self.quantized)
 
     def observe(self, samples: int | None = None) -> float:
-        """Return the seconds of observing; None for all samples."""
-        return self.opening + (self.samples if samples is None else samples) * self.run * OBSERVED
-
-    def observe_channels(self, samples: int, share: float) -> float:
-        """Return the seconds of observing the channels of the inputs of this share of the products."""
-        return self.opening + samples * (self.run + share * self.elements * CHANNEL_SECONDS)
+        """Return the runs of observing; None for all samples."""
+        return self.opening + (self.samples if samples is None else samples) * self.quantized
 
     @property
     def calibrate(self) -> float:
-        """Seconds of choosing among all calibrators for each tensor, with a plan."""
-        return self.opening + self.tensors * CALIBRATE_SECONDS
+        """Choosing among all calibrators for each tensor, with a plan."""
+        return self.opening + self.runs(self.tensors * STAGES * HANDLED)
 
     def finish(self, samples: int) -> float:
-        """Return the seconds of the models of what is kept, and of comparing `samples`.
+        """Return the runs of the models of what is kept, and of comparing `samples`.
 
         The ranges of all samples, and the models with them, are part of `base`.
         """
         return 2 * self.opening + self.compare(samples)
 
+    def factors(self, groups: int, elements: int) -> float:
+        """Return the runs of choosing factors for groups of channels, whose weights have `elements`."""
+        return self.runs(groups * STAGES * HANDLED + elements * SEARCHED)
+
     def round(self, candidate: Candidate) -> float:
-        """Return the seconds of rounding all weights by moments: sums of products, inverse, decomposition."""
+        """Return the runs of rounding all weights by moments: sums of products, inverse, decomposition."""
         return self._round(self._sizes(candidate))
 
     def _sizes(self, candidate: Candidate) -> list[WeightSize]:
         return weight_sizes(candidate.session.model.proto, candidate.plan, self.products)
 
     def _round(self, sizes: Sequence[WeightSize]) -> float:
-        seconds = 0.0
+        multiplies = 0.0
         for size, inputs, rows in sizes:
             sums = min(choose_rows(inputs), self.samples * rows) * inputs**2
-            seconds += WEIGHT_SECONDS + inputs * INPUT_SECONDS + size * SCALE_SECONDS
-            seconds += (sums + 2 * inputs**3 + 5 * size * inputs) / RATE
-        return seconds
+            multiplies += LINEAR * (sums + 2 * inputs**3 + 5 * size * inputs)
+            multiplies += STAGES * HANDLED + size * SEARCHED
+        return self.runs(multiplies)
 
     def round_in_turn(self, candidate: Candidate) -> float:
-        """Return the seconds of rounding one weight after the other, by both models' inputs."""
+        """Return the runs of rounding one weight after the other, by both models' inputs.
+
+        A session opens for each layer of both models.
+        """
         sizes = self._sizes(candidate)
         samples = min(choose_samples(sizes), self.samples)
-        layers = len(candidate.plan.weights) * samples * LAYER_SECONDS
+        layers = self.runs(len(candidate.plan.weights) * samples * HANDLED)
         return 2 * (self.observe(samples) + self._round(sizes)) + layers
 
     def allow(self, is_low: bool) -> float:
-        """Return the seconds that repair may take: three times `base` for low outputs, else once."""
-        return max(ALLOWED_SECONDS, (3 if is_low else 1) * self.base)
+        """Return the runs that repair may take: three times `base` for low outputs, else once."""
+        return max(self.runs(ALLOWED), (3 if is_low else 1) * self.base)
 
     @property
     def base(self) -> float:
-        """Seconds of `quantize` without repair."""
-        stages = self.nodes * STAGE_SECONDS
-        return stages + self.observe() + self.compare(min(self.samples, COMPARED))
+        """`quantize` without repair."""
+        return STAGES * self.opening + self.observe() + self.compare(min(self.samples, COMPARED))
 
 
 class Budget:
-    """Seconds of the nominal machine that are left for repair.
+    """Runs of the float model that are left for repair.
 
     Attributes:
-        left: the seconds.
+        left: the runs.
         later: those of them that remedies need that come later; what is not the first try leaves them alone.
-        aside: further seconds, for one remedy, that nothing else spends.
+        aside: further runs, for one remedy, that nothing else spends.
     """
 
-    def __init__(self, seconds: float = math.inf) -> None:
-        """Start with so many seconds."""
-        self.left = seconds
+    def __init__(self, runs: float = math.inf) -> None:
+        """Start with so many runs."""
+        self.left = runs
         self.later = self.aside = 0.0
 
-    def spend(self, seconds: float) -> None:
-        """Take the seconds of what is done."""
-        self.left -= seconds
+    def spend(self, runs: float) -> None:
+        """Take the runs of what is done."""
+        self.left -= runs
 
-    def set_aside(self, seconds: float) -> None:
-        """Keep `seconds`, if there are as many, until `release`."""
-        self.aside = seconds if seconds <= self.left else 0.0
+    def set_aside(self, runs: float) -> None:
+        """Keep `runs`, if there are as many, until `release`."""
+        self.aside = runs if runs <= self.left else 0.0
         self.left -= self.aside
 
     def release(self) -> None:
@@ -191,15 +188,17 @@ class Budget:
         if self.aside:
             self.left, self.aside = max(self.left, 0.0) + self.aside, 0.0
 
-    def explain_refusal(self, seconds: float, reserved: float = 0.0) -> str:
-        """Return why `seconds` cannot be spent, next to those `reserved` for others; empty if they can.
+    def explain_refusal(self, runs: float, reserved: float = 0.0) -> str:
+        """Return why `runs` cannot be spent, next to those `reserved` for others; empty if they can.
 
         A remedy that takes no time always fits.
         """
-        if seconds == 0.0 or seconds + reserved <= self.left:
+        if runs == 0.0 or runs + reserved <= self.left:
             return ""
-        return f"it takes about {seconds:.2g} s more, beyond the budget; --repair thorough tries it"
+        count = f"{runs:.2g}" if runs < 100 else f"{round(runs, 1 - len(str(int(runs)))):,.0f}"
+        taken = f"it takes about {count} runs of the float model"
+        return f"{taken}, beyond the budget; --repair thorough tries it"
 
-    def explain_extra(self, seconds: float, reserved: float = 0.0) -> str:
+    def explain_extra(self, runs: float, reserved: float = 0.0) -> str:
         """Return `explain_refusal` for what is not the first try of a remedy."""
-        return self.explain_refusal(seconds, reserved + self.later)
+        return self.explain_refusal(runs, reserved + self.later)

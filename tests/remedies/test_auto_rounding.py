@@ -156,8 +156,8 @@ def test_an_override_keeps_its_rounding() -> None:
 
 def test_long_work_is_only_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounding beyond the budget is left to the user, and its trial says how to ask for it."""
-    monkeypatch.setattr(work, "ALLOWED_SECONDS", 0.0)
-    monkeypatch.setattr(work, "WEIGHT_SECONDS", 30.0)
+    monkeypatch.setattr(work, "ALLOWED", 0.0)
+    monkeypatch.setattr(work, "SEARCHED", 1e12)
     assert quantize(layers(), feeds(), recipe=recipe(4)).trial("rounding").is_kept  # few bits have no budget
     result = quantize(layers(), feeds(), recipe=recipe(5))
     trial = result.trial("rounding")

@@ -294,7 +294,7 @@ def test_the_budget_is_for_the_cheapest() -> None:
     expensive = replace(free("dear", fail, 0.8), gain=lambda start, bench: 2.0)
     final, (dear, cheap) = improve(judge, candidate, [expensive, free("cheap", finer, 0.5)])
     assert cheap.is_kept and final is not candidate and dear.is_needed
-    left = "it takes about 0.8 s more, beyond the budget; --repair thorough tries it"
+    left = "it takes about 0.8 runs of the float model, beyond the budget; --repair thorough tries it"
     assert dear.why == f"{left} (2.0 dB at most)"
 
 
@@ -337,10 +337,14 @@ def test_all_leave_the_sure_remedy_its_time(seconds: float) -> None:
     is_tried = seconds == 0.5
     assert third.is_kept is is_tried and (final is not candidate) is is_tried
     assert first.why == (
-        "it takes about 0.75 s more, beyond the budget; --repair thorough tries it" if is_tried else "no"
+        "it takes about 0.75 runs of the float model, beyond the budget; --repair thorough tries it"
+        if is_tried
+        else "no"
     )
     assert second.why == (
-        "no" if is_tried else "it takes about 2 s more, beyond the budget; --repair thorough tries it"
+        "no"
+        if is_tried
+        else "it takes about 2 runs of the float model, beyond the budget; --repair thorough tries it"
     )
 
 
