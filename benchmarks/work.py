@@ -160,9 +160,9 @@ def main() -> None:
         for name, value, kept in zip(CONSTANTS, together, here, strict=True)
     ]
     text = (
-        f"{asked.samples} samples, recipe tensorrt-int8, one thread. {machine()}. Measured is processor time, "
-        "as runs of the float model on one sample. The next columns are what is counted, as a multiple of "
-        "it.\n\n"
+        f"{asked.samples} samples, recipe tensorrt-int8, one thread. {machine()}. Measured is processor "
+        "time, as runs of the float model on one sample. The next columns are what is counted, as a "
+        "multiple of it.\n\n"
         + markdown_table(
             ["network", "job", "measured, runs", "fitted without it", "as the budget counts"], rows
         )

@@ -10,7 +10,15 @@ from typing import NamedTuple
 
 from onnxfq.documents.trial import Trial
 from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import NOTHING_GAINS, Judge, Proposal, Refusal, Remedy, explain_gain
+from onnxfq.remedies.judge import (
+    LEAST_GAIN_DB,
+    NOTHING_GAINS,
+    Judge,
+    Proposal,
+    Refusal,
+    Remedy,
+    explain_gain,
+)
 from onnxfq.remedies.samples import split_samples
 
 BEAM = 2
@@ -36,11 +44,27 @@ class _Path(NamedTuple):
     candidate: Candidate
     steps: tuple[_Step, ...] = ()
 
+    def join(self, step: _Step) -> _Path:
+        """Return the path with one more step."""
+        return _Path(step.proposal.candidate, (*self.steps, step))
+
 
 def improve(
     judge: Judge, candidate: Candidate, remedies: Sequence[Remedy]
 ) -> tuple[Candidate, tuple[Trial, ...]]:
-    """Return what is left of `candidate` after all remedies in this order, and their trials."""
+    """Return what is left of `candidate` after all remedies in this order, and their trials.
+
+    Without a budget this begins again from what was kept within one.
+    """
+    candidate, trials = _improve(judge, candidate, remedies)
+    if judge.is_thorough:
+        judge.budget.left = math.inf
+        candidate, more = _improve(judge, candidate, remedies)
+        trials = [old if old.is_kept else new for old, new in zip(trials, more, strict=True)]
+    return candidate, tuple(trials)
+
+
+def _improve(judge: Judge, candidate: Candidate, remedies: Sequence[Remedy]) -> tuple[Candidate, list[Trial]]:
     free = [remedy for remedy in remedies if remedy.is_free]
     costly = [remedy for remedy in remedies if not remedy.is_free]
     start, budget = candidate, judge.budget
@@ -57,7 +81,7 @@ def improve(
             budget.release()
         candidate, trial = judge.better(candidate, remedy)
         trials.append(trial)
-    return candidate, tuple(trials)
+    return candidate, trials
 
 
 def _estimate_needed(judge: Judge, candidate: Candidate, remedies: Sequence[Remedy]) -> dict[str, float]:
@@ -78,6 +102,7 @@ class _Combined:
         self._seconds: dict[str, float] = {}
         self._reserved: dict[str, float] = {}
         self._left: dict[str, float] = {}
+        self._limits: dict[str, float] = {}
         self._paths: list[_Path] = []
         self._best = _Path(start)
 
@@ -93,12 +118,16 @@ class _Combined:
         # Remedies of a visible loss come first.
         late = {remedy.name for remedy in unasked if remedy.comes_last is sound}
         self._left = {remedy.name: remedy.leave(start, judge) for remedy in unasked}
-        gains = {remedy.name: remedy.gain(start, judge) for remedy in unasked}
-        for name in sorted(costs, key=lambda name: (name in late, costs[name])):  # the cheapest first
+        gains = self._limits = {remedy.name: remedy.gain(start, judge) for remedy in unasked}
+        order = sorted(costs, key=lambda name: (name in late, costs[name]))  # the cheapest first
+        for name in order:
             why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()) + self._left[name])
-            if why:
+            # What is likeliest to cure outputs that are low is not what the budget cuts.
+            if why and (sound or name != order[0]):
                 most = f" ({gains[name]:.1f} dB at most)" if math.isfinite(gains[name]) else ""
                 self._refusals[name] = Refusal(why + most)
+            elif gains[name] < LEAST_GAIN_DB:
+                self._refusals[name] = Refusal(f"it gains {gains[name]:.1f} dB at most")
             else:
                 self._reserved[name] = costs[name]
         kept, whole = start, None
@@ -175,9 +204,12 @@ class _Combined:
         """Return the combinations that gain enough on the samples that choose, the best first."""
         (start_db,) = judge.choose([start])
         beam = tried = [(start_db, _Path(start))]
+        spare: list[tuple[float, _Path]] = []
         for remedy in remedies:
             begun = perf_counter()
             self._reserved.pop(remedy.name, None)
+            if self._limits.get(remedy.name, math.inf) < LEAST_GAIN_DB:
+                continue
             if remedy.name in self._refusals:  # those before it may have taken less than was estimated
                 others = sum(self._reserved.values()) + self._left[remedy.name]
                 if judge.budget.explain_refusal(remedy.estimate(start, judge), others):
@@ -194,16 +226,19 @@ class _Combined:
                     if path.candidate is start:
                         self._refusals[remedy.name] = verdict
                     continue
-                (score_db,) = judge.choose([verdict.candidate])
-                steps = (*path.steps, _Step(remedy.name, verdict))
-                tried = [*tried, (score_db, _Path(verdict.candidate, steps))]
+                scores_db = judge.choose([one.candidate for one in (verdict, *verdict.others)])
+                score_db, *others_db = scores_db
+                paths = [path.join(_Step(remedy.name, one)) for one in (verdict, *verdict.others)]
+                tried = [*tried, (score_db, paths[0])]
+                spare += zip([min(one, score_db) for one in others_db], paths[1:], strict=True)
                 why = explain_gain(start_db, score_db)
                 if path.candidate is start and why:
                     self._refusals[remedy.name] = Refusal(why, verdict.details, verdict.evidence)
             tried = sorted(tried, key=lambda pair: (-pair[0], len(pair[1].steps)))
             beam = tried[:BEAM]
             self._seconds[remedy.name] = self._seconds.get(remedy.name, 0.0) + perf_counter() - begun
-        return [path for score_db, path in tried if not explain_gain(start_db, score_db)]
+        ranked = sorted([*tried, *spare], key=lambda pair: (-pair[0], len(pair[1].steps)))
+        return [path for score_db, path in ranked if not explain_gain(start_db, score_db)]
 
     def _prove(self) -> dict[str, tuple[float, float]]:
         """Return the figures of each step of the best candidate on the samples that prove."""

@@ -106,12 +106,15 @@ class Proposal(NamedTuple):
         details: what differs, a line each.
         evidence: the measurement that chose it, if there is one to look up.
         price: its cost at run time, if the evidence has none.
+        others: candidates of the same kind that were found too, the best first: one takes the place of this
+            one if that is not proven.
     """
 
     candidate: Candidate
     details: Sequence[str] = ()
     evidence: Sensitivity | Equalization | None = None
     price: str = ""
+    others: Sequence[Proposal] = ()
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,7 @@ class Judge:
         least: dB of the worst part of the outputs below which also remedies are tried that cost something at
             run time; None for never.
         is_off: whether nothing is tried but for a target, and what the recipe asks for.
+        is_thorough: whether what was kept within the budget is then improved without one.
         work: what a trial costs.
         budget: for all trials.
         choosing: the samples that choose, in a proposal.
@@ -195,6 +199,7 @@ class Judge:
     wide: str = FLOAT
     least: float | None = None
     is_off: bool = False
+    is_thorough: bool = False
     work: Work = Work(0)
     budget: Budget = field(default_factory=Budget, repr=False)
     choosing: Sequence[Feed] = ()
@@ -221,8 +226,9 @@ class Judge:
         work = Work.of(start)
         low = first.lowest_db < (REPAIR_DB if judge.aim is None else judge.aim)
         # The cure of infinity and NaN has no budget.
-        endless = accuracy.repair == THOROUGH or any(one.broken for one in first.candidates[:1])
-        budget = Budget() if endless else Budget(work.allow(low))
+        is_broken = any(one.broken for one in first.candidates[:1])
+        judge = replace(judge, is_thorough=accuracy.repair == THOROUGH)
+        budget = Budget() if is_broken else Budget(work.allow(low))
         split = split_samples(start.session.kept)
         runs = work.opening + work.plain * (len(split.choosing) + len(split.proving))
         budget.spend(runs + work.finish(len(split.unused)))

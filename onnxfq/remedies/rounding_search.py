@@ -92,7 +92,7 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         pair = proposals[best].candidate, proposals[at].candidate
         if scores_db[at] - scores_db[best] > SURE * judge.gain_error(*pair, judge.choosing):
             best = at
-    return proposals[best]
+    return proposals.pop(best)._replace(others=tuple(proposals))
 
 
 def _explain_second(candidate: Candidate, judge: Judge, runs: float) -> str:
