@@ -24,6 +24,7 @@ from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.forms import Forms, build_forms, finish_forms
 from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.written_proof import DIFFERENCE_DB, FIRST, Written, prove
+from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.clock import Clock
 from onnxfq.targets.target import target_by_name
 
@@ -53,6 +54,7 @@ def finish_proven(
     kept = [name for one in done.recipe.overrides if one.why == _reason(proof) for name in one.nodes]
     kinds = {node.name: node.op_type for node in done.session.model.proto.graph.node}
     proof = proof.model_copy(update={"kept_float": tuple(f"{kinds[name]} {name!r}" for name in kept)})
+    warn_zeroed_values(judge.start.session.model, done.plan, done.statistics.whole, made.encodings)
     return done, replace(made, evaluation=made.evaluation.model_copy(update={"proof": proof}))
 
 
@@ -79,7 +81,7 @@ def cure_promised(judge: Judge, candidate: Candidate) -> Candidate:
 
 
 def find_cure(judge: Judge, candidate: Candidate, proof: Proof) -> tuple[tuple[Override, ...], str]:
-    """Return the operators to leave in float so that the runtime agrees; none, and why, if that changes nothing.
+    """Return the operators to leave in float so that the runtime agrees; none, and why, if none cure it.
 
     Args:
         judge: of the call.
@@ -101,7 +103,7 @@ def find_cure(judge: Judge, candidate: Candidate, proof: Proof) -> tuple[tuple[O
             return False
         return not found.difference and not found.why
 
-    kept = _Search(_list_units(candidate), agrees).run()
+    kept = _FloatSearch(_list_units(candidate), agrees).run()
     return (leave(kept), "") if kept else ((), "; no operator in float cures it")
 
 
@@ -158,7 +160,7 @@ def _list_units(candidate: Candidate) -> list[_Unit]:
 
 
 @dataclass(frozen=True)
-class _Search:
+class _FloatSearch:
     """Search for the fewest units that must stay in float.
 
     Attributes:

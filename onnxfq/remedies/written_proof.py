@@ -130,15 +130,15 @@ def _explain_untried(target: Target, written: Written) -> str:
     """Return why a file is not run as its users run it; empty if it is."""
     if target.values is None:
         engine = "; --build makes an engine" if target.run is not None else ""
-        return f"the file was not tried: nothing here opens files for target {target.name}{engine}"
+        return f"nothing here runs a file for target {target.name} as its users do{engine}"
     if not written.feeds:
-        return "the file was not tried: there is no sample; give --data"
+        return "there is no sample; give --data"
     if needs_seed(written.proto):
-        return "the file was not tried: it draws random numbers, and every runtime draws others"
+        return "the model draws random numbers, and every runtime draws others"
     if weight_bytes(written.proto) > ONE_PIECE:
-        return f"the file was not tried: weights of over {ONE_PIECE >> 20} MB would be in memory twice"
+        return f"weights of over {ONE_PIECE >> 20} MB would be in memory twice"
     lacking = explain_unsupported(written.proto)
-    return f"the file was not tried: {lacking}" if lacking else ""
+    return lacking
 
 
 def _join(release: str, scores: Mapping[str, CandidateScore], samples: int) -> Proof:
