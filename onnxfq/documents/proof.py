@@ -20,6 +20,7 @@ class Proof(Record):
         opened_as: what differs there, such as bf16.
         why: why nothing was tried; empty if the file ran.
         difference: what differs, or the refusal of the runtime; empty if both agree.
+        saturated: whether it is only that int8 sums saturate on this processor, which `check` warns of.
         kept_float: operators that stay in float because the runtime computes them otherwise.
     """
 
@@ -32,6 +33,7 @@ class Proof(Record):
     opened_as: str = ""
     why: str = ""
     difference: str = ""
+    saturated: bool = False
     kept_float: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
@@ -42,6 +44,8 @@ class Proof(Record):
             lines += [f"proof      {ran} in {self.runtime}, {meant} simulated: {self.samples} samples"]
         if self.opened_db is not None:
             lines.append(f"           {name_figure(self.opened_db)} as users open it, in {self.opened_as}")
+        if self.saturated:
+            lines.append("           sums of int8 products saturate on this processor, which has no VNNI")
         if self.kept_float:
             names = ", ".join(self.kept_float)
             lines.append(f"           {names} in float, because {self.runtime} computes it otherwise")

@@ -14,7 +14,7 @@ import onnx
 
 from onnxfq.documents.override import Override
 from onnxfq.documents.proof import Proof, name_figure
-from onnxfq.errors import OnnxfqError
+from onnxfq.errors import ModelError, OnnxfqError
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.execution.sides import Outputs
 from onnxfq.graph.external.scratch_file import weights_stored_in
@@ -95,12 +95,12 @@ def find_cure(judge: Judge, candidate: Candidate, proof: Proof) -> tuple[tuple[O
     def leave(nodes: Sequence[str]) -> tuple[Override, ...]:
         return (Override(nodes=tuple(nodes), keep_float=True, why=_reason(proof)),)
 
-    def agrees(nodes: Sequence[str]) -> bool:
+    def agrees(nodes: Sequence[str]) -> bool | None:
         try:
             made = candidate.with_overrides(leave(nodes), judge.sources.encodings, judge.options)
-            found = prove_candidate(judge, made, build_forms(made, judge.options, Clock()))
-        except OnnxfqError:  # nothing is left to quantize
-            return False
+        except ModelError:
+            return None
+        found = prove_candidate(judge, made, build_forms(made, judge.options, Clock()))
         return not found.difference and not found.why
 
     kept = _FloatSearch(_list_units(candidate), agrees).run()
@@ -165,11 +165,12 @@ class _FloatSearch:
 
     Attributes:
         units: the cheapest first.
-        agrees: takes names, and tells whether the runtime agrees with these in float.
+        agrees: takes names, and tells whether the runtime agrees with these in float; None if nothing is left
+            to quantize.
     """
 
     units: Sequence[_Unit]
-    agrees: Callable[[Sequence[str]], bool]
+    agrees: Callable[[Sequence[str]], bool | None]
 
     def run(self) -> list[str]:
         """Return the names; none if no choice makes the runtime agree."""
@@ -177,30 +178,32 @@ class _FloatSearch:
         prefix: list[_Unit] = []
         for _ in range(_ROUNDS):
             rest = [unit for unit in self.units if unit not in kept]
-            count = self._shortest(kept, rest)
-            if not count:
-                break
-            prefix = [*kept, *rest[:count]]
-            guilty = prefix[-1]
-            alike = [unit for unit in self.units if unit.kind == guilty.kind]
-            for more in ([guilty], alike):
+            prefix = [*kept, *rest[: self._shortest(kept, rest)]]
+            if prefix == kept:
+                return []
+            alike = [unit for unit in self.units if unit.kind == prefix[-1].kind]
+            for more in ([prefix[-1]], alike):
                 found = [*kept, *(unit for unit in more if unit not in kept)]
-                if self._holds(found):
+                if self._ask(found):
                     return [unit.name for unit in found]
-            kept.append(guilty)
-        return [unit.name for unit in prefix]
+            kept.append(prefix[-1])
+        return [unit.name for unit in prefix] if self._ask(prefix) else []
 
-    def _holds(self, units: Sequence[_Unit]) -> bool:
+    def _ask(self, units: Sequence[_Unit]) -> bool | None:
         return self.agrees([unit.name for unit in units])
 
     def _shortest(self, kept: Sequence[_Unit], rest: Sequence[_Unit]) -> int:
-        """Return how many of `rest`, from the first on, must stay in float next to `kept`; 0 if none do."""
+        """Return how many of `rest`, from the first on, must stay in float next to `kept`; 0 if none do.
+
+        A float model agrees.
+        """
         low, high = 0, 1
-        while not self._holds([*kept, *rest[:high]]):
+        while rest and self._ask([*kept, *rest[:high]]) is False:
             if high >= len(rest):
                 return 0
             low, high = high, min(2 * high, len(rest))
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._holds([*kept, *rest[:middle]]) else (middle, high)
-        return high
+            differs = self._ask([*kept, *rest[:middle]]) is False
+            low, high = (middle, high) if differs else (low, middle)
+        return high if rest else 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from onnxfq.calibration.statistics.moments import multiply_floats
 from onnxfq.data import Feed
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.proof import Proof, name_figure
@@ -17,6 +18,7 @@ from onnxfq.execution.sides import Outputs
 from onnxfq.graph.external.sizes import ONE_PIECE, weight_bytes
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.signature import computed_tensors
+from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.random_numbers import needs_seed
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.score import score_models
@@ -118,6 +120,10 @@ def prove(
         proof = _join(release, scores, len(first))
         if proof.lost_db > CLEAR_DB and len(most) > len(first):
             proof = _join(release, written.score(candidates, openers, most, expected()), len(most))
+        if proof.difference and target.unsaturated is not None and find_byte_products() is multiply_floats:
+            spared = written.score(candidates, {release: target.unsaturated}, most, expected())
+            if not _join(release, spared, len(most)).difference:
+                proof = proof.model_copy(update={"difference": "", "saturated": True})
     except OnnxfqError as error:
         return Proof(
             runtime=release, runtime_db=-math.inf, difference=f"{release} does not run the file: {error}"

@@ -35,8 +35,8 @@ def open_plain_session(
     Args:
         model: a ModelProto, or the path of a model.
         threads: of the session; 0 for its default, one per core.
-        wide_sums: whether int8 products are summed without saturation on processors without VNNI too; on all
-            others it changes nothing.
+        wide_sums: whether int8 products are summed without saturation on processors without VNNI too. It
+            makes another graph on all others: ask for it where sums saturate.
 
     Raises ModelError if ONNX Runtime cannot load the model; the function raises DataError if a run fails.
     """

@@ -16,9 +16,9 @@ from onnxfq.targets.tensorrt import TENSORRT
 
 _ONNXRUNTIME = replace(
     ONNXRUNTIME,
-    # Sums that saturate without VNNI are of the processor, and no fault of the file: a rule of `check` tells.
-    values=partial(open_plain_session, wide_sums=True),
+    values=open_plain_session,
     open=open_plain_session,
+    unsaturated=partial(open_plain_session, wide_sums=True),
     release=lambda: f"ONNX Runtime {VERSION}",
     profile=profile_plain_session,
 )

@@ -100,7 +100,7 @@ def compare_session(proto: onnx.ModelProto, target: Target, build: BuildOptions)
     if score.lowest_db >= TOLERANCE_DB:
         return []
     message = (
-        f"{score.candidate} has {score.lowest_db:.1f} dB beside what the pairs mean, on random numbers; quantize "
-        "with data, which finds the operator"
+        f"{score.candidate} has {score.lowest_db:.1f} dB beside what the pairs mean, on random numbers; "
+        "quantize with data, which finds the operator"
     )
     return [Finding(rule="session", severity="wrong", node="", op_type="model", message=message)]
