@@ -21,17 +21,17 @@ from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.combinations import improve
 from onnxfq.remedies.equalize_search import equalize_named
-from onnxfq.remedies.forms import Forms, build_forms, describe_forms, finish_forms
+from onnxfq.remedies.forms import Forms, build_forms, describe_forms
 from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.keywords import explain_keywords
 from onnxfq.remedies.registry import REMEDIES
 from onnxfq.remedies.result import QuantizeResult as QuantizeResult
 from onnxfq.remedies.result import RecipeOutcome as RecipeOutcome
+from onnxfq.remedies.runtime_cure import finish_proven
 from onnxfq.remedies.shared_observation import SharedSession, open_shared
 from onnxfq.stages.inputs import embed_weights, load_written_recipe, open_inputs
 from onnxfq.stages.options import QuantizeOptions, RunOptions
 from onnxfq.stages.write import write_model
-from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.clock import Clock
 from onnxfq.support.files import make_folder
 from onnxfq.targets.onnxruntime.releases import release_of
@@ -125,8 +125,7 @@ def _run_stages(
         judge = Judge.of(start, options, sources, forms.evaluation, accuracy)
         candidate, trials = improve(judge, start, REMEDIES)
         clock.lap("remedies")
-        candidate, forms = finish_forms(judge, candidate, forms, clock, runs)
-    warn_zeroed_values(session.model, candidate.plan, candidate.statistics.whole, forms.encodings)
+        candidate, forms = finish_proven(judge, candidate, forms, clock, runs)
     write_model(forms.qdq, output, candidate.session.kept, options.threads)
     clock.lap("write")
     return _join_result(candidate, forms, trials, judge, clock)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from onnxfq.cli.console import Printing
+from onnxfq.cli.console import Printing, exit_differing
 from onnxfq.cli.data_options import OptionalDataOption
 from onnxfq.cli.option import flag, option
 from onnxfq.cli.options import CustomOpsOption, ModelArgument, OutputOption
@@ -44,3 +44,4 @@ def cast(
     printer.wrote(output)
     if not result.check.passed:
         raise typer.Exit(1)
+    exit_differing(None if result.evaluation is None else result.evaluation.proof)

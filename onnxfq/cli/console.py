@@ -20,6 +20,8 @@ from onnxfq.support.plurals import agree_numbers
 from onnxfq.support.tables import wrap_lines
 
 if TYPE_CHECKING:
+    from onnxfq.documents.proof import Proof
+
     _Handler = logging.StreamHandler[TextIO]
 else:
     _Handler = logging.StreamHandler  # Python 3.10 takes no type there
@@ -149,3 +151,13 @@ def write_page(path: Path | None, label: str, record: Any) -> None:
 Printing = Annotated[Printer, OptionGroup(Printer)]
 PrintingAll = Annotated[Printer, OptionGroup(Printer, quiet=False)]
 """Printers of commands that write files, and of commands that only print."""
+
+
+DIFFERENT = 3
+"""Exit code of a command whose file is another model in the runtime of its target."""
+
+
+def exit_differing(*proofs: Proof | None) -> None:
+    """Exit with DIFFERENT if a runtime computes a written model otherwise than its simulation."""
+    if any(proof is not None and proof.difference for proof in proofs):
+        raise typer.Exit(DIFFERENT)

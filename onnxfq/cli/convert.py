@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 import typer
 
 from onnxfq.choices import DEFAULT_TARGET, CheckpointName
-from onnxfq.cli.console import Printer, Printing
+from onnxfq.cli.console import Printer, Printing, exit_differing
 from onnxfq.cli.data_options import OptionalDataOption
 from onnxfq.cli.option import argument, flag, option, refuse
 from onnxfq.cli.run_options import RunningFast
@@ -77,6 +77,7 @@ def convert(
     printer.wrote(output)
     if result.check is not None and not result.check.passed:
         raise typer.Exit(1)
+    exit_differing(None if result.evaluation is None else result.evaluation.proof)
 
 
 def _refuse_options(model: Path, target: str | None, data: object, onto: Path | None, to: str | None) -> None:

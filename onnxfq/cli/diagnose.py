@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from onnxfq.cli.console import Printing, write_page
+from onnxfq.cli.console import Printing, exit_differing, write_page
 from onnxfq.cli.data_options import OptionalDataOption
 from onnxfq.cli.option import option
 from onnxfq.cli.options import CustomOpsOption, ModelArgument, PageOption
@@ -58,3 +58,4 @@ def diagnose(
     if output is not None and not result.written:
         printer.note("nothing to repair: no model was written")
     printer.wrote(output if result.written else None, recipe_out, report)
+    exit_differing(result.proof)

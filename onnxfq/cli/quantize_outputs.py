@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from onnxfq.cli.artifacts import check_folder_of_files, write_artifacts
-from onnxfq.cli.console import Printer, command_line, write_page
+from onnxfq.cli.console import Printer, command_line, exit_differing, write_page
 from onnxfq.errors import OnnxfqError
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class QuantizeOutputs:
         lines = () if built is None else built.lines()
         self.printer.report(record, quantize_summary(result, sizes), *lines)
         self.printer.wrote(self.output, self.report, self.artifacts)
+        exit_differing(result.proof)
 
     def show_outcomes(self, outcomes: Sequence[RecipeOutcome], options: RunOptions) -> None:
         """Print the table of several recipes, write the page and the artifacts; exit with 1 if one failed."""
@@ -114,3 +115,4 @@ class QuantizeOutputs:
         self.printer.wrote(*(outcome.output for outcome, _ in done), *pages)
         if len(done) < len(outcomes):
             raise typer.Exit(1)
+        exit_differing(*(result.proof for _, result in done))

@@ -21,6 +21,7 @@ from onnxfq.diagnosis.reading.switched_form import switch_form
 from onnxfq.diagnosis.recipe import recipe_text
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.diagnosis.repairs import Repairs
+from onnxfq.documents.proof import Proof
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import check_model_output
@@ -31,10 +32,13 @@ from onnxfq.interchange.quantized_models.qonnx import pairs_of_qonnx
 from onnxfq.interchange.quantized_models.stored_casts import pairs_of_casts
 from onnxfq.metrics import Metric
 from onnxfq.numerics.float_types import FLOAT_CODES
+from onnxfq.remedies.written_proof import Written, prove
+from onnxfq.stages.insert import find_target
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.write import write_model
 from onnxfq.support.files import write_text
 from onnxfq.targets.lower_fake_quantize import lift, lower
+from onnxfq.targets.target import target_by_name
 
 FEEDS = 64
 """Samples of the data that are read: more of them move the ends of ranges by about a step."""
@@ -87,10 +91,28 @@ def diagnose(
     diagnosis = repairs.report(causes, (*LAYER_DETECTORS, *RANGE_DETECTORS))
     if output is not None and repairs.is_changed:
         write_model(repairs.together, output, patient.feeds[:1], options.threads)
-        diagnosis = diagnosis.model_copy(update={"written": str(output)})
+        proof = _prove(patient, repairs.together, options.threads)
+        diagnosis = diagnosis.model_copy(update={"written": str(output), "proof": proof})
     if recipe_output is not None and recipe is not None:
         write_text(recipe_output, recipe)
     return diagnosis
+
+
+def _prove(patient: Patient, repaired: onnx.ModelProto, threads: int) -> Proof | None:
+    """Return the proof of a repaired file in the runtime of its target; None without a target."""
+    target = patient.target or find_target(repaired)
+    if not target or patient.board is None:
+        return None
+    feeds = patient.proving
+    # Outputs of integers have no noise, and no reference.
+    alone = onnx.ModelProto()
+    alone.CopyFrom(repaired)
+    kept = [value for value in repaired.graph.output if value.name in patient.board.outputs]
+    del alone.graph.output[:]
+    alone.graph.output.extend(kept)
+    expected = [patient.references[id(feed)] for feed in feeds]
+    written = Written(alone, alone, alone, feeds, threads=threads)
+    return prove(target_by_name(target), written, lambda: iter(expected))
 
 
 def _open(

@@ -7,6 +7,7 @@ from typing import Literal
 
 from onnxfq.diagnosis.reading.cause import Cause
 from onnxfq.documents.layers import TensorRow
+from onnxfq.documents.proof import Proof
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 
@@ -34,6 +35,7 @@ class Diagnosis(Record):
         before: figure of the file; None without data.
         after: the same with all repairs together; None without a repair.
         written: path of the repaired model; empty if none was written.
+        proof: that model in the runtime of its target; None without a target.
     """
 
     format: Literal["onnxfq.diagnosis/1"] = "onnxfq.diagnosis/1"
@@ -50,6 +52,7 @@ class Diagnosis(Record):
     before: float | None = None
     after: float | None = None
     written: str = ""
+    proof: Proof | None = None
 
     def cells(self) -> list[tuple[str, ...]]:
         """Return the cells of a table of the causes, headings first."""
@@ -64,7 +67,8 @@ class Diagnosis(Record):
 
     def table(self) -> str:
         """Return the verdict, and a row for each cause with its evidence and repair below it."""
-        lines = [self.verdict]
+        wrong = [f"differs    {self.proof.difference}"] if self.proof and self.proof.difference else []
+        lines = [*wrong, self.verdict, *(self.proof.lines() if self.proof else ())]
         if self.causes:
             rows = self.cells()
             head, *figures = table_lines([row[:4] for row in rows], names=(1,))

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from onnxfq.choices import LOW_SQNR_DB as LOW_SQNR_DB
 from onnxfq.data.outputs import EqualCounts
+from onnxfq.documents.proof import Proof, name_figure
 from onnxfq.documents.timing import Timing
 from onnxfq.support.records import Count, Document, Record, Share
 from onnxfq.support.tables import table_lines
@@ -68,7 +69,12 @@ class OutputScore(Record):
     @property
     def figure(self) -> str:
         """The SQNR as text."""
-        return "equal" if self.sqnr_db == math.inf else f"{self.sqnr_db:.1f} dB"
+        return name_figure(self.sqnr_db)
+
+    def lowered(self, lost_db: float) -> OutputScore:
+        """Return the score where a runtime loses so many dB."""
+        noises = tuple(noise * 10 ** (lost_db / 10) for noise in self.noises)
+        return self.model_copy(update={"sqnr_db": self.sqnr_db - lost_db, "noises": noises})
 
 
 class EqualShare(Record):
@@ -180,6 +186,7 @@ class Evaluation(Document):
         notes: models and outputs that were not compared, with the reason.
         timing: times of the models; None if nobody asked for them.
         folds: parts of the samples, each compared with ranges of the other parts; 0 for one model for all.
+        proof: the written file in the runtime of its target; None if nothing was written.
     """
 
     format: Literal["onnxfq.evaluation/1"] = "onnxfq.evaluation/1"
@@ -192,11 +199,23 @@ class Evaluation(Document):
     notes: tuple[str, ...] = ()
     timing: Timing | None = None
     folds: Count = 0
+    proof: Proof | None = None
+
+    @property
+    def lost_db(self) -> float:
+        """What the runtime of the target loses beside the simulation in dB."""
+        return 0.0 if self.proof is None else self.proof.lost_db
 
     @property
     def lowest_db(self) -> float:
-        """The SQNR in dB of the fake-quant model; inf if nothing was compared."""
-        return min((one.lowest_db for one in self.candidates[:1]), default=math.inf)
+        """The SQNR in dB of the fake-quant model, or less by what the runtime loses; inf if not compared."""
+        return min((one.lowest_db for one in self.candidates[:1]), default=math.inf) - self.lost_db
+
+    @property
+    def worst(self) -> OutputScore | None:
+        """The lowest score of the last candidate, which was written, as the runtime has it; None without."""
+        worst = next((one.worst for one in self.candidates[-1:]), None)
+        return None if worst is None else worst.lowered(self.lost_db)
 
     def table(self) -> str:
         """Return the scores as a plain text table, one line per candidate and output, and the notes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.opset import edit_model
+from onnxfq.graph.queries import producer_op
 from onnxfq.numerics.float_types import FLOATS, find_storage_qtype, holds
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
@@ -32,6 +34,7 @@ from onnxfq.passes.qdq_form import (
 )
 from onnxfq.passes.stored_caches import store_cache
 from onnxfq.placement.equalization import find_channels
+from onnxfq.placement.skip_reasons import KEPT_OPERATOR
 from onnxfq.support.attempts import attempt
 
 # First opset in which QuantizeLinear has output_dtype; onnxruntime 1.31 mishandles zero-point inputs there.
@@ -135,7 +138,23 @@ def _insert_pairs(graph: gs.Graph, opset: int, plan: Plan, encodings: Encodings,
                     store_cache(editor, part, tensor)
     if form.edit is not None:
         form.edit(editor)
+    if form.sets_apart:
+        _set_apart(editor, [one.name for one in plan.skipped if one.rule == KEPT_OPERATOR])
     return bool(plan.placements)
+
+
+def _set_apart(editor: Editor, names: Iterable[str]) -> None:
+    """Put a Max of one operand, which changes no value, between these nodes and the pairs in front."""
+    for node in map(editor.node, names):
+        if not any(reader.op == "QuantizeLinear" for made in node.outputs for reader in made.outputs):
+            continue
+        for slot, tensor in enumerate(node.inputs):
+            if producer_op(tensor) == "DequantizeLinear" and not isinstance(
+                tensor.i().inputs[0], gs.Constant
+            ):
+                apart = editor.variable(f"{tensor.name}/{node.name}", tensor)
+                node.inputs[slot] = apart
+                editor.insert_after(tensor, [gs.Node("Max", apart.name, {}, [tensor], [apart])])
 
 
 def _standard(spec: QuantSpec) -> bool:

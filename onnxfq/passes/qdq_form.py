@@ -33,12 +33,15 @@ class QdqForm:
         writer: the writer of a placed tensor with a form specific to the target; None for all others.
         edit: changes the graph after all pairs are inserted, in place.
         finish: returns the exported model with the target's additions.
+        sets_apart: whether the runtime fuses an operator with the pairs around it, so that one that stays in
+            float needs another operator between.
         zero_points: whether Q and DQ have a zero point as input, also 0 where the opset can do without.
     """
 
     writer: Callable[[Placement], Writer | None] = lambda placement: None
     edit: Callable[[Editor], object] | None = None
     finish: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None
+    sets_apart: bool = False
     zero_points: bool = False
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement, Skipped
+from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.follow import follow_values, is_constant
 from onnxfq.graph.ops import explain_opaque, is_weighted
 from onnxfq.graph.queries import collect_tensors, dtype_name, float_type, nodes_by_graph, nodes_out_of_reach
@@ -19,6 +20,30 @@ from onnxfq.support.reasons import Reason
 _FLOATS = (*FLOAT_DTYPES, np.float64)
 # Types that NumPy lacks appear as ONNX type numbers: bfloat16 and the float8 types.
 _FLOAT_CODES = FLOAT_CODES | {one.onnx_type for one in QTYPES.values() if one.is_float and one.bits == 8}
+
+
+KEPT_OPERATOR = "kept-operator"
+"""Rule of an operator between pairs that an override keeps in float."""
+
+
+def kept_operators(
+    graph: gs.Graph, placements: Sequence[Placement], recipe: Recipe, known: Container[str]
+) -> Iterator[Skipped]:
+    """Yield a reason for each operator next to quantized activations that an override keeps in float.
+
+    Args:
+        graph: the model, bodies included.
+        placements: of the quantized tensors.
+        recipe: its overrides.
+        known: names of nodes that the plan speaks of already.
+    """
+    placed = {one.tensor for one in placements if one.role == "activation"}
+    for node in nodes_by_graph(graph) if recipe.overrides else ():
+        if node.name in known or placed.isdisjoint(one.name for one in (*node.inputs, *node.outputs)):
+            continue
+        why = recipe.explain_float(node.name, node.op, "")
+        if why:
+            yield Skipped(name=node.name, kind="node", op_type=node.op, why=Reason(KEPT_OPERATOR, why))
 
 
 def float_tensors(

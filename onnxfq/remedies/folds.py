@@ -82,7 +82,7 @@ def score_folds(judge: Judge, candidate: Candidate, first: Evaluation) -> Evalua
             threads=judge.options.threads,
             device="cpu",
             judged=session.judged,
-            opener=_open_each(models, parts),
+            openers={seen.candidate: _open_each(models, parts)},
         )
     score = number_samples(found.candidates[0], feeds, kept)
     score = score.model_copy(update={"weight_shares": seen.weight_shares})

@@ -107,7 +107,7 @@ def finish_forms(
         runs: of the float model.
     """
     if candidate is not judge.start or judge.is_promised:
-        forms = build_forms(candidate, judge.options, clock, runs, judge.reported)
+        forms = build_forms(candidate, judge.options, clock, runs, None if judge.is_off else judge.reported)
     forms = replace(forms, evaluation=score_folds(judge, candidate, forms.evaluation))
     clock.lap("evaluate")
     complete = candidate.with_all_samples(judge.options, can_round_again(candidate, judge))

@@ -16,6 +16,7 @@ from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, MetricAim, Sqnr
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import WIDE_FORMAT, Judge, Proposal, Refusal, Remedy, explain_gain
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
+from onnxfq.remedies.runtime_cure import cure_promised
 from onnxfq.remedies.runtime_proof import RuntimeModel, open_in_runtime
 from onnxfq.remedies.samples import split_samples
 from onnxfq.remedies.sensitivity import MEASURED, find_remedy, next_count, rank_groups
@@ -182,9 +183,11 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
 
     Raises DataError without data, RecipeError if the target cannot be kept, with the best that was reached.
     """
-    target, options, session = judge.accuracy, judge.options, candidate.session
+    target, options = judge.accuracy, judge.options
     assert target is not None
-    toggles = candidate.open_toggles(options)
+    if target.weight_bits is None:
+        candidate = cure_promised(judge, candidate)
+    session, toggles = candidate.session, candidate.open_toggles(options)
     if target.weight_bits is not None:
         return _widen_weights(candidate, judge, toggles, target)
     task = None

@@ -15,6 +15,7 @@ from onnxfq.documents.cast_plan import FloatPlan
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.plan import Plan
+from onnxfq.documents.proof import Proof
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.sensitivity import Sensitivity
@@ -72,6 +73,11 @@ class QuantizeResult:
         return None if self.candidate is None else self.candidate.equalization
 
     @property
+    def proof(self) -> Proof | None:
+        """The written model in the runtime of its target; its `difference` is empty if it is as simulated."""
+        return self.evaluation.proof
+
+    @property
     def sensitivity(self) -> Sensitivity | None:
         """The measurement that left layers in float, or found none worth it; None if none was made."""
         evidence = [trial.evidence for trial in self.trials if isinstance(trial.evidence, Sensitivity)]
@@ -103,7 +109,7 @@ class QuantizeResult:
 
     def _facts(self) -> dict[str, str]:
         """Return the verdict in a few words by name."""
-        worst = next((one.worst for one in self.evaluation.candidates[-1:]), None)
+        worst = self.evaluation.worst
         placed = len(self.plan.placements), len(self.plan.weights)
         return {
             "model": Path(self.staged.source).name,

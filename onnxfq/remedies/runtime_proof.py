@@ -55,7 +55,7 @@ class RuntimeModel:
             threads=judge.options.threads,
             device="cpu",
             judged=session.judged.with_logits(computed_tensors(self.proto)),
-            opener=self.opener,
+            openers={self.target: self.opener},
         )
         return evaluation.lowest_db
 

@@ -24,7 +24,7 @@ from onnxfq.report.page_tables import (
 )
 from onnxfq.report.recipe_table import RecipeTable
 from onnxfq.report.record import ResultRecord
-from onnxfq.report.text import advice_lines
+from onnxfq.report.text import advice_lines, proof_lines
 from onnxfq.report.tiles import Tile, make_tile, score_tiles, time_tiles
 from onnxfq.support.plurals import agree_numbers
 from onnxfq.support.records import parse, read_content
@@ -134,6 +134,7 @@ def _quantized(label: str, result: ResultRecord) -> Content:
         tiles=tiles,
         notes=[
             *([("engine", result.engine.lines())] if result.engine is not None else []),
+            *_words(proof_lines(evaluation)),
             *_advice(result),
             *_lost(table.tensors),
             *_notes(
@@ -233,6 +234,10 @@ def _advice(result: ResultRecord) -> list[tuple[str, list[str]]]:
     """Return what the terminal says below a low SQNR, each sentence under its word."""
     sizes = {row.tensor: row.sizes for row in result.table.tensors if row.sizes and row.format != "float"}
     lines = advice_lines(result.evaluation, result.trials, lambda: sizes, find_wider(result.recipe))
+    return _words(lines)
+
+
+def _words(lines: Iterable[str]) -> list[tuple[str, list[str]]]:
     return [(line[:11].strip(), [line[11:]]) for line in lines]
 
 

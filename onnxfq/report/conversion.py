@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from onnxfq.documents.scores import Evaluation
-from onnxfq.report.text import float_lines, plan_summary
+from onnxfq.report.text import float_lines, plan_summary, proof_lines
 from onnxfq.targets.findings import CheckResult
 from onnxfq.tools.apply_checkpoint import AppliedCheckpoint
 from onnxfq.tools.cast import Casting
@@ -15,7 +15,8 @@ from onnxfq.tools.export_checkpoint import ExportedCheckpoint
 
 def conversion_summary(result: Conversion) -> str:
     """Return notes, counted changes, coverage, scores against the source if it was run, and findings."""
-    lines = [f"note       {note}" for note in result.notes]
+    lines = proof_lines(result.evaluation)
+    lines += [f"note       {note}" for note in result.notes]
     lines += [f"changed    {count} x {change}" for change, count in sorted(result.changes.items())]
     lines.append(plan_summary(result.plan))
     if result.evaluation is None:
@@ -49,7 +50,8 @@ def cast_summary(result: Casting) -> str:
     """Return counts, what stays in float32 or is bfloat16 and why, notes, scores and findings."""
     floats, wide = result.floats, len(result.wider)
     low = result.nodes - len(floats.nodes) - wide
-    lines = [f"cast       {low} of {result.nodes} nodes to {floats.name}, {result.casts} Casts written"]
+    lines = proof_lines(result.evaluation)
+    lines += [f"cast       {low} of {result.nodes} nodes to {floats.name}, {result.casts} Casts written"]
     lines += float_lines(floats)
     whys = Counter((node.op_type, node.why) for node in result.wider)
     lines += [f"bf16       {count} {op}: {why}" for (op, why), count in whys.most_common(6)]

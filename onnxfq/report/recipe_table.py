@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from onnxfq.documents.scores import CandidateScore
 from onnxfq.documents.timing import TimedModel, Timing
 from onnxfq.errors import OnnxfqError
 from onnxfq.graph.io.data_paths import model_bytes
@@ -40,6 +39,7 @@ class RecipeRow(Record):
         promised: operators with quantized inputs; None for a target without rules.
         builder: name and version of the builder; empty for rules.
         findings: where the target refuses the file, runs it in float or computes other values.
+        difference: what the runtime of its users computes otherwise; empty for nothing.
         promise: what came of the accuracy that was asked for; empty if none was.
         error: why the recipe failed.
     """
@@ -54,6 +54,7 @@ class RecipeRow(Record):
     promised: Count | None = None
     builder: str = ""
     findings: Count = 0
+    difference: str = ""
     promise: str = ""
     error: str = ""
 
@@ -112,6 +113,7 @@ class RecipeTable(Record):
     def lines(self) -> list[str]:
         """Return the table, and below it errors, findings, and what was not timed."""
         return [
+            *(f"differs    {row.recipe}: {row.difference}" for row in self.rows if row.difference),
             *table_lines(self.cells(), names=(0,)),
             *(f"failed     {row.recipe}: {row.error}" for row in self.rows if row.error),
             *(f"promise    {row.recipe}: {row.promise}" for row in self.rows if row.promise),
@@ -172,7 +174,7 @@ def _row(outcome: RecipeOutcome, build: BuildOptions | None) -> RecipeRow:
     result = outcome.result
     if result is None:
         return RecipeRow(recipe=outcome.recipe, error=str(outcome.error))
-    target, score = target_by_name(result.recipe.target), result.evaluation.candidates[-1:]
+    target, worst = target_by_name(result.recipe.target), result.evaluation.worst
     coverage = result.plan.coverage()
     row = RecipeRow(
         recipe=outcome.recipe,
@@ -180,7 +182,8 @@ def _row(outcome: RecipeOutcome, build: BuildOptions | None) -> RecipeRow:
         quantized=f"{sum(one.quantized for one in coverage)}/{sum(one.total for one in coverage)}",
         file="" if outcome.output is None else str(outcome.output),
         bytes=outcome.bytes or None,
-        worst_db=_worst_db(score),
+        worst_db=None if worst is None else worst.sqnr_db,
+        difference="" if result.proof is None else result.proof.difference,
         promise="; ".join(
             text
             for trial in result.trials
@@ -216,10 +219,7 @@ def _half_rows(results: Sequence[QuantizeResult], options: RunOptions) -> list[R
         except OnnxfqError as error:
             rows.append(row.model_copy(update={"error": str(error)}))
         else:
-            changes = {"bytes": size, "worst_db": _worst_db(evaluation.candidates)}
+            worst = evaluation.worst
+            changes = {"bytes": size, "worst_db": None if worst is None else worst.sqnr_db}
             rows.append(row.model_copy(update=changes))
     return rows
-
-
-def _worst_db(scores: Sequence[CandidateScore]) -> float | None:
-    return next((one.worst.sqnr_db for one in scores if one.worst is not None), None)

@@ -98,20 +98,32 @@ def _verdict_lines(result: QuantizeResult, sizes: tuple[int, int] | None) -> lis
     outputs = [score for candidate in last for score in candidate.judging]
     kind = _kind_of(outputs)
     verdict = f"SQNR       not compared with the float model: {', '.join(evaluation.notes)}"
-    for worst in (candidate.worst for candidate in last):
+    for _ in last:
+        worst = evaluation.worst
         among = "" if len(outputs) == 1 else f", the worst of {len(outputs)} {kind}"
         verdict = "SQNR       of no output: none comes from floats that are quantized"
         if worst is not None:
             about, where = ("about ", ", on unseen samples") if is_unseen(result) else ("", "")
             verdict = f"SQNR       {about}{worst}{among}{where}"
     shares = [f"same       {share.output!r}: {share}" for candidate in last for share in candidate.shares]
-    lines = [verdict, *shares, *_plan_lines(result.plan)]
+    proven = proof_lines(evaluation)
+    first = 1 if evaluation.proof is not None and evaluation.proof.difference else 0
+    lines = [*proven[:first], verdict, *proven[first:], *shares, *_plan_lines(result.plan)]
     if sizes is not None:
         before, after = sizes
         lines.append(f"size       {before:,} -> {after:,} bytes ({after / before:.0%})")
     names = [placement.tensor for placement in result.plan.placements if placement.role == "activation"]
     measured = partial(measure_channels, result.model, result.samples, names)
     return lines + advice_lines(evaluation, result.trials, measured, find_wider(result.recipe))
+
+
+def proof_lines(evaluation: Evaluation | None) -> list[str]:
+    """Return what the runtime of the target made of the file, first what it computes otherwise."""
+    proof = None if evaluation is None else evaluation.proof
+    if proof is None:
+        return []
+    wrong = f"differs    {proof.difference}; do not use the file there"
+    return [*([wrong] if proof.difference else []), *proof.lines()]
 
 
 def _kind_of(outputs: Sequence[OutputScore]) -> str:

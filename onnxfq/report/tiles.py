@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
+from onnxfq.documents.proof import name_figure
 from onnxfq.documents.scores import LOW_SQNR_DB, CandidateScore, Evaluation
 from onnxfq.documents.timing import Timing
 from onnxfq.support.plurals import agree_numbers
@@ -27,7 +28,7 @@ def score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) ->
     """Return SQNR, agreement and accuracy of the last candidate: the written model if it was run."""
     tiles: list[Tile] = []
     for candidate in candidates:
-        worst = candidate.worst
+        worst = None if candidate.worst is None else candidate.worst.lowered(evaluation.lost_db)
         if worst is not None:
             kind = "part" if worst.part else "output"
             which = f"the {kind}" if len(candidate.judging) == 1 else f"the worst {kind}"
@@ -41,6 +42,10 @@ def score_tiles(candidates: Sequence[CandidateScore], evaluation: Evaluation) ->
             tiles.append(make_tile(f"{min(same):.1%}", "top-1 agreement with the float model"))
         if candidate.accuracy is not None and evaluation.accuracy is not None:
             tiles.append(make_tile(f"{evaluation.accuracy:.2%} → {candidate.accuracy:.2%}", "accuracy"))
+    proof = evaluation.proof
+    if proof is not None and proof.samples:
+        where = f"in {proof.runtime}, {name_figure(proof.simulated_db)} simulated, {proof.samples} samples"
+        tiles.append(make_tile(name_figure(proof.runtime_db), where, bool(proof.difference)))
     return tiles
 
 

@@ -28,17 +28,22 @@ _NODE_TIME = "_kernel_time"
 
 
 def open_plain_session(
-    model: onnx.ModelProto | Path, threads: int = 0
+    model: onnx.ModelProto | Path, threads: int = 0, *, wide_sums: bool = False
 ) -> Callable[[Feed], Mapping[str, NDArray[Any]]]:
     """Return a function from a feed to the outputs of `model`, in a session with default optimizations.
 
     Args:
         model: a ModelProto, or the path of a model.
         threads: of the session; 0 for its default, one per core.
+        wide_sums: whether int8 products are summed without saturation on processors without VNNI too. It
+            makes another graph on all others: ask for it where sums saturate.
 
     Raises ModelError if ONNX Runtime cannot load the model; the function raises DataError if a run fails.
     """
-    session = _open(model, new_options(threads))
+    options = new_options(threads)
+    if wide_sums:
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    session = _open(model, options)
     names = [output.name for output in session.get_outputs()]
     return lambda feed: dict(zip(names, _run(session, feed), strict=True))
 

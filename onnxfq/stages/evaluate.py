@@ -13,7 +13,7 @@ from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels, read_labels
 from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.scores import CandidateScore, Evaluation
-from onnxfq.errors import DataError, ModelError, nearest
+from onnxfq.errors import DataError, ModelError, OnnxfqError, nearest
 from onnxfq.execution.channel_order import explain_channel_order, find_channels
 from onnxfq.execution.column_parts import find_columns, list_open, with_columns
 from onnxfq.execution.metric_runs import run_metric
@@ -32,9 +32,10 @@ from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.inputs import QuantizeSession, with_unique_names
+from onnxfq.stages.insert import find_target
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.score import score_models
-from onnxfq.targets.target import Opener, collect_parts
+from onnxfq.targets.target import TARGETS, Opener, collect_parts
 
 SCALED_TENSORS = (
     "its channels were equalized or centered, so scores of inner tensors compare other values; quantize "
@@ -66,7 +67,8 @@ def evaluate(
         per_tensor: score each quantized inner tensor too, in the order of computation.
         kernels: "integer" sums int8 products of Q/DQ candidates in integers, as fused kernels do.
         runtime: runs the candidates on the CPU: onnxruntime, or a target that opens models, such as openvino.
-            The reference always runs in ONNX Runtime.
+            The reference always runs in ONNX Runtime. There a candidate runs without fused kernels, as its
+            pairs are defined, and once more in the session of its users, if its target has one here.
         metric: of the task, a name in `onnxfq.metrics.METRICS`, package.module:function, or a function. It is
             called once for each model with the outputs of each sample, and the labels or else the samples.
         options: batch, threads, device and progress.
@@ -98,6 +100,14 @@ def evaluate(
     given_feeds: Iterable[Feed] = feeds
     truth = None if labels is None else read_labels(labels)
     kept, device = KeptFeeds(feeds), options.device if opener is None else "cpu"
+    openers = dict.fromkeys(candidates, opener) if opener is not None else {}
+    forms = dict(candidates)
+    if opener is None and kernels == "float" and not per_tensor:
+        first, given_feeds = kept.read_samples(1), kept
+        for name, proto in candidates.items():
+            release, own = _find_users_session(name, proto, first, notes)
+            forms |= {f"{name} in {release}": proto} if own else {}
+            openers |= {f"{name} in {release}": own} if own else {}
     if truth is not None and not judged.states and find_channels(feeds.inputs) is not None:
         notes += explain_channel_order(base, kept, truth, options.threads, device)
         given_feeds = kept
@@ -107,7 +117,7 @@ def evaluate(
     ranges = InputRanges()
     found = score_models(
         base,
-        candidates,
+        forms,
         ranges.watch(given_feeds),
         reference_name=_label(reference, "float"),
         labels=truth,
@@ -118,7 +128,7 @@ def evaluate(
         device=device,
         exact=options.exact,
         judged=_keep_common(judged, candidates.values()),
-        opener=opener,
+        openers=openers,
     )
     disagreeing = [f"{name}: {line}" for name, proto in candidates.items() for line in ranges.explain(proto)]
     scaled = [name for name, proto in candidates.items() if per_tensor and is_equalized(proto)]
@@ -128,8 +138,8 @@ def evaluate(
         return found
     run = partial(run_metric, measure, feeds=feeds, labels=truth, threads=options.threads)
     values = {
-        name: run(Side(proto, output_names(proto), options.exact, opener=opener if name else None), device)
-        for name, proto in {"": base, **candidates}.items()
+        name: run(Side(proto, output_names(proto), options.exact, opener=openers.get(name)), device)
+        for name, proto in {"": base, **forms}.items()
     }
     scores = tuple(one.model_copy(update={"metric": values[one.candidate]}) for one in found.candidates)
     update = {"metric": name_metric(metric), "metric_value": values[""], "candidates": scores}
@@ -198,10 +208,27 @@ def number_samples(score: CandidateScore, kept: KeptFeeds | None, feeds: Sequenc
 def _find_opener(runtime: str) -> Opener | None:
     """Return what opens models in `runtime`; None for ONNX Runtime. Raises DataError for an unknown name."""
     openers = collect_parts(lambda target: target.values)
-    if runtime == "onnxruntime" or runtime in openers:
-        return openers.get(runtime)
-    known = ["onnxruntime", *openers]
-    raise DataError(f"unknown runtime {runtime!r}{nearest(runtime, known) or f'; known: {known}'}")
+    if runtime == "onnxruntime":
+        return None
+    if runtime in openers:
+        return openers[runtime]
+    raise DataError(f"unknown runtime {runtime!r}{nearest(runtime, openers) or f'; known: {[*openers]}'}")
+
+
+def _find_users_session(
+    name: str, proto: onnx.ModelProto, samples: Sequence[Feed], notes: list[str]
+) -> tuple[str, Opener | None]:
+    """Return the runtime of the target of a candidate and what opens it there; note why if it does not."""
+    target = TARGETS.get(find_target(proto))
+    if target is None or target.values is None or not samples:
+        return "", None
+    try:
+        release = target.release()
+        target.values(proto, 1)(samples[0])
+    except OnnxfqError as error:
+        notes.append(f"{name} does not run as its users run it: {error}")
+        return "", None
+    return release, target.values
 
 
 def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:

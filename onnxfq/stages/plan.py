@@ -37,7 +37,7 @@ from onnxfq.placement.operators import decide_operators, place_biases
 from onnxfq.placement.pass_through_ops import list_moves, place_bridges
 from onnxfq.placement.residual_adds import RESIDUAL, residual_skip
 from onnxfq.placement.short_runs import leave_out_short_runs
-from onnxfq.placement.skip_reasons import float_tensors, opaque_operators
+from onnxfq.placement.skip_reasons import float_tensors, kept_operators, opaque_operators
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
 from onnxfq.placement.weighted_ops import decide_weighted, place_activation, refuse
 from onnxfq.runtime.type_inference import with_found_types
@@ -97,6 +97,9 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
         for d in decisions
         if d.why_float
     ]
+    skipped += kept_operators(
+        graph, placements, recipe, {d.node for d in decisions} | {s.name for s in opaque}
+    )
     return Plan(
         model_sha256=model.sha256,
         recipe=recipe.name,

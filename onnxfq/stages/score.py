@@ -23,6 +23,9 @@ from onnxfq.graph.signature import output_names
 from onnxfq.runtime.session import Progress
 from onnxfq.targets.target import Opener
 
+NO_OPENERS: Mapping[str, Opener] = {}
+"""Nothing runs in another runtime."""
+
 
 def score_models(
     reference: onnx.ModelProto,
@@ -41,7 +44,7 @@ def score_models(
     expected: Iterator[Outputs] | None = None,
     weights_alone: bool = False,
     judged: JudgedTensors = NOTHING_KNOWN,
-    opener: Opener | None = None,
+    openers: Mapping[str, Opener] = NO_OPENERS,
 ) -> Evaluation:
     """Run the reference and every candidate on each feed, once, and return the scores.
 
@@ -72,7 +75,7 @@ def score_models(
             too.
         judged: of the reference; its inner tensors and parts of outputs are scored, and what decides nothing
             is marked.
-        opener: opens the candidates in the runtime of a target; None for ONNX Runtime.
+        openers: open candidates in the runtime of a target, by name; all others run in ONNX Runtime.
 
     Raises:
         ModelError: if a candidate's outputs differ from the reference's.
@@ -93,7 +96,7 @@ def score_models(
         CandidateSums(name, proto, names, tensors, sizes, exact, weights_alone, judged)
         for name, proto in candidates.items()
     ]
-    sides = [replace(run.side, opener=opener) for run in runs]
+    sides = [replace(run.side, opener=openers.get(run.name)) for run in runs]
     fed_back = FedBack(judged.states, names) if judged.states else None
     expected = None if fed_back else expected
     if expected is None:

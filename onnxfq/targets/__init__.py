@@ -1,8 +1,10 @@
 """Targets that models are quantized for, each a record; `register_target` adds one."""
 
 from dataclasses import replace
+from functools import partial
 
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
+from onnxfq.runtime.optimized_graph import VERSION
 from onnxfq.runtime.plain_session import open_plain_session, profile_plain_session
 from onnxfq.targets.genai import GENAI, GENAI_QDQ, GENAI_QDQ_TRANSPOSE
 from onnxfq.targets.onnxruntime.policy import ONNXRUNTIME
@@ -12,7 +14,14 @@ from onnxfq.targets.simulation import SIMULATION
 from onnxfq.targets.target import Target, register_target, target_by_name
 from onnxfq.targets.tensorrt import TENSORRT
 
-_ONNXRUNTIME = replace(ONNXRUNTIME, open=open_plain_session, profile=profile_plain_session)
+_ONNXRUNTIME = replace(
+    ONNXRUNTIME,
+    values=open_plain_session,
+    open=open_plain_session,
+    unsaturated=partial(open_plain_session, wide_sums=True),
+    release=lambda: f"ONNX Runtime {VERSION}",
+    profile=profile_plain_session,
+)
 
 _GENAI = (GENAI, GENAI_QDQ, GENAI_QDQ_TRANSPOSE)
 for _target in (TENSORRT, _ONNXRUNTIME, OPENVINO, QNN, *_GENAI, SIMULATION):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from onnxfq.data import Feed
 from onnxfq.data.inputs import samples_open
@@ -32,6 +35,9 @@ MOST_ELEMENTS = 2**31 - 1
 _USUAL_BATCH = 4
 _PIXELS = 224
 _OTHER = 64
+
+_DATA_SEED = 0
+_MOST_RANDOM = 1 << 27
 
 
 def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int | Range]]) -> dict[str, Profile]:
@@ -199,3 +205,19 @@ def _range(
     if dim.dim_param:
         named[dim.dim_param] = size
     return size
+
+
+def draw_feed(proto: onnx.ModelProto, wanted: Mapping[str, Profile]) -> Feed:
+    """Return one feed of the most frequent shapes: normal numbers for floats, zeros and ones for integers."""
+    rng = np.random.default_rng(_DATA_SEED)
+    feed: dict[str, NDArray[Any]] = {}
+    for spec in input_specs(proto):
+        shape = wanted[spec.name][1] if spec.name in wanted else tuple(size or 1 for size in spec.shape or ())
+        if prod(shape) > _MOST_RANDOM:
+            raise DataError(
+                f"input {spec.name!r} of shape {list(shape)} has over {_MOST_RANDOM:,} elements, too many "
+                "for a random sample; give data, or a smaller --shape"
+            )
+        values = rng.normal(size=shape) if spec.dtype.kind not in "iub" else rng.integers(0, 2, shape)
+        feed[spec.name] = np.asarray(values).astype(spec.dtype)
+    return feed

@@ -144,6 +144,10 @@ class Target:
         run: an engine of the target on this machine.
         values: opens a model in its runtime on this machine, with the float part in float32.
         open: its runtime on this machine as users open it, for times.
+        unsaturated: the same as `values`, with int8 sums that do not saturate on a processor without VNNI.
+        release: returns the name and version of the runtime that `values` opens, such as ONNX Runtime 1.31.1.
+            It raises RuntimeLibraryError if it is not on this machine.
+        differs: returns what `open` computes otherwise than `values` on this machine; empty for nothing.
         profile: the same runtime's own account of its time.
         kit: files that `handoff` writes.
         compares: whether its builder also builds the same graph without pairs.
@@ -169,6 +173,9 @@ class Target:
     run: Runner | None = None
     values: Opener | None = None
     open: Opener | None = None
+    unsaturated: Opener | None = None
+    release: Callable[[], str] = lambda: ""
+    differs: Callable[[], str] = lambda: ""
     profile: Profiler | None = None
     kit: Kit | None = None
     compares: bool = False

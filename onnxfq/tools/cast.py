@@ -24,6 +24,7 @@ from onnxfq.graph.ops import QDQ_OPS, STANDARD_DOMAINS
 from onnxfq.graph.queries import half_slots
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.passes.cast_floats import cast_floats
+from onnxfq.remedies.written_proof import Written, prove
 from onnxfq.runtime.type_inference import with_all_types
 from onnxfq.stages.cast import decide_floats
 from onnxfq.stages.inputs import QuantizeSession, open_inputs
@@ -33,7 +34,7 @@ from onnxfq.stages.score import score_models
 from onnxfq.stages.write import write_model
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.targets.target import DEFAULT_TARGET
+from onnxfq.targets.target import DEFAULT_TARGET, target_by_name
 from onnxfq.tools.check import check
 
 FP16 = FloatOptions("fp16")
@@ -104,6 +105,11 @@ def cast(
         comparable = _cast_both(ready, plain, overflow)[0] if kept.io else half
     kept = _without_nodes(kept, wider, ready)
     evaluation = None if data is None else _compare(inputs, floats.name, comparable, options)
+    if evaluation is not None:
+        written = Written(half, comparable, inputs.compared, inputs.kept, inputs.judged, options.threads)
+        with weights_stored_in(inputs.scratch):
+            proof = prove(target_by_name(DEFAULT_TARGET), written)
+        evaluation = evaluation.model_copy(update={"proof": proof})
     write_model(half, output, inputs.kept, options.threads)
     return Casting(
         source=inputs.model.source,

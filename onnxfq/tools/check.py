@@ -8,12 +8,15 @@ from pathlib import Path
 
 import onnx
 
-from onnxfq.errors import RecipeError, nearest
+from onnxfq.choices import TOLERANCE_DB
+from onnxfq.errors import OnnxfqError, RecipeError, nearest
 from onnxfq.graph.io.load import read_model
 from onnxfq.interchange.genai_folder import find_decoder
+from onnxfq.remedies.written_proof import Written
 from onnxfq.stages.insert import find_target
-from onnxfq.targets.findings import CheckResult, worst_first
-from onnxfq.targets.target import DEFAULT_TARGET, BuildOptions, collect_parts, target_by_name
+from onnxfq.targets.findings import CheckResult, Finding, worst_first
+from onnxfq.targets.profiles import draw_feed, profiles
+from onnxfq.targets.target import DEFAULT_TARGET, BuildOptions, Target, collect_parts, target_by_name
 
 
 def check(
@@ -59,7 +62,11 @@ def check(
         )
     if layers is None:
         build = None if build is None else replace(build, gpus=tuple(gpus))
-        return _add_gpus(rules[target](proto, source, build), proto, gpus)
+        found = rules[target](proto, source, build)
+        more = [] if build is None else compare_session(proto, target_by_name(target), build)
+        return _add_gpus(
+            found.model_copy(update={"findings": worst_first([*found.findings, *more])}), proto, gpus
+        )
     times = None if profile is None else Path(profile)
     return _add_gpus(readers[target](proto, source, Path(layers), times), proto, gpus)
 
@@ -72,3 +79,28 @@ def _add_gpus(found: CheckResult, proto: onnx.ModelProto, gpus: Sequence[str]) -
     if hardware is None:
         raise RecipeError(f"target {found.target} has no GPUs by name; leave gpus out")
     return found.model_copy(update={"findings": worst_first([*found.findings, *hardware.check(proto, gpus)])})
+
+
+def compare_session(proto: onnx.ModelProto, target: Target, build: BuildOptions) -> list[Finding]:
+    """Return a finding if the runtime of `target` computes other numbers than the pairs mean, else none.
+
+    Both run one sample of random numbers. A runtime that refuses the model, or numbers that it cannot take,
+    have findings of the build.
+    """
+    if target.values is None:
+        return []
+    shapes = {name: (least,) * 3 for name, (least, *_) in profiles(proto, build.shapes).items()}
+    try:
+        written = Written(proto, proto, proto, [draw_feed(proto, shapes)], threads=1)
+        (score,) = written.score(
+            {target.release(): proto}, {target.release(): target.values}, written.feeds
+        ).values()
+    except OnnxfqError:
+        return []
+    if score.lowest_db >= TOLERANCE_DB:
+        return []
+    message = (
+        f"{score.candidate} has {score.lowest_db:.1f} dB beside what the pairs mean, on random numbers; "
+        "quantize with data, which finds the operator"
+    )
+    return [Finding(rule="session", severity="wrong", node="", op_type="model", message=message)]

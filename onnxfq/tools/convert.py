@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import onnx
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.calibration.statistics import HISTOGRAM, Statistics, TensorStatistics
 from onnxfq.data import Data
+from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Plan
@@ -24,10 +24,12 @@ from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.model import Model, list_nodes
 from onnxfq.graph.ops import MOVES, ONNXFQ_DOMAIN, QUANTIZED_OPS, SPLITS
+from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
 from onnxfq.interchange.quantized_models.operators import HANDLERS
 from onnxfq.interchange.quantized_models.qonnx import pairs_of_qonnx
+from onnxfq.remedies.written_proof import MOST, Written, prove
 from onnxfq.stages.calibrate import calibrate_plan
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_qdq
@@ -42,7 +44,7 @@ from onnxfq.support.reasons import rule_of
 from onnxfq.targets.findings import CheckResult
 from onnxfq.targets.lower_fake_quantize import lift, lower
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.targets.target import DEFAULT_TARGET, collect_parts, prepare_model
+from onnxfq.targets.target import DEFAULT_TARGET, collect_parts, prepare_model, target_by_name
 from onnxfq.tools.check import check
 from onnxfq.tools.converted_clips import (
     drop_clips,
@@ -158,8 +160,12 @@ def convert(
     evaluation, feeds = None, []
     if data is not None:
         evaluation = evaluate(given, {"converted": qdq}, data, options=options)
-        feeds = list(islice(open_feeds(given, data, options.batch, options.data.unsurveyed), 1))
-    write_model(qdq, output, feeds, options.threads)
+        kept = KeptFeeds(open_feeds(given, data, options.batch, options.data.unsurveyed))
+        feeds = kept.select(MOST)
+        written = Written(qdq, qdq, given, feeds, judge_given(given), options.threads)
+        proof = prove(target_by_name(target), written)
+        evaluation = evaluation.model_copy(update={"proof": proof})
+    write_model(qdq, output, feeds[:1], options.threads)
     return Conversion(source, qdq, plan, dict(form.changes), found, evaluation, loaded.notes, scratch)
 
 

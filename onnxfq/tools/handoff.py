@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Data, Feed
-from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import DataError, ModelError, RecipeError, nearest
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.io.save import save
@@ -35,6 +33,7 @@ from onnxfq.targets.profiles import (
     ShapeCount,
     check_covered,
     cover_shapes,
+    draw_feed,
     profiles,
     set_ends,
 )
@@ -43,9 +42,6 @@ from onnxfq.tools.check import check
 
 SAMPLES = 4
 """Number of feeds in the folder."""
-
-_DATA_SEED = 0
-_MOST_RANDOM = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ def handoff(
     count = ShapeCount()
     if data is None:
         wanted = set_ends(proto, profiles(proto, shapes), ends or {})
-        feeds = [_random_feed(proto, wanted)]
+        feeds = [draw_feed(proto, wanted)]
         notes.append("the samples are random numbers: no data was given")
     else:
         given = count.over(open_feeds(proto, data, options.batch, options.data.unsurveyed))
@@ -151,22 +147,6 @@ def _kit_of(target: str) -> Kit:
     if target not in kits:
         raise RecipeError(f"there are no tools to hand over to target {target!r}{nearest(target, kits)}")
     return kits[target]
-
-
-def _random_feed(proto: onnx.ModelProto, wanted: Mapping[str, Profile]) -> Feed:
-    """Return one feed of the most frequent shapes: normal numbers for floats, zeros and ones for integers."""
-    rng = np.random.default_rng(_DATA_SEED)
-    feed: dict[str, NDArray[Any]] = {}
-    for spec in input_specs(proto):
-        shape = wanted[spec.name][1] if spec.name in wanted else tuple(size or 1 for size in spec.shape or ())
-        if prod(shape) > _MOST_RANDOM:
-            raise DataError(
-                f"input {spec.name!r} of shape {list(shape)} has over {_MOST_RANDOM:,} elements, too many "
-                "for a random sample; give data, or a smaller --shape"
-            )
-        values = rng.normal(size=shape) if spec.dtype.kind not in "iub" else rng.integers(0, 2, shape)
-        feed[spec.name] = np.asarray(values).astype(spec.dtype)
-    return feed
 
 
 def _results(

@@ -123,6 +123,6 @@ ONNXRUNTIME = Target(
     ),
     recipes=RECIPES,
     check=check_model,
-    form=QdqForm(edit=widen_biases, finish=keep_floats),
+    form=QdqForm(edit=widen_biases, finish=keep_floats, sets_apart=True),
     prepare=lambda model: join_biases(fold_batch_norm(model)),  # products that it has in integers
 )

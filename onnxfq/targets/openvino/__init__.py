@@ -8,7 +8,13 @@ from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.targets.openvino.check import check_model
 from onnxfq.targets.openvino.policy import POLICY
 from onnxfq.targets.openvino.recipes import RECIPES
-from onnxfq.targets.openvino.runtime import open_model, profile_model, run_model
+from onnxfq.targets.openvino.runtime import (
+    name_half_type,
+    name_release,
+    open_model,
+    profile_model,
+    run_model,
+)
 from onnxfq.targets.target import Target
 
 OPENVINO = Target(
@@ -21,5 +27,7 @@ OPENVINO = Target(
     run=run_model,
     values=open_model,
     open=partial(open_model, precision=""),  # users leave the precision of the float part to OpenVINO
+    release=name_release,
+    differs=name_half_type,
     profile=profile_model,
 )

@@ -47,6 +47,17 @@ def version_of(library: Any) -> str:
     return str(library.__version__).partition("-")[0]
 
 
+def name_release() -> str:
+    """Return the name and version of OpenVINO. Raises RuntimeLibraryError as `load_library`."""
+    return f"OpenVINO {version_of(load_library())}"
+
+
+def name_half_type() -> str:
+    """Return the 16-bit type that OpenVINO takes for the float part on this processor; empty for none."""
+    found = load_library().Core().get_property(DEVICE, "INFERENCE_PRECISION_HINT").get_type_name()
+    return "" if found == "f32" else str(found)
+
+
 def compile_model(model: AnyModel, threads: int = 0, precision: str = "f32", profiled: bool = False) -> Any:
     """Return `model` compiled for the CPU.
 

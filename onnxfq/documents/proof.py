@@ -1,0 +1,57 @@
+"""`Proof`: a written file in the runtime of its target, next to its simulation on the same samples."""
+
+from __future__ import annotations
+
+import math
+
+from onnxfq.support.records import Count, Record
+
+
+class Proof(Record):
+    """What the runtime of users computes of a written file.
+
+    Attributes:
+        runtime: name and release; empty if nothing ran.
+        samples: on which both were compared with the float model, in the order of their digests.
+        simulated_db: SQNR of the simulation, of the worst output.
+        runtime_db: the same in the runtime.
+        lost_db: the most that one output loses in the runtime, at least 0.
+        opened_db: SQNR as users open the file, where that differs; it decides nothing.
+        opened_as: what differs there, such as bf16.
+        why: why nothing was tried; empty if the file ran.
+        difference: what differs, or the refusal of the runtime; empty if both agree.
+        saturated: whether it is only that int8 sums saturate on this processor, which `check` warns of.
+        kept_float: operators that stay in float because the runtime computes them otherwise.
+    """
+
+    runtime: str = ""
+    samples: Count = 0
+    simulated_db: float = math.inf
+    runtime_db: float = math.inf
+    lost_db: float = 0.0
+    opened_db: float | None = None
+    opened_as: str = ""
+    why: str = ""
+    difference: str = ""
+    saturated: bool = False
+    kept_float: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return both figures and what stays in float, or why nothing ran."""
+        lines = [f"not run    {self.why}"] if self.why else []
+        if self.samples:
+            ran, meant = map(name_figure, (self.runtime_db, self.simulated_db))
+            lines += [f"proof      {ran} in {self.runtime}, {meant} simulated: {self.samples} samples"]
+        if self.opened_db is not None:
+            lines.append(f"           {name_figure(self.opened_db)} as users open it, in {self.opened_as}")
+        if self.saturated:
+            lines.append("           sums of int8 products saturate on this processor, which has no VNNI")
+        if self.kept_float:
+            names = ", ".join(self.kept_float)
+            lines.append(f"           {names} in float, because {self.runtime} computes it otherwise")
+        return lines
+
+
+def name_figure(sqnr_db: float) -> str:
+    """Return an SQNR as text."""
+    return "equal" if sqnr_db == math.inf else f"{sqnr_db:.1f} dB"

@@ -1,0 +1,209 @@
+"""`finish_proven`: the result of all remedies, proven in the runtime of its target, and cured if they differ.
+
+The operator that a runtime computes otherwise is found by leaving operators in float: more and more of them
+until the runtime agrees with the simulation, then fewer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+
+from onnxfq.documents.override import Override
+from onnxfq.documents.proof import Proof, name_figure
+from onnxfq.errors import ModelError, OnnxfqError
+from onnxfq.execution.reference_runs import ReferenceRuns
+from onnxfq.execution.sides import Outputs
+from onnxfq.graph.external.scratch_file import weights_stored_in
+from onnxfq.graph.node_fields import attributes_of
+from onnxfq.graph.ops import WEIGHTED_INPUTS
+from onnxfq.remedies.candidate import Candidate
+from onnxfq.remedies.forms import Forms, build_forms, finish_forms
+from onnxfq.remedies.judge import Judge
+from onnxfq.remedies.written_proof import DIFFERENCE_DB, FIRST, Written, prove
+from onnxfq.stages.zeroed_values import warn_zeroed_values
+from onnxfq.support.clock import Clock
+from onnxfq.targets.target import target_by_name
+
+_ROUNDS = 4
+"""Kinds of operators that are looked for one by one; further ones stay in float with all before them."""
+
+
+def finish_proven(
+    judge: Judge, candidate: Candidate, forms: Forms, clock: Clock, runs: ReferenceRuns
+) -> tuple[Candidate, Forms]:
+    """Return what `finish_forms` returns, proven in the runtime of its target.
+
+    Operators that the runtime computes otherwise stay in float. Where that changes nothing the proof names
+    the difference.
+    """
+    done, made = finish_forms(judge, candidate, forms, clock, runs)
+    proof = prove_candidate(judge, done, made, runs)
+    if proof.difference:
+        cure, told = find_cure(judge, done, proof)
+        clock.lap("prove")
+        proof = proof.model_copy(update={"difference": proof.difference + told})
+        if cure:
+            candidate = candidate.with_overrides(cure, judge.sources.encodings, judge.options)
+            done, made = finish_forms(judge, candidate, forms, clock, runs)
+            proof = prove_candidate(judge, done, made, runs)
+    clock.lap("prove")
+    kept = [name for one in done.recipe.overrides if one.why == _reason(proof) for name in one.nodes]
+    kinds = {node.name: node.op_type for node in done.session.model.proto.graph.node}
+    proof = proof.model_copy(update={"kept_float": tuple(f"{kinds[name]} {name!r}" for name in kept)})
+    warn_zeroed_values(judge.start.session.model, done.plan, done.statistics.whole, made.encodings)
+    return done, replace(made, evaluation=made.evaluation.model_copy(update={"proof": proof}))
+
+
+def prove_candidate(
+    judge: Judge, candidate: Candidate, forms: Forms, runs: ReferenceRuns | None = None
+) -> Proof:
+    """Return the proof of the file of a candidate; `runs` has outputs of the float model."""
+    session = candidate.session
+
+    def expected() -> Iterator[Outputs] | None:
+        return None if runs is None else runs.over(session.kept)
+
+    with weights_stored_in(session.scratch):
+        return prove(
+            target_by_name(candidate.recipe.target), _written(judge, candidate, forms.qdq, forms), expected
+        )
+
+
+def cure_promised(judge: Judge, candidate: Candidate) -> Candidate:
+    """Return `candidate` with the operators in float that the runtime of its target computes otherwise."""
+    proof = prove_candidate(judge, candidate, build_forms(candidate, judge.options, Clock()))
+    cure = find_cure(judge, candidate, proof)[0] if proof.difference else ()
+    return candidate.with_overrides(cure, judge.sources.encodings, judge.options) if cure else candidate
+
+
+def find_cure(judge: Judge, candidate: Candidate, proof: Proof) -> tuple[tuple[Override, ...], str]:
+    """Return the operators to leave in float so that the runtime agrees; none, and why, if none cure it.
+
+    Args:
+        judge: of the call.
+        candidate: whose file the runtime computes otherwise.
+        proof: of it.
+    """
+    told = _explain_float(judge, candidate, proof)
+    if told:
+        return (), told
+
+    def leave(nodes: Sequence[str]) -> tuple[Override, ...]:
+        return (Override(nodes=tuple(nodes), keep_float=True, why=_reason(proof)),)
+
+    def agrees(nodes: Sequence[str]) -> bool | None:
+        try:
+            made = candidate.with_overrides(leave(nodes), judge.sources.encodings, judge.options)
+        except ModelError:
+            return None
+        found = prove_candidate(judge, made, build_forms(made, judge.options, Clock()))
+        return not found.difference and not found.why
+
+    kept = _FloatSearch(_list_units(candidate), agrees).run()
+    return (leave(kept), "") if kept else ((), "; no operator in float cures it")
+
+
+def _reason(proof: Proof) -> str:
+    return f"{proof.runtime} computes the model otherwise with it in low precision"
+
+
+def _written(judge: Judge, candidate: Candidate, proto: onnx.ModelProto, forms: Forms) -> Written:
+    session = candidate.session
+    return Written(
+        proto, forms.simulation, session.compared, session.kept, session.judged, judge.options.threads
+    )
+
+
+def _explain_float(judge: Judge, candidate: Candidate, proof: Proof) -> str:
+    """Return why the float model explains the difference; empty if pairs do."""
+    session, target = candidate.session, target_by_name(candidate.recipe.target)
+    assert target.values is not None
+    floats = session.compared
+    written = Written(floats, floats, floats, session.kept, session.judged, judge.options.threads)
+    try:
+        with weights_stored_in(session.scratch):
+            scores = written.score(
+                {proof.runtime: floats}, {proof.runtime: target.values}, session.kept[:FIRST]
+            )
+    except OnnxfqError:
+        return "; it does not run the float model either"
+    float_db = scores[proof.runtime].lowest_db
+    noise = sum(10 ** (-one / 10) for one in (proof.simulated_db, float_db))
+    together_db = -10 * math.log10(noise) if noise else math.inf
+    if proof.samples and proof.runtime_db > together_db - DIFFERENCE_DB:
+        return f"; the float model has {name_figure(float_db)} there"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Unit:
+    name: str
+    kind: str
+
+
+def _list_units(candidate: Candidate) -> list[_Unit]:
+    """Return the operators that read or make quantized activations: those without weights first."""
+    plan = candidate.plan
+    placed = {placement.tensor for placement in plan.placements if placement.role == "activation"}
+    users = {use.node for placement in plan.placements for use in placement.uses}
+    found = [
+        node
+        for node in candidate.session.model.proto.graph.node
+        if node.name in users or not placed.isdisjoint((*node.input, *node.output))
+    ]
+    found.sort(key=lambda node: node.op_type in WEIGHTED_INPUTS)
+    return [_Unit(node.name, f"{node.op_type} {sorted(attributes_of(node).items())}") for node in found]
+
+
+@dataclass(frozen=True)
+class _FloatSearch:
+    """Search for the fewest units that must stay in float.
+
+    Attributes:
+        units: the cheapest first.
+        agrees: takes names, and tells whether the runtime agrees with these in float; None if nothing is left
+            to quantize.
+    """
+
+    units: Sequence[_Unit]
+    agrees: Callable[[Sequence[str]], bool | None]
+
+    def run(self) -> list[str]:
+        """Return the names; none if no choice makes the runtime agree."""
+        kept: list[_Unit] = []
+        prefix: list[_Unit] = []
+        for _ in range(_ROUNDS):
+            rest = [unit for unit in self.units if unit not in kept]
+            prefix = [*kept, *rest[: self._shortest(kept, rest)]]
+            if prefix == kept:
+                return []
+            alike = [unit for unit in self.units if unit.kind == prefix[-1].kind]
+            for more in ([prefix[-1]], alike):
+                found = [*kept, *(unit for unit in more if unit not in kept)]
+                if self._ask(found):
+                    return [unit.name for unit in found]
+            kept.append(prefix[-1])
+        return [unit.name for unit in prefix] if self._ask(prefix) else []
+
+    def _ask(self, units: Sequence[_Unit]) -> bool | None:
+        return self.agrees([unit.name for unit in units])
+
+    def _shortest(self, kept: Sequence[_Unit], rest: Sequence[_Unit]) -> int:
+        """Return how many of `rest`, from the first on, must stay in float next to `kept`; 0 if none do.
+
+        A float model agrees.
+        """
+        low, high = 0, 1
+        while rest and self._ask([*kept, *rest[:high]]) is False:
+            if high >= len(rest):
+                return 0
+            low, high = high, min(2 * high, len(rest))
+        while high - low > 1:
+            middle = (low + high) // 2
+            differs = self._ask([*kept, *rest[:middle]]) is False
+            low, high = (middle, high) if differs else (low, middle)
+        return high if rest else 0

@@ -1,0 +1,185 @@
+"""`prove`: a written file in the runtime that its users open, next to its simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from onnxfq.calibration.statistics.moments import multiply_floats
+from onnxfq.data import Feed
+from onnxfq.data.model_inputs import input_specs
+from onnxfq.documents.proof import Proof, name_figure
+from onnxfq.documents.scores import CandidateScore
+from onnxfq.errors import OnnxfqError, RuntimeLibraryError
+from onnxfq.execution.sides import Outputs
+from onnxfq.graph.external.sizes import ONE_PIECE, weight_bytes
+from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
+from onnxfq.graph.signature import computed_tensors
+from onnxfq.runtime.integer_products import find_byte_products
+from onnxfq.runtime.random_numbers import needs_seed
+from onnxfq.runtime.unsupported_ops import explain_unsupported
+from onnxfq.stages.score import score_models
+from onnxfq.targets.target import AnyModel, Opener, Target, Values
+
+FIRST, MOST = 4, 16
+"""Samples that show whether two runtimes agree, and those that tell by how much they do not.
+
+A difference is the same at every run, so that few samples show it.
+"""
+
+CLEAR_DB = 0.25
+"""Loss in dB up to which the first samples are enough."""
+
+DIFFERENCE_DB = 1.0
+"""Loss in dB from which a runtime computes another model than the simulation."""
+
+REACH_DB = 80.0
+"""SQNR from which a difference is that of sums in float32, which every runtime adds in its own order."""
+
+_SIMULATED, _OPENED = "simulation", "as opened"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file, and what it is compared with.
+
+    Attributes:
+        proto: the model of the file.
+        simulation: of the file, for an exact session; the file itself where it has no other form.
+        reference: the float model.
+        feeds: samples in the order of their digests.
+        judged: of the reference.
+        threads: of sessions.
+    """
+
+    proto: onnx.ModelProto
+    simulation: onnx.ModelProto
+    reference: onnx.ModelProto
+    feeds: Sequence[Feed]
+    judged: JudgedTensors = NOTHING_KNOWN
+    threads: int = 0
+
+    @property
+    def common(self) -> JudgedTensors:
+        """What judges, with the logits that both forms have."""
+        judged = self.judged.with_logits(computed_tensors(self.simulation))
+        return judged.with_logits(computed_tensors(self.proto))
+
+    def score(
+        self,
+        candidates: Mapping[str, onnx.ModelProto],
+        openers: Mapping[str, Opener],
+        feeds: Sequence[Feed],
+        expected: Iterator[Outputs] | None = None,
+    ) -> dict[str, CandidateScore]:
+        """Return the scores of candidates by name. Raises what a runtime raises that refuses one."""
+        found = score_models(
+            self.reference,
+            candidates,
+            feeds,
+            threads=self.threads,
+            device="cpu",
+            judged=self.common,
+            expected=expected if self.common.inner == self.judged.inner else None,
+            openers={name: _in_own_types(opener) for name, opener in openers.items()},
+        )
+        return {one.candidate: one for one in found.candidates}
+
+
+def prove(
+    target: Target, written: Written, expected: Callable[[], Iterator[Outputs] | None] = lambda: None
+) -> Proof:
+    """Run a file as its users run it, and compare it with its simulation on a few samples.
+
+    Args:
+        target: of the file.
+        written: the file, its simulation and the float model.
+        expected: returns outputs of the float model on the samples, if it has run already.
+    """
+    if target.values is None and not target.has_pairs:
+        return Proof()  # a simulation is all that there is
+    why = _explain_untried(target, written)
+    try:
+        release = "" if why else target.release() or target.name
+    except RuntimeLibraryError as error:
+        why = str(error)
+    if why or target.values is None:
+        return Proof(why=why)
+    candidates, openers = {_SIMULATED: written.simulation, release: written.proto}, {release: target.values}
+    opened_as = target.differs() if target.open is not None else ""
+    also: dict[str, Opener] = {_OPENED: target.open} if opened_as and target.open is not None else {}
+    first, most = written.feeds[:FIRST], written.feeds[:MOST]
+    try:
+        scores = written.score(
+            candidates | dict.fromkeys(also, written.proto), openers | also, first, expected()
+        )
+        opened = scores.get(_OPENED)
+        proof = _join(release, scores, len(first))
+        if proof.lost_db > CLEAR_DB and len(most) > len(first):
+            proof = _join(release, written.score(candidates, openers, most, expected()), len(most))
+        if proof.difference and target.unsaturated is not None and find_byte_products() is multiply_floats:
+            spared = written.score(candidates, {release: target.unsaturated}, most, expected())
+            if not _join(release, spared, len(most)).difference:
+                proof = proof.model_copy(update={"difference": "", "saturated": True})
+    except OnnxfqError as error:
+        return Proof(
+            runtime=release, runtime_db=-math.inf, difference=f"{release} does not run the file: {error}"
+        )
+    more = {} if opened is None else {"opened_db": opened.lowest_db, "opened_as": opened_as}
+    return proof.model_copy(update=more)
+
+
+def _explain_untried(target: Target, written: Written) -> str:
+    """Return why a file is not run as its users run it; empty if it is."""
+    if target.values is None:
+        engine = "; --build makes an engine" if target.run is not None else ""
+        return f"nothing here runs a file for target {target.name} as its users do{engine}"
+    if not written.feeds:
+        return "there is no sample; give --data"
+    if needs_seed(written.proto):
+        return "the model draws random numbers, and every runtime draws others"
+    if weight_bytes(written.proto) > ONE_PIECE:
+        return f"weights of over {ONE_PIECE >> 20} MB would be in memory twice"
+    lacking = explain_unsupported(written.proto)
+    return lacking
+
+
+def _join(release: str, scores: Mapping[str, CandidateScore], samples: int) -> Proof:
+    """Return the proof by the scores of a simulation and of the runtime."""
+    simulated, computed = scores[_SIMULATED], scores[release]
+    meant = {one.name: one.sqnr_db for one in simulated.judging}
+    lost = {one.name: _lose(meant[one.name], one.sqnr_db) for one in computed.judging if one.name in meant}
+    worst = max(lost, key=lost.__getitem__, default="")
+    ran = {one.name: name_figure(one.sqnr_db) for one in computed.judging}
+    difference = ""
+    if worst and not lost[worst] <= DIFFERENCE_DB:
+        difference = (
+            f"{release} computes {ran[worst]} at {worst!r}, the simulation {name_figure(meant[worst])}"
+        )
+    return Proof(
+        runtime=release,
+        samples=samples,
+        simulated_db=simulated.lowest_db,
+        runtime_db=computed.lowest_db,
+        lost_db=lost.get(worst, 0.0),
+        difference=difference,
+    )
+
+
+def _lose(meant_db: float, ran_db: float) -> float:
+    return max(0.0, meant_db - ran_db) if ran_db < REACH_DB else 0.0
+
+
+def _in_own_types(opener: Opener) -> Opener:
+    """Return an opener of models whose inputs may have another float type than the samples."""
+
+    def open_model(model: AnyModel, threads: int) -> Callable[[Feed], Values]:
+        run = opener(model, threads)
+        assert isinstance(model, onnx.ModelProto)
+        types = {spec.name: spec.dtype for spec in input_specs(model)}
+        return lambda feed: run({name: feed[name].astype(dtype, copy=False) for name, dtype in types.items()})
+
+    return open_model
