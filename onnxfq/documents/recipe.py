@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -193,6 +193,10 @@ class Recipe(Record):
                     f"{nearest(pattern, known)}{untold}"
                 )
             yield from found
+
+    def with_overrides(self, more: Iterable[Override]) -> Recipe:
+        """Return this recipe with `more` overrides behind its own."""
+        return self.model_copy(update={"overrides": (*self.overrides, *more)})
 
     def override(self, **fields: Any) -> Recipe:
         """Return this recipe with other `fields`, spelled as in a recipe file.

@@ -138,7 +138,7 @@ class Candidate:
             options: for observing tensors that only this plan quantizes.
         """
         session, statistics = self.session, self.statistics
-        recipe = self.recipe.model_copy(update={"overrides": (*self.recipe.overrides, *overrides)})
+        recipe = self.recipe.with_overrides(overrides)
         planned = plan_encodings(session.ranked, recipe, encodings)
         unknown = planned.unknown
         missing = tuple(p for p in unknown.activations if p.tensor not in statistics.seen)

@@ -43,6 +43,7 @@ from onnxfq.placement.weighted_ops import decide_weighted, place_activation, ref
 from onnxfq.runtime.type_inference import with_found_types
 from onnxfq.support.reasons import rule_of
 from onnxfq.targets.recipes import RECIPES
+from onnxfq.targets.session_forms import keep_forms
 from onnxfq.targets.target import prepare_model, target_by_name
 
 
@@ -69,7 +70,9 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
         refuse_quantized(graph, model.source)
     tensors = collect_tensors(graph)
     recipe = recipe.for_modules(module_paths(model.proto.graph))
-    recipe.check_names({node.name: node.op for node in nodes_by_graph(graph)}, set(tensors))
+    nodes = nodes_by_graph(graph)
+    recipe.check_names({node.name: node.op for node in nodes}, set(tensors))
+    recipe = recipe.with_overrides(keep_forms(nodes, typed.opset, recipe.target))
     decisions = decide_operators(graph, _decide_weighted(graph, recipe, policy), recipe, policy)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = [_note_float_readers(p, tensors) for p in _merge(decisions)]

@@ -219,7 +219,7 @@ def _make_plan(
         )
     if nodes:
         kept = tuple(Override(nodes=(name,), keep_float=True) for name in sorted(nodes))
-        plan = make_plan(model, recipe.model_copy(update={"overrides": (*recipe.overrides, *kept)}))
+        plan = make_plan(model, recipe.with_overrides(kept))
         if data is None and lost:
             form.changes["node left in float: its scales are dynamic; give data"] += len(
                 nodes - set(residual)
@@ -253,7 +253,7 @@ def _with_known_parts(
     if not wholes:
         return plan, recipe
     kept = Override(tensors=tuple(wholes), keep_float=True)
-    apart = recipe.model_copy(update={"overrides": (*recipe.overrides, kept)})
+    apart = recipe.with_overrides([kept])
     parts = make_plan(model, apart)
     unknown = [sum(p.tensor not in form.ranges for p in one.activations) for one in (plan, parts)]
     return (parts, apart) if data is None or unknown[1] < unknown[0] else (plan, recipe)

@@ -16,6 +16,7 @@ from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.operands import ExpectedPrecision, Units
 from onnxfq.targets.reading.proof import make_check
+from onnxfq.targets.session_forms import check_forms
 
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 UNITS: Units = {
@@ -90,7 +91,14 @@ def count_saturating(promised: ExpectedPrecision, weights: NDArray[Any]) -> tupl
     return int(np.count_nonzero(np.abs(neighbours) > 128)), int(neighbours.size)
 
 
-RULES: tuple[Rule, ...] = (check_quantized, several_scales, stacked_weights, saturation, rounded_products)
+RULES: tuple[Rule, ...] = (
+    check_quantized,
+    several_scales,
+    stacked_weights,
+    saturation,
+    rounded_products,
+    check_forms("onnxruntime"),
+)
 
 check_model = make_check(
     "onnxruntime",

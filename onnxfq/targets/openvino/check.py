@@ -20,6 +20,7 @@ from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand, Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.quantizer_reader import Quantizer
+from onnxfq.targets.session_forms import check_forms
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
@@ -164,6 +165,7 @@ RULES: tuple[Rule, ...] = (
     weight_types,
     lone_weights,
     shared_zero_points,
+    check_forms("openvino"),
 )
 
 check_model = make_check("openvino", RULES, UNITS, build_model)
