@@ -21,7 +21,7 @@ from onnxfq.passes.float_caches import with_float_caches
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
 from onnxfq.runtime.segmented_session import open_in_segments
 from onnxfq.runtime.session import NoKernelError, Session
-from onnxfq.runtime.unsupported_ops import explain_broken, explain_unsupported
+from onnxfq.runtime.unsupported_ops import explain_unsupported
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +45,6 @@ def write_model(
             return
         # Its inputs have another float type than the feed where they are cast with the rest of the model.
         feed = {spec.name: feeds[0][spec.name].astype(spec.dtype, copy=False) for spec in input_specs(read)}
-        broken = explain_broken(read)
-        if broken:
-            log.warning(
-                "onnxruntime's default optimisations break the quantized model: %s; set "
-                "graph_optimization_level to ORT_ENABLE_BASIC in its session",
-                broken,
-            )
         for name, array in _run(read, feed, threads).items():
             if isinstance(array, np.ndarray) and array.dtype.kind == "f" and np.isnan(array).any():
                 log.warning("output %s of the quantized model is NaN on the first feed", name)

@@ -208,7 +208,8 @@ def equal_scales(pairs: list[Quantizer | None]) -> bool:
 def _passes(site: NodeSite, constant: bool, casts: int) -> bool:
     """Tell whether TensorRT moves a DQ down through `site`, with a number of `casts` below it."""
     if site.op in JOINING:
-        return equal_scales(joined_pairs(site))
+        # A Max of one operand stands there to set a node apart.
+        return len(site.node.input) > 1 and equal_scales(joined_pairs(site))
     if site.op == "Einsum":
         return _permutes(site)
     if site.op == "Cast":  # one is absorbed, two are computed
