@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from onnxfq.data import Feed
+from onnxfq.data.replay import StreamSamples
 from onnxfq.graph.model import list_nodes
 from onnxfq.remedies.layer_costs import WeightSize, measure_costs, weight_sizes
 from onnxfq.remedies.moments import choose_rows
+from onnxfq.remedies.samples import REPORTED
 from onnxfq.remedies.sequential_moments import choose_samples
 
 if TYPE_CHECKING:
@@ -59,6 +62,9 @@ LAYER_SECONDS = 3e-4
 
 COMPARED = 32
 """Samples on which a result is usually compared."""
+
+PROVEN_SHARE = 0.1
+"""Share of the time of `base` that runs of further samples may take, so that an interval is narrow."""
 
 ALLOWED_SECONDS = 5.0
 """Time that repair may always take."""
@@ -109,6 +115,11 @@ class Work:
         """Return the seconds of comparing candidates with the float model, which runs the first time."""
         alone = self.opening + samples * self.run if is_first else 0.0
         return alone + candidates * (self.opening + samples * self.run * SIMULATED)
+
+    @property
+    def proving(self) -> int:
+        """Number of samples whose runs of both models take PROVEN_SHARE of `base`."""
+        return int(PROVEN_SHARE * self.base / (self.run * (1 + SIMULATED))) if self.run else 0
 
     def observe(self, samples: int | None = None) -> float:
         """Return the seconds of observing; None for all samples."""
@@ -161,6 +172,13 @@ class Work:
         """Seconds of `quantize` without repair."""
         stages = self.nodes * STAGE_SECONDS
         return stages + self.observe() + self.compare(min(self.samples, COMPARED))
+
+
+def limit_samples(candidate: Candidate, samples: Sequence[Feed]) -> Sequence[Feed]:
+    """Return the first REPORTED of `samples`, or as many as take PROVEN_SHARE of `base`; all of a stream."""
+    if len(samples) <= REPORTED or isinstance(samples, StreamSamples):
+        return samples
+    return samples[: max(REPORTED, Work.of(candidate).proving)]
 
 
 class Budget:
