@@ -39,8 +39,8 @@ than on samples that gave the ranges. Ranges of a single sample are 10 dB too lo
 rounded again in each fold change 0.5 dB at most.
 """
 
-PROMISED_FOLDS = 4
-"""The same for a promise: a largest value of all samples, which its ranges lack, is in one of the parts."""
+MANY_FOLDS = 4
+"""The same next to unseen samples: the largest value of all is in a part whose ranges lack it."""
 
 
 @dataclass
@@ -64,11 +64,12 @@ class Folds:
     _models: WeakKeyDictionary[Candidate, list[onnx.ModelProto]] = field(default_factory=WeakKeyDictionary)
 
     @staticmethod
-    def of(start: Candidate, sources: Sources, options: QuantizeOptions, is_promised: bool) -> Folds | None:
-        """Return the folds of few samples, or of a promise with fewer than REPORTED unseen samples.
+    def of(start: Candidate, sources: Sources, options: QuantizeOptions) -> Folds | None:
+        """Return the folds of all kept samples.
 
-        None where samples are left out otherwise, or cannot be: one sample, a stream, ranges or moments that
-        were given, a calibrator that needs all samples in order, a model too large to be open twice.
+        None where REPORTED samples or more are unseen, and where none can be left out: one sample, a stream,
+        ranges or moments that were given, a calibrator that needs all samples in order, a model too large to
+        be open twice.
         """
         session, plan, feeds = start.session, start.plan, start.session.feeds
         given = (sources.statistics, sources.moments, sources.encodings)
@@ -76,16 +77,16 @@ class Folds:
             feeds is None
             or feeds.is_stream
             or len(session.kept) < FOLDS
-            or len(feeds.unseen) >= (REPORTED if is_promised else 1)
+            or len(feeds.unseen) >= REPORTED
             or any(one is not None for one in given)
             or not plan.activations
             or any(p.calibrator.is_ordered for p in plan.activations)
             or is_large(session.compared)
         ):
             return None
-        samples = feeds.without_apart().feeds if is_promised else session.kept
-        count = PROMISED_FOLDS if is_promised else FOLDS
-        return Folds(feeds, samples, 3 if len(samples) == 3 else min(count, len(samples)), options)
+        samples = feeds.without_apart().feeds
+        count = 3 if len(samples) == 3 else MANY_FOLDS if feeds.unseen else FOLDS
+        return Folds(feeds, samples, count, options)
 
     @property
     def is_few(self) -> bool:

@@ -89,6 +89,11 @@ class Gain(NamedTuple):
         """Whether the interval is above zero; a single sample has none, nor has what is not finite."""
         return self.after > self.before and (self.interval is None or self.interval[0] > 0.0)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether more samples may make it sure."""
+        return self.after > self.before and not self.is_sure
+
     def explain_refusal(self, least: float = LEAST_GAIN_DB) -> str:
         """Return why the gain is not enough; empty if it is sure and at least so many dB."""
         if not self.after > self.before or self.after - self.before < least:
@@ -148,6 +153,7 @@ class Remedy:
         comes_last: whether others have the budget before it where the outputs are good, and after it where
             they are low.
         is_sure: whether it takes noise away and changes nothing else, so that all others leave it its time.
+            It learns from those samples alone that choose: in folds, all others can prove it.
         estimate: takes the same, and returns the seconds of `work` that a proposal takes.
         leave: the same for what it leaves to a later remedy that is likelier to gain.
         gain: takes the same, and returns the most dB that it can gain, as far as that is known.
@@ -200,8 +206,7 @@ class Judge:
         budget: for all trials.
         choosing: the samples that choose, in a proposal.
         proving: the samples that will prove it, and from which nothing may be learnt.
-        folds: parts of the samples, where these are too few to leave some out of the ranges, or to prove a
-            promise.
+        folds: parts of the samples, where few or none are unseen.
         known: scores so far, by candidate as long as it lives, and by samples.
         wanted: outputs of the float model so far, by samples; none if they are large.
     """
@@ -236,7 +241,7 @@ class Judge:
         least = accuracy.least_db(bool(start.plan.activations))
         wide = _choose_wide_format(start, accuracy, options.capability)
         promise = accuracy if accuracy.is_target else None
-        folds = Folds.of(start, sources, options, accuracy.min_sqnr is not None)
+        folds = Folds.of(start, sources, options)
         judge = Judge(start, options, sources, first, promise, wide, least, folds=folds)
         judge = replace(judge, first=judge.with_folds(start, first))
         if accuracy.repair is None:
@@ -317,37 +322,45 @@ class Judge:
         proposal = replace(self, choosing=split.choosing, proving=split.proving).ask(remedy, candidate)
         if isinstance(proposal, Refusal):
             return proposal, {}
-        gain = self.prove_gain(candidate, proposal.candidate)
+        gain = self.prove_gain(candidate, proposal.candidate, remedy.is_sure)
         figures = {"before": gain.before, "after": gain.after, "gain": gain.interval}
         why = gain.explain_refusal(0.0 if remedy.is_free else LEAST_GAIN_DB)
         return Refusal(why, proposal.details, proposal.evidence) if why else proposal, figures
 
-    def prove_gain(self, before: Candidate, after: Candidate) -> Gain:
-        """Return the gain on samples that prove: PROVING, and all of them where these do not decide."""
+    def prove_gain(self, before: Candidate, after: Candidate, is_sure: bool = False) -> Gain:
+        """Return the gain on samples that prove: PROVING, and more where these do not decide.
+
+        Of a sure remedy these are all samples that do not choose, in folds, unless many are unseen.
+        """
         proving = self.split.proving
-        for feeds in dict.fromkeys((min(PROVING, len(proving)), len(proving))):
-            gain = self.measure_gain(before, after, proving[:feeds])
-            if gain.is_sure or not gain.after > gain.before:
-                break
+        gain = self.measure_gain([before, after], proving[:PROVING])
+        if gain.is_open and len(proving) > PROVING:
+            gain = self.measure_gain([before, after], proving)
+        if gain.is_open and is_sure and self.folds is not None:
+            gain = self.measure_gain([before, after], self.others, self.folds)
         return gain
 
-    def measure_gain(self, before: Candidate, after: Candidate, feeds: Sequence[Feed]) -> Gain:
-        """Return the gain of one candidate over another on `feeds`, with its interval.
+    def measure_gain(
+        self, pair: Sequence[Candidate], feeds: Sequence[Feed], folds: Folds | None = None
+    ) -> Gain:
+        """Return the gain of the second candidate over the first on `feeds`, with its interval.
 
-        Both run on the same samples, so that what makes a sample difficult cancels. Few samples that gave the
-        ranges are compared in folds.
+        Both run on the same samples, so that what makes a sample difficult cancels.
         """
-        pair = self.prove([before, after], feeds)
-        worst = [score.worst for score in pair]
+        scores = self.prove(pair, feeds, folds)
+        worst = [score.worst for score in scores]
         noises = [() if score is None else score.noises for score in worst]
         same = len(noises[0]) == len(noises[1])
-        return Gain(pair[0].lowest_db, pair[1].lowest_db, interval_db(*noises) if same else None)
+        return Gain(scores[0].lowest_db, scores[1].lowest_db, interval_db(*noises) if same else None)
 
-    def prove(self, candidates: Sequence[Candidate], feeds: Sequence[Feed]) -> list[CandidateScore]:
+    def prove(
+        self, candidates: Sequence[Candidate], feeds: Sequence[Feed], folds: Folds | None = None
+    ) -> list[CandidateScore]:
         """Return the scores of candidates on samples that did not choose: of few samples, in folds."""
-        if self.folds is not None and self.folds.is_few:
+        folds = self.folds if folds is None and self.folds is not None and self.folds.is_few else folds
+        if folds is not None:
             self.budget.spend(self.work.compare(len(feeds), len(candidates), is_first=False))
-            found = [self.folds.score(one, feeds) for one in candidates]
+            found = [folds.score(one, feeds) for one in candidates]
             if None not in found:
                 return [one.candidates[0] for one in found if one is not None]
         self.score(candidates, feeds)
@@ -360,7 +373,7 @@ class Judge:
         """
         self.score([candidate], self.reported, REPORTED)
         score = self.known[candidate][id(self.reported[0]), len(self.reported), REPORTED]
-        found = None if self.folds is None else self.folds.score(candidate, self.folded)
+        found = None if self.folds is None else self.folds.score(candidate, self.others)
         if found is not None and found.candidates[0].low_db <= score.lowest_db:
             score = found.candidates[0]
         elif found is not None:
@@ -370,17 +383,17 @@ class Judge:
         return Proof(score.low_db, f"{score.lowest_db if worst is None else worst.sqnr_db:.4g}{interval}")
 
     def with_folds(self, candidate: Candidate, evaluation: Evaluation) -> Evaluation:
-        """Return the scores for the report of `candidate`: in folds, if there are any."""
-        if self.folds is None:
+        """Return the scores for the report of `candidate`: in folds of few samples, or of a promise."""
+        if self.folds is None or not (self.folds.is_few or self.is_promised):
             return evaluation
-        return self.folds.rescore(candidate, evaluation, self.folded)
+        among = self.others if self.is_promised else self.folds.samples
+        return self.folds.rescore(candidate, evaluation, among)
 
     @property
-    def folded(self) -> list[Feed]:
-        """The samples that folds report: of a promise those that do not choose."""
-        assert self.folds is not None
-        choosing = {id(feed) for feed in self.split.choosing} if self.is_promised else ()
-        return [feed for feed in self.folds.samples if id(feed) not in choosing]
+    def others(self) -> list[Feed]:
+        """The samples of the folds that do not choose."""
+        choosing = {id(feed) for feed in self.split.choosing}
+        return [] if self.folds is None else [one for one in self.folds.samples if id(one) not in choosing]
 
     def ask(self, remedy: Remedy, candidate: Candidate) -> Proposal | Refusal:
         """Return what `remedy` proposes; if it fails, and nobody asked for it, its error is the reason."""

@@ -165,7 +165,7 @@ def _offer_format(candidate: Candidate, judge: Judge, ranking: Sensitivity) -> l
     if widened is None:
         return []
     assert isinstance(widened.evidence, Sensitivity) and widened.evidence.remedy is not None
-    gain = judge.prove_gain(candidate, widened.candidate)
+    gain = judge.prove_gain(candidate, widened.candidate, is_sure=True)
     if gain.explain_refusal():
         return []
     return [

@@ -86,7 +86,7 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     best = len(proposals) - 1
     for at in reversed(range(best)):
         pair = proposals[best].candidate, proposals[at].candidate
-        if judge.measure_gain(*pair, judge.choosing).is_sure:
+        if judge.measure_gain(pair, judge.choosing).is_sure:
             best = at
     return proposals[best]
 
