@@ -21,19 +21,19 @@ from onnxfq.data.selection import Selection, count_bytes
 
 CHECK_BYTES = 64 << 20
 """Most bytes of samples that are kept from the pass, to choose by them and for the comparison at the end."""
-CHECK_SAMPLES = 128
+CHECK_SAMPLES = 4096
 
 LEAST_HELD_OUT = 8
 """Samples from which on some are unseen: the ranges of fewer need them all."""
 
-FEWEST_UNSEEN, MOST_UNSEEN = 16, 64
-"""Bounds of the unseen quarter: fewer samples tell little, and more cost time."""
+FEWEST_UNSEEN, MOST_UNSEEN = 16, 2048
+"""Bounds of the unseen quarter: fewer samples tell little, and more give no narrower interval that counts."""
 
 RUN = 32
 """Consecutive samples of a stream that are kept or left together: errors of the state add up over a run."""
 
-PER_STREAM = 4
-"""Factor of CHECK_SAMPLES and MOST_UNSEEN for a stream: neighbours tell nearly the same."""
+STREAM_SAMPLES, STREAM_UNSEEN = 512, 256
+"""CHECK_SAMPLES and MOST_UNSEEN of a stream, every unseen sample of which is run for each candidate."""
 
 
 class StreamSamples(list[Feed]):
@@ -147,7 +147,7 @@ class KeptFeeds:
         Half of the samples have narrower ranges than all, so that the SQNR is rather too low than too high.
         """
         if self._total >= LEAST_HELD_OUT:
-            most = MOST_UNSEEN * (PER_STREAM if self.is_stream else 1)
+            most = STREAM_UNSEEN if self.is_stream else MOST_UNSEEN
             share = min(max(self._total // 4, FEWEST_UNSEEN), most)
             self._held_out = min(share, len(self.without_apart().feeds) // 2)
 
@@ -197,8 +197,8 @@ class KeptFeeds:
         return self._total < 4 * FEWEST_UNSEEN
 
     def _select(self) -> Selection:
-        length, times = (RUN, PER_STREAM) if self.is_stream else (1, 1)
-        return Selection(self.source.inputs, CHECK_BYTES, times * CHECK_SAMPLES, count_bytes, length)
+        length, most = (RUN, STREAM_SAMPLES) if self.is_stream else (1, CHECK_SAMPLES)
+        return Selection(self.source.inputs, CHECK_BYTES, most, count_bytes, length)
 
     def _read_ahead(self, count: int) -> list[Feed]:
         """Return up to `count` feeds, or CHECK_BYTES of them; the next pass still yields them."""

@@ -54,6 +54,7 @@ class Selection:
         self._runs: list[_Run] = []
         self._limit = _ALL  # the least digest for which there was no room; there is none for those above
         self._counts: dict[int, int] = {}
+        self._used = self._kept = 0  # sizes and number of the samples of all runs
         self._seen = 0  # samples of all runs that ended
 
     @property
@@ -102,10 +103,12 @@ class Selection:
             return []
         copies = [copy_feed(sample) for _, sample in begun]
         run = _Run(digest, [one for one, _ in begun], copies, sum(map(self._size, copies)), number)
-        self._runs.insert(bisect_left([one.digest for one in self._runs], digest), run)
+        self._runs.insert(bisect_left(self._runs, digest, key=lambda one: one.digest), run)
+        self._used, self._kept = self._used + run.size, self._kept + len(copies)
         others: list[Feed] = []
-        while len(self.samples) > self._most or self._lacks_room():
+        while self._kept > self._most or (len(self._runs) > 1 and self._used > self._room):
             last = self._runs.pop()
+            self._used, self._kept = self._used - last.size, self._kept - len(last.samples)
             self._limit = last.digest
             others += last.samples * self._counts.pop(last.digest)
         return others
@@ -119,9 +122,6 @@ class Selection:
         other = copy(self)
         other._runs = [run for run in self._runs if set(digests).isdisjoint(run.digests)]
         return other
-
-    def _lacks_room(self) -> bool:
-        return len(self._runs) > 1 and sum(run.size for run in self._runs) > self._room
 
     def repeated(self, start: int, stop: int | None = None) -> list[Feed]:
         """Return the samples of these places, each as often as its run came."""

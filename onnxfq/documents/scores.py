@@ -29,6 +29,8 @@ class OutputScore(Record):
     Attributes:
         part: name of the part; empty for the whole output.
         sqnr_db: signal to quantization noise in dB, inf when equal.
+        interval: ends in dB of its 90% interval, as an estimate of the SQNR of all samples; None where the
+            samples tell none, as a single one does. 0 dB is as low as it reaches below a better figure.
         cosine: of the angle between both.
         largest_error: max |reference - candidate|.
         top1_agreement: share of rows with the same argmax over the last axis; None unless that has classes.
@@ -42,6 +44,7 @@ class OutputScore(Record):
     output: str
     part: str = ""
     sqnr_db: float
+    interval: tuple[float, float] | None = None
     cosine: float
     largest_error: float
     top1_agreement: Share | None = None
@@ -68,13 +71,19 @@ class OutputScore(Record):
 
     @property
     def figure(self) -> str:
-        """The SQNR as text."""
-        return name_figure(self.sqnr_db)
+        """The SQNR as text, as `33.2 dB (31.9 to 34.6)`."""
+        return f"{name_figure(self.sqnr_db)}{name_interval(self.interval)}"
+
+    @property
+    def low_db(self) -> float:
+        """The lower end of the interval; the SQNR itself without one."""
+        return self.sqnr_db if self.interval is None else self.interval[0]
 
     def lowered(self, lost_db: float) -> OutputScore:
         """Return the score where a runtime loses so many dB."""
+        ends = None if self.interval is None else (self.interval[0] - lost_db, self.interval[1] - lost_db)
         noises = tuple(noise * 10 ** (lost_db / 10) for noise in self.noises)
-        return self.model_copy(update={"sqnr_db": self.sqnr_db - lost_db, "noises": noises})
+        return self.model_copy(update={"sqnr_db": self.sqnr_db - lost_db, "interval": ends, "noises": noises})
 
 
 class EqualShare(Record):
@@ -141,14 +150,15 @@ class CandidateScore(Record):
     worst_samples: tuple[SampleScore, ...] = ()
 
     @staticmethod
-    def cells(scores: Iterable[OutputScore | EqualShare]) -> list[tuple[str, str, str, str, str]]:
-        """Return rows of a table: output, SQNR or equal share, cosine, largest error, same top-1."""
+    def cells(scores: Iterable[OutputScore | EqualShare]) -> list[tuple[str, ...]]:
+        """Return rows: output, SQNR or equal share, interval, cosine, largest error, same top-1."""
         return [
-            (one.output, str(one), "", "", "")
+            (one.output, str(one), "", "", "", "")
             if isinstance(one, EqualShare)
             else (
                 one.name,
                 "equal" if one.sqnr_db == math.inf else f"{one.sqnr_db:.2f}",
+                "" if one.interval is None else f"{one.interval[0]:.1f} to {one.interval[1]:.1f}",
                 f"{one.cosine:.6f}",
                 f"{one.largest_error:.4g}",
                 "" if one.top1_agreement is None else f"{one.top1_agreement:.4f}",
@@ -175,6 +185,11 @@ class CandidateScore(Record):
     def lowest_db(self) -> float:
         """The SQNR of the model in dB: the lowest of what decides; inf if nothing was compared."""
         return math.inf if self.worst is None else self.worst.sqnr_db
+
+    @property
+    def low_db(self) -> float:
+        """The lowest lower end of the intervals of what decides; inf if nothing was compared."""
+        return min((one.low_db for one in self.judging), default=math.inf)
 
 
 class Evaluation(Document):
@@ -220,13 +235,14 @@ class Evaluation(Document):
     def table(self) -> str:
         """Return the scores as a plain text table, one line per candidate and output, and the notes.
 
-        Columns: SQNR dB, of integers, texts and booleans the share of equal elements; max error is
+        Columns: SQNR dB, of integers, texts and booleans the share of equal elements; 90% is its interval;
+        max error is
         `largest_error`, same top-1 is `top1_agreement`. A candidate is named in its first line.
         """
-        heads = ("candidate", "output", "SQNR dB", "cosine", "max error", "same top-1")
+        heads = ("candidate", "output", "SQNR dB", "90%", "cosine", "max error", "same top-1")
         rows: list[tuple[str, ...]] = [(*heads, "accuracy", self.metric)]
         if self.accuracy is not None or self.metric:
-            rows.append((self.reference, *[""] * 5, *_figures(self.accuracy, self.metric_value)))
+            rows.append((self.reference, *[""] * 6, *_figures(self.accuracy, self.metric_value)))
         for candidate in self.candidates:
             listed = (candidate.outputs, candidate.parts, candidate.shares, candidate.tensors)
             own = [cells for scores in listed for cells in candidate.cells(scores)]
@@ -239,6 +255,11 @@ class Evaluation(Document):
         used = [any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
         kept = [[cell for cell, use in zip(row, used, strict=True) if use] for row in rows]
         return "\n".join([*table_lines(kept, names=(0, 1)), *self.notes, *times])
+
+
+def name_interval(interval: tuple[float, float] | None) -> str:
+    """Return the interval in brackets behind a figure; "" without one."""
+    return "" if interval is None else f" ({interval[0]:.1f} to {interval[1]:.1f})"
 
 
 def _figures(accuracy: float | None, metric: float | None) -> tuple[str, str]:

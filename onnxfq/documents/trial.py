@@ -10,7 +10,7 @@ from onnxfq.support.records import Amount, Record
 from onnxfq.support.tables import table_lines
 
 _HEADINGS = ("remedy", "result", "unseen dB", "cost", "seconds", "")
-_LEGEND = "unseen dB  SQNR of the worst output, on samples that did not choose the remedy"
+_LEGEND = "unseen dB  SQNR of the worst output, on samples that did not choose the remedy; 90% of the gain"
 _COST = "cost       at run time: new operators, or multiply-adds that take another format"
 
 
@@ -23,6 +23,7 @@ class Trial(Record):
         is_kept: whether the result has it.
         before: SQNR of the outputs in dB without it, on samples that did not choose it; None if not measured.
         after: the same with it.
+        gain: ends in dB of the 90% interval of their difference; None where the samples tell none.
         why: reason why it is not kept, empty otherwise.
         details: what it does, a line each.
         evidence: the measurement that chose it, if there is one to look up.
@@ -35,6 +36,7 @@ class Trial(Record):
     is_kept: bool = False
     before: float | None = None
     after: float | None = None
+    gain: tuple[float, float] | None = None
     why: str = ""
     details: tuple[str, ...] = ()
     evidence: Sensitivity | Equalization | None = None
@@ -50,7 +52,7 @@ class Trial(Record):
     def figures(self) -> str:
         """SQNR without and with it; empty if not measured."""
         measured = self.before is not None and self.after is not None
-        return f"{self.before:.1f} -> {self.after:.1f}" if measured else ""
+        return f"{self.before:.1f} -> {self.after:.1f}{name_gain(self.gain)}" if measured else ""
 
     @property
     def cost(self) -> str:
@@ -69,6 +71,11 @@ class Trial(Record):
     def texts(self) -> list[str]:
         """The reason, if there is one, and the details."""
         return [" ".join(text.split()) for text in (self.why, *self.details) if text]
+
+
+def name_gain(interval: tuple[float, float] | None) -> str:
+    """Return the interval of a gain in brackets behind both figures; "" without one."""
+    return "" if interval is None else f" ({interval[0]:+.1f} to {interval[1]:+.1f})"
 
 
 def trial_lines(trials: Sequence[Trial]) -> list[str]:

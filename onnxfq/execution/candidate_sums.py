@@ -22,19 +22,11 @@ from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.patterns.parts import part_sums
 from onnxfq.graph.signature import output_names
-from onnxfq.numerics.metrics import ErrorSums, standard_error_db
+from onnxfq.numerics.intervals import NARROW_DB, interval_db
+from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.passes.equalize import with_restored_channels
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
-
-STABLE_DB = 1.0
-"""Standard error of an SQNR over a few samples below which more samples are not worth their time."""
-
-SURE_FEEDS = 16
-"""Feeds from which STABLE_DB itself is enough; half as many must agree twice as well.
-
-Fewer feeds easily miss rare large errors, which the standard error then does not show either.
-"""
 
 WORST_SAMPLES = 6
 """Samples that a score names."""
@@ -154,13 +146,17 @@ class CandidateSums:
                 self.lowest[-1] = min(self.lowest[-1], sums.sqnr_db)
 
     @property
-    def is_stable(self) -> bool:
-        """Whether more feeds would hardly change the SQNR of any output, or part of one."""
-        return all(
-            standard_error_db(*zip(*pairs, strict=True)) < STABLE_DB * min(1.0, len(pairs) / SURE_FEEDS)
-            for (name, _), pairs in self.powers.items()
-            if name not in self.judged.logits or name in self.judged.deciding
-        )
+    def is_narrow(self) -> bool:
+        """Whether the intervals of what decides are narrower than NARROW_DB; without noise they are."""
+        deciding = set(self.judged.deciding or self.outputs) - set(self.judged.moved)
+        return all(self._width(place) < NARROW_DB for place in self.powers if place[0] in deciding)
+
+    def _width(self, place: tuple[str, int]) -> float:
+        signals, noises = zip(*self.powers[place], strict=True)
+        found = interval_db(signals, noises)
+        if found is None:  # a part of zeros decides nothing
+            return math.inf if any(noises) and any(signals) else 0.0
+        return found[1] - found[0]
 
     def _is_open(self, name: str, want: Sequence[int], have: Sequence[int]) -> bool:
         """Tell whether two shapes of `name` differ only along axes that the reference leaves open."""
@@ -229,14 +225,17 @@ class CandidateSums:
                 yield self._score(name, sums, number - 1, **more)
 
     def _score(self, name: str, sums: ErrorSums, place: int = 0, **more: Any) -> OutputScore:
-        signal = sums.signal or 1.0
-        noises = tuple(noise / signal for _, noise in self.powers.get((name, place), ()))
+        powers = self.powers.get((name, place), ())
+        noises = [noise for _, noise in powers]
+        found = interval_db([signal for signal, _ in powers], noises)
         return OutputScore(
             output=name,
             sqnr_db=sums.sqnr_db,
+            # Noise as large as the signal is all that a few samples can tell at worst.
+            interval=None if found is None else (max(found[0], min(sums.sqnr_db, 0.0)), found[1]),
             cosine=sums.cosine,
             largest_error=sums.largest,
-            noises=noises,
+            noises=tuple(noise / (sums.signal or 1.0) for noise in noises),
             **more,
         )
 

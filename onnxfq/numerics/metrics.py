@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,29 +76,6 @@ class ErrorSums:
         if norm == 0.0:
             return 1.0 if self.signal == self.power else 0.0
         return self.product / norm
-
-
-def standard_error_db(signals: Sequence[float], noises: Sequence[float]) -> float:
-    """Return the standard error in dB of the SQNR over some samples, as an estimate of that over all.
-
-    The ratio R = sum(noise) / sum(signal) has the standard error
-    sqrt(n / (n - 1) * sum((noise - R * signal)^2)) / sum(signal) (Cochran, Sampling Techniques, 3rd edition,
-    1977, equation 2.46, without its correction for a finite population). The result is the
-    standard error of 10*log10(R) to first order; 0 without noise, inf for one sample or infinite sums.
-
-    Args:
-        signals: sum of squares of the reference, by sample.
-        noises: sum of squared errors, by sample.
-    """
-    signal, noise = np.asarray(signals, np.float64), np.asarray(noises, np.float64)
-    total = float(noise.sum())
-    if total == 0.0:
-        return 0.0
-    if signal.size < 2 or not math.isfinite(total) or not 0.0 < float(signal.sum()) < math.inf:
-        return math.inf
-    rest = noise - total / signal.sum() * signal
-    spread = math.sqrt(signal.size / (signal.size - 1) * float(rest @ rest))
-    return 10.0 / math.log(10.0) * spread / total
 
 
 def ratio_db(signal: float, noise: float) -> float:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from onnxfq.choices import REPAIR_AUTO, REPAIR_DB, THOROUGH, RepairWord
 from onnxfq.data import Feed
@@ -20,6 +20,7 @@ from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
 from onnxfq.metrics import Metric, check_metric_name
+from onnxfq.numerics.intervals import largest_drop
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles
@@ -118,6 +119,13 @@ class AccuracyTarget:
             )
 
 
+class PromiseProof(NamedTuple):
+    """What decides about a promise, the lower end of an interval, and the figure with it as text."""
+
+    value: float
+    text: str
+
+
 class Aim(Protocol):
     """A promise, measured: how far a state of the switches is above what was promised."""
 
@@ -133,10 +141,6 @@ class Aim(Protocol):
 
     def choose(self, board: QuantizerToggles, state: State) -> float:
         """Return the value on the part of the data that chooses."""
-
-    @staticmethod
-    def join(chosen: float, proven: float) -> float:
-        """Return the value on all data, given both parts, for a model that no part has chosen."""
 
 
 class SqnrAim:
@@ -160,11 +164,6 @@ class SqnrAim:
         """Return the SQNR on the samples that choose."""
         return ratio_db(1.0, board.noise(self.choosing, [state])[0])
 
-    @staticmethod
-    def join(chosen: float, proven: float) -> float:
-        """Return the worse part."""
-        return min(chosen, proven)
-
 
 class MetricAim:
     """Metric of a task over all data, less than the float model's by at most the promised drop.
@@ -182,7 +181,7 @@ class MetricAim:
             task: the metric.
         """
         self.wanted, self._task = wanted, task
-        self.measure = f"{task.name} against float"
+        self.measure = f"{task.name} against float{'' if task.is_top1 else ', without an interval'}"
 
     @cached_property
     def _float(self) -> tuple[float, float]:
@@ -201,14 +200,22 @@ class MetricAim:
         """Return the metric on the half that chooses, less the float model's."""
         return self._rise(board, state, 0)
 
-    def prove(self, board: Runs, state: State) -> float:
-        """Return the metric on the half that proves, less the float model's."""
-        return self._rise(board, state, 1)
+    def prove(self, board: Runs, state: State, halves: Sequence[int] = (1,)) -> PromiseProof:
+        """Return the metric on the half that proves, or on both for a model that none has chosen.
 
-    @staticmethod
-    def join(chosen: float, proven: float) -> float:
-        """Return the mean: the halves have the same size, and together they tell more."""
-        return (chosen + proven) / 2
+        It is less by the float model's. Of top-1 the largest drop in the interval decides, of other metrics
+        the mean of the halves: they have the same size.
+        """
+        task = self._task
+        if not task.is_top1:
+            rise = sum(self._rise(board, state, half) for half in halves) / len(halves)
+            return PromiseProof(rise, f"{rise:.4g}")
+        worse, better, rows = map(
+            sum, zip(*(task.compare_rows(board, state, h) for h in halves), strict=True)
+        )
+        rise, low = (100 * points / max(rows, 1) for points in (better - worse, -largest_drop(worse, better)))
+        kept = self.wanted if abs(low - self.wanted) < 100 * _ROUNDING else low
+        return PromiseProof(kept, f"{rise:.4g} (no less than {low:.4g})")
 
     def _rise(self, board: Runs, state: State, half: int) -> float:
         before = self._float[half]
@@ -220,5 +227,6 @@ def open_aim(promise: AccuracyTarget, kept: Sequence[Feed], task: TaskMetric | N
     """Return how to measure `promise`, an SQNR or a drop of `task`. Raises DataError without data."""
     if promise.max_drop is None or task is None:
         assert promise.min_sqnr is not None
-        return SqnrAim(promise.min_sqnr, *split_samples(kept)[:2])
+        split = split_samples(kept)
+        return SqnrAim(promise.min_sqnr, split.choosing, split.promised)
     return MetricAim(-promise.max_drop, task)

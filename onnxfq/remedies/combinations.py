@@ -19,7 +19,7 @@ from onnxfq.remedies.judge import (
     Remedy,
     explain_gain,
 )
-from onnxfq.remedies.samples import split_samples
+from onnxfq.remedies.samples import PROVING
 
 BEAM = 2
 """Candidates that the next remedy is tried on: a chain that keeps one misses what only pairs gain."""
@@ -245,7 +245,8 @@ class _Combined:
         if not self._best.steps:
             return {}
         chain = [self._start, *(step.proposal.candidate for step in self._best.steps)]
-        scores_db = self._judge.score(chain, split_samples(self._judge.kept).proving)
+        proving = self._judge.split.proving[:PROVING]
+        scores_db = [one.lowest_db for one in self._judge.prove(chain, proving)]
         return {
             step.remedy: (before, after)
             for step, before, after in zip(self._best.steps, scores_db, scores_db[1:], strict=False)

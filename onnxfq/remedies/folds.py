@@ -1,14 +1,17 @@
-"""`score_folds`: SQNR on samples that gave no ranges, where there are too few to leave some out."""
+"""`Folds`: figures on samples that gave no ranges, where there are too few to leave some out."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import onnx
 
+from onnxfq.calibration.statistics import Statistics
 from onnxfq.data import Feed
 from onnxfq.data.digest import sample_digests
 from onnxfq.data.model_inputs import input_specs
@@ -19,11 +22,12 @@ from onnxfq.execution.sides import Side
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.signature import output_names
-from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import Judge
+from onnxfq.remedies.candidate import Candidate, Sources
+from onnxfq.remedies.samples import REPORTED
 from onnxfq.stages.evaluate import number_samples
 from onnxfq.stages.limits import with_limits
 from onnxfq.stages.observe import collect_statistics
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.score import score_models
 from onnxfq.targets.target import Opener
 
@@ -35,66 +39,114 @@ than on samples that gave the ranges. Ranges of a single sample are 10 dB too lo
 rounded again in each fold change 0.5 dB at most.
 """
 
+MANY_FOLDS = 4
+"""The same next to unseen samples: the largest value of all is in a part whose ranges lack it."""
 
-def score_folds(judge: Judge, candidate: Candidate, first: Evaluation) -> Evaluation:
-    """Return `first` with the scores of all kept samples, each with the ranges of other folds alone.
+
+@dataclass
+class Folds:
+    """Parts of the samples, each compared with ranges of all others.
 
     Factors of channels and rounded weights stay, which saw all samples.
 
-    Args:
-        judge: of the call.
-        candidate: the result of all remedies.
-        first: its scores on the samples that gave its ranges.
-
-    Returns `first` itself where samples were left out, or cannot be: one sample, a stream, a promised SQNR,
-    ranges or moments that were given, a calibrator that needs all samples in order, two forms that differ, a
-    model too large to be open twice.
+    Attributes:
+        feeds: the data.
+        samples: those of its kept samples that are compared.
+        count: number of parts.
+        options: of observing.
     """
-    session, sources = candidate.session, judge.sources
-    feeds, kept, plan = session.feeds, session.kept, candidate.plan
-    given = (sources.statistics, sources.moments, sources.encodings)
-    if (
-        feeds is None
-        or feeds.unseen
-        or feeds.is_stream
-        or len(kept) < FOLDS
-        or len(first.candidates) != 1
-        or judge.is_promised
-        or any(one is not None for one in given)
-        or not plan.activations
-        or any(p.calibrator.is_ordered for p in plan.activations)
-        or is_large(session.compared)
-    ):
-        return first
-    folds = 3 if len(kept) == 3 else FOLDS  # so that two samples or more give ranges
-    parts = [kept[fold::folds] for fold in range(folds)]
-    try:
-        with _without_warnings():
-            models = [_leave_out(part, feeds, candidate, judge) for part in parts]
-    except OnnxfqError:  # a part may give a tensor no value at all
-        return first
-    (seen,) = first.candidates
-    with weights_stored_in(session.scratch):
-        found = score_models(
-            session.compared,
-            {seen.candidate: models[0]},
-            kept,
-            threads=judge.options.threads,
-            device="cpu",
-            judged=session.judged,
-            openers={seen.candidate: _open_each(models, parts)},
-        )
-    score = number_samples(found.candidates[0], feeds, kept)
-    score = score.model_copy(update={"weight_shares": seen.weight_shares})
-    return first.model_copy(update={"candidates": (score,), "feeds": found.feeds, "folds": folds})
 
+    feeds: KeptFeeds
+    samples: Sequence[Feed]
+    count: int
+    options: QuantizeOptions
+    _observed: tuple[Any, set[Any], list[Statistics]] | None = None
+    _models: WeakKeyDictionary[Candidate, list[onnx.ModelProto]] = field(default_factory=WeakKeyDictionary)
 
-def _leave_out(part: Sequence[Feed], feeds: KeptFeeds, candidate: Candidate, judge: Judge) -> onnx.ModelProto:
-    """Return the simulation of `candidate` with ranges without `part`."""
-    model = candidate.session.ranked
-    plan = with_limits(candidate.planned.unknown, model)
-    statistics = collect_statistics(model, plan, feeds.again(part), judge.options.observing)
-    return candidate.with_statistics(statistics).simulate()
+    @staticmethod
+    def of(start: Candidate, sources: Sources, options: QuantizeOptions) -> Folds | None:
+        """Return the folds of all kept samples.
+
+        None where REPORTED samples or more are unseen, and where none can be left out: one sample, a stream,
+        ranges or moments that were given, a calibrator that needs all samples in order, a model too large to
+        be open twice.
+        """
+        session, plan, feeds = start.session, start.plan, start.session.feeds
+        given = (sources.statistics, sources.moments, sources.encodings)
+        if (
+            feeds is None
+            or feeds.is_stream
+            or len(session.kept) < FOLDS
+            or len(feeds.unseen) >= REPORTED
+            or any(one is not None for one in given)
+            or not plan.activations
+            or any(p.calibrator.is_ordered for p in plan.activations)
+            or is_large(session.compared)
+        ):
+            return None
+        samples = feeds.without_apart().feeds
+        count = 3 if len(samples) == 3 else MANY_FOLDS if feeds.unseen else FOLDS
+        return Folds(feeds, samples, count, options)
+
+    @property
+    def is_few(self) -> bool:
+        """Whether no sample is left out otherwise."""
+        return not self.feeds.unseen
+
+    @property
+    def _parts(self) -> list[Sequence[Feed]]:
+        return [self.samples[fold :: self.count] for fold in range(self.count)]
+
+    def score(self, candidate: Candidate, among: Sequence[Feed]) -> Evaluation | None:
+        """Return the scores of `candidate` on some of the samples.
+
+        None if a part of the samples gives a tensor no value at all.
+        """
+        session = candidate.session
+        try:
+            with _without_warnings():
+                self._models[candidate] = self._models.get(candidate) or self._simulate(candidate)
+        except OnnxfqError:
+            return None
+        models = self._models[candidate]
+        with weights_stored_in(session.scratch):
+            return score_models(
+                session.compared,
+                {"fake-quant": models[0]},
+                among,
+                threads=self.options.threads,
+                device="cpu",
+                judged=session.judged,
+                openers={"fake-quant": _open_each(models, self._parts)},
+            )
+
+    def rescore(self, candidate: Candidate, first: Evaluation, among: Sequence[Feed]) -> Evaluation:
+        """Return `first`, the scores of the only form of `candidate`, with those of the folds."""
+        found = self.score(candidate, among) if len(first.candidates) == 1 else None
+        if found is None:
+            return first
+        (seen,) = first.candidates
+        score = number_samples(found.candidates[0], self.feeds, among)
+        own = {"candidate": seen.candidate, "weight_shares": seen.weight_shares}
+        changes = {
+            "candidates": (score.model_copy(update=own),),
+            "feeds": found.feeds,
+            "folds": self.count,
+        }
+        return first.model_copy(update=changes)
+
+    def _simulate(self, candidate: Candidate) -> list[onnx.ModelProto]:
+        """Return the simulations of `candidate` with ranges without each part."""
+        model, feeds = candidate.session.ranked, candidate.session.feeds
+        assert feeds is not None
+        unknown, known = candidate.planned.unknown, self._observed
+        wanted = {(one.tensor, one.spec.granularity) for one in unknown.activations}
+        if known is None or known[0] != (id(model), id(feeds)) or not wanted <= known[1]:
+            plan = with_limits(unknown, model)
+            others = (feeds.again(part, with_unseen=True) for part in self._parts)
+            found = [collect_statistics(model, plan, rest, self.options.observing) for rest in others]
+            known = self._observed = (id(model), id(feeds)), wanted, found
+        return [candidate.with_statistics(statistics).simulate() for statistics in known[2]]
 
 
 @contextmanager

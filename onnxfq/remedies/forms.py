@@ -13,11 +13,13 @@ from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import RecipeError
 from onnxfq.execution.reference_runs import ReferenceRuns
+from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.remedies.cache_error import describe_cache_error
 from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.folds import score_folds
 from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.rounding_search import can_round_again
+from onnxfq.remedies.samples import REPORTED
+from onnxfq.remedies.work import limit_samples
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.evaluate import compare_forms
@@ -56,6 +58,7 @@ def build_forms(
     clock: Clock,
     runs: ReferenceRuns | None = None,
     feeds: Sequence[Feed] | None = None,
+    least: int = LEAST_FEEDS,
 ) -> Forms:
     """Insert nodes, cast the rest, and compare both forms with the float model.
 
@@ -64,7 +67,8 @@ def build_forms(
         options: float type, release of ONNX Runtime, threads, device and progress.
         clock: of the stages.
         runs: of the float model; without them nothing is compared.
-        feeds: the samples to compare on; None for all that are kept.
+        feeds: the samples to compare on; None for those that are kept.
+        least: how many of them are compared, though the interval is narrow.
 
     Raises TargetError for a release that cannot run the model, and the errors of the stages.
     """
@@ -86,9 +90,16 @@ def build_forms(
     forms = Forms(encodings, simulation, qdq, cast.floats)
     if runs is None:
         return forms
-    twins = cast.floats is None
+    feeds = limit_samples(candidate, candidate.session.kept) if feeds is None else feeds
     evaluation = compare_forms(
-        candidate.session, simulation, cast.comparable, options, twins=twins, floats=runs, feeds=feeds
+        candidate.session,
+        simulation,
+        cast.comparable,
+        options,
+        twins=cast.floats is None,
+        floats=runs,
+        feeds=feeds,
+        least=least,
     )
     clock.lap("evaluate")
     return replace(forms, evaluation=evaluation)
@@ -106,9 +117,11 @@ def finish_forms(
         clock: of the stages.
         runs: of the float model.
     """
+    evaluation = forms.evaluation if judge.first is None else judge.first
     if candidate is not judge.start or judge.is_promised:
-        forms = build_forms(candidate, judge.options, clock, runs, None if judge.is_off else judge.reported)
-    forms = replace(forms, evaluation=score_folds(judge, candidate, forms.evaluation))
+        forms = build_forms(candidate, judge.options, clock, runs, judge.reported, REPORTED)
+        evaluation = judge.with_folds(candidate, forms.evaluation)
+    forms = replace(forms, evaluation=evaluation)
     clock.lap("evaluate")
     complete = candidate.with_all_samples(judge.options, can_round_again(candidate, judge))
     if complete is candidate:

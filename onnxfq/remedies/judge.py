@@ -10,40 +10,35 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from onnxfq.choices import REPAIR_DB, THOROUGH
 from onnxfq.data import Feed
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.recipe import Recipe
-from onnxfq.documents.scores import CandidateScore, Evaluation
+from onnxfq.documents.scores import CandidateScore, Evaluation, name_interval
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS, Sensitivity
 from onnxfq.documents.trial import Trial
 from onnxfq.errors import DataError, OnnxfqError
 from onnxfq.execution.reference_runs import keep_outputs
 from onnxfq.execution.sides import Outputs
 from onnxfq.graph.external.scratch_file import weights_stored_in
-from onnxfq.numerics.metrics import standard_error_db
-from onnxfq.remedies.accuracy_target import AccuracyTarget
+from onnxfq.numerics.intervals import interval_db
+from onnxfq.remedies.accuracy_target import AccuracyTarget, PromiseProof
 from onnxfq.remedies.candidate import Candidate, Sources
-from onnxfq.remedies.samples import PROVING, split_samples
-from onnxfq.remedies.work import Budget, Work
+from onnxfq.remedies.folds import Folds
+from onnxfq.remedies.samples import PROVING, REPORTED, Split, split_samples
+from onnxfq.remedies.work import Budget, Work, limit_samples
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.score import score_models
 from onnxfq.targets.target import target_by_name
 
 LEAST_GAIN_DB = 0.5
-"""Gain in dB from which a remedy is proposed; what costs at run time has it on the samples that prove too.
+"""Gain in dB from which a remedy is proposed; what costs at run time has it on the samples that prove too."""
 
-"""
-
-LEAST_PROVEN_DB = 0.25
-"""The same for what costs nothing: the samples that prove are few, and reject half of what gains just enough.
-
-A gain of less was a loss as often, in the tasks of 19 networks.
-"""
-
+HARMLESS_DB = 0.25
+"""Loss in dB that proves nothing: a gain of less was a loss as often, in the tasks of 19 networks."""
 
 GAINED_SHARE = 1 - 10 ** (-LEAST_GAIN_DB / 10)
 """Share of the noise that must go for a gain of LEAST_GAIN_DB."""
@@ -64,7 +59,7 @@ def explain_gain(before_db: float, after_db: float) -> str:
 
 def keeps_sqnr(before: Sequence[float], after: Sequence[float]) -> bool:
     """Tell whether no figure in dB is lower by more than what proves nothing, as a repair of a fault must."""
-    return all(new >= old - LEAST_PROVEN_DB for old, new in zip(before, after, strict=True))
+    return all(new >= old - HARMLESS_DB for old, new in zip(before, after, strict=True))
 
 
 def ask_for_nothing(recipe: Recipe) -> bool:
@@ -80,6 +75,34 @@ def take_no_time(candidate: Candidate, judge: Judge) -> float:
 def know_no_limit(candidate: Candidate, judge: Judge) -> float:
     """Return infinity."""
     return math.inf
+
+
+class Gain(NamedTuple):
+    """SQNR in dB of two candidates on the same samples, and the interval of the difference; None unknown."""
+
+    before: float
+    after: float
+    interval: tuple[float, float] | None
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the interval is above zero; a single sample has none, nor has what is not finite."""
+        return self.after > self.before and (self.interval is None or self.interval[0] > 0.0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more samples may make it sure."""
+        return self.after > self.before and not self.is_sure
+
+    def explain_refusal(self, least: float = LEAST_GAIN_DB) -> str:
+        """Return why the gain is not enough; empty if it is sure and at least so many dB."""
+        if not self.after > self.before or self.after - self.before < least:
+            return f"it must gain {least:g} dB" if least else "it gains nothing on the samples that prove"
+        return "" if self.is_sure else f"its gain is not sure: {self}"
+
+    def __str__(self) -> str:
+        """Return the gain and its interval, as `1.2 dB (0.3 to 2.1)`."""
+        return f"{self.after - self.before:.1f} dB{name_interval(self.interval)}"
 
 
 class Refusal(NamedTuple):
@@ -132,8 +155,8 @@ class Remedy:
             with others.
         comes_last: whether others have the budget before it where the outputs are good, and after it where
             they are low.
-        is_sure: whether it takes noise away and changes nothing else, so that all others leave it its time,
-            and its gain on few samples needs no standard error.
+        is_sure: whether it takes noise away and changes nothing else, so that all others leave it its time.
+            It learns from those samples alone that choose: in folds, all others can prove it.
         estimate: takes the same, and returns the runs of `work` that a proposal takes.
         leave: the same for what it leaves to a later remedy that is likelier to gain.
         gain: takes the same, and returns the most dB that it can gain, as far as that is known.
@@ -187,6 +210,7 @@ class Judge:
         budget: for all trials.
         choosing: the samples that choose, in a proposal.
         proving: the samples that will prove it, and from which nothing may be learnt.
+        folds: parts of the samples, where few or none are unseen.
         known: scores so far, by candidate as long as it lives, and by samples.
         wanted: outputs of the float model so far, by samples; none if they are large.
     """
@@ -204,10 +228,11 @@ class Judge:
     budget: Budget = field(default_factory=Budget, repr=False)
     choosing: Sequence[Feed] = ()
     proving: Sequence[Feed] = ()
-    known: WeakKeyDictionary[Candidate, dict[tuple[int, int], CandidateScore]] = field(
+    folds: Folds | None = None
+    known: WeakKeyDictionary[Candidate, dict[tuple[int, int, int], CandidateScore]] = field(
         default_factory=WeakKeyDictionary, repr=False
     )
-    wanted: dict[tuple[int, int], list[Outputs]] = field(default_factory=dict, repr=False)
+    wanted: dict[tuple[int, int, int], list[Outputs]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(
@@ -220,19 +245,23 @@ class Judge:
         """Return the judge of a call of `quantize`, with its budget."""
         least = accuracy.least_db(bool(start.plan.activations))
         wide = _choose_wide_format(start, accuracy, options.capability)
-        judge = Judge(start, options, sources, first, accuracy if accuracy.is_target else None, wide, least)
+        promise = accuracy if accuracy.is_target else None
+        folds = Folds.of(start, sources, options)
+        judge = Judge(start, options, sources, first, promise, wide, least, folds=folds)
+        judge = replace(judge, first=judge.with_folds(start, first))
         if accuracy.repair is None:
             return replace(judge, is_off=True)
         work = Work.of(start)
-        low = first.lowest_db < (REPAIR_DB if judge.aim is None else judge.aim)
+        low = judge.read_low(start) < (REPAIR_DB if judge.aim is None else judge.aim)
         # The cure of infinity and NaN has no budget.
         is_broken = any(one.broken for one in first.candidates[:1])
-        judge = replace(judge, is_thorough=accuracy.repair == THOROUGH)
         budget = Budget() if is_broken else Budget(work.allow(low))
-        split = split_samples(start.session.kept)
-        runs = work.opening + work.plain * (len(split.choosing) + len(split.proving))
-        budget.spend(runs + work.finish(len(split.unused)))
-        return replace(judge, work=work, budget=budget)
+        is_thorough = accuracy.repair == THOROUGH
+        judge = replace(judge, work=work, budget=budget, is_thorough=is_thorough)
+        split = judge.split
+        runs = work.opening + work.plain * (len(split.choosing) + min(len(split.proving), PROVING))
+        budget.spend(runs + work.finish(min(len(split.unused), REPORTED)))
+        return judge
 
     @property
     def aim(self) -> float | None:
@@ -245,13 +274,18 @@ class Judge:
         return self.start.session.kept
 
     @property
-    def reported(self) -> list[Feed]:
+    def reported(self) -> Sequence[Feed]:
         """The samples for the report: those that prove a promised SQNR, else those that did not judge.
 
         If the samples are few, all of them are reported.
         """
-        split = split_samples(self.kept)
-        return list(split.proving if self.is_promised else split.unused)
+        split = self.split
+        return limit_samples(self.start, split.promised if self.is_promised else split.unused)
+
+    @property
+    def split(self) -> Split:
+        """How the kept samples choose and prove."""
+        return split_samples(self.kept, max(PROVING, self.work.proving))
 
     @property
     def is_promised(self) -> bool:
@@ -269,7 +303,7 @@ class Judge:
             why = self.budget.explain_refusal(remedy.estimate(candidate, self))
         if why:
             return candidate, Trial(remedy=remedy.name, why=why)
-        figures: dict[str, float] = {}
+        figures: dict[str, Any] = {}
         if remedy.proves_itself:
             verdict = remedy.propose(candidate, self)
         else:
@@ -279,47 +313,95 @@ class Judge:
             details=tuple(verdict.details),
             evidence=verdict.evidence,
             seconds=perf_counter() - begun,
-            before=figures.get("before"),
-            after=figures.get("after"),
+            **figures,
         )
         if isinstance(verdict, Proposal):
             return verdict.candidate, trial.model_copy(update={"is_kept": True, "price": verdict.price})
         return candidate, trial.model_copy(update={"why": verdict.why, "is_needed": verdict.is_needed})
 
-    def _confirm(self, candidate: Candidate, remedy: Remedy) -> tuple[Proposal | Refusal, dict[str, float]]:
+    def _confirm(self, candidate: Candidate, remedy: Remedy) -> tuple[Proposal | Refusal, dict[str, Any]]:
         """Return what `remedy` proposes if other samples confirm it, and the figures on these."""
         if len(self.kept) < 2:
             why = "one sample cannot both choose and prove it" if self.kept else "no data was given"
             return Refusal(why), {}
-        split = split_samples(self.kept)
+        split = self.split
         proposal = replace(self, choosing=split.choosing, proving=split.proving).ask(remedy, candidate)
         if isinstance(proposal, Refusal):
             return proposal, {}
-        before, after = self.score([candidate, proposal.candidate], split.proving)
-        figures = {"before": before, "after": after}
-        least_db = LEAST_PROVEN_DB if remedy.is_free else LEAST_GAIN_DB
-        # For more, LEAST_PROVEN_DB was measured; what only takes noise away needs no other guard.
-        is_few = len(split.proving) < PROVING // 2 and not (remedy.is_sure and self.wide == FLOAT)
-        error_db = self.gain_error(candidate, proposal.candidate, split.proving) if is_few else 0.0
-        if after - before >= max(least_db, error_db):
-            return proposal, figures
-        is_large = after - before >= least_db
-        why = f"its standard error is {error_db:.2g} dB" if is_large else f"it must gain {least_db} dB"
-        return Refusal(why, proposal.details, proposal.evidence), figures
+        gain = self.prove_gain(candidate, proposal.candidate, remedy.is_sure)
+        figures = {"before": gain.before, "after": gain.after, "gain": gain.interval}
+        why = gain.explain_refusal(0.0 if remedy.is_free else LEAST_GAIN_DB)
+        return Refusal(why, proposal.details, proposal.evidence) if why else proposal, figures
 
-    def gain_error(self, before: Candidate, after: Candidate, feeds: Sequence[Feed]) -> float:
-        """Return the standard error in dB of a gain on `feeds`, which were scored; 0 where it is unknown.
+    def prove_gain(self, before: Candidate, after: Candidate, is_sure: bool = False) -> Gain:
+        """Return the gain on samples that prove: PROVING, and more where these do not decide.
 
-        Both ran on the same samples, so that what makes a sample difficult cancels. One sample has none.
+        Of a sure remedy these are all samples that do not choose, in folds, unless many are unseen.
         """
-        # Of what gains 0.5 dB on 4 samples of mnist, resnet20 and ultraface, 4 others kept 29% of the true
-        # losses without this limit and 12% with it, 91% and 85% of the true gains of 0.25 dB.
-        worst = [self.known[one][id(feeds[0]), len(feeds)].worst for one in (before, after)]
-        noises = [score.noises for score in worst if score is not None]
-        if len(noises) < 2 or len(noises[0]) != len(noises[1]):
-            return 0.0
-        error_db = standard_error_db(*noises)
-        return error_db if math.isfinite(error_db) else 0.0
+        proving = self.split.proving
+        gain = self.measure_gain([before, after], proving[:PROVING])
+        if gain.is_open and len(proving) > PROVING:
+            gain = self.measure_gain([before, after], proving)
+        if gain.is_open and is_sure and self.folds is not None:
+            gain = self.measure_gain([before, after], self.others, self.folds)
+        return gain
+
+    def measure_gain(
+        self, pair: Sequence[Candidate], feeds: Sequence[Feed], folds: Folds | None = None
+    ) -> Gain:
+        """Return the gain of the second candidate over the first on `feeds`, with its interval.
+
+        Both run on the same samples, so that what makes a sample difficult cancels.
+        """
+        scores = self.prove(pair, feeds, folds)
+        worst = [score.worst for score in scores]
+        noises = [() if score is None else score.noises for score in worst]
+        same = len(noises[0]) == len(noises[1])
+        return Gain(scores[0].lowest_db, scores[1].lowest_db, interval_db(*noises) if same else None)
+
+    def prove(
+        self, candidates: Sequence[Candidate], feeds: Sequence[Feed], folds: Folds | None = None
+    ) -> list[CandidateScore]:
+        """Return the scores of candidates on samples that did not choose: of few samples, in folds."""
+        folds = self.folds if folds is None and self.folds is not None and self.folds.is_few else folds
+        if folds is not None:
+            self.budget.spend(self.work.compare(len(feeds), len(candidates), is_first=False))
+            found = [folds.score(one, feeds) for one in candidates]
+            if None not in found:
+                return [one.candidates[0] for one in found if one is not None]
+        self.score(candidates, feeds)
+        return [self.known[one][id(feeds[0]), len(feeds), 0] for one in candidates]
+
+    def prove_promise(self, candidate: Candidate) -> PromiseProof:
+        """Return what decides about a promised SQNR: the lower end of the interval.
+
+        In folds more samples prove, and those of the largest values; the unseen ones must have it themselves.
+        """
+        self.score([candidate], self.reported, REPORTED)
+        score = self.known[candidate][id(self.reported[0]), len(self.reported), REPORTED]
+        found = None if self.folds is None else self.folds.score(candidate, self.others)
+        if found is not None and found.candidates[0].low_db <= score.lowest_db:
+            score = found.candidates[0]
+        elif found is not None:
+            return PromiseProof(score.lowest_db, f"{score.lowest_db:.4g} on the unseen samples,")
+        worst = min(score.judging, key=lambda one: one.low_db, default=None)
+        interval = "" if worst is None else name_interval(worst.interval)
+        return PromiseProof(
+            score.low_db, f"{score.lowest_db if worst is None else worst.sqnr_db:.4g}{interval}"
+        )
+
+    def with_folds(self, candidate: Candidate, evaluation: Evaluation) -> Evaluation:
+        """Return the scores for the report of `candidate`: in folds of few samples, or of a promise."""
+        if self.folds is None or not (self.folds.is_few or self.is_promised):
+            return evaluation
+        among = self.others if self.is_promised else self.folds.samples
+        return self.folds.rescore(candidate, evaluation, among)
+
+    @property
+    def others(self) -> list[Feed]:
+        """The samples of the folds that do not choose."""
+        choosing = {id(feed) for feed in self.split.choosing}
+        return [] if self.folds is None else [one for one in self.folds.samples if id(one) not in choosing]
 
     def ask(self, remedy: Remedy, candidate: Candidate) -> Proposal | Refusal:
         """Return what `remedy` proposes; if it fails, and nobody asked for it, its error is the reason."""
@@ -338,20 +420,25 @@ class Judge:
 
     def compare_choosing(self, candidates: int) -> float:
         """Return the runs of comparing so many candidates on the samples that choose."""
-        return self.work.compare(len(split_samples(self.kept).choosing), candidates, is_first=False)
+        return self.work.compare(len(self.split.choosing), candidates, is_first=False)
 
     def choose(self, candidates: Sequence[Candidate]) -> list[float]:
         """Return the SQNR in dB of each candidate on the samples that choose."""
         return self.score(candidates, self.choosing)
 
-    def score(self, candidates: Sequence[Candidate], feeds: Sequence[Feed]) -> list[float]:
+    def score(
+        self, candidates: Sequence[Candidate], feeds: Sequence[Feed], narrow_from: int = 0
+    ) -> list[float]:
         """Return the SQNR in dB of each candidate, as `Evaluation.lowest_db` has it for these samples.
+
+        With `narrow_from` those from there on are left out that a narrow interval does not need, as in a
+        report.
 
         Raises DataError without feeds.
         """
         if not feeds:
             raise DataError("comparing candidates needs data; give data")
-        session, samples = self.start.session, (id(feeds[0]), len(feeds))
+        session, samples = self.start.session, (id(feeds[0]), len(feeds), narrow_from)
         new = [one for one in candidates if samples not in self.known.setdefault(one, {})]
         if new:
             self.budget.spend(self.work.compare(len(feeds), len(new), is_first=False))
@@ -366,6 +453,7 @@ class Judge:
                 threads=self.options.threads,
                 device=self.options.device,
                 exact=self.options.exact,
+                narrow_from=0 if self.options.exact or session.judged.states else narrow_from,
                 judged=session.judged,
                 expected=iter(self.wanted[samples]) if new and self.wanted[samples] else None,
             )
@@ -380,8 +468,14 @@ class Judge:
         least = self.aim
         if least is None:
             return "no SQNR is asked for"
+        return "" if self.read_low(candidate) < least else f"the outputs have {least:g} dB"
+
+    def read_low(self, candidate: Candidate) -> float:
+        """Return the lower end in dB of the interval of what the summary prints of `candidate`.
+
+        One that remedies have changed is read on the samples that prove.
+        """
         if candidate is self.start or len(self.kept) < 2:
-            worst = math.inf if self.first is None else self.first.lowest_db
-        else:
-            worst = self.score([candidate], split_samples(self.kept).choosing)[0]
-        return "" if worst < least else f"the outputs have {least:g} dB"
+            scores = () if self.first is None else self.first.candidates[:1]
+            return min((one.low_db for one in scores), default=math.inf)
+        return self.prove([candidate], self.split.proving[:PROVING])[0].low_db

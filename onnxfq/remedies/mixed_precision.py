@@ -8,17 +8,18 @@ from onnxfq.choices import RANKING_FEEDS
 from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.sensitivity import FLOAT, GroupRemedy, Sensitivity
+from onnxfq.documents.trial import name_gain
 from onnxfq.errors import RecipeError
 from onnxfq.execution.toggled_segments import count_segments
 from onnxfq.graph.model import Model, list_graphs
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, MetricAim, SqnrAim, open_aim
+from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, MetricAim, PromiseProof, SqnrAim, open_aim
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import WIDE_FORMAT, Judge, Proposal, Refusal, Remedy, explain_gain
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.remedies.runtime_cure import cure_promised
 from onnxfq.remedies.runtime_proof import RuntimeModel, open_in_runtime
-from onnxfq.remedies.samples import split_samples
+from onnxfq.remedies.samples import REPORTED
 from onnxfq.remedies.sensitivity import MEASURED, find_remedy, next_count, rank_groups
 from onnxfq.remedies.task_metric import TaskMetric
 from onnxfq.remedies.widen_activations import describe, explain_fixed_formats, tell_price, widen
@@ -164,10 +165,13 @@ def _offer_format(candidate: Candidate, judge: Judge, ranking: Sensitivity) -> l
     if widened is None:
         return []
     assert isinstance(widened.evidence, Sensitivity) and widened.evidence.remedy is not None
-    remedy = widened.evidence.remedy
+    gain = judge.prove_gain(candidate, widened.candidate, is_sure=True)
+    if gain.explain_refusal():
+        return []
     return [
-        f"--gpu SM{least} (that GPU or later) would give {len(remedy.kept)} of {len(ranking.groups)} groups "
-        f"{WIDE_FORMAT}: {remedy.before:.1f} -> about {remedy.reached:.1f} dB"
+        f"--gpu SM{least} (that GPU or later) would give {len(widened.evidence.remedy.kept)} of "
+        f"{len(ranking.groups)} groups {WIDE_FORMAT}: {gain.before:.1f} -> about {gain.after:.1f} dB"
+        f"{name_gain(gain.interval)}"
     ]
 
 
@@ -179,7 +183,8 @@ def explain_no_target(candidate: Candidate, judge: Judge) -> str:
 def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the candidate with the cheapest groups in float that keep the target, if it does not itself.
 
-    All of the data proves `candidate`. For others a part of it chooses, and the other part proves.
+    The lower end of the interval keeps it. All of the data proves `candidate`. For others a part of it
+    chooses, and the other part proves.
 
     Raises DataError without data, RecipeError if the target cannot be kept, with the best that was reached.
     """
@@ -197,21 +202,22 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     written = open_in_runtime(candidate, judge)
     if written is not None:
         aim.measure += f" in {written.target}"
-    proven = _prove(aim, judge, candidate, toggles, written)
     chosen = _choose(aim, toggles, written)
-    best = aim.join(chosen, proven)
-    if best >= aim.wanted:
-        return Refusal(f"{best:.4g} {aim.measure} without it", is_needed=False)
+    proven = best = _prove(aim, judge, candidate, toggles, written)
+    if isinstance(aim, SqnrAim) and chosen < best.value:
+        best = PromiseProof(chosen, f"{chosen:.4g} on the samples that choose,")
+    if best.value >= aim.wanted:
+        return Refusal(f"{best.text} {aim.measure} without it", is_needed=False)
     if not explain_fixed_formats(candidate, judge):
         made = widen(candidate)
-        reached = _prove(aim, judge, made, None, open_in_runtime(made, judge))
-        if reached >= aim.wanted:
-            text = f"{describe(candidate)}: {proven:.4g} -> {reached:.4g} {aim.measure}"
+        proof = _prove(aim, judge, made, None, open_in_runtime(made, judge))
+        if proof.value >= aim.wanted:
+            text = f"{describe(candidate)}: {proven.text} -> {proof.text} {aim.measure}"
             return Proposal(made, [text], price=tell_price(candidate))
-        best = max(best, reached)
+        best = max(best, proof)
     if target.fallback == target_by_name(candidate.recipe.target).wide:
         raise RecipeError(
-            f"recipe {candidate.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best:.4g} was "
+            f"recipe {candidate.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best.text} was "
             f"reached, and all activations take {target.fallback} or none; ask for less, or leave out "
             "--fallback"
         )
@@ -220,26 +226,39 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     )
     most, known = len(ranking.groups), {0: chosen}
     count = next_count(0, most) if chosen >= aim.wanted else 0  # the part that proves alone may lack it
+    wanted = aim.wanted
+
+    def find(least: int) -> GroupRemedy:
+        found = find_remedy(toggles, ranking, aim, least=least, known=known, fallback=target.fallback).remedy
+        assert found is not None
+        return found
+
     for _ in range(_ROUNDS):
-        choice = find_remedy(toggles, ranking, aim, least=count, known=known, fallback=target.fallback)
-        assert choice.remedy is not None
-        count = len(choice.remedy.kept)
+        remedy = find(count)
+        if len(remedy.kept) == most and aim.wanted > wanted:  # nothing has that lead: half of the rest
+            aim.wanted = wanted
+            remedy = find((count + most) // 2)
+        count = len(remedy.kept)
         if not count or (count == most and target.fallback == FLOAT):
             break
+        choice = ranking.model_copy(update={"remedy": remedy})
         made = candidate.with_overrides(_overrides(choice), judge.sources.encodings, options)
-        reached = _prove(aim, judge, made, None, open_in_runtime(made, judge))
-        if reached >= aim.wanted:
-            remedy = choice.remedy.model_copy(update={"before": proven, "reached": reached})
-            choice = choice.model_copy(update={"remedy": remedy})
+        proof = _prove(aim, judge, made, None, open_in_runtime(made, judge))
+        if proof.value >= wanted:
+            changes = {"wanted": wanted, "before": proven.value, "reached": proof.value}
+            choice = ranking.model_copy(update={"remedy": remedy.model_copy(update=changes)})
             return Proposal(made, choice.remedy_lines(), choice)
-        best = max(best, reached)
+        best = max(best, proof)
         if count == most:
             break
+        lead = known[count] - proof.value
+        if math.isfinite(lead):  # what chooses is better than the promise, as it is better than what proves
+            aim.wanted = max(aim.wanted, wanted + lead / 2)
         count = next_count(count, most)
     raise RecipeError(
-        f"recipe {candidate.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best:.4g} was "
+        f"recipe {candidate.recipe.name} cannot keep {wanted:g} {aim.measure}: {best.text} was "
         f"reached, and the next step would change {count} of {most} groups of layers; ask for "
-        "less, or take a recipe with wider formats"
+        "less, take a recipe with wider formats, or give more data"
     )
 
 
@@ -264,17 +283,24 @@ def _prove(
     candidate: Candidate,
     toggles: QuantizerToggles | None = None,
     written: RuntimeModel | None = None,
-) -> float:
-    """Return the value of `candidate` on the part of the data that proves.
+) -> PromiseProof:
+    """Return the value of `candidate` on the part of the data that proves; on all of it with `toggles`.
 
     The runtime of the target may only lower an SQNR in simulation.
     """
     if isinstance(aim, SqnrAim):
-        simulated_db = judge.score([candidate], aim.proving)[0]
-        return simulated_db if written is None else min(simulated_db, written.score(judge, aim.proving))
+        proof = judge.prove_promise(candidate)
+        feeds = judge.reported[:REPORTED]
+        lost_db = 0.0 if written is None else written.score(judge, feeds) - judge.score([candidate], feeds)[0]
+        return (
+            PromiseProof(proof.value + lost_db, f"{proof.text}, {-lost_db:.4g} less")
+            if lost_db < 0.0
+            else proof
+        )
     assert isinstance(aim, MetricAim)
+    halves = (1,) if toggles is None else (0, 1)
     toggles = toggles or candidate.open_toggles(judge.options)
-    return aim.prove(written or toggles, toggles.everything)
+    return aim.prove(written or toggles, toggles.everything, halves)
 
 
 def _widen_weights(
@@ -294,7 +320,7 @@ def _widen_weights(
             f"recipe {candidate.recipe.name} gives weights {used / total:.4g} bits on average, and at most "
             f"{limit:g} were promised; take a recipe with fewer bits"
         )
-    aim = SqnrAim(math.inf, *split_samples(judge.kept)[:2])
+    aim = SqnrAim(math.inf, *judge.split[:2])
     feeds = first_feeds(aim.choosing, RANKING_FEEDS)
     ranking = rank_groups(toggles, feeds, candidate.recipe, judge.options.stage("rank"))
     added = [
@@ -315,8 +341,8 @@ def _widen_weights(
     remedy = GroupRemedy(
         measure=aim.measure,
         wanted=0.0,
-        reached=_prove(aim, judge, made),
-        before=_prove(aim, judge, candidate),
+        reached=judge.score([made], aim.proving)[0],
+        before=judge.score([candidate], aim.proving)[0],
         kept=tuple(places),
         multiplies=ranking.multiplies(places),
         fallback=fallback,
@@ -356,7 +382,7 @@ def _runs(candidate: Candidate, judge: Judge, feeds: int) -> float:
     groups = max(len(plan.weights), len(plan.activations))
     segments = count_segments(len(plan.placements))
     runs = groups * (segments + 1) / (2 * segments) + 1 + MEASURED  # if segments cost the same
-    choosing = len(split_samples(judge.kept).choosing)
+    choosing = len(judge.split.choosing)
     whole = runs * min(feeds, len(judge.kept)) + TRIED * choosing
     return 4 * work.opening + whole * work.quantized
 

@@ -21,9 +21,6 @@ With int4 weights qronos has 1.2 to 2.6 dB more than gptq on six networks, and 0
 also gains more by all samples, which round the result.
 """
 
-SURE = 2.0
-"""Standard errors by which an earlier rounding must be better than a later one."""
-
 FEW_BITS = 4
 """Bits of weights whose nearest numbers lose so much that they are rounded whatever it takes."""
 
@@ -86,11 +83,10 @@ def search_rounding(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
             proposals.append(Proposal(nearest.rounded(rounding), details))
     if not proposals:
         return Refusal("no weight can be rounded by moments")
-    scores_db = judge.choose([proposal.candidate for proposal in proposals])
     best = len(proposals) - 1
     for at in reversed(range(best)):
         pair = proposals[best].candidate, proposals[at].candidate
-        if scores_db[at] - scores_db[best] > SURE * judge.gain_error(*pair, judge.choosing):
+        if judge.measure_gain(pair, judge.choosing).is_sure:
             best = at
     return proposals.pop(best)._replace(others=tuple(proposals))
 

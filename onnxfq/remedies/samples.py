@@ -12,7 +12,10 @@ CHOOSING = 8
 """Most samples that choose; at most a third of those that are kept."""
 
 PROVING = 16
-"""Most samples that prove; at most a third of those that are kept."""
+"""Samples that prove, if a third of those that are kept is as many; more where their runs are cheap."""
+
+REPORTED = 64
+"""Samples of a report; more where their runs are cheap, and fewer once their interval is narrow."""
 
 SHARED = 12
 """Samples from which on some neither choose nor prove, for the report; of fewer, it has all."""
@@ -25,13 +28,22 @@ class Split(NamedTuple):
     proving: Sequence[Feed]
     unused: Sequence[Feed]
 
+    @property
+    def promised(self) -> Sequence[Feed]:
+        """The samples that prove a promise, and are its report: all that did not choose."""
+        if not self.unused or self.unused[0] is self.choosing[0]:
+            return self.proving
+        others = [*self.proving, *self.unused]
+        return StreamSamples(others) if isinstance(self.proving, StreamSamples) else others
 
-def split_samples(kept: Sequence[Feed]) -> Split:
+
+def split_samples(kept: Sequence[Feed], most: int = PROVING) -> Split:
     """Return how the kept samples choose and prove, and the samples that do neither.
 
     With fewer than SHARED samples half choose, half prove, and `unused` is `kept` itself. A single sample
     both chooses and proves, which proves nothing.
-    A third of a stream chooses, and another third proves, each in the order of the runs.
+    A third of a stream chooses, and another third proves, each in the order of the runs. Of other samples at
+    most a third and `most` prove.
     """
     if len(kept) < 2:
         return Split(kept, kept, kept)
@@ -40,7 +52,7 @@ def split_samples(kept: Sequence[Feed]) -> Split:
         return Split(kept[:middle], kept[middle:], kept)
     third = len(kept) // 3
     is_stream = isinstance(kept, StreamSamples)
-    proving, choosing = (third, third) if is_stream else (min(PROVING, third), min(CHOOSING, third))
+    proving, choosing = (third, third) if is_stream else (min(most, third), min(CHOOSING, third))
     end = proving + choosing
     parts = kept[proving:end], kept[:proving], kept[end:]
     return Split(*map(StreamSamples, parts)) if is_stream else Split(*parts)

@@ -69,6 +69,7 @@ class TaskMetric:
         self._labels = None if labels is None else read_labels(labels, whole=self.is_top1)
         self._feeds, self._board, self._limited = inputs.feeds.source, board, limited
         self._float: dict[int, float] = {}
+        self._right: dict[int, NDArray[np.bool_]] = {}
 
     @property
     def rows(self) -> int:
@@ -118,15 +119,33 @@ class TaskMetric:
 
         Raises DataError if the metric fails or returns no finite number.
         """
-        parts = self._parts
-        part = Half(self._feeds, parts.halves, half)
-        truth: Any = part
-        if self._labels is not None:
-            mine = [place for place, other in zip(parts.places, parts.halves, strict=True) if other == half]
-            truth = np.concatenate([self._labels[place] for place in mine] or [self._labels[:0]])
+        part, truth = self._read_half(half)
         with faults_of(self.name):
             value = self._metric(map(read_only, board.run(part, state)), truth)
             return read_value(value, self.name)
+
+    def compare_rows(self, board: Runs, state: State, half: int) -> tuple[int, int, int]:
+        """Return the rows of a half that only the float model has right, that only `state` has, and all."""
+        if half not in self._right:
+            self._right[half] = self._find_right(self._board, self._board.nothing, half)
+        before, after = self._right[half], self._find_right(board, state, half)
+        return int((before & ~after).sum()), int((after & ~before).sum()), before.size
+
+    def _find_right(self, board: Runs, state: State, half: int) -> NDArray[np.bool_]:
+        """Return which labelled rows of one half have the largest element at the label."""
+        part, truth = self._read_half(half)
+        firsts = (next(iter(made.items())) for made in board.run(part, state))
+        found = [predict_classes(array, name) for name, array in firsts]
+        return np.asarray(np.concatenate(found or [truth[:0]]) == truth, np.bool_)
+
+    def _read_half(self, half: int) -> tuple[Half, Any]:
+        """Return the samples of one half, and their labels or else the samples."""
+        parts = self._parts
+        part = Half(self._feeds, parts.halves, half)
+        if self._labels is None:
+            return part, part
+        mine = [place for place, other in zip(parts.places, parts.halves, strict=True) if other == half]
+        return part, np.concatenate([self._labels[place] for place in mine] or [self._labels[:0]])
 
 
 class _Parts(NamedTuple):

@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from onnxfq.data import Feed
+from onnxfq.data.replay import StreamSamples
 from onnxfq.graph.model import list_nodes
 from onnxfq.remedies.layer_costs import WeightSize, measure_costs, weight_sizes
 from onnxfq.remedies.moments import choose_rows
+from onnxfq.remedies.samples import REPORTED
 from onnxfq.remedies.sequential_moments import choose_samples
 
 if TYPE_CHECKING:
@@ -42,6 +45,9 @@ STAGES = 10
 
 COMPARED = 32
 """Samples on which a result is usually compared."""
+
+PROVEN_SHARE = 0.1
+"""Share of `base` that runs of further samples may take, so that an interval is narrow."""
 
 ALLOWED = 1e12
 """Multiply-adds that repair may always take: 20 seconds of a core that does 5e10 in a second."""
@@ -105,6 +111,11 @@ class Work:
         alone = self.opening + samples * self.plain if is_first else 0.0
         return alone + candidates * (self.opening + samples * self.quantized)
 
+    @property
+    def proving(self) -> int:
+        """Number of samples whose runs in both models take PROVEN_SHARE of `base`."""
+        return int(PROVEN_SHARE * self.base / (self.plain + self.quantized)) if self.samples else 0
+
     def observe(self, samples: int | None = None) -> float:
         """Return the runs of observing; None for all samples."""
         return self.opening + (self.samples if samples is None else samples) * self.quantized
@@ -158,6 +169,13 @@ class Work:
     def base(self) -> float:
         """`quantize` without repair."""
         return STAGES * self.opening + self.observe() + self.compare(min(self.samples, COMPARED))
+
+
+def limit_samples(candidate: Candidate, samples: Sequence[Feed]) -> Sequence[Feed]:
+    """Return the first REPORTED of `samples`, or as many as take PROVEN_SHARE of `base`; all of a stream."""
+    if len(samples) <= REPORTED or isinstance(samples, StreamSamples):
+        return samples
+    return samples[: max(REPORTED, Work.of(candidate).proving)]
 
 
 class Budget:

@@ -50,7 +50,7 @@ def list_table(
 
 def score_tables(candidates: Sequence[CandidateScore]) -> list[PageTable]:
     """Return the scores of outputs and their parts, and the samples that suffer most."""
-    heads = "candidate, output, SQNR dB, cosine, largest error, same top-1, by weights, accuracy"
+    heads = "candidate, output, SQNR dB, 90%, cosine, largest error, same top-1, by weights, accuracy"
     rows: list[Sequence[Cell]] = [heads.split(", ")]
     for one in candidates:
         accuracy = "" if one.accuracy is None else f"{one.accuracy:.4f}"

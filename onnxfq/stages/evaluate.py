@@ -154,13 +154,14 @@ def compare_forms(
     *,
     twins: bool = False,
     floats: ReferenceRuns | None = None,
-    feeds: Sequence[Feed] | None = None,
+    feeds: Sequence[Feed],
+    least: int = LEAST_FEEDS,
 ) -> Evaluation:
     """Compare a quantized model with the float model, or note the reason not to.
 
-    With options.exact both forms are compared on all kept feeds, without graph optimisation. Otherwise they
-    are taken until the figures are stable, and of twins the faster form is compared. With state that is fed
-    back all of them are run.
+    With options.exact both forms are compared on all feeds, without graph optimisation. Otherwise they are
+    taken until the interval of the SQNR is narrow, and of twins the faster form is compared. With state that
+    is fed back all of them are run.
 
     Args:
         inputs: the float model, and the samples that were kept for this.
@@ -169,10 +170,9 @@ def compare_forms(
         options: threads, device and progress.
         twins: whether both forms compute the same bits, as they do unless one has another float type.
         floats: runs of the float model on these feeds.
-        feeds: the samples, all of which are compared; None for as many of those that are kept as are needed.
+        feeds: the samples.
+        least: how many of them are compared in any case.
     """
-    until_stable = not options.exact and feeds is None and not inputs.judged.states
-    feeds = inputs.kept if feeds is None else feeds
     lacking = explain_unsupported(qdq)
     notes = [f"Q/DQ model not run: {lacking}"] if lacking else []
     # Without a feed nothing is known about a candidate, least of all that it is equal.
@@ -188,7 +188,7 @@ def compare_forms(
         progress=options.stage("evaluate", len(feeds)),
         device=options.device,
         exact=options.exact,
-        until_stable=until_stable,
+        narrow_from=0 if options.exact or inputs.judged.states else least,
         expected=floats.over(feeds) if candidates and floats is not None else None,
         weights_alone=switched is not None,
         judged=inputs.judged,

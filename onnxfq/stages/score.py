@@ -40,7 +40,7 @@ def score_models(
     progress: Progress | None = None,
     device: DeviceChoice = "any",
     exact: bool = True,
-    until_stable: bool = False,
+    narrow_from: int = 0,
     expected: Iterator[Outputs] | None = None,
     weights_alone: bool = False,
     judged: JudgedTensors = NOTHING_KNOWN,
@@ -67,8 +67,8 @@ def score_models(
         device: of all sessions; "any" is a GPU if one works and has room.
         exact: run candidates without graph optimisation, so that equal models give equal bits; otherwise
             optimised where that is right.
-        until_stable: stop before the end once the SQNR of every output has a standard error below STABLE_DB,
-            or less by as much as the feeds are fewer than SURE_FEEDS.
+        narrow_from: stop after so many feeds, a multiple of LEAST_FEEDS, or more once the interval of the
+            SQNR is narrower than NARROW_DB; 0 for all feeds.
         expected: the outputs, and the inner tensors of `judged`, of the reference on the feeds, if it has run
             already; `tensors` must be empty. A model with state that is fed back runs again.
         weights_alone: run candidates from `switch_activations` on the first feeds with activations in float
@@ -103,7 +103,7 @@ def score_models(
         sides.insert(0, Side(reference, [*names, *tensors], exact=False))
     classes = None if labels is None else RightClasses(labels, names[0])
     done = 0
-    part = LEAST_FEEDS if until_stable or fed_back else None
+    part = LEAST_FEEDS if narrow_from or fed_back else None
     with closing(run_sides(sides, feeds, threads, device, part, fed_back)) as outputs:
         known = None if expected is None else ([first] for first in expected)
         rows = outputs if known is None else map(list.__add__, known, outputs)
@@ -114,7 +114,8 @@ def score_models(
             done += 1
             if progress is not None:
                 progress(done)
-            if until_stable and done % LEAST_FEEDS == 0 and all(run.is_stable for run in runs):
+            is_enough = narrow_from and done >= narrow_from and done % LEAST_FEEDS == 0
+            if is_enough and all(run.is_narrow for run in runs):
                 break
     if classes is not None and classes.rows != classes.labels.size and not more_labels:
         raise refuse_label_count(classes.labels, str(classes.rows), names[0])

@@ -15,6 +15,7 @@ from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.documents.plan import Skipped
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, ModelError
+from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.graph.external.scratch_file import Scratch, weights_stored_in
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import check_model_output
@@ -227,7 +228,7 @@ def _compare(inputs: QuantizeSession, name: str, half: onnx.ModelProto, options:
             progress=options.stage("evaluate", len(inputs.kept)),
             device=options.device,
             exact=options.exact,
-            until_stable=not options.exact and not inputs.judged.states,
+            narrow_from=0 if options.exact or inputs.judged.states else LEAST_FEEDS,
             judged=inputs.judged,
         )
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from onnxfq.numerics.metrics import ErrorSums, ratio_db, standard_error_db
+from onnxfq.numerics.metrics import ErrorSums, ratio_db
 
 RNG = np.random.default_rng(0)
 VALUES = hnp.arrays(np.float32, st.integers(0, 20), elements=st.floats(-1e3, 1e3, width=32))
@@ -115,23 +115,3 @@ def test_a_zero_candidate_has_cosine_zero():
 def test_ratio_db(signal, noise, expected):
     """No noise is inf, no signal -inf, and a ratio too small for float64 counts as no signal."""
     assert ratio_db(signal, noise) == expected
-
-
-def test_the_standard_error_is_the_spread_of_repeated_measurements():
-    """Over 4,000 draws of 50 samples the SQNR scatters by what each draw expects, within 10%.
-
-    The estimate is of first order, and its own spread at 50 samples is some percent.
-    """
-    signal = RNG.gamma(4.0, 1.0, (4000, 50))
-    noise = signal * RNG.gamma(2.0, 0.005, signal.shape)
-    measured = np.std(-10 * np.log10(noise.sum(1) / signal.sum(1)))
-    expected = np.mean([standard_error_db(s, n) for s, n in zip(signal, noise, strict=True)])
-    assert expected == pytest.approx(measured, rel=0.1)
-
-
-def test_the_standard_error_at_its_limits():
-    """Without noise it is 0, proportional noise has none, one sample or infinite sums tell nothing."""
-    assert standard_error_db([1.0, 2.0], [0.0, 0.0]) == 0.0
-    assert standard_error_db([1.0, 2.0], [0.5, 1.0]) == 0.0
-    for signal, noise in (([1.0], [0.5]), ([0.0, 0.0], [1.0, 1.0]), ([1.0, 1.0], [1.0, math.inf])):
-        assert standard_error_db(signal, noise) == math.inf

@@ -17,7 +17,7 @@ from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switch_activations
 from onnxfq.remedies import rounding_search, work
 from onnxfq.remedies.accuracy_target import AccuracyTarget
-from onnxfq.remedies.judge import Judge
+from onnxfq.remedies.judge import Gain, Judge
 from onnxfq.runtime.session import Session
 from onnxfq.stages.options import QuantizeOptions, RunOptions
 from onnxfq.targets.recipes import RECIPES
@@ -207,14 +207,18 @@ def test_auto_is_a_word_of_recipes_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "scores_db, error_db, kept", [((20.0, 19.7), 0.2, 1), ((20.0, 19.5), 0.2, 0), ((19.0, 20.0), 0.2, 1)]
+    "gain, kept",
+    [
+        (Gain(19.7, 20.0, (-0.1, 0.7)), 1),
+        (Gain(19.5, 20.0, (0.1, 0.9)), 0),
+        (Gain(20.0, 19.0, (-1.5, -0.5)), 1),
+    ],
 )
 def test_an_earlier_method_must_be_surely_better(
-    scores_db: tuple[float, float], error_db: float, kept: int, monkeypatch: pytest.MonkeyPatch
+    gain: Gain, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By two standard errors of its gain over the later one."""
-    monkeypatch.setattr(Judge, "choose", lambda judge, made: [*scores_db][: len(made)])
-    monkeypatch.setattr(Judge, "gain_error", lambda *_: error_db)
+    """The interval of its gain over the later one is above zero."""
+    monkeypatch.setattr(Judge, "measure_gain", lambda *_: gain)
     monkeypatch.setattr(rounding_search, "_explain_second", lambda *_: "")
     result = quantize(layers(), feeds(), recipe=recipe(4, rounding=AUTO))
     found = rounding_search.ROUNDINGS[kept]

@@ -75,18 +75,19 @@ def test_the_summary_says_so() -> None:
 
 
 def test_others_are_as_before(tmp_path: Path) -> None:
-    """One sample, samples that are left out, statistics that saw all, and a promise have no folds."""
+    """One sample, samples that are left out, and statistics that saw all have no folds; a promise has."""
     x, stats = draw(4), tmp_path / "stats.npz"
     quantize(x).statistics.save(stats)
     results = [
         quantize(draw(1)),
         quantize(draw(8)),
         quantize(x, sources=onnxfq.Sources(statistics=stats)),
-        quantize(x, accuracy=onnxfq.AccuracyTarget(min_sqnr=5.0)),
+        quantize(draw(40), accuracy=onnxfq.AccuracyTarget(min_sqnr=5.0)),
     ]
-    assert [result.evaluation.folds for result in results] == [0, 0, 0, 0]
+    assert [result.evaluation.folds for result in results] == [0, 0, 0, 4]
     assert ", unseen:" in quantize_summary(results[1])
-    assert all(", seen:" in quantize_summary(result) for result in (results[0], *results[2:]))
+    assert all(", seen:" in quantize_summary(result) for result in (results[0], results[2]))
+    assert "35 of 40 samples, unseen, in 4 folds" in quantize_summary(results[3])
 
 
 def test_a_part_without_values_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
