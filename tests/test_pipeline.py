@@ -119,7 +119,8 @@ def test_kinds_of_data(workdir: Path, kind: str) -> None:
 def test_the_comparison_keeps_few_samples(count: int) -> None:
     """The scores come from a quarter of the samples, at most MOST_UNSEEN, of least digest.
 
-    Beyond REPORTED they are as many as take a tenth of the work, which counts none of the clock. They are of the model whose ranges lack them.
+    Beyond REPORTED they are as many as take a tenth of the work, in which no clock counts. They are of the
+    model whose ranges lack them.
     """
     feeds = [feed_for(conv_relu(), seed, count=1) for seed in range(count)]
     options = RunOptions(batch=1, exact=True)

@@ -70,9 +70,8 @@ class Trial(Record):
     @property
     def texts(self) -> list[str]:
         """The reason, if there is one, or the interval of the gain, and the details."""
-        gain = (
-            f"surely gains {self.gain[0]:.1f} to {self.gain[1]:.1f} dB" if self.gain and self.is_kept else ""
-        )
+        ends = self.gain if self.is_kept else None
+        gain = "" if ends is None else f"its gain is {ends[0]:.1f} to {ends[1]:.1f} dB"
         return [" ".join(text.split()) for text in (self.why, gain, *self.details) if text]
 
 

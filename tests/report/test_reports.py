@@ -373,9 +373,8 @@ def test_worst_output_is_the_verdict(result: QuantizeResult) -> None:
     scores = candidate.model_copy(update={"outputs": tuple(scores)})
     other = replace(result, evaluation=result.evaluation.model_copy(update={"candidates": (scores,)}))
     low, high = candidate.outputs[0].interval
-    assert quantize_summary(other).startswith(
-        f"SQNR       about 24.0 dB ({low:.1f} to {high:.1f}) at 'o24', the worst of 2 outputs, on unseen samples\n"
-    )
+    figure = f"24.0 dB ({low:.1f} to {high:.1f}) at 'o24', the worst of 2 outputs, on unseen samples\n"
+    assert quantize_summary(other).startswith(f"SQNR       about {figure}")
 
 
 def test_reasons_share_lines(result: QuantizeResult) -> None:
