@@ -10,7 +10,7 @@ from onnxfq.support.records import Amount, Record
 from onnxfq.support.tables import table_lines
 
 _HEADINGS = ("remedy", "result", "unseen dB", "cost", "seconds", "")
-_LEGEND = "unseen dB  SQNR of the worst output, on samples that did not choose the remedy; 90% of the gain"
+_LEGEND = "unseen dB  SQNR of the worst output, on samples that did not choose the remedy"
 _COST = "cost       at run time: new operators, or multiply-adds that take another format"
 
 
@@ -52,7 +52,7 @@ class Trial(Record):
     def figures(self) -> str:
         """SQNR without and with it; empty if not measured."""
         measured = self.before is not None and self.after is not None
-        return f"{self.before:.1f} -> {self.after:.1f}{name_gain(self.gain)}" if measured else ""
+        return f"{self.before:.1f} -> {self.after:.1f}" if measured else ""
 
     @property
     def cost(self) -> str:
@@ -69,13 +69,10 @@ class Trial(Record):
 
     @property
     def texts(self) -> list[str]:
-        """The reason, if there is one, and the details."""
-        return [" ".join(text.split()) for text in (self.why, *self.details) if text]
-
-
-def name_gain(interval: tuple[float, float] | None) -> str:
-    """Return the interval of a gain in brackets behind both figures; "" without one."""
-    return "" if interval is None else f" ({interval[0]:+.1f} to {interval[1]:+.1f})"
+        """The reason, if there is one, or the interval of the gain, and the details."""
+        ends = self.gain if self.is_kept else None
+        gain = "" if ends is None else f"its gain is {ends[0]:.1f} to {ends[1]:.1f} dB"
+        return [" ".join(text.split()) for text in (self.why, gain, *self.details) if text]
 
 
 def trial_lines(trials: Sequence[Trial]) -> list[str]:

@@ -21,43 +21,54 @@ TINY = 1e-6
 _DB = 10.0 / math.log(10.0)
 
 
-def interval_db(signals: Sequence[float], noises: Sequence[float]) -> tuple[float, float] | None:
+Interval = tuple[float, float]
+
+
+def interval_db(signals: Sequence[float], noises: Sequence[float]) -> Interval | None:
     """Return the ends in dB of the interval of 10*log10(sum(signals) / sum(noises)), at COVERAGE.
 
-    Of two intervals both outer ends count. The first has Student's t and the standard error of a ratio of
-    sums (Cochran, Sampling Techniques, 3rd edition, 1977, equation 2.46, without its correction for a finite
-    population). It serves samples that are alike. The second takes the powers for lognormal, so that few
-    samples that make most of the noise widen it: with means m and variances v of the logarithms, the mean is
-    exp(m + v/2), and its logarithm has the variance v/n + v^2/(2(n-1)) (Cox's form in Zhou and Gao,
-    Statistics in Medicine 16, 1997); of a ratio of two the covariances c and c^2 are taken off twice.
+    Of two intervals both outer ends count: that of `ratio_interval_db`, which serves samples that are alike,
+    and one that takes the powers for lognormal, so that few samples that make most of the noise widen it.
+    With means m and variances v of the logarithms, the mean is exp(m + v/2), and its logarithm has the
+    variance v/n + v^2/(2(n-1)) (Cox's form in Zhou and Gao, Statistics in Medicine 16, 1997); of a ratio of
+    two the covariances c and c^2 are taken off twice.
 
     Args:
-        signals: sum of squares of the reference by sample; of a gain, the noises without it.
+        signals: sum of squares of the reference by sample.
         noises: sum of squared errors by sample.
 
     Returns None for one sample, without noise or signal, and for infinity and NaN.
     """
-    pair = np.asarray(signals, np.float64), np.asarray(noises, np.float64)
-    count = pair[0].size
-    means = [float(values.sum()) / max(count, 1) for values in pair]
-    if count < 2 or not all(0.0 < mean < math.inf for mean in means):
+    alike = ratio_interval_db(signals, noises)
+    if alike is None:
         return None
-    signal, noise = (values / mean for values, mean in zip(pair, means, strict=True))
-    rest = noise - signal
-    middle, error = math.log(means[0]) - math.log(means[1]), math.sqrt(rest @ rest / (count - 1) / count)
-    other, wide = _lognormal_ratio(signal, noise)
-    reach = t_quantile(0.5 + COVERAGE / 2, count - 1)
-    low = min(middle - reach * error, middle + other - reach * wide)
-    high = max(middle + reach * error, middle + other + reach * wide)
-    return _DB * low, _DB * high
+    reach = _DB * t_quantile(0.5 + COVERAGE / 2, len(signals) - 1)
+    ratio, error = _lognormal_ratio(np.asarray(signals, np.float64), np.asarray(noises, np.float64))
+    return min(alike[0], _DB * ratio - reach * error), max(alike[1], _DB * ratio + reach * error)
+
+
+def ratio_interval_db(tops: Sequence[float], bottoms: Sequence[float]) -> Interval | None:
+    """Return the ends in dB of the interval of 10*log10(sum(tops) / sum(bottoms)), by the error of a ratio.
+
+    It has Student's t and, to first order, the standard error of a ratio of sums (Cochran, Sampling
+    Techniques, 3rd edition, 1977, equation 2.46, without its correction for a finite population). Of the
+    noises of two candidates on the same samples it is the interval of the gain. None as of `interval_db`.
+    """
+    top, bottom = np.asarray(tops, np.float64), np.asarray(bottoms, np.float64)
+    count, sums = top.size, (float(top.sum()), float(bottom.sum()))
+    if count < 2 or not all(0.0 < one < math.inf for one in sums):
+        return None
+    rest = bottom / sums[1] - top / sums[0]
+    reach = t_quantile(0.5 + COVERAGE / 2, count - 1) * math.sqrt(count / (count - 1) * float(rest @ rest))
+    middle = math.log(sums[0]) - math.log(sums[1])
+    return _DB * (middle - reach), _DB * (middle + reach)
 
 
 def _lognormal_ratio(signal: NDArray[np.float64], noise: NDArray[np.float64]) -> tuple[float, float]:
     """Return the logarithm of the ratio of the means of lognormal powers, and its standard error."""
-    count = signal.size
-    logs = np.log(np.maximum((signal, noise), TINY))
+    logs = np.log([np.maximum(powers, TINY * powers.mean()) for powers in (signal, noise)])
     (s, both), (_, n) = np.cov(logs)
-    ratio = float(logs[0].mean() - logs[1].mean() + (s - n) / 2)
+    ratio, count = float(logs[0].mean() - logs[1].mean() + (s - n) / 2), signal.size
     squares = (s + n - 2 * both) / count + (s**2 + n**2 - 2 * both**2) / (2 * (count - 1))
     return ratio, math.sqrt(max(squares, 0.0))
 

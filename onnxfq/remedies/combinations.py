@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import (
     LEAST_GAIN_DB,
     NOTHING_GAINS,
+    Gain,
     Judge,
     Proposal,
     Refusal,
@@ -148,7 +150,7 @@ class _Combined:
             if whys[name]:
                 trials.append(Trial(remedy=name, is_needed=False, why=whys[name]))
                 continue
-            before, after = figures.get(name, (None, None))
+            gain = figures.get(name)
             is_kept = name in steps and kept is not start
             why = "" if is_kept or whole is None else whole.why
             missed = Refusal(OTHERS if steps or whole is None else whole.why)
@@ -156,15 +158,14 @@ class _Combined:
             if isinstance(verdict, Refusal):
                 why = verdict.why
             details = tuple(verdict.details)
-            if is_kept and figures[name][1] < figures[name][0]:
+            if is_kept and figures[name].is_loss:
                 details += (self._explain_loss(figures),)
             trials.append(
                 Trial(
                     remedy=name,
                     is_needed=not isinstance(verdict, Refusal) or verdict.is_needed,
                     is_kept=is_kept,
-                    before=before,
-                    after=after,
+                    **({} if gain is None else gain.figures),
                     why=why,
                     details=details,
                     evidence=verdict.evidence,
@@ -173,21 +174,21 @@ class _Combined:
             )
         return kept, trials
 
-    def _drop_losses(self, figures: Mapping[str, tuple[float, float]]) -> Candidate:
+    def _drop_losses(self, figures: Mapping[str, Gain]) -> Candidate:
         """Return the best candidate without its last steps that lose on the samples that prove."""
         steps = self._best.steps
-        while len(steps) > 1 and figures[steps[-1].remedy][1] < figures[steps[-1].remedy][0]:
-            proposal = steps[-1].proposal
-            why = explain_gain(*figures[steps[-1].remedy])
+        while len(steps) > 1 and figures[steps[-1].remedy].is_loss:
+            proposal, gain = steps[-1].proposal, figures[steps[-1].remedy]
+            why = explain_gain(gain.before, gain.after)
             self._refusals[steps[-1].remedy] = Refusal(why, proposal.details, proposal.evidence)
             steps = steps[:-1]
         self._best = _Path(steps[-1].proposal.candidate, steps)
         return self._best.candidate
 
-    def _explain_loss(self, figures: Mapping[str, tuple[float, float]]) -> str:
+    def _explain_loss(self, figures: Mapping[str, Gain]) -> str:
         """Return why a step is kept that loses by itself: what the whole combination gains."""
         first, last = self._best.steps[0].remedy, self._best.steps[-1].remedy
-        return f"chosen with {last}: together {figures[first][0]:.1f} -> {figures[last][1]:.1f} dB"
+        return f"chosen with {last}: together {figures[first].before:.1f} -> {figures[last].after:.1f} dB"
 
     def _search(
         self, start: Candidate, judge: Judge, *, remedies: Sequence[Remedy], attempt: int
@@ -240,14 +241,11 @@ class _Combined:
         ranked = sorted([*tried, *spare], key=lambda pair: (-pair[0], len(pair[1].steps)))
         return [path for score_db, path in ranked if not explain_gain(start_db, score_db)]
 
-    def _prove(self) -> dict[str, tuple[float, float]]:
-        """Return the figures of each step of the best candidate on the samples that prove."""
-        if not self._best.steps:
-            return {}
+    def _prove(self) -> dict[str, Gain]:
+        """Return the gain of each step of the best candidate on the samples that prove."""
         chain = [self._start, *(step.proposal.candidate for step in self._best.steps)]
         proving = self._judge.split.proving[:PROVING]
-        scores_db = [one.lowest_db for one in self._judge.prove(chain, proving)]
         return {
-            step.remedy: (before, after)
-            for step, before, after in zip(self._best.steps, scores_db, scores_db[1:], strict=False)
+            step.remedy: self._judge.measure_gain(pair, proving)
+            for step, pair in zip(self._best.steps, pairwise(chain), strict=True)
         }

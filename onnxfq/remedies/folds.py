@@ -40,12 +40,16 @@ rounded again in each fold change 0.5 dB at most.
 """
 
 MANY_FOLDS = 4
-"""The same next to unseen samples: the largest value of all is in a part whose ranges lack it."""
+"""The same next to unseen samples, where each has the ranges of another part alone.
+
+New samples are more than those known, and a few of them larger than all: with ranges of three quarters, two of
+21 promises on samples of lognormal size had 20 dB less on 200 others, with those of one quarter none had.
+"""
 
 
 @dataclass
 class Folds:
-    """Parts of the samples, each compared with ranges of all others.
+    """Parts of the samples, each compared with ranges of others.
 
     Factors of channels and rounded weights stay, which saw all samples.
 
@@ -136,14 +140,16 @@ class Folds:
         return first.model_copy(update=changes)
 
     def _simulate(self, candidate: Candidate) -> list[onnx.ModelProto]:
-        """Return the simulations of `candidate` with ranges without each part."""
+        """Return the simulations of `candidate` for each part, with ranges of the next, or of all other parts."""
         model, feeds = candidate.session.ranked, candidate.session.feeds
         assert feeds is not None
         unknown, known = candidate.planned.unknown, self._observed
         wanted = {(one.tensor, one.spec.granularity) for one in unknown.activations}
         if known is None or known[0] != (id(model), id(feeds)) or not wanted <= known[1]:
             plan = with_limits(unknown, model)
-            others = (feeds.again(part, with_unseen=True) for part in self._parts)
+            parts = self._parts
+            few = (feeds.again(part, with_unseen=True) for part in parts)
+            others = few if self.is_few else [*parts[1:], parts[0]]
             found = [collect_statistics(model, plan, rest, self.options.observing) for rest in others]
             known = self._observed = (id(model), id(feeds)), wanted, found
         return [candidate.with_statistics(statistics).simulate() for statistics in known[2]]

@@ -24,7 +24,7 @@ from onnxfq.errors import DataError, OnnxfqError
 from onnxfq.execution.reference_runs import keep_outputs
 from onnxfq.execution.sides import Outputs
 from onnxfq.graph.external.scratch_file import weights_stored_in
-from onnxfq.numerics.intervals import interval_db
+from onnxfq.numerics.intervals import ratio_interval_db
 from onnxfq.remedies.accuracy_target import AccuracyTarget, PromiseProof
 from onnxfq.remedies.candidate import Candidate, Sources
 from onnxfq.remedies.folds import Folds
@@ -88,6 +88,16 @@ class Gain(NamedTuple):
     def is_sure(self) -> bool:
         """Whether the interval is above zero; a single sample has none, nor has what is not finite."""
         return self.after > self.before and (self.interval is None or self.interval[0] > 0.0)
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the figure is lower."""
+        return self.after < self.before
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What a trial says of it."""
+        return {"before": self.before, "after": self.after, "gain": self.interval}
 
     @property
     def is_open(self) -> bool:
@@ -329,9 +339,8 @@ class Judge:
         if isinstance(proposal, Refusal):
             return proposal, {}
         gain = self.prove_gain(candidate, proposal.candidate, remedy.is_sure)
-        figures = {"before": gain.before, "after": gain.after, "gain": gain.interval}
         why = gain.explain_refusal(0.0 if remedy.is_free else LEAST_GAIN_DB)
-        return Refusal(why, proposal.details, proposal.evidence) if why else proposal, figures
+        return Refusal(why, proposal.details, proposal.evidence) if why else proposal, gain.figures
 
     def prove_gain(self, before: Candidate, after: Candidate, is_sure: bool = False) -> Gain:
         """Return the gain on samples that prove: PROVING, and more where these do not decide.
@@ -357,7 +366,7 @@ class Judge:
         worst = [score.worst for score in scores]
         noises = [() if score is None else score.noises for score in worst]
         same = len(noises[0]) == len(noises[1])
-        return Gain(scores[0].lowest_db, scores[1].lowest_db, interval_db(*noises) if same else None)
+        return Gain(scores[0].lowest_db, scores[1].lowest_db, ratio_interval_db(*noises) if same else None)
 
     def prove(
         self, candidates: Sequence[Candidate], feeds: Sequence[Feed], folds: Folds | None = None

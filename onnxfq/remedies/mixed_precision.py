@@ -8,7 +8,6 @@ from onnxfq.choices import RANKING_FEEDS
 from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.sensitivity import FLOAT, GroupRemedy, Sensitivity
-from onnxfq.documents.trial import name_gain
 from onnxfq.errors import RecipeError
 from onnxfq.execution.toggled_segments import count_segments
 from onnxfq.graph.model import Model, list_graphs
@@ -171,7 +170,7 @@ def _offer_format(candidate: Candidate, judge: Judge, ranking: Sensitivity) -> l
     return [
         f"--gpu SM{least} (that GPU or later) would give {len(widened.evidence.remedy.kept)} of "
         f"{len(ranking.groups)} groups {WIDE_FORMAT}: {gain.before:.1f} -> about {gain.after:.1f} dB"
-        f"{name_gain(gain.interval)}"
+        f", a gain of {gain}"
     ]
 
 

@@ -10,11 +10,21 @@ from hypothesis import strategies as st
 
 from onnxfq.data import InputSpec, sample_digest
 from onnxfq.data.model_inputs import input_specs
-from onnxfq.data.replay import CHECK_SAMPLES, MOST_UNSEEN, KeptFeeds
+from onnxfq.data.replay import KeptFeeds
 from onnxfq.data.selection import Selection, count_bytes
 from onnxfq.stages.options import open_feeds
 
 SPECS = (InputSpec("x", np.dtype(np.float32), (None, None)),)
+
+
+CHECK_SAMPLES, MOST_UNSEEN = 128, 64
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let so few samples be kept that the tests run soon."""
+    monkeypatch.setattr("onnxfq.data.replay.CHECK_SAMPLES", CHECK_SAMPLES)
+    monkeypatch.setattr("onnxfq.data.replay.MOST_UNSEEN", MOST_UNSEEN)
 
 
 def samples(count: int) -> np.ndarray:

@@ -32,7 +32,7 @@ def test_nine_of_ten_intervals_hold_the_figure_of_all_samples(count: int, spread
     """Also where the worst percent of the samples makes 76% of the noise, as it does at a spread of 3."""
     holds, below = share_that_holds(count, spread)
     # The lognormal form is asymptotic: 8 samples of heavy noise hold 85%. A wrong one held 25%.
-    assert holds > COVERAGE - 0.06 and below > (1 + COVERAGE) / 2 - 0.1
+    assert holds > COVERAGE - 0.06 and below > COVERAGE - 0.06
 
 
 @pytest.mark.parametrize("count", [8, 64])

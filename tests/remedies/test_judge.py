@@ -15,7 +15,7 @@ from onnxfq import RunOptions, quantize
 from onnxfq.documents.scores import CandidateScore, OutputScore
 from onnxfq.documents.trial import trial_lines
 from onnxfq.errors import StatisticsError
-from onnxfq.numerics.intervals import interval_db
+from onnxfq.numerics.intervals import ratio_interval_db
 from onnxfq.remedies import combinations
 from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
 from onnxfq.remedies.combinations import improve
@@ -219,8 +219,8 @@ def test_the_interval_of_a_gain_is_of_paired_samples() -> None:
     noises = np.asarray([[10 ** (-_sqnr(one, [feed]) / 10) for feed in feeds] for one in (candidate, other)])
     want = [Session(network(), 1).run(feed)[0] for feed in feeds]
     noises *= [float(np.square(y.astype(np.float64)).sum()) for y in want]
-    assert gain.interval == pytest.approx(interval_db(*noises), abs=1e-3)
-    alone = [interval_db([1.0] * len(feeds), row) for row in noises]
+    assert gain.interval == pytest.approx(ratio_interval_db(*noises), abs=1e-3)
+    alone = [ratio_interval_db([1.0] * len(feeds), row) for row in noises]
     assert np.diff(gain.interval) < sum(np.diff(ends) for ends in alone)  # what both suffer from cancels
     assert judge.measure_gain([candidate, other], feeds[:1]).interval is None
 

@@ -353,7 +353,7 @@ def test_text(result: QuantizeResult) -> None:
     assert coverage_line(result.plan) == "Conv 3/3, Add (residual) 1/1"
     (score,) = result.evaluation.candidates[-1].outputs
     assert lines[:7] == [
-        f"SQNR       about {score.sqnr_db:.1f} dB at {score.output!r}, on unseen samples",
+        f"SQNR       about {score.figure} at {score.output!r}, on unseen samples",
         "quantized  Conv 3/3, Add (residual) 1/1",
         "tensors    3 activations, 3 weights",
         "size       3,000 -> 1,200 bytes (40%)",
@@ -372,9 +372,9 @@ def test_worst_output_is_the_verdict(result: QuantizeResult) -> None:
     scores = [candidate.outputs[0].model_copy(update={"output": f"o{db}", "sqnr_db": db}) for db in (31, 24)]
     scores = candidate.model_copy(update={"outputs": tuple(scores)})
     other = replace(result, evaluation=result.evaluation.model_copy(update={"candidates": (scores,)}))
-    assert quantize_summary(other).startswith(
-        "SQNR       about 24.0 dB at 'o24', the worst of 2 outputs, on unseen samples\n"
-    )
+    low, high = candidate.outputs[0].interval
+    figure = f"24.0 dB ({low:.1f} to {high:.1f}) at 'o24', the worst of 2 outputs, on unseen samples\n"
+    assert quantize_summary(other).startswith(f"SQNR       about {figure}")
 
 
 def test_reasons_share_lines(result: QuantizeResult) -> None:

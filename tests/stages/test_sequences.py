@@ -11,7 +11,7 @@ import pytest
 from builders import build, weights
 
 import onnxfq
-from onnxfq.data.replay import CHECK_SAMPLES, FEWEST_UNSEEN, MOST_UNSEEN, PER_STREAM, RUN, StreamSamples
+from onnxfq.data.replay import FEWEST_UNSEEN, RUN, STREAM_SAMPLES, STREAM_UNSEEN, StreamSamples
 from onnxfq.execution.sequences import FedBack, is_continued
 from onnxfq.graph.external.sizes import ONE_PIECE
 from onnxfq.remedies.candidate import Sources, build_candidate
@@ -148,8 +148,8 @@ def test_runs_of_a_stream_are_unseen(count: int) -> None:
         unseen = places_of(session.kept, feeds)
         assert sorted(places_of(rest, feeds) + unseen) == list(range(count))
         kept = len(session.feeds.feeds)
-        assert kept > min(count, PER_STREAM * CHECK_SAMPLES) - RUN
-        assert len(unseen) == min(max(count // 4, FEWEST_UNSEEN), PER_STREAM * MOST_UNSEEN, kept // 2)
+        assert kept > min(count, STREAM_SAMPLES) - RUN
+        assert len(unseen) == min(max(count // 4, FEWEST_UNSEEN), STREAM_UNSEEN, kept // 2)
         breaks = sum(b != a + 1 for a, b in itertools.pairwise(unseen))
         assert breaks < max(len(unseen) / RUN, 1) + 1
         known = known or unseen
