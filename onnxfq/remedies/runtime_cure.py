@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import onnx
-
 from onnxfq.documents.override import Override
 from onnxfq.documents.proof import Proof, name_figure
 from onnxfq.errors import ModelError, OnnxfqError
@@ -27,6 +25,12 @@ from onnxfq.remedies.written_proof import DIFFERENCE_DB, FIRST, Written, prove
 from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.clock import Clock
 from onnxfq.targets.target import target_by_name
+
+OPENED = 64
+"""Samples from which on the file also runs as users open it, where that differs.
+
+OpenVINO compiles for 40 runs of a convolutional network, which fewer samples make a third of the whole job.
+"""
 
 _ROUNDS = 4
 """Kinds of operators that are looked for one by one; further ones stay in float with all before them."""
@@ -67,10 +71,13 @@ def prove_candidate(
     def expected() -> Iterator[Outputs] | None:
         return None if runs is None else runs.over(session.kept)
 
+    target = target_by_name(candidate.recipe.target)
+    many = runs is not None and (candidate.statistics.whole.data.samples or 0) >= OPENED
+    written = Written(
+        forms.qdq, forms.simulation, session.compared, session.kept, session.judged, judge.options.threads
+    )
     with weights_stored_in(session.scratch):
-        return prove(
-            target_by_name(candidate.recipe.target), _written(judge, candidate, forms.qdq, forms), expected
-        )
+        return prove(target, written, expected, as_opened=many)
 
 
 def cure_promised(judge: Judge, candidate: Candidate) -> Candidate:
@@ -109,13 +116,6 @@ def find_cure(judge: Judge, candidate: Candidate, proof: Proof) -> tuple[tuple[O
 
 def _reason(proof: Proof) -> str:
     return f"{proof.runtime} computes the model otherwise with it in low precision"
-
-
-def _written(judge: Judge, candidate: Candidate, proto: onnx.ModelProto, forms: Forms) -> Written:
-    session = candidate.session
-    return Written(
-        proto, forms.simulation, session.compared, session.kept, session.judged, judge.options.threads
-    )
 
 
 def _explain_float(judge: Judge, candidate: Candidate, proof: Proof) -> str:

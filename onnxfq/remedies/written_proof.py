@@ -90,7 +90,11 @@ class Written:
 
 
 def prove(
-    target: Target, written: Written, expected: Callable[[], Iterator[Outputs] | None] = lambda: None
+    target: Target,
+    written: Written,
+    expected: Callable[[], Iterator[Outputs] | None] = lambda: None,
+    *,
+    as_opened: bool = True,
 ) -> Proof:
     """Run a file as its users run it, and compare it with its simulation on a few samples.
 
@@ -98,25 +102,24 @@ def prove(
         target: of the file.
         written: the file, its simulation and the float model.
         expected: returns outputs of the float model on the samples, if it has run already.
+        as_opened: also run it as users open it, where that differs.
     """
     if target.values is None and not target.has_pairs:
         return Proof()  # a simulation is all that there is
     why = _explain_untried(target, written)
     try:
         release = "" if why else target.release() or target.name
+        differs = target.differs() if as_opened and not why else ""
     except RuntimeLibraryError as error:
         why = str(error)
     if why or target.values is None:
         return Proof(why=why)
     candidates, openers = {_SIMULATED: written.simulation, release: written.proto}, {release: target.values}
-    opened_as = target.differs() if target.open is not None else ""
-    also: dict[str, Opener] = {_OPENED: target.open} if opened_as and target.open is not None else {}
+    also: dict[str, Opener] = {_OPENED: target.open} if differs and target.open is not None else {}
     first, most = written.feeds[:FIRST], written.feeds[:MOST]
     try:
-        scores = written.score(
-            candidates | dict.fromkeys(also, written.proto), openers | also, first, expected()
-        )
-        opened = scores.get(_OPENED)
+        all_forms = candidates | dict.fromkeys(also, written.proto)
+        scores = written.score(all_forms, openers | also, first, expected())
         proof = _join(release, scores, len(first))
         if proof.lost_db > CLEAR_DB and len(most) > len(first):
             proof = _join(release, written.score(candidates, openers, most, expected()), len(most))
@@ -125,10 +128,10 @@ def prove(
             if not _join(release, spared, len(most)).difference:
                 proof = proof.model_copy(update={"difference": "", "saturated": True})
     except OnnxfqError as error:
-        return Proof(
-            runtime=release, runtime_db=-math.inf, difference=f"{release} does not run the file: {error}"
-        )
-    more = {} if opened is None else {"opened_db": opened.lowest_db, "opened_as": opened_as}
+        difference = f"{release} does not run the file: {error}"
+        return Proof(runtime=release, runtime_db=-math.inf, difference=difference)
+    opened = scores.get(_OPENED)
+    more = {} if opened is None else {"opened_db": opened.lowest_db, "opened_as": differs}
     return proof.model_copy(update=more)
 
 

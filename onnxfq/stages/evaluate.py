@@ -105,9 +105,9 @@ def evaluate(
     if opener is None and kernels == "float" and not per_tensor:
         first, given_feeds = kept.read_samples(1), kept
         for name, proto in candidates.items():
-            release, own = _find_users_session(name, proto, first, notes)
-            forms |= {f"{name} in {release}": proto} if own else {}
-            openers |= {f"{name} in {release}": own} if own else {}
+            own = _find_users_sessions(name, proto, first, notes)
+            forms |= dict.fromkeys(own, proto)
+            openers |= own
     if truth is not None and not judged.states and find_channels(feeds.inputs) is not None:
         notes += explain_channel_order(base, kept, truth, options.threads, device)
         given_feeds = kept
@@ -215,20 +215,24 @@ def _find_opener(runtime: str) -> Opener | None:
     raise DataError(f"unknown runtime {runtime!r}{nearest(runtime, openers) or f'; known: {[*openers]}'}")
 
 
-def _find_users_session(
+def _find_users_sessions(
     name: str, proto: onnx.ModelProto, samples: Sequence[Feed], notes: list[str]
-) -> tuple[str, Opener | None]:
-    """Return the runtime of the target of a candidate and what opens it there; note why if it does not."""
+) -> dict[str, Opener]:
+    """Return what opens a candidate in the runtime of its target, by a name for its line; note why not.
+
+    A processor's own type of the float part has another line.
+    """
     target = TARGETS.get(find_target(proto))
     if target is None or target.values is None or not samples:
-        return "", None
+        return {}
     try:
-        release = target.release()
+        where, differs = f"{name} in {target.release()}", target.differs()
         target.values(proto, 1)(samples[0])
     except OnnxfqError as error:
         notes.append(f"{name} does not run as its users run it: {error}")
-        return "", None
-    return release, target.values
+        return {}
+    also = {f"{where}, {differs}": target.open} if differs and target.open is not None else {}
+    return {where: target.values} | also
 
 
 def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
