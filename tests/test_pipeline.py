@@ -95,6 +95,7 @@ def test_nothing_is_written_without_an_output(workdir: Path) -> None:
         "cast",
         "evaluate",
         "remedies",
+        "prove",
         "write",
     ]
 

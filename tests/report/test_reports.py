@@ -330,7 +330,8 @@ def test_a_page_counts_in_words(result: QuantizeResult) -> None:
     origin, notes = record.origin.model_copy(update={"feeds": 1}), ("1 Constant node(s) made initializers",)
     (shown,) = page_contents([("m", record.model_copy(update={"origin": origin, "notes": notes}))])
     assert shown["subtitle"].endswith("observed over 1 run")
-    assert shown["notes"] == [("Note", ["1 Constant node made initializers"])]
+    assert shown["notes"][1:] == [("Note", ["1 Constant node made initializers"])]
+    assert shown["notes"][0][0] == "not run" and "target tensorrt" in shown["notes"][0][1][0]
     assert make_tile("1", "causes")["label"] == "cause" and make_tile("29", "causes")["label"] == "causes"
 
 
@@ -352,6 +353,7 @@ def test_text(result: QuantizeResult) -> None:
     lines = quantize_summary(result, (3000, 1200)).splitlines()
     assert coverage_line(result.plan) == "Conv 3/3, Add (residual) 1/1"
     (score,) = result.evaluation.candidates[-1].outputs
+    assert lines.pop(1).startswith("not run    nothing here runs a file for target tensorrt")
     assert lines[:7] == [
         f"SQNR       about {score.figure} at {score.output!r}, on unseen samples",
         "quantized  Conv 3/3, Add (residual) 1/1",
