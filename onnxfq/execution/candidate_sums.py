@@ -24,6 +24,7 @@ from onnxfq.graph.patterns.parts import part_sums
 from onnxfq.graph.signature import output_names
 from onnxfq.numerics.metrics import ErrorSums, standard_error_db
 from onnxfq.passes.equalize import with_restored_channels
+from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
 
@@ -91,6 +92,7 @@ class CandidateSums:
         # The quantized form of an inner tensor, if the candidate has one.
         outer = set(output_names(self.proto))
         names = [*self.outputs, *self.tensors]
+        self.proto = with_given_choices(self.proto, self.judged.choices)
         self.proto, restored = with_restored_channels(self.proto, [n for n in names if n not in outer])
         self.fetches = [
             name
@@ -117,6 +119,10 @@ class CandidateSums:
         for i, (wanted, given) in enumerate(zip(*flat, strict=True)):
             name = [*self.outputs, *self.tensors][i]
             want, have = wanted.array, given.array
+            if name in self.judged.choices:
+                counts = self.shares.get(name, EqualCounts())
+                self.shares[name] = counts + wanted.count_equal(given)
+                continue
             if wanted.form != given.form:
                 shapes = f"has shape {given}, the reference {wanted}"
                 if (truth is not None and not i) or not self._is_open(name, want.shape, have.shape):

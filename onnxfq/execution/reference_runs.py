@@ -110,7 +110,7 @@ def keep_outputs(
 
 
 def _fetch_all(reference: onnx.ModelProto, judged: JudgedTensors) -> Side:
-    return Side(reference, [*output_names(reference), *judged.inner], exact=False)
+    return Side(reference, [*dict.fromkeys((*output_names(reference), *judged.inner))], exact=False)
 
 
 def _is_same(some: Sequence[Feed], others: Sequence[Feed]) -> bool:

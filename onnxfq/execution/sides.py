@@ -14,6 +14,7 @@ import onnx
 from onnxfq.choices import DEFAULT_MEMORY, DeviceChoice
 from onnxfq.data import Feed, copy_feeds
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
+from onnxfq.execution.given_choices import GivenChoices
 from onnxfq.execution.sequences import FedBack
 from onnxfq.graph.external.sizes import ONE_PIECE, limit_in_memory, weight_bytes
 from onnxfq.graph.segments import most_alive
@@ -97,11 +98,13 @@ def run_sides(
     wanted: DeviceChoice,
     part: int | None = None,
     fed_back: FedBack | None = None,
+    choices: GivenChoices | None = None,
 ) -> Generator[Results, None, None]:
     """Yield the results of all sides for every feed; the first feed decides whether they run on a GPU.
 
     With `part`, no feed is run ahead of the part of so many feeds that it belongs to. With `fed_back`, feeds
-    run one after the other, and all sides but the first, the reference, are given their own state.
+    run one after the other, and all sides but the first, the reference, are given their own state. With
+    `choices`, they are given what the reference chose.
     """
     device = choose_device(wanted)
     source: Iterator[tuple[int, Feed]] = enumerate(copy_feeds(feeds))
@@ -118,13 +121,17 @@ def run_sides(
             given = place(feed)  # copied to a GPU once, not once per model
             found: list[Outputs] = []
             for one, side, model in zip(sessions, chosen, numbers, strict=True):
-                own = feed if fed_back is None else fed_back.give(model, number, feed)
+                shared = feed if choices is None or not model else choices.give(number, feed)
+                own = shared if fed_back is None else fed_back.give(model, number, shared)
                 found.append(one.run(given if own is feed else place(own), side.fetches))
                 if fed_back is not None:
                     fed_back.take(model, found[-1])
-            for outputs, one, side in zip(found, sessions, chosen, strict=True):
+                if choices is not None and not model:
+                    choices.take(number, found[-1])
                 if side.again and number < WEIGHT_FEEDS:
-                    outputs += one.run(place({**feed, **side.again}), side.fetches)
+                    found[-1] += one.run(place({**shared, **side.again}), side.fetches)
+            if choices is not None and model == len(sides) - 1:
+                choices.drop(number)
             return found
 
         return run

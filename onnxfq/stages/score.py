@@ -16,6 +16,7 @@ from onnxfq.data.labels import RightClasses, refuse_label_count
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
 from onnxfq.execution.candidate_sums import CandidateSums
+from onnxfq.execution.given_choices import GivenChoices
 from onnxfq.execution.sequences import FedBack
 from onnxfq.execution.sides import LEAST_FEEDS, Outputs, Side, run_sides
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
@@ -86,7 +87,7 @@ def score_models(
             raise ModelError(
                 f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}"
             )
-    names = (*names, *judged.inner)
+    names = tuple(dict.fromkeys((*names, *judged.inner)))
     tensors = [name for name in tensors if name not in names]
     sizes = _read_declared_sizes(reference)
     runs = [
@@ -95,13 +96,14 @@ def score_models(
     ]
     sides = [replace(run.side, opener=opener) for run in runs]
     fed_back = FedBack(judged.states, names) if judged.states else None
-    expected = None if fed_back else expected
+    choices = GivenChoices(judged.choices, names) if judged.choices else None
+    expected = None if fed_back or choices else expected
     if expected is None:
         sides.insert(0, Side(reference, [*names, *tensors], exact=False))
     classes = None if labels is None else RightClasses(labels, names[0])
     done = 0
     part = LEAST_FEEDS if until_stable or fed_back else None
-    with closing(run_sides(sides, feeds, threads, device, part, fed_back)) as outputs:
+    with closing(run_sides(sides, feeds, threads, device, part, fed_back, choices)) as outputs:
         known = None if expected is None else ([first] for first in expected)
         rows = outputs if known is None else map(list.__add__, known, outputs)
         for wanted, *results in rows:
@@ -125,11 +127,21 @@ def score_models(
                 f"output {name!r} is selected by values: its SQNR judges nothing"
                 for name in sorted(judged.moved)
             ),
+            *_describe_choices(judged),
             *_describe_states(judged.states, fed_back),
             *(note for run in runs for note in run.notes(done)),
             *([] if classes is None else classes.notes()),
         ),
     )
+
+
+def _describe_choices(judged: JudgedTensors) -> Iterator[str]:
+    """Yield a note on the choices that all models took from the float model, and on those that they did not."""
+    if judged.choices:
+        names = ", ".join(map(repr, judged.choices))
+        yield f"what depends on the choices {names} ran with those of the float model"
+    if judged.unjudged:
+        yield judged.explain_unjudged()
 
 
 def _describe_states(states: Mapping[str, str], fed_back: FedBack | None) -> Iterator[str]:
