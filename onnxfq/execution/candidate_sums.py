@@ -96,7 +96,7 @@ class CandidateSums:
         self.proto, restored = with_restored_channels(self.proto, [n for n in names if n not in outer])
         self.fetches = [
             name
-            if name in outer
+            if name in outer or name in self.judged.choices
             else restored.get(name, next((n for n in (f"{name}/dq", f"{name}/fq") if n in made), name))
             for name in names
         ]
@@ -119,18 +119,15 @@ class CandidateSums:
         for i, (wanted, given) in enumerate(zip(*flat, strict=True)):
             name = [*self.outputs, *self.tensors][i]
             want, have = wanted.array, given.array
-            if name in self.judged.choices:
-                counts = self.shares.get(name, EqualCounts())
-                self.shares[name] = counts + wanted.count_equal(given)
-                continue
-            if wanted.form != given.form:
+            is_choice = name in self.judged.choices
+            if wanted.form != given.form and not is_choice:
                 shapes = f"has shape {given}, the reference {wanted}"
                 if (truth is not None and not i) or not self._is_open(name, want.shape, have.shape):
                     raise ModelError(f"{self.name}: {self.fetches[i]!r} {shapes}")
                 if not wanted.is_discrete:
                     self.unlike.setdefault(name, []).append(shapes)
                     continue
-            if wanted.is_discrete:
+            if wanted.is_discrete or is_choice:
                 counts = self.shares.get(name, EqualCounts())
                 self.shares[name] = counts + wanted.count_equal(given)
                 continue

@@ -9,10 +9,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnxfq.graph.model import bodies, default_opset, list_graphs, replace_nodes
+from onnxfq.graph.normalize.opset import raise_opset
 from onnxfq.numerics.float_types import FLOAT_CODES
 
 _GIVEN, _CAST, _OWN = "/given", "/cast", "/own"
 _GATHERED = frozenset({"TopK", "Unique"})
+_OPSET = 11  # of GatherElements
 
 
 def given_name(choice: str) -> str:
@@ -33,7 +35,7 @@ def with_given_choices(proto: onnx.ModelProto, choices: Mapping[str, int]) -> on
     if not choices:
         return proto
     copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
+    copy.CopyFrom(raise_opset(proto, _OPSET, "the model")[0])
     graph = copy.graph
     # From opset 15 on a type of floats is found where the model has another one than the choice.
     floats = [name for name, kind in choices.items() if kind in FLOAT_CODES and default_opset(proto) >= 15]
@@ -49,10 +51,11 @@ def with_given_choices(proto: onnx.ModelProto, choices: Mapping[str, int]) -> on
         nodes.append(node)
         for name in (name for name in node.output if name in choices):
             graph.input.append(helper.make_tensor_value_info(given_name(name), choices[name], None))
+            given = given_name(name)
             if name in floats:
-                nodes.append(helper.make_node("CastLike", [given_name(name), name], [reads[name]], reads[name]))
+                nodes.append(helper.make_node("CastLike", [given, name], [reads[name]], reads[name]))
             elif node.op_type in _GATHERED and name == node.output[1] and node.output[0]:
-                nodes += _gather(graph, node, given_name(name))
+                nodes += _gather(graph, node, given)
     replace_nodes(graph, nodes)
     return copy
 

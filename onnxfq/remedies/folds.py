@@ -19,6 +19,7 @@ from onnxfq.execution.sides import Side
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.signature import output_names
+from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge
 from onnxfq.stages.evaluate import number_samples
@@ -82,7 +83,7 @@ def score_folds(judge: Judge, candidate: Candidate, first: Evaluation) -> Evalua
             threads=judge.options.threads,
             device="cpu",
             judged=session.judged,
-            opener=_open_each(models, parts),
+            opener=_open_each(models, parts, session.judged.choices),
         )
     score = number_samples(found.candidates[0], feeds, kept)
     score = score.model_copy(update={"weight_shares": seen.weight_shares})
@@ -109,9 +110,12 @@ def _without_warnings() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _open_each(models: Sequence[onnx.ModelProto], parts: Sequence[Sequence[Feed]]) -> Opener:
-    """Return what opens all models as one, which runs the model of a sample's part."""
+def _open_each(
+    models: Sequence[onnx.ModelProto], parts: Sequence[Sequence[Feed]], choices: Mapping[str, int]
+) -> Opener:
+    """Return what opens all models as one, which runs the model of a sample's part with given choices."""
     specs = input_specs(models[0])
+    models = [with_given_choices(one, choices) for one in models]
     places = {sample_digests(feed, specs): place for place, part in enumerate(parts) for feed in part}
 
     def open_models(model: Any, threads: int) -> Callable[[Feed], Mapping[str, Any]]:

@@ -136,7 +136,7 @@ def score_models(
 
 
 def _describe_choices(judged: JudgedTensors) -> Iterator[str]:
-    """Yield a note on the choices that all models took from the float model, and on those that they did not."""
+    """Yield a note on the choices that the float model gave to the candidates, and on those it did not."""
     if judged.choices:
         names = ", ".join(map(repr, judged.choices))
         yield f"what depends on the choices {names} ran with those of the float model"
