@@ -10,6 +10,7 @@ from onnx import helper, numpy_helper
 
 from onnxfq.graph.model import bodies, default_opset, list_graphs, replace_nodes
 from onnxfq.graph.normalize.opset import raise_opset
+from onnxfq.graph.patterns.choices import Choice
 from onnxfq.numerics.float_types import FLOAT_CODES
 
 _GIVEN, _CAST, _OWN = "/given", "/cast", "/own"
@@ -22,7 +23,7 @@ def given_name(choice: str) -> str:
     return f"{choice}{_GIVEN}"
 
 
-def with_given_choices(proto: onnx.ModelProto, choices: Mapping[str, int]) -> onnx.ModelProto:
+def with_given_choices(proto: onnx.ModelProto, choices: Mapping[str, Choice]) -> onnx.ModelProto:
     """Return a copy of `proto` in which all readers of choices read inputs; `proto` itself without choices.
 
     It still computes its own choices, under their names. Values that a TopK or Unique selects are gathered
@@ -30,7 +31,7 @@ def with_given_choices(proto: onnx.ModelProto, choices: Mapping[str, int]) -> on
 
     Args:
         proto: a model that computes the choices.
-        choices: by tensor, its element type; rounded floats take the type that they have in `proto`.
+        choices: by tensor, its type; rounded floats take the type that they have in `proto`.
     """
     if not choices:
         return proto
@@ -38,7 +39,7 @@ def with_given_choices(proto: onnx.ModelProto, choices: Mapping[str, int]) -> on
     copy.CopyFrom(raise_opset(proto, _OPSET, "the model")[0])
     graph = copy.graph
     # From opset 15 on a type of floats is found where the model has another one than the choice.
-    floats = [name for name, kind in choices.items() if kind in FLOAT_CODES and default_opset(proto) >= 15]
+    floats = [name for name, one in choices.items() if one.kind in FLOAT_CODES and default_opset(proto) >= 15]
     reads = {name: given_name(name) + _CAST * (name in floats) for name in choices}
     for one in list_graphs(graph):
         for node in one.node:
@@ -50,8 +51,9 @@ def with_given_choices(proto: onnx.ModelProto, choices: Mapping[str, int]) -> on
     for node in graph.node:
         nodes.append(node)
         for name in (name for name in node.output if name in choices):
-            graph.input.append(helper.make_tensor_value_info(given_name(name), choices[name], None))
-            given = given_name(name)
+            given, (kind, rank) = given_name(name), choices[name]
+            axes = None if rank is None else [None] * rank  # runtimes need their number
+            graph.input.append(helper.make_tensor_value_info(given, kind, axes))
             if name in floats:
                 nodes.append(helper.make_node("CastLike", [given, name], [reads[name]], reads[name]))
             elif node.op_type in _GATHERED and name == node.output[1] and node.output[0]:

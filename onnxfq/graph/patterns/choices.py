@@ -8,6 +8,7 @@ with it, as far as a product lies behind them. A last choice of boxes is an outp
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterator
+from typing import NamedTuple
 
 import onnx
 from onnx import TensorProto
@@ -66,6 +67,18 @@ _KEEPS_WHOLE = (
 """Operators that give whole numbers of whole numbers, such as the length of a sound of rounded durations."""
 
 
+class Choice(NamedTuple):
+    """The type of a tensor that is given.
+
+    Attributes:
+        kind: ONNX element type.
+        rank: number of axes; None if it is unknown.
+    """
+
+    kind: int
+    rank: int | None
+
+
 def multiplies(node: onnx.NodeProto) -> bool:
     """Tell whether noise of quantization can begin at `node`."""
     return node.op_type in WEIGHTED_INPUTS.keys() | RECURRENT_OPS or node.domain not in STANDARD_DOMAINS
@@ -98,7 +111,7 @@ class ChoiceFinder:
             if any(map(_is_product, (node, *_inside(node)))) or not self._ahead.isdisjoint(node.output):
                 self._ahead |= list_reads(node)
 
-    def find(self, node: onnx.NodeProto, noisy: Collection[str]) -> dict[str, int]:
+    def find(self, node: onnx.NodeProto, noisy: Collection[str]) -> dict[str, Choice]:
         """Return the choices of `node`, which reads `noisy`, with their types; {} if they are final."""
         inner = _inside(node)
         if any(_choose_before(node, body) for body in bodies(node)):
@@ -117,7 +130,7 @@ class ChoiceFinder:
         why = self._explain_left(node, found) if found else ""
         if why:
             self.left[node.name] = why
-        return {} if why else found
+        return {} if why else {name: Choice(kind, self._rank(name)) for name, kind in found.items()}
 
     def selects(self, node: onnx.NodeProto, noisy: Collection[str]) -> bool:
         """Tell whether noise in what `node` reads changes the places of what it returns.
@@ -138,6 +151,10 @@ class ChoiceFinder:
     def _is_used(self, name: str) -> bool:
         index = self._index
         return bool(name) and (name in index.readers or name in index.outputs or name in index.captured)
+
+    def _rank(self, name: str) -> int | None:
+        shape = self._index.shape(name)
+        return None if shape is None else len(shape)
 
     def _is_whole(self, name: str) -> bool:
         return self._index.types.get(name, 0) not in (*FLOATS, TensorProto.BOOL)

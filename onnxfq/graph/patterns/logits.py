@@ -24,7 +24,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_nodes
 from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.graph.ops import QUANTIZED_OPS, SIZES, STANDARD_DOMAINS
-from onnxfq.graph.patterns.choices import CHOOSING, FLOATS, ChoiceFinder, multiplies
+from onnxfq.graph.patterns.choices import CHOOSING, FLOATS, Choice, ChoiceFinder, multiplies
 from onnxfq.graph.patterns.fed_back import find_states
 from onnxfq.graph.patterns.parts import OutputPart, PartFinder
 from onnxfq.graph.segments import list_reads
@@ -56,7 +56,7 @@ class JudgedTensors:
         logits: by inner tensor that a final operator of `SATURATING` reads, the output.
         states: by output that is fed back, the input that takes it; it decides only if nothing else does.
         classes: outputs whose last axis may have scores of classes, each with its rank, 2 or 3.
-        choices: by tensor whose values the float model gives to all others, its element type.
+        choices: by tensor whose values the float model gives to all others, its type.
         unjudged: by node whose choices are not given although products depend on them, the reason.
     """
 
@@ -67,7 +67,7 @@ class JudgedTensors:
     logits: Mapping[str, str] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, int] = field(default_factory=dict)
-    choices: Mapping[str, int] = field(default_factory=dict)
+    choices: Mapping[str, Choice] = field(default_factory=dict)
     unjudged: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -138,7 +138,7 @@ class _Judge:
         self._types |= {name: _element_type(kind) for name, kind in others.items()}
         self._others = others.keys()
         self._choosing = ChoiceFinder(graph, index, present)
-        self._choices: dict[str, int] = {}
+        self._choices: dict[str, Choice] = {}
         known = -1
         while known < len(self._choices):  # a Cast shows that what was rounded long before is a choice
             known = len(self._choices)
