@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 
 from onnxfq.graph.model import bodies, default_opset, list_graphs, replace_nodes
 from onnxfq.graph.normalize.opset import raise_opset
-from onnxfq.graph.patterns.choices import Choice
+from onnxfq.graph.patterns.choices import ChoiceType
 from onnxfq.numerics.float_types import FLOAT_CODES
 
 _GIVEN, _CAST, _OWN = "/given", "/cast", "/own"
@@ -23,7 +23,7 @@ def given_name(choice: str) -> str:
     return f"{choice}{_GIVEN}"
 
 
-def with_given_choices(proto: onnx.ModelProto, choices: Mapping[str, Choice]) -> onnx.ModelProto:
+def with_given_choices(proto: onnx.ModelProto, choices: Mapping[str, ChoiceType]) -> onnx.ModelProto:
     """Return a copy of `proto` in which all readers of choices read inputs; `proto` itself without choices.
 
     It still computes its own choices, under their names. Values that a TopK or Unique selects are gathered

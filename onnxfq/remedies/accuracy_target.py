@@ -227,9 +227,9 @@ def open_aim(
     if promise.max_drop is None or task is None:
         assert promise.min_sqnr is not None
         if judged.unjudged:
+            why = judged.explain_unjudged()
             raise ModelError(
-                f"{promise.min_sqnr:g} dB cannot be promised: {judged.explain_unjudged()}; promise max_drop of "
-                "a metric"
+                f"{promise.min_sqnr:g} dB cannot be promised: {why}; promise max_drop of a metric"
             )
         return SqnrAim(promise.min_sqnr, *split_samples(kept)[:2])
     return MetricAim(-promise.max_drop, task)

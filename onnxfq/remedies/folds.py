@@ -18,7 +18,7 @@ from onnxfq.errors import OnnxfqError
 from onnxfq.execution.sides import Side
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.external.sizes import is_large
-from onnxfq.graph.patterns.choices import Choice
+from onnxfq.graph.patterns.choices import ChoiceType
 from onnxfq.graph.signature import output_names
 from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.remedies.candidate import Candidate
@@ -112,7 +112,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _open_each(
-    models: Sequence[onnx.ModelProto], parts: Sequence[Sequence[Feed]], choices: Mapping[str, Choice]
+    models: Sequence[onnx.ModelProto], parts: Sequence[Sequence[Feed]], choices: Mapping[str, ChoiceType]
 ) -> Opener:
     """Return what opens all models as one, which runs the model of a sample's part with given choices."""
     specs = input_specs(models[0])

@@ -166,7 +166,7 @@ class SequentialModels:
         return InputMoments(sums.matrix(), sums.rows, *others, repr(first.tensor))
 
     def _find_alike(self, tensor: str, courses: Iterable[Iterable[NDArray[Any]]]) -> list[bool]:
-        """Return which feeds give both models the same shape, and tell of others."""
+        """Return which feeds give both models the same shape; a warning counts the others."""
         alike = [a.shape == b.shape for a, b in zip(*courses, strict=True)]
         if not all(alike):
             log.warning(

@@ -87,7 +87,7 @@ def score_models(
             raise ModelError(
                 f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}"
             )
-    names = tuple(dict.fromkeys((*names, *judged.inner)))
+    names = (*names, *(name for name in judged.inner if name not in names))
     tensors = [name for name in tensors if name not in names]
     sizes = _read_declared_sizes(reference)
     runs = [
@@ -139,7 +139,7 @@ def _describe_choices(judged: JudgedTensors) -> Iterator[str]:
     """Yield a note on the choices that the float model gave to the candidates, and on those it did not."""
     if judged.choices:
         names = ", ".join(map(repr, judged.choices))
-        yield f"what depends on the choices {names} ran with those of the float model"
+        yield f"what depends on {names} ran with the choices of the float model"
     if judged.unjudged:
         yield judged.explain_unjudged()
 

@@ -15,7 +15,7 @@ from onnxfq.data import Feed
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, SwitchedForm
 from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.patterns.choices import Choice
+from onnxfq.graph.patterns.choices import ChoiceType
 from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
 from onnxfq.passes.give_choices import with_given_choices
@@ -80,7 +80,7 @@ class Board:
         form: SwitchedForm,
         outputs: Sequence[str],
         threads: int,
-        choices: Mapping[str, Choice] | None = None,
+        choices: Mapping[str, ChoiceType] | None = None,
         chosen: Mapping[int, Feed] | None = None,
     ) -> None:
         """Create the session.

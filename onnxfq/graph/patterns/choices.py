@@ -1,8 +1,8 @@
 """Choices: tensors where noise becomes one of several values, which then move elements or change sizes.
 
-The index of an expert is right or wrong. What is computed behind it has noise in dB only beside a float
-model that made the same choice. Therefore the float model's choices are given to the models that are compared
-with it, as far as a product lies behind them. A last choice of boxes is an output like any other.
+The index of an expert is right or wrong. The noise of the expert shows only against a float model that chose
+the same one. Therefore the choices of the float model are given to the models that are compared with it, if a
+product lies behind them. A last choice of boxes is an output like any other.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _KEEPS_WHOLE = (
 """Operators that give whole numbers of whole numbers, such as the length of a sound of rounded durations."""
 
 
-class Choice(NamedTuple):
+class ChoiceType(NamedTuple):
     """The type of a tensor that is given.
 
     Attributes:
@@ -111,7 +111,7 @@ class ChoiceFinder:
             if any(map(_is_product, (node, *_inside(node)))) or not self._ahead.isdisjoint(node.output):
                 self._ahead |= list_reads(node)
 
-    def find(self, node: onnx.NodeProto, noisy: Collection[str]) -> dict[str, Choice]:
+    def find(self, node: onnx.NodeProto, noisy: Collection[str]) -> dict[str, ChoiceType]:
         """Return the choices of `node`, which reads `noisy`, with their types; {} if they are final."""
         inner = _inside(node)
         if any(_choose_before(node, body) for body in bodies(node)):
@@ -130,7 +130,7 @@ class ChoiceFinder:
         why = self._explain_left(node, found) if found else ""
         if why:
             self.left[node.name] = why
-        return {} if why else {name: Choice(kind, self._rank(name)) for name, kind in found.items()}
+        return {} if why else {name: ChoiceType(kind, self._rank(name)) for name, kind in found.items()}
 
     def selects(self, node: onnx.NodeProto, noisy: Collection[str]) -> bool:
         """Tell whether noise in what `node` reads changes the places of what it returns.

@@ -24,7 +24,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_nodes
 from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.graph.ops import QUANTIZED_OPS, SIZES, STANDARD_DOMAINS
-from onnxfq.graph.patterns.choices import CHOOSING, FLOATS, Choice, ChoiceFinder, multiplies
+from onnxfq.graph.patterns.choices import CHOOSING, FLOATS, ChoiceFinder, ChoiceType, multiplies
 from onnxfq.graph.patterns.fed_back import find_states
 from onnxfq.graph.patterns.parts import OutputPart, PartFinder
 from onnxfq.graph.segments import list_reads
@@ -67,7 +67,7 @@ class JudgedTensors:
     logits: Mapping[str, str] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, int] = field(default_factory=dict)
-    choices: Mapping[str, Choice] = field(default_factory=dict)
+    choices: Mapping[str, ChoiceType] = field(default_factory=dict)
     unjudged: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -138,7 +138,7 @@ class _Judge:
         self._types |= {name: _element_type(kind) for name, kind in others.items()}
         self._others = others.keys()
         self._choosing = ChoiceFinder(graph, index, present)
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, ChoiceType] = {}
         known = -1
         while known < len(self._choices):  # a Cast shows that what was rounded long before is a choice
             known = len(self._choices)
