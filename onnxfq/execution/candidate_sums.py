@@ -206,7 +206,9 @@ class CandidateSums:
                 for name in names[split:]
                 if name in scores
             ),
-            shares=tuple(EqualShare.of(name, counts) for name, counts in self.shares.items()),
+            shares=tuple(
+                EqualShare.of(name, counts) for name, counts in self.shares.items() if self._is_told(name)
+            ),
             accuracy=self.right / rows if rows else None,
             weight_shares={
                 name: weights / whole
@@ -215,6 +217,11 @@ class CandidateSums:
             },
             worst_samples=self._worst_samples(),
         )
+
+    def _is_told(self, name: str) -> bool:
+        """Tell whether equal elements are counted: not for an inner choice that follows from others."""
+        choice = self.judged.choices.get(name)
+        return choice is None or not choice.follows or name in output_names(self.proto)
 
     def _worst_samples(self) -> tuple[SampleScore, ...]:
         order = sorted(range(len(self.lowest)), key=self.lowest.__getitem__)[:WORST_SAMPLES]

@@ -51,7 +51,7 @@ def with_given_choices(proto: onnx.ModelProto, choices: Mapping[str, ChoiceType]
     for node in graph.node:
         nodes.append(node)
         for name in (name for name in node.output if name in choices):
-            given, (kind, rank) = given_name(name), choices[name]
+            given, (kind, rank, _) = given_name(name), choices[name]
             axes = None if rank is None else [None] * rank  # runtimes need their number
             graph.input.append(helper.make_tensor_value_info(given, kind, axes))
             if name in floats:

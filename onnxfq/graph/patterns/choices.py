@@ -73,10 +73,12 @@ class ChoiceType(NamedTuple):
     Attributes:
         kind: ONNX element type.
         rank: number of axes; None if it is unknown.
+        follows: whether it follows from other choices; quantizers may stand between.
     """
 
     kind: int
     rank: int | None
+    follows: bool = False
 
 
 def multiplies(node: onnx.NodeProto) -> bool:
@@ -127,7 +129,7 @@ class ChoiceFinder:
         else:
             found = {name: kind for name in filter(None, node.output) if (kind := self._chosen(node, name))}
             found |= {name: self._index.types[name] for name in self._roundings(node) if found}
-        why = self._explain_left(node, found) if found else ""
+        why = self._explain_left(node, found) if found or node.op_type == "Unique" else ""
         if why:
             self.left[node.name] = why
         return {} if why else {name: ChoiceType(kind, self._rank(name)) for name, kind in found.items()}
@@ -170,7 +172,7 @@ class ChoiceFinder:
     def _explain_left(self, node: onnx.NodeProto, found: Collection[str]) -> str:
         if node.op_type == "Multinomial":
             return "it draws by chance"
-        if node.op_type == "Unique" and self._is_used(node.output[0]) and node.output[1:2] != [*found][:1]:
+        if node.op_type == "Unique" and self._is_used(node.output[0]) and not {*node.output[1:2]} & {*found}:
             return "it returns values without their indices"
         lacking = [name for name in found if self._present is not None and name not in self._present]
         return f"another model lacks {lacking[0]!r}" if lacking else ""

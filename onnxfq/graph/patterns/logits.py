@@ -181,7 +181,7 @@ class _Judge:
                 name: len(self._index.shape(name) or ())
                 for name in filter(self._finder.counts_classes, tensors)
             },
-            choices=self._choices,
+            choices={n: one._replace(follows=n not in self._noisy) for n, one in self._choices.items()},
             unjudged=self._choosing.left,
         )
 
