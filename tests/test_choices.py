@@ -13,6 +13,7 @@ from numpy.testing import assert_array_equal
 from selecting_networks import NETWORKS, normal, run, sqnr_where_equal
 
 import onnxfq
+from onnxfq.choices import FloatName
 from onnxfq.cli.main import main
 from onnxfq.errors import ModelError
 from onnxfq.execution.given_choices import add_choices
@@ -327,3 +328,70 @@ def test_a_promise_names_the_node() -> None:
     )
     with pytest.raises(ModelError, match=r"^20 dB cannot be promised: .*Multinomial.*; promise max_drop"):
         onnxfq.sensitivity(model, {"x": X}, accuracy=onnxfq.AccuracyTarget(min_sqnr=20.0))
+
+
+def test_labels_count_with_own_choices(tmp_path: Path) -> None:
+    """Accuracy is of the model as its user runs it: a model of other choices has other classes."""
+    reference, candidate = network("ArgMax of a book"), network("ArgMax of a book", seed=12)
+    (want,), (have,) = (run(one, {"x": X}, ["y"]) for one in (reference, candidate))
+    labels = want.argmax(1)
+    found = onnxfq.evaluate(reference, candidate, {"x": X}, labels=labels)
+    assert found.accuracy == 1
+    assert found.candidates[0].accuracy == np.mean(have.argmax(1) == labels) < 0.9
+
+
+def test_a_task_runs_with_own_choices() -> None:
+    """The runs of a metric are the model's own, and noise is not."""
+    network = NETWORKS["codec"]()
+    kept: list[float] = []
+
+    def mean_of(outputs: object, truth: object) -> float:
+        kept.append(float(np.mean([one["y"] for one in outputs])))  # type: ignore[attr-defined]
+        return kept[-1]
+
+    candidate = other_book(network.proto)
+    feeds = [{"x": x[None]} for x in network.data(4, 1)["x"]]
+    onnxfq.evaluate(network.proto, candidate, feeds, metric=mean_of)
+    wanted = [
+        float(np.mean([run(one, feed, ["y"])[0] for feed in feeds])) for one in (network.proto, candidate)
+    ]
+    assert kept == pytest.approx(wanted, rel=1e-4) and kept[0] != pytest.approx(kept[1], rel=1e-2)
+
+
+def other_book(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy whose distances are to other vectors."""
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    (turned,) = (tensor for tensor in made.graph.initializer if tensor.name == "turned")
+    turned.CopyFrom(onnx.numpy_helper.from_array(normal(8, 32, seed=99), "turned"))
+    return made
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("floats", ["fp16", "bf16"])
+def test_half_types_take_choices(name: str, floats: FloatName, tmp_path: Path) -> None:
+    """A cast model takes the choices in its own types."""
+    network = NETWORKS[name]()
+    feeds = [{"x": x[None]} for x in network.data(16, 1)["x"]]
+    result = onnxfq.cast(network.proto, feeds, tmp_path / "h.onnx", floats=onnxfq.FloatOptions(floats))
+    assert result.evaluation is not None
+    (score, *_) = result.evaluation.candidates
+    assert 25 < score.lowest_db < 100 and score.shares
+
+
+def test_the_state_of_a_stream_beside_choices() -> None:
+    """A network that chooses and feeds its state back takes its own state and the float model's choices."""
+    text = """g (float[1,16] x, float[1,16] h) => (float[1,16] y, float[1,16] hN) {
+        c = Concat <axis = 1> (x, h) s = MatMul (c, ws) i = ArgMax <axis = 1, keepdims = 0> (s)
+        b = Gather <axis = 0> (book, i) y = MatMul (b, wb) q = MatMul (h, wa)
+        p = Add (q, y) hN = Tanh (p) }"""
+    arrays: Arrays = {**CONSTANTS, "ws": normal(32, 16, seed=2, scale=0.3)}
+    model = build(text, {name: arrays[name] for name in ("ws", "book", "wb", "wa")})
+    state, feeds = np.zeros((1, 16), np.float32), []
+    for at in range(40):
+        feeds.append({"x": normal(1, 16, seed=at), "h": state})
+        state = run(model, feeds[-1], ["hN"])[0].astype(np.float32)
+    result = onnxfq.quantize(model, feeds)
+    (score, *_) = result.evaluation.candidates
+    assert "sequences of up to" in " ".join(result.evaluation.notes)
+    assert {share.output for share in score.shares} == {"i"} and 20 < score.lowest_db < 70

@@ -56,6 +56,7 @@ class CandidateSums:
         judged: of the reference.
         right: rows whose class is the label.
         side: of the runs.
+        own: of runs with its own choices.
         fetches: what stands for `outputs` and `tensors` in the candidate.
         sums: by output and tensor.
         parts: sums of the parts, by output.
@@ -77,6 +78,7 @@ class CandidateSums:
     judged: JudgedTensors = NOTHING_KNOWN
     right: int = 0
     side: Side = field(init=False)
+    own: Side = field(init=False)
     fetches: list[str] = field(init=False)
     sums: list[ErrorSums] = field(init=False)
     parts: dict[str, list[ErrorSums]] = field(default_factory=dict)
@@ -92,7 +94,7 @@ class CandidateSums:
         # The quantized form of an inner tensor, if the candidate has one.
         outer = set(output_names(self.proto))
         names = [*self.outputs, *self.tensors]
-        self.proto = with_given_choices(self.proto, self.judged.choices)
+        own, self.proto = self.proto, with_given_choices(self.proto, self.judged.choices)
         self.proto, restored = with_restored_channels(self.proto, [n for n in names if n not in outer])
         self.fetches = [
             name
@@ -106,13 +108,22 @@ class CandidateSums:
         )
         switched = self.weights_alone and any(v.name == ENABLED_INPUT for v in self.proto.graph.input)
         off = {ENABLED_INPUT: np.asarray(False)} if switched else None
-        self.side = Side(self.proto, self.fetches, exact=self.exact or fragile, again=off)
+        exact, takes_choices = self.exact or fragile, bool(self.judged.choices)
+        self.side = Side(self.proto, self.fetches, exact, again=off, takes_choices=takes_choices)
+        self.own = Side(own, output_names(own), exact)
         self.sums = [ErrorSums()] * len(self.fetches)
         self.agreed = [(0, 0)] * len(self.fetches)
         self.noises = [(0.0, 0.0)] * len(self.outputs)
 
-    def add(self, got: Outputs, expected: Outputs, truth: NDArray[Any] | None) -> None:
-        """Add the outputs of one feed; `expected` are the reference's, `truth` the labels of the rows."""
+    def add(self, got: Outputs, expected: Outputs, truth: NDArray[Any] | None, own: Outputs) -> None:
+        """Add the outputs of one feed.
+
+        Args:
+            got: the candidate's.
+            expected: the reference's.
+            truth: labels of the rows.
+            own: outputs of the candidate with its own choices, whose classes count.
+        """
         self.lowest.append(math.inf)
         got, alone = got[: len(self.fetches)], got[len(self.fetches) :]
         flat = (map(FlatOutput.of, values) for values in (expected, got))
@@ -143,7 +154,7 @@ class CandidateSums:
             same, rows = _agreement(want, have, classes or (truth is not None and not i))
             self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
         if truth is not None:
-            self.right += count_right(predict_classes(got[0], self.outputs[0]), truth, self.outputs[0])
+            self.right += count_right(predict_classes(own[0], self.outputs[0]), truth, self.outputs[0])
 
     def _add_parts(self, name: str, whole: ErrorSums, want: NDArray[Any], have: NDArray[Any]) -> None:
         parts = self.judged.parts.get(name, ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ def feeds_with_choices(
 
 
 class GivenChoices:
-    """Choices of the reference, the first of several models that run on the same feeds, one by one or not."""
+    """Choices of the reference by the number of the feed, for the models that run on the same feeds."""
 
     def __init__(self, choices: Iterable[str], outputs: Sequence[str]) -> None:
         """Start without feeds; `outputs` are the reference's, in the order of its results."""
@@ -43,6 +44,20 @@ class GivenChoices:
     def take(self, number: int, outputs: Sequence[Any]) -> None:
         """Keep the choices of the reference on feed `number`."""
         self._made[number] = {name: outputs[place] for name, place in self._places.items()}
+
+    def watch(
+        self, feeds: Iterable[Feed], expected: Iterable[list[Any]]
+    ) -> tuple[Iterator[Feed], Iterator[list[Any]]]:
+        """Return `feeds`, and what the reference returned on those of them that were read."""
+        made: deque[list[Any]] = deque()
+
+        def watched() -> Iterator[Feed]:
+            for number, (feed, outputs) in enumerate(zip(feeds, expected, strict=False)):
+                self.take(number, outputs)
+                made.append(outputs)
+                yield feed
+
+        return watched(), iter(made.popleft, None)
 
     def give(self, number: int, feed: Feed) -> Feed:
         """Return feed `number` with the choices."""

@@ -61,6 +61,7 @@ class Side:
         opener: opens it in the runtime of a target; None for ONNX Runtime.
         again: inputs to change for one more run on each of the first WEIGHT_FEEDS feeds, if any; the tensors
             of that run follow those of the first.
+        takes_choices: whether it is given what the reference chose.
     """
 
     proto: onnx.ModelProto
@@ -68,6 +69,7 @@ class Side:
     exact: bool
     again: Feed | None = None
     opener: Opener | None = None
+    takes_choices: bool = False
 
     @property
     def bytes(self) -> int:
@@ -103,8 +105,8 @@ def run_sides(
     """Yield the results of all sides for every feed; the first feed decides whether they run on a GPU.
 
     With `part`, no feed is run ahead of the part of so many feeds that it belongs to. With `fed_back`, feeds
-    run one after the other, and all sides but the first, the reference, are given their own state. With
-    `choices`, they are given what the reference chose.
+    run one after the other, and all sides but the first, the reference, are given their own state. The
+    reference fills `choices`, unless they are known.
     """
     device = choose_device(wanted)
     source: Iterator[tuple[int, Feed]] = enumerate(copy_feeds(feeds))
@@ -121,12 +123,12 @@ def run_sides(
             given = place(feed)  # copied to a GPU once, not once per model
             found: list[Outputs] = []
             for one, side, model in zip(sessions, chosen, numbers, strict=True):
-                shared = feed if choices is None or not model else choices.give(number, feed)
+                shared = choices.give(number, feed) if choices is not None and side.takes_choices else feed
                 own = shared if fed_back is None else fed_back.give(model, number, shared)
                 found.append(one.run(given if own is feed else place(own), side.fetches))
                 if fed_back is not None:
                     fed_back.take(model, found[-1])
-                if choices is not None and not model:
+                if choices is not None and not model and not side.takes_choices:
                     choices.take(number, found[-1])
                 if side.again and number < WEIGHT_FEEDS:
                     found[-1] += one.run(place({**shared, **side.again}), side.fetches)

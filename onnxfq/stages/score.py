@@ -97,19 +97,23 @@ def score_models(
     sides = [replace(run.side, opener=opener) for run in runs]
     fed_back = FedBack(judged.states, names) if judged.states else None
     choices = GivenChoices(judged.choices, names) if judged.choices else None
-    expected = None if fed_back or choices else expected
+    expected = None if fed_back else expected
+    if labels is not None and choices is not None:  # the classes depend on each model's own choices
+        sides += [replace(run.own, opener=opener) for run in runs]
+    if expected is not None and choices is not None:
+        feeds, expected = choices.watch(feeds, expected)
     if expected is None:
         sides.insert(0, Side(reference, [*names, *tensors], exact=False))
     classes = None if labels is None else RightClasses(labels, names[0])
     done = 0
     part = LEAST_FEEDS if until_stable or fed_back else None
     with closing(run_sides(sides, feeds, threads, device, part, fed_back, choices)) as outputs:
-        known = None if expected is None else ([first] for first in expected)
-        rows = outputs if known is None else map(list.__add__, known, outputs)
+        known = zip(outputs, expected or (), strict=False)
+        rows = outputs if expected is None else ([first, *row] for row, first in known)
         for wanted, *results in rows:
             truth = None if classes is None else classes.add(wanted[0])
-            for run, got in zip(runs, results, strict=True):
-                run.add(got, wanted, truth)
+            for run, got, own in zip(runs, results, results[-len(runs) :], strict=False):
+                run.add(got, wanted, truth, own)
             done += 1
             if progress is not None:
                 progress(done)
