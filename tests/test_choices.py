@@ -395,3 +395,16 @@ def test_the_state_of_a_stream_beside_choices() -> None:
     (score, *_) = result.evaluation.candidates
     assert "sequences of up to" in " ".join(result.evaluation.notes)
     assert {share.output for share in score.shares} == {"i"} and 20 < score.lowest_db < 70
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_openvino_takes_choices(name: str, tmp_path: Path) -> None:
+    """A promise is proven in OpenVINO with the float model's choices, of any number of axes."""
+    pytest.importorskip("openvino")
+    network = NETWORKS[name]()
+    feeds = [{"x": x[None]} for x in network.data(64, 1)["x"]]
+    promise = onnxfq.AccuracyTarget(min_sqnr=25.0)
+    onnxfq.quantize(network.proto, feeds, tmp_path / "q.onnx", recipe="openvino-int8", accuracy=promise)
+    files = network.proto, tmp_path / "q.onnx", feeds[:16]
+    simulated, opened = (onnxfq.evaluate(*files, runtime=one) for one in ("onnxruntime", "openvino"))
+    assert opened.lowest_db > 25 and opened.lowest_db == pytest.approx(simulated.lowest_db, abs=1.5)
