@@ -2,10 +2,10 @@
 
     python benchmarks/selections.py [--only NAME ...] [--out benchmarks/results/selections.md]
 
-The networks have random weights: `tests/selecting_networks.py`. Each is quantized with 256 samples: by nearest
-rounding, by default, and with `--min-sqnr 30`. "True" is the SQNR of the outputs in ONNX Runtime for those of
-256 other samples for which both models choose the same by themselves; "same" is their share. "Printed" is the
-number of the command, the worst of all that decides.
+The networks have random weights: `tests/selecting_networks.py`. Each is quantized with 256 samples: by
+nearest rounding, by default, and with `--min-sqnr 30`. "True" is the SQNR of the outputs in ONNX Runtime on
+other samples: of 256 those for which both models choose the same by themselves. "Same" is their share.
+"Printed" is the number of the command, the worst of all that decides.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from selecting_networks import NETWORKS, SelectingNetwork, sqnr_where_equal
 
 RECIPES = ("tensorrt-int8", "tensorrt-int8-weights", "onnxruntime-int8", "openvino-int8")
 SAMPLES = 256
-HEADS = ("network", "recipe", "nearest, true", "default, printed", "true", "same", "promised 30, printed", "true")
+HEADS = "network, recipe, nearest: true, default: printed, true, same, promised 30: printed, true".split(", ")
 
 
 def measure(network: SelectingNetwork, recipe: onnxfq.Recipe, promise: float | None) -> tuple[str, str, str]:
-    """Return the figure that is printed, the true one in dB and the share of samples; of an error its name."""
+    """Return the figure that is printed, the true one in dB and the share of samples."""
     feeds = [{"x": x[None]} for x in network.data(SAMPLES, 1)["x"]]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "q.onnx"
