@@ -72,6 +72,17 @@ def test_the_cost_of_repair_is_measured(tmp_path: Path, script: Callable[[str], 
     assert 0 < run.processor and 0 < run.seconds and 20 < run.noise_db < 80 and run.floats == 0
 
 
+def test_what_lies_behind_a_choice_is_measured(
+    script: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row has what is printed and what is true, which agree; a promise is true."""
+    selections = script("selections")
+    monkeypatch.setattr(selections, "SAMPLES", 48)
+    row = dict(zip(selections.HEADS[2:-2], selections.row("codec", "tensorrt-int8")[2:-2], strict=True))
+    printed, true = float(row["default: printed"]), float(row["true"])
+    assert abs(printed - true) < 3 and true > float(row["nearest: true"]) - 1 and row["same"].endswith("%")
+
+
 def test_a_tool_runs_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of a tool run in a separate process: Q/DQ models, a ranking, an accuracy, errors as text."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from onnxfq.data.labels import Labels
 from onnxfq.diagnosis.diagnosis import Diagnosis
 from onnxfq.diagnosis.measure import Measure
 from onnxfq.diagnosis.ranking import find_suspicions, rank
-from onnxfq.diagnosis.reading.board import Board
+from onnxfq.diagnosis.reading.board import Board, without_quantizers
 from onnxfq.diagnosis.reading.float_model import FloatModel
 from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.quantizers import SwitchedForm
@@ -23,11 +23,13 @@ from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.diagnosis.repairs import Repairs
 from onnxfq.documents.proof import Proof
 from onnxfq.errors import DataError, ModelError
+from onnxfq.execution.given_choices import feeds_with_choices
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import read_model, standard_form
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
-from onnxfq.graph.signature import output_names
+from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
+from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.interchange.quantized_models.qonnx import pairs_of_qonnx
 from onnxfq.interchange.quantized_models.stored_casts import pairs_of_casts
 from onnxfq.metrics import Metric
@@ -132,8 +134,8 @@ def _open(
     standard_form(proto)
     form = switch_form(proto, source)
     feeds = _read_feeds(proto, data, options, count)
-    board = None if data is None else Board(form, _compared(form, source), options.threads)
     floats = None if reference is None else FloatModel.open(reference, proto, options.threads)
+    board = None if data is None else _open_board(form, proto, floats, feeds, source, options.threads)
     return Patient(source, proto, form, board, floats, feeds, target)
 
 
@@ -148,10 +150,29 @@ def _read_feeds(proto: onnx.ModelProto, data: Data | None, options: RunOptions, 
     return feeds
 
 
-def _compared(form: SwitchedForm, source: str) -> list[str]:
-    """Return the float outputs. Raises ModelError without one."""
+def _open_board(
+    form: SwitchedForm,
+    file: onnx.ModelProto,
+    floats: FloatModel | None,
+    feeds: Sequence[Feed],
+    source: str,
+    threads: int,
+) -> Board:
+    """Return the session, whose model takes the choices of the reference."""
+    reference = without_quantizers(form, {}) if floats is None else floats.proto
+    common = computed_tensors(file) & computed_tensors(form.proto) & computed_tensors(reference)
+    judged = judge_given(reference, common)
+    given = feeds_with_choices(reference, judged.choices, feeds, threads)
+    chosen = {id(feed): one for feed, one in zip(feeds, given, strict=True)}
+    return Board(form, _compared(form, source, judged, common), threads, judged.choices, chosen)
+
+
+def _compared(form: SwitchedForm, source: str, judged: JudgedTensors, common: Container[str]) -> list[str]:
+    """Return the float outputs in place and what others come from. Raises ModelError without any."""
     types = GraphIndex.of_model(form.proto).types
     names = [name for name in output_names(form.proto) if types.get(name, 0) in FLOAT_CODES]
-    if not names:
+    placed = [name for name in names if name not in judged.moved]
+    placed += [name for name in judged.sources if name in common]
+    if not placed and not names:
         raise ModelError(f"{source} has no output of floats; cut it in front of its last choice of a class")
-    return names
+    return placed or names

@@ -14,9 +14,10 @@ from onnxfq.data.labels import Labels, read_labels
 from onnxfq.diagnosis.reading.board import sum_errors
 from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.errors import DataError
-from onnxfq.graph.signature import output_names
+from onnxfq.graph.signature import output_names, with_outputs
 from onnxfq.metrics import Metric, check_metric_name, raise_metric, read_value
 from onnxfq.numerics.metrics import ratio_db
+from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.remedies.task_metric import top1
 from onnxfq.runtime.session import Session
 from onnxfq.support.user_code import faults_of
@@ -62,9 +63,9 @@ class Measure:
         board = self.patient.board
         if board is None:
             raise DataError("a repair is measured; give data")
-        session = Session(proto, self.threads)
+        session = Session(with_outputs(with_given_choices(proto, board.choices), board.outputs), self.threads)
         wanted = [self.patient.references[id(feed)] for feed in feeds]
-        sums = sum_errors(wanted, (session.run(feed, board.outputs) for feed in feeds))
+        sums = sum_errors(wanted, (session.run(board.given(feed), board.outputs) for feed in feeds))
         ratios = [ratio_db(total.signal, total.noise) for total in sums]
         return -math.inf if any(map(math.isnan, ratios)) else min(ratios)
 

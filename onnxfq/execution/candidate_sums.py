@@ -25,6 +25,7 @@ from onnxfq.graph.signature import output_names
 from onnxfq.numerics.intervals import NARROW_DB, interval_db
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.passes.equalize import with_restored_channels
+from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
 
@@ -47,6 +48,7 @@ class CandidateSums:
         judged: of the reference.
         right: rows whose class is the label.
         side: of the runs.
+        own: of runs with its own choices.
         fetches: what stands for `outputs` and `tensors` in the candidate.
         sums: by output and tensor.
         parts: sums of the parts, by output.
@@ -68,6 +70,7 @@ class CandidateSums:
     judged: JudgedTensors = NOTHING_KNOWN
     right: int = 0
     side: Side = field(init=False)
+    own: Side = field(init=False)
     fetches: list[str] = field(init=False)
     sums: list[ErrorSums] = field(init=False)
     parts: dict[str, list[ErrorSums]] = field(default_factory=dict)
@@ -83,10 +86,11 @@ class CandidateSums:
         # The quantized form of an inner tensor, if the candidate has one.
         outer = set(output_names(self.proto))
         names = [*self.outputs, *self.tensors]
+        own, self.proto = self.proto, with_given_choices(self.proto, self.judged.choices)
         self.proto, restored = with_restored_channels(self.proto, [n for n in names if n not in outer])
         self.fetches = [
             name
-            if name in outer
+            if name in outer or name in self.judged.choices
             else restored.get(name, next((n for n in (f"{name}/dq", f"{name}/fq") if n in made), name))
             for name in names
         ]
@@ -96,27 +100,37 @@ class CandidateSums:
         )
         switched = self.weights_alone and any(v.name == ENABLED_INPUT for v in self.proto.graph.input)
         off = {ENABLED_INPUT: np.asarray(False)} if switched else None
-        self.side = Side(self.proto, self.fetches, exact=self.exact or fragile, again=off)
+        exact, takes_choices = self.exact or fragile, bool(self.judged.choices)
+        self.side = Side(self.proto, self.fetches, exact, again=off, takes_choices=takes_choices)
+        self.own = Side(own, output_names(own), exact)
         self.sums = [ErrorSums()] * len(self.fetches)
         self.agreed = [(0, 0)] * len(self.fetches)
         self.noises = [(0.0, 0.0)] * len(self.outputs)
 
-    def add(self, got: Outputs, expected: Outputs, truth: NDArray[Any] | None) -> None:
-        """Add the outputs of one feed; `expected` are the reference's, `truth` the labels of the rows."""
+    def add(self, got: Outputs, expected: Outputs, truth: NDArray[Any] | None, own: Outputs) -> None:
+        """Add the outputs of one feed.
+
+        Args:
+            got: the candidate's.
+            expected: the reference's.
+            truth: labels of the rows.
+            own: outputs of the candidate with its own choices, whose classes count.
+        """
         self.lowest.append(math.inf)
         got, alone = got[: len(self.fetches)], got[len(self.fetches) :]
         flat = (map(FlatOutput.of, values) for values in (expected, got))
         for i, (wanted, given) in enumerate(zip(*flat, strict=True)):
             name = [*self.outputs, *self.tensors][i]
             want, have = wanted.array, given.array
-            if wanted.form != given.form:
+            is_choice = name in self.judged.choices
+            if wanted.form != given.form and not is_choice:
                 shapes = f"has shape {given}, the reference {wanted}"
                 if (truth is not None and not i) or not self._is_open(name, want.shape, have.shape):
                     raise ModelError(f"{self.name}: {self.fetches[i]!r} {shapes}")
                 if not wanted.is_discrete:
                     self.unlike.setdefault(name, []).append(shapes)
                     continue
-            if wanted.is_discrete:
+            if wanted.is_discrete or is_choice:
                 counts = self.shares.get(name, EqualCounts())
                 self.shares[name] = counts + wanted.count_equal(given)
                 continue
@@ -132,7 +146,7 @@ class CandidateSums:
             same, rows = _agreement(want, have, classes or (truth is not None and not i))
             self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
         if truth is not None:
-            self.right += count_right(predict_classes(got[0], self.outputs[0]), truth, self.outputs[0])
+            self.right += count_right(predict_classes(own[0], self.outputs[0]), truth, self.outputs[0])
 
     def _add_parts(self, name: str, whole: ErrorSums, want: NDArray[Any], have: NDArray[Any]) -> None:
         parts = self.judged.parts.get(name, ())
@@ -199,7 +213,9 @@ class CandidateSums:
                 for name in names[split:]
                 if name in scores
             ),
-            shares=tuple(EqualShare.of(name, counts) for name, counts in self.shares.items()),
+            shares=tuple(
+                EqualShare.of(name, counts) for name, counts in self.shares.items() if self._is_told(name)
+            ),
             accuracy=self.right / rows if rows else None,
             weight_shares={
                 name: weights / whole
@@ -208,6 +224,11 @@ class CandidateSums:
             },
             worst_samples=self._worst_samples(),
         )
+
+    def _is_told(self, name: str) -> bool:
+        """Tell whether equal elements are counted: not for an inner choice that follows from others."""
+        choice = self.judged.choices.get(name)
+        return choice is None or not choice.follows or name in output_names(self.proto)
 
     def _worst_samples(self) -> tuple[SampleScore, ...]:
         order = sorted(range(len(self.lowest)), key=self.lowest.__getitem__)[:WORST_SAMPLES]

@@ -110,7 +110,9 @@ def keep_outputs(
 
 
 def _fetch_all(reference: onnx.ModelProto, judged: JudgedTensors) -> Side:
-    return Side(reference, [*output_names(reference), *judged.inner], exact=False)
+    outputs = output_names(reference)
+    inner = [name for name in judged.inner if name not in outputs]
+    return Side(reference, [*outputs, *inner], exact=False)
 
 
 def _is_same(some: Sequence[Feed], others: Sequence[Feed]) -> bool:

@@ -14,6 +14,7 @@ import onnx
 from onnxfq.choices import DEFAULT_MEMORY, DeviceChoice
 from onnxfq.data import Feed, copy_feeds
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
+from onnxfq.execution.given_choices import GivenChoices
 from onnxfq.execution.sequences import FedBack
 from onnxfq.graph.external.sizes import ONE_PIECE, limit_in_memory, weight_bytes
 from onnxfq.graph.segments import most_alive
@@ -60,6 +61,7 @@ class Side:
         opener: opens it in the runtime of a target; None for ONNX Runtime.
         again: inputs to change for one more run on each of the first WEIGHT_FEEDS feeds, if any; the tensors
             of that run follow those of the first.
+        takes_choices: whether it is given what the reference chose.
     """
 
     proto: onnx.ModelProto
@@ -67,6 +69,7 @@ class Side:
     exact: bool
     again: Feed | None = None
     opener: Opener | None = None
+    takes_choices: bool = False
 
     @property
     def bytes(self) -> int:
@@ -97,11 +100,13 @@ def run_sides(
     wanted: DeviceChoice,
     part: int | None = None,
     fed_back: FedBack | None = None,
+    choices: GivenChoices | None = None,
 ) -> Generator[Results, None, None]:
     """Yield the results of all sides for every feed; the first feed decides whether they run on a GPU.
 
     With `part`, no feed is run ahead of the part of so many feeds that it belongs to. With `fed_back`, feeds
-    run one after the other, and all sides but the first, the reference, are given their own state.
+    run one after the other, and all sides but the first, the reference, are given their own state. The
+    reference fills `choices`, unless they are known.
     """
     device = choose_device(wanted)
     source: Iterator[tuple[int, Feed]] = enumerate(copy_feeds(feeds))
@@ -118,13 +123,17 @@ def run_sides(
             given = place(feed)  # copied to a GPU once, not once per model
             found: list[Outputs] = []
             for one, side, model in zip(sessions, chosen, numbers, strict=True):
-                own = feed if fed_back is None else fed_back.give(model, number, feed)
+                shared = choices.give(number, feed) if choices is not None and side.takes_choices else feed
+                own = shared if fed_back is None else fed_back.give(model, number, shared)
                 found.append(one.run(given if own is feed else place(own), side.fetches))
                 if fed_back is not None:
                     fed_back.take(model, found[-1])
-            for outputs, one, side in zip(found, sessions, chosen, strict=True):
+                if choices is not None and not model and not side.takes_choices:
+                    choices.take(number, found[-1])
                 if side.again and number < WEIGHT_FEEDS:
-                    outputs += one.run(place({**feed, **side.again}), side.fetches)
+                    found[-1] += one.run(place({**shared, **side.again}), side.fetches)
+            if choices is not None and model == len(sides) - 1:
+                choices.drop(number)
             return found
 
         return run

@@ -17,8 +17,9 @@ from onnxfq.choices import REPAIR_AUTO, REPAIR_DB, THOROUGH, RepairWord
 from onnxfq.data import Feed
 from onnxfq.data.labels import Labels
 from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
-from onnxfq.errors import DataError
+from onnxfq.errors import DataError, ModelError
 from onnxfq.execution.toggled_segments import State
+from onnxfq.graph.patterns.logits import JudgedTensors
 from onnxfq.metrics import Metric, check_metric_name
 from onnxfq.numerics.intervals import largest_drop
 from onnxfq.numerics.metrics import ratio_db
@@ -223,10 +224,20 @@ class MetricAim:
         return rise if abs(rise - self.wanted) > _ROUNDING * abs(before) else self.wanted
 
 
-def open_aim(promise: AccuracyTarget, kept: Sequence[Feed], task: TaskMetric | None) -> Aim:
-    """Return how to measure `promise`, an SQNR or a drop of `task`. Raises DataError without data."""
+def open_aim(
+    promise: AccuracyTarget, kept: Sequence[Feed], task: TaskMetric | None, judged: JudgedTensors
+) -> Aim:
+    """Return how to measure `promise`, an SQNR or a drop of `task`, of a model that is `judged`.
+
+    Raises DataError without data, ModelError for an SQNR that tells nothing about a part of the model.
+    """
     if promise.max_drop is None or task is None:
         assert promise.min_sqnr is not None
+        if judged.unjudged:
+            why = judged.explain_unjudged()
+            raise ModelError(
+                f"{promise.min_sqnr:g} dB cannot be promised: {why}; promise max_drop of a metric"
+            )
         split = split_samples(kept)
         return SqnrAim(promise.min_sqnr, split.choosing, split.promised)
     return MetricAim(-promise.max_drop, task)

@@ -21,7 +21,9 @@ from onnxfq.errors import OnnxfqError
 from onnxfq.execution.sides import Side
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.external.sizes import is_large
+from onnxfq.graph.patterns.choices import ChoiceType
 from onnxfq.graph.signature import output_names
+from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.remedies.candidate import Candidate, Sources
 from onnxfq.remedies.samples import REPORTED
 from onnxfq.stages.evaluate import number_samples
@@ -121,7 +123,7 @@ class Folds:
                 threads=self.options.threads,
                 device="cpu",
                 judged=session.judged,
-                openers={"fake-quant": _open_each(models, self._parts)},
+                openers={"fake-quant": _open_each(models, self._parts, session.judged.choices)},
             )
 
     def rescore(self, candidate: Candidate, first: Evaluation, among: Sequence[Feed]) -> Evaluation:
@@ -167,9 +169,12 @@ def _without_warnings() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _open_each(models: Sequence[onnx.ModelProto], parts: Sequence[Sequence[Feed]]) -> Opener:
-    """Return what opens all models as one, which runs the model of a sample's part."""
+def _open_each(
+    models: Sequence[onnx.ModelProto], parts: Sequence[Sequence[Feed]], choices: Mapping[str, ChoiceType]
+) -> Opener:
+    """Return what opens all models as one, which runs the model of a sample's part with given choices."""
     specs = input_specs(models[0])
+    models = [with_given_choices(one, choices) for one in models]
     places = {sample_digests(feed, specs): place for place, part in enumerate(parts) for feed in part}
 
     def open_models(model: Any, threads: int) -> Callable[[Feed], Mapping[str, Any]]:

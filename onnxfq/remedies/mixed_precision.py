@@ -197,7 +197,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     task = None
     if target.max_drop is not None:
         task = TaskMetric(target.metric, target.labels, toggles, session, options.data.limit is not None)
-    aim = open_aim(target, session.kept, task)
+    aim = open_aim(target, session.kept, task, session.judged)
     written = open_in_runtime(candidate, judge)
     if written is not None:
         aim.measure += f" in {written.target}"

@@ -11,9 +11,12 @@ import onnx
 from onnxfq.choices import MOMENTS_MEMORY
 from onnxfq.data import Feed
 from onnxfq.execution.float_runs import FloatRuns
+from onnxfq.execution.given_choices import feeds_with_choices
 from onnxfq.graph.model import Model
+from onnxfq.graph.patterns.logits import judge_outputs
 from onnxfq.graph.signature import computed_tensors
 from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.passes.give_choices import with_given_choices
 
 _PART = 256
 """Tensors of a run; their values are in memory at once."""
@@ -36,15 +39,18 @@ def measure_noise(
     """
     both = computed_tensors(model.proto) & computed_tensors(simulation)
     names = [name for name in dict.fromkeys(tensors) if name in both]
+    choices = judge_outputs(model.proto).choices
+    given = list(feeds_with_choices(model.proto, choices, feeds, threads))
+    chosen = replace(model, proto=with_given_choices(simulation, choices))
     sums: dict[str, ErrorSums] = {}
     odd: set[str] = set()
     for start in range(0, len(names) if feeds else 0, _PART):
         part = set(names[start : start + _PART])
         with (
             closing(FloatRuns(model, part, threads, MOMENTS_MEMORY)) as floats,
-            closing(FloatRuns(replace(model, proto=simulation), part, threads, MOMENTS_MEMORY)) as quantized,
+            closing(FloatRuns(chosen, part, threads, MOMENTS_MEMORY)) as quantized,
         ):
-            for (want, _), (have, _) in zip(floats.over(feeds), quantized.over(feeds), strict=True):
+            for (want, _), (have, _) in zip(floats.over(feeds), quantized.over(given), strict=True):
                 for name in part:
                     if want[name].shape == have[name].shape:
                         found = ErrorSums.from_arrays(want[name], have[name])

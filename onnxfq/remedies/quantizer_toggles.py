@@ -20,6 +20,7 @@ from onnxfq.data.replay import StreamSamples
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, ModelError
+from onnxfq.execution.given_choices import add_choices
 from onnxfq.execution.sequences import FedBack
 from onnxfq.execution.toggled_segments import State, SwitchedSegments
 from onnxfq.graph.index import GraphIndex
@@ -28,6 +29,7 @@ from onnxfq.graph.patterns.logits import JudgedTensors
 from onnxfq.graph.patterns.parts import part_sums
 from onnxfq.graph.signature import output_names
 from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.passes.insert_fake_quantize import switch_weights, switched_tensors
 from onnxfq.runtime.parallel_runs import count_cores
 from onnxfq.runtime.session import Progress
@@ -78,9 +80,12 @@ class QuantizerToggles:
         """
         self.plan, self.judged, self.results = plan, judged, list(results)
         self.proto, self._threads = proto, threads or count_cores()
-        self._model = SwitchedSegments(proto, [*judged.deciding, *self.results])
+        # A metric reads outputs that depend on the model's own choices, noise those on the float model's.
+        self._own = SwitchedSegments(proto, [*judged.deciding, *judged.choices, *self.results])
+        given = with_given_choices(proto, judged.choices)
+        self._model = SwitchedSegments(given, judged.deciding) if judged.choices else self._own
         self._switches = {tensor: number for number, tensor in enumerate(switched_tensors(plan))}
-        self._float: dict[int, tuple[Feed, Feed]] = {}
+        self._float: dict[int, tuple[Feed, Feed, Feed]] = {}
 
     @staticmethod
     def open(
@@ -171,7 +176,7 @@ class QuantizerToggles:
         with ThreadPoolExecutor(self._threads) as pool:
             flying: deque[Future[Feed]] = deque()
             for feed in feeds:
-                flying.append(pool.submit(self._model.run, feed, state))
+                flying.append(pool.submit(self._own.run, feed, state))
                 if len(flying) > self._threads:
                     yield self._results(flying.popleft())
             while flying:
@@ -219,9 +224,11 @@ class QuantizerToggles:
 
     def _trace(self, feed: Feed) -> list[Feed]:
         """Return the tensors of the float model before each segment; keep those that decide."""
-        trace = self._model.trace(feed, self.nothing)
+        chosen = self._own.run(feed, self.nothing) if self.judged.choices else {}
+        given = add_choices(feed, {name: chosen[name] for name in self.judged.choices})
+        trace = self._model.trace(given, self.nothing)
         names = (*self.judged.deciding, *self.judged.states)
-        self._float[id(feed)] = feed, {name: trace[-1][name] for name in names}
+        self._float[id(feed)] = feed, {name: trace[-1][name] for name in names}, given
         return trace
 
     def _follow(self, feeds: Sequence[Feed]) -> FedBack | None:
@@ -241,7 +248,7 @@ class QuantizerToggles:
         """Return the error of each deciding part on each feed of a model that takes its own state."""
         found = []
         for number, feed in enumerate(feeds):
-            made = self._model.run(fed_back.give(model, number, feed), state)
+            made = self._model.run(fed_back.give(model, number, self._float[id(feed)][2]), state)
             fed_back.take(model, [made[name] for name in self.judged.states])
             found.append(self._errors(feed, made))
         return found
@@ -251,7 +258,7 @@ class QuantizerToggles:
     ) -> list[list[ErrorSums]]:
         """Return the error of each deciding part on one feed, from segment `start` on with a trace."""
         made = (
-            self._model.run(feed, state)
+            self._model.run(self._float[id(feed)][2], state)
             if trace is None
             else self._model.run(trace.result()[start], state, start)
         )

@@ -211,10 +211,15 @@ def round_weights(
     rest = [layer for layer in layers if METHODS[layer.placement.rounding].sequential]
     if rest:
         with SequentialModels(model, plan, encodings, feeds, threads) as models:
-            models.set_nearest(work.encodings, work.tensors, {one.placement.tensor for one in rest})
+            later = {one.placement.tensor for one in rest}
+            models.set_nearest(work.encodings, work.tensors, later)
             for layer in models.order(rest):
-                made = round_weight(work.job(layer, models.moments(layer)))
-                models.set_weight(work.take(layer, made))
+                inputs = models.moments(layer)
+                if inputs is None:
+                    refused[layer.placement.tensor] = "its input has another shape in the quantized model"
+                    models.set_nearest(work.encodings, work.tensors, later := later - refused.keys())
+                else:
+                    models.set_weight(work.take(layer, round_weight(work.job(layer, inputs))))
     return Rounding(work.model(), work.all_encodings(), tuple(work.layers), refused, work.tensors)
 
 

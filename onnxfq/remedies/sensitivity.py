@@ -107,7 +107,9 @@ def sensitivity(
     ranked = ranked.model_copy(update={"channels": channels})
     if accuracy is None:
         return ranked
-    return find_remedy(board, ranked, open_aim(accuracy, session.kept, task), fallback=accuracy.fallback)
+    return find_remedy(
+        board, ranked, open_aim(accuracy, session.kept, task, board.judged), fallback=accuracy.fallback
+    )
 
 
 def rank_groups(

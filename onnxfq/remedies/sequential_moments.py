@@ -6,9 +6,11 @@ for each sample, after the weights of all layers before it are final.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -28,9 +30,12 @@ from onnxfq.data.selection import Selection
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.execution.activation_store import ArrayStore
+from onnxfq.execution.given_choices import feeds_with_choices
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
+from onnxfq.graph.patterns.logits import judge_outputs
 from onnxfq.graph.segments import SegmentedGraph, most_alive, segment_model
+from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.passes.replace_constants import separate_float_readers, weight_tensor
 from onnxfq.remedies.layer_costs import WeightSize, measure_costs, weight_sizes
@@ -40,6 +45,8 @@ from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.random_numbers import SEED_INPUT, with_seed
 from onnxfq.runtime.session import Session
 from onnxfq.stages.batch_axis import take_together
+
+log = logging.getLogger(__name__)
 
 ROWS = 1 << 15
 """Rows of each layer over the whole data: with an eighth of them `qronos` lost 1 dB on a small network."""
@@ -86,8 +93,10 @@ class SequentialModels:
         made = with_fake_quantize(separate, part, encodings) if activations else separate
         kept = _select_feeds(model, plan, feeds)
         self._samples = [sample_count(feed, input_specs(model.proto)) for feed in kept]
+        choices = judge_outputs(model.proto).choices
+        chosen = list(feeds_with_choices(model.proto, choices, kept, threads))
         self._float = _Course(model.proto, kept, threads)
-        self._quantized = _Course(made.proto, kept, threads)
+        self._quantized = _Course(with_given_choices(made.proto, choices), chosen, threads)
         self._at = {node.name: number for number, node in enumerate(model.proto.graph.node)}
 
     def __enter__(self) -> SequentialModels:
@@ -119,8 +128,10 @@ class SequentialModels:
         """Set a final weight of the quantized model."""
         self._quantized.constants[tensor.name] = tensor
 
-    def moments(self, layer: WeightedLayer) -> InputMoments:
+    def moments(self, layer: WeightedLayer) -> InputMoments | None:
         """Return the moments of the inputs of `layer` in both models, after all earlier layers are final.
+
+        A feed that gives an input another shape in the quantized model is left out; None if all of them do.
 
         Readers of a shared weight after the first one count only if they do not depend on its result.
         """
@@ -130,8 +141,11 @@ class SequentialModels:
             (self._quantized, self._quantized.input_of(first.node, first.slot)),
         )
         view = first.view
+        alike = self._find_alike(first.tensor, [course.tensor(name) for course, name in sources])
+        if not any(alike):
+            return None
         channels = [
-            ByteGrid.of(np.max([channel_ends(a, view) for a in course.tensor(name)], axis=0))
+            ByteGrid.of(np.max([channel_ends(a, view) for a in compress(course.tensor(name), alike)], axis=0))
             for course, name in sources
         ]
         left, right = (replace(grid, steps=view.spread(grid.steps)) for grid in channels)
@@ -140,9 +154,8 @@ class SequentialModels:
             MomentAdder(*grids, find_byte_products())
             for grids in ((left, left), (right, right), (left, right))
         )
-        for *inputs, samples in zip(
-            *(course.tensor(name) for course, name in sources), self._samples, strict=True
-        ):
+        rows = zip(*(course.tensor(name) for course, name in sources), self._samples, strict=True)
+        for *inputs, samples in compress(rows, alike):
             sample = view.sample(inputs[0].shape, samples, most)
             u, v = (sample.round(sample.take(x), grid) for x, grid in zip(inputs, channels, strict=True))
             plain.add(u, u)
@@ -151,6 +164,18 @@ class SequentialModels:
         sums = plain.result()
         others = quantized.result().matrix(), cross.result().matrix()
         return InputMoments(sums.matrix(), sums.rows, *others, repr(first.tensor))
+
+    def _find_alike(self, tensor: str, courses: Iterable[Iterable[NDArray[Any]]]) -> list[bool]:
+        """Return which feeds give both models the same shape; a warning counts the others."""
+        alike = [a.shape == b.shape for a, b in zip(*courses, strict=True)]
+        if not all(alike):
+            log.warning(
+                "rounding leaves out %d of %d feeds at %r: its shape depends on the values",
+                alike.count(False),
+                len(alike),
+                tensor,
+            )
+        return alike
 
 
 class _Course:

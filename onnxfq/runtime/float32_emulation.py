@@ -77,7 +77,8 @@ def _own_ends(proto: onnx.ModelProto, taken: Names, types: dict[str, int]) -> No
         (proto.graph.output, last, TensorProto.FLOAT),
     ):
         for value in values:
-            if value.type.tensor_type.elem_type != _HALF:
+            # An inner tensor that is fetched declares no type.
+            if (value.type.tensor_type.elem_type or types.get(value.name)) != _HALF:
                 continue
             value.type.tensor_type.elem_type = TensorProto.FLOAT
             if value.name in renamed:  # an input that is an output, or an output that is listed twice

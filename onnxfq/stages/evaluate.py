@@ -93,7 +93,8 @@ def evaluate(
     quantized = {name for proto in candidates.values() for name in _find_quantized_tensors(proto, base)}
     # In the order of computation: the first low score shows where the noise arises.
     tensors = [name for node in base.graph.node for name in node.output if name in quantized]
-    judged = judge_given(base)
+    common = map(computed_tensors, candidates.values())
+    judged = judge_given(base, computed_tensors(base).intersection(*common))
     # State passes from one sample to the next; with batch 0 feeds stay as they are given.
     batch = min(options.batch, 1) if judged.states else options.batch
     feeds = open_feeds(base, data, batch, options.data.unsurveyed)

@@ -92,7 +92,8 @@ class QuantizeSession:
     @cached_property
     def compared(self) -> onnx.ModelProto:
         """The float model to compare with: as given, or as prepared if only that has all that decides."""
-        has_all = self.judged.sources.keys() <= computed_tensors(self.reference)
+        inner = self.judged.sources.keys() | self.judged.choices.keys()
+        has_all = inner <= computed_tensors(self.reference)
         return self.reference if has_all else self.model.proto
 
     def with_columns(self, runs: ReferenceRuns | None, options: RunOptions) -> QuantizeSession:

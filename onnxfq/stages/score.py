@@ -16,6 +16,7 @@ from onnxfq.data.labels import RightClasses, refuse_label_count
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
 from onnxfq.execution.candidate_sums import CandidateSums
+from onnxfq.execution.given_choices import GivenChoices
 from onnxfq.execution.sequences import FedBack
 from onnxfq.execution.sides import LEAST_FEEDS, Outputs, Side, run_sides
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
@@ -89,7 +90,7 @@ def score_models(
             raise ModelError(
                 f"{name} has outputs {', '.join(output_names(proto))}, the reference {', '.join(names)}"
             )
-    names = (*names, *judged.inner)
+    names = (*names, *(name for name in judged.inner if name not in names))
     tensors = [name for name in tensors if name not in names]
     sizes = _read_declared_sizes(reference)
     runs = [
@@ -98,19 +99,24 @@ def score_models(
     ]
     sides = [replace(run.side, opener=openers.get(run.name)) for run in runs]
     fed_back = FedBack(judged.states, names) if judged.states else None
+    choices = GivenChoices(judged.choices, names) if judged.choices else None
     expected = None if fed_back else expected
+    if labels is not None and choices is not None:  # the classes depend on each model's own choices
+        sides += [replace(run.own, opener=openers.get(run.name)) for run in runs]
+    if expected is not None and choices is not None:
+        feeds, expected = choices.watch(feeds, expected)
     if expected is None:
         sides.insert(0, Side(reference, [*names, *tensors], exact=False))
     classes = None if labels is None else RightClasses(labels, names[0])
     done = 0
     part = LEAST_FEEDS if narrow_from or fed_back else None
-    with closing(run_sides(sides, feeds, threads, device, part, fed_back)) as outputs:
-        known = None if expected is None else ([first] for first in expected)
-        rows = outputs if known is None else map(list.__add__, known, outputs)
+    with closing(run_sides(sides, feeds, threads, device, part, fed_back, choices)) as outputs:
+        known = zip(outputs, expected or (), strict=False)
+        rows = outputs if expected is None else ([first, *row] for row, first in known)
         for wanted, *results in rows:
             truth = None if classes is None else classes.add(wanted[0])
-            for run, got in zip(runs, results, strict=True):
-                run.add(got, wanted, truth)
+            for run, got, own in zip(runs, results, results[-len(runs) :], strict=False):
+                run.add(got, wanted, truth, own)
             done += 1
             if progress is not None:
                 progress(done)
@@ -129,11 +135,21 @@ def score_models(
                 f"output {name!r} is selected by values: its SQNR judges nothing"
                 for name in sorted(judged.moved)
             ),
+            *_describe_choices(judged),
             *_describe_states(judged.states, fed_back),
             *(note for run in runs for note in run.notes(done)),
             *([] if classes is None else classes.notes()),
         ),
     )
+
+
+def _describe_choices(judged: JudgedTensors) -> Iterator[str]:
+    """Yield a note on the choices that the float model gave to the candidates, and on those it did not."""
+    if judged.choices:
+        names = ", ".join(map(repr, judged.choices))
+        yield f"what depends on {names} ran with the choices of the float model"
+    if judged.unjudged:
+        yield judged.explain_unjudged()
 
 
 def _describe_states(states: Mapping[str, str], fed_back: FedBack | None) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ from onnxfq.data import Feed
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, SwitchedForm
 from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.patterns.choices import ChoiceType
 from onnxfq.graph.signature import with_outputs
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
+from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.runtime.session import Session
 
 Limit = tuple[float, float]
@@ -73,14 +75,25 @@ class Noise:
 class Board:
     """The session."""
 
-    def __init__(self, form: SwitchedForm, outputs: Sequence[str], threads: int) -> None:
+    def __init__(
+        self,
+        form: SwitchedForm,
+        outputs: Sequence[str],
+        threads: int,
+        choices: Mapping[str, ChoiceType] | None = None,
+        chosen: Mapping[int, Feed] | None = None,
+    ) -> None:
         """Create the session.
 
         Args:
             form: with its switches.
             outputs: the tensors that are compared.
             threads: of the session, 0 for one per core.
+            choices: those that the reference makes, as `JudgedTensors` has them.
+            chosen: by the identity of a feed, the feed with these choices.
         """
+        self.choices, self._chosen = choices or {}, chosen or {}
+        form = replace(form, proto=with_given_choices(form.proto, self.choices))
         self.form, self.outputs = form, list(outputs)
         self.inner = [q.plain for q in form.activations]
         names = dict.fromkeys((*self.outputs, *self.inner))
@@ -103,6 +116,10 @@ class Board:
         """Take constants for granted in the session without quantizers."""
         self._embedded, self._plain = constants, None
 
+    def given(self, feed: Feed) -> Feed:
+        """Return a feed with the choices of the reference."""
+        return self._chosen.get(id(feed), feed)
+
     def _plain_session(self) -> Session:
         """Return the session without quantizers, far faster because its constants are not inputs."""
         if self._plain is None:
@@ -115,7 +132,7 @@ class Board:
         wanted = self.outputs if names is None else list(names)
         if not wanted:  # to ONNX Runtime no names are all names
             return []
-        given: dict[str, Any] = dict(feed)
+        given: dict[str, Any] = dict(self.given(feed))
         known = self._embedded.items()
         is_plain = len(change.off) == len(self.inner) and len(known) == len(change.constants)
         is_plain &= all(change.constants.get(name) is values for name, values in known)

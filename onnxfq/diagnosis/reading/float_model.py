@@ -90,17 +90,17 @@ class FloatModel:
     def match_outputs(self, form: SwitchedForm, outputs: Sequence[str]) -> list[str]:
         """Return the outputs of the float model for the ones of the file, by name or by place.
 
-        Raises DataError if the numbers of outputs differ.
+        Inner tensors among them have their names. Raises DataError if the numbers of outputs differ.
         """
         mine, all_of_file = output_names(self.proto), output_names(form.proto)
-        if set(outputs) <= set(mine):
+        if set(outputs) & set(all_of_file) <= set(mine):
             return list(outputs)
         if len(mine) != len(all_of_file):
             raise DataError(
                 f"the float model has {len(mine)} outputs and the quantized one {len(all_of_file)}, by other "
                 "names; give the float model that it was made of"
             )
-        return [mine[all_of_file.index(name)] for name in outputs]
+        return [mine[all_of_file.index(name)] if name in all_of_file else name for name in outputs]
 
     def match(self, board: Board, feeds: Sequence[Feed], *, keeps_relus: bool) -> None:
         """Match tensors by values on some feeds, and the weights of layers by values too.

@@ -23,11 +23,11 @@ from onnxfq.graph.external.weightless import strip_weights
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_nodes
 from onnxfq.graph.normalize.shapes import add_shapes
-from onnxfq.graph.ops import QUANTIZED_OPS, RECURRENT_OPS, SIZES, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.ops import QUANTIZED_OPS, SIZES, STANDARD_DOMAINS
+from onnxfq.graph.patterns.choices import CHOOSING, FLOATS, ChoiceFinder, ChoiceType, multiplies
 from onnxfq.graph.patterns.fed_back import find_states
 from onnxfq.graph.patterns.parts import OutputPart, PartFinder
 from onnxfq.graph.segments import list_reads
-from onnxfq.numerics.float_types import FLOAT_CODES
 
 SATURATING = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "LogSoftmax", "Hardmax", "Tanh"})
 """Operators whose outputs hide noise in their input, because they are nearly constant."""
@@ -38,12 +38,7 @@ _MAKES_PROBABILITIES = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "LogSoftm
 _MOVING = frozenset(
     {"Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze", "Flatten", "Cast", "Dropout"}
 )
-_SELECTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "TopK", "Unique"})
-"""Operators whose results change places, or their number, with their values."""
-
-_CHOOSING = _SELECTING | {"ArgMax", "ArgMin", "Multinomial"}
 _TENSORS = (None, "tensor_type")
-_FLOATS = FLOAT_CODES | {TensorProto.DOUBLE, TensorProto.UNDEFINED}
 _BOOLEAN = TensorProto.BOOL
 
 
@@ -61,6 +56,8 @@ class JudgedTensors:
         logits: by inner tensor that a final operator of `SATURATING` reads, the output.
         states: by output that is fed back, the input that takes it; it decides only if nothing else does.
         classes: outputs whose last axis may have scores of classes, each with its rank, 2 or 3.
+        choices: by tensor whose values the float model gives to all others, its type.
+        unjudged: by node whose choices are not given although products depend on them, the reason.
     """
 
     deciding: tuple[str, ...] = ()
@@ -70,11 +67,18 @@ class JudgedTensors:
     logits: Mapping[str, str] = field(default_factory=dict)
     states: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, int] = field(default_factory=dict)
+    choices: Mapping[str, ChoiceType] = field(default_factory=dict)
+    unjudged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def inner(self) -> tuple[str, ...]:
-        """The inner tensors that are scored with the outputs."""
-        return (*self.sources, *self.logits)
+        """The inner tensors that are scored with the outputs; an output may be a choice too."""
+        return (*self.sources, *self.logits, *self.choices)
+
+    def explain_unjudged(self) -> str:
+        """Return what has no figure because products depend on choices that are not given; "" if nothing."""
+        node, why = next(iter(self.unjudged.items()), ("", ""))
+        return f"what depends on the choices of node {node!r} is not judged: {why}" if node else ""
 
     def with_logits(self, present: Container[str]) -> JudgedTensors:
         """Return this without the logits that are not among `present`."""
@@ -95,22 +99,20 @@ def judge_outputs(proto: onnx.ModelProto) -> JudgedTensors:
     return _Judge(proto.graph).judge()
 
 
-def _multiplies(node: onnx.NodeProto) -> bool:
-    """Tell whether noise of quantization can begin at `node`."""
-    return node.op_type in WEIGHTED_INPUTS.keys() | RECURRENT_OPS or node.domain not in STANDARD_DOMAINS
+def judge_given(proto: onnx.ModelProto, present: Container[str] | None = None) -> JudgedTensors:
+    """Return what judges a model as given, which may be quantized; types and shapes are inferred.
 
-
-def judge_given(proto: onnx.ModelProto) -> JudgedTensors:
-    """Return what judges a model as given, which may be quantized; types and shapes are inferred."""
+    Choices that are not `present` in other models are not given to them; None if all are.
+    """
     kinds = {value.type.tensor_type.elem_type for value in proto.graph.output}
-    chooses = not _CHOOSING.isdisjoint(node.op_type for node in list_nodes(proto.graph))
+    chooses = not CHOOSING.isdisjoint(node.op_type for node in list_nodes(proto.graph))
     light = strip_weights(proto)
     try:
         add_shapes(light)
     except ModelError:  # declared shapes that contradict each other: ONNX Runtime infers its own
         light = proto
     # Integers other than choices are numbers of a grid, which move nothing.
-    return _Judge(light.graph, moves=chooses or not kinds <= _FLOATS).judge()
+    return _Judge(light.graph, chooses or not kinds <= FLOATS, present).judge()
 
 
 def _element_type(kind: onnx.TypeProto) -> int:
@@ -126,26 +128,33 @@ def _element_type(kind: onnx.TypeProto) -> int:
 class _Judge:
     """Tensors of one main graph that noise can change, and those whose elements it moves."""
 
-    def __init__(self, graph: onnx.GraphProto, moves: bool = True) -> None:
+    def __init__(
+        self, graph: onnx.GraphProto, moves: bool = True, present: Container[str] | None = None
+    ) -> None:
         self._graph, self._index, self._moves = graph, GraphIndex(graph), moves
         index = self._index
         self._makers, self._types, self._constants = index.makers, index.types, index.constants
         others = {n: v.type for n, v in index.values.items() if v.type.WhichOneof("value") not in _TENSORS}
         self._types |= {name: _element_type(kind) for name, kind in others.items()}
         self._others = others.keys()
-        self._noisy: set[str] = set()
-        self._moved: set[str] = set()
-        for node in graph.node:
-            self._follow(node)
+        self._choosing = ChoiceFinder(graph, index, present)
+        self._choices: dict[str, ChoiceType] = {}
+        known = -1
+        while known < len(self._choices):  # a Cast shows that what was rounded long before is a choice
+            known = len(self._choices)
+            self._noisy: set[str] = set()
+            self._moved: set[str] = set()
+            for node in graph.node:
+                self._follow(node)
         self._finder = PartFinder(index, self._noisy)
 
     def judge(self) -> JudgedTensors:
         """Return outputs in place with their parts and logits, and the sources of others."""
-        found: dict[str, dict[str, None]] = {}
-        for output in (value.name for value in self._graph.output):
-            found[output] = dict.fromkeys(self._sources(output))
+        outputs = [value.name for value in self._graph.output]
+        found = {output: dict.fromkeys(self._sources(output)) for output in outputs}
         placed = [name for name in found if self._is_placed(name)]
         known = {source for name in placed for source in found[name]}
+        found |= {name: dict.fromkeys(self._sources(name)) for name in self._choices}
         sources: dict[str, tuple[str, ...]] = {}
         for output, names in found.items():
             for name in [name for name in names if output not in placed and name not in known]:
@@ -158,12 +167,12 @@ class _Judge:
             name: output
             for output in placed
             for name in found[output]
-            if name not in found and self._is_float(name) and self._logits(output) == name != output
+            if name not in outputs and self._is_float(name) and self._logits(output) == name != output
         }
         deciding = (*deciding, *(name for name, of in logits.items() if self._decides(of) and of in deciding))
         return JudgedTensors(
             deciding=deciding or (*states,),
-            moved=frozenset(name for name in found if name in self._moved and self._is_float(name)),
+            moved=frozenset(name for name in outputs if name in self._moved and self._is_float(name)),
             sources=sources,
             parts={name: found for name, found in parts.items() if found},
             logits=logits,
@@ -172,6 +181,8 @@ class _Judge:
                 name: len(self._index.shape(name) or ())
                 for name in filter(self._finder.counts_classes, tensors)
             },
+            choices={n: one._replace(follows=n not in self._noisy) for n, one in self._choices.items()},
+            unjudged=self._choosing.left,
         )
 
     def _follow(self, node: onnx.NodeProto) -> None:
@@ -179,38 +190,45 @@ class _Judge:
         if node.op_type in SIZES:
             return
         read = list_reads(node) - self._constants.keys()
-        noisy = read & self._noisy
+        noisy = (read & self._noisy) - self._choices.keys()
         inner = [one for body in bodies(node) for one in list_nodes(body)]
-        if not noisy and not any(map(_multiplies, (node, *inner))):
+        if not noisy and not any(map(multiplies, (node, *inner))):
             return
         self._noisy.update(filter(None, node.output))
         if not self._moves:
             return
+        chosen = self._choosing.find(node, noisy) if noisy else {}
+        self._choices |= chosen
         inside = {one.op_type for one in inner}
         indices = {n for n in noisy if not self._is_float(n) and self._types.get(n) != _BOOLEAN}
-        moves = (node.op_type in _SELECTING and noisy) or not inside.isdisjoint(_CHOOSING)
-        if moves or noisy & self._moved or (indices and node.op_type not in QUANTIZED_OPS):
+        moves = self._choosing.selects(node, noisy) or not inside.isdisjoint(CHOOSING)
+        moves = moves or (bool(indices) and node.op_type not in QUANTIZED_OPS)
+        if noisy & self._moved or (moves and not chosen):
             self._moved.update(filter(None, node.output))
 
     def _is_float(self, name: str) -> bool:
         """Tell whether `name` holds floats, as a tensor, a map or a sequence."""
-        return self._types.get(name, TensorProto.UNDEFINED) in _FLOATS
+        return self._types.get(name, TensorProto.UNDEFINED) in FLOATS
 
     def _is_placed(self, name: str) -> bool:
         return self._is_float(name) and name not in self._moved
 
     def _sources(self, output: str) -> Iterator[str]:
-        """Yield the logits of an output in place, or the nearest floats in place before another one."""
-        stack, seen = [output], {output}
+        """Yield the logits of an output in place, or the nearest floats in place before another one.
+
+        Before a choice these are the nearest behind all other choices.
+        """
+        stack, seen = [output], {output, *self._choices}
         while stack:
             name = stack.pop()
             node = self._makers.get(name)
-            if self._is_placed(name) and name not in self._others:
+            if self._is_placed(name) and name not in self._choices and name not in self._others:
                 yield self._logits(name)
             elif node is not None and name in self._noisy:
                 beside = [
                     other for other in node.output if other not in ("", name) and self._is_placed(other)
                 ]
+                beside = [] if node.op_type in CHOOSING else beside
                 before = [*dict.fromkeys([*node.input, *sorted(list_reads(node))])]
                 following = [one for one in beside or before if one in self._noisy and one not in seen]
                 seen.update(following)

@@ -121,7 +121,9 @@ def open_model(model: AnyModel, threads: int = 0, precision: str = "f32") -> Cal
         missing = sorted(taken - feed.keys())
         if missing:
             raise DataError(f"the feed has no input {missing[0]!r}; give one for each input of the model")
-        given = {name: np.ascontiguousarray(feed[name]) for name in taken}
+        arrays = {name: np.asarray(feed[name], order="C") for name in taken}
+        # OpenVINO refuses C's long long, ONNX Runtime's int64, in arrays without axes (2026.4.1).
+        given = {n: one if one.ndim else one.astype(one.dtype.name) for n, one in arrays.items()}
         if not hasattr(own, "request"):
             own.request = compiled.create_infer_request()
         try:
