@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxfq.data.labels import count_right, predict_classes
 from onnxfq.data.outputs import EqualCounts, FlatOutput
-from onnxfq.documents.scores import LOGITS, CandidateScore, EqualShare, OutputScore, SampleScore
+from onnxfq.documents.scores import LOGITS, CandidateScore, Drift, EqualShare, OutputScore, SampleScore
 from onnxfq.errors import ModelError
 from onnxfq.execution.sides import Outputs, Side
 from onnxfq.graph.index import GraphIndex
@@ -22,7 +22,8 @@ from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.patterns.parts import part_sums
 from onnxfq.graph.signature import output_names
-from onnxfq.numerics.metrics import ErrorSums, standard_error_db
+from onnxfq.numerics.metrics import ErrorSums, ratio_db, standard_error_db
+from onnxfq.numerics.windows import divide_windows, fit_loss, window_ratios
 from onnxfq.passes.equalize import with_restored_channels
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
 from onnxfq.runtime.float32_emulation import HALVES, holds_types
@@ -58,10 +59,12 @@ class CandidateSums:
         fetches: what stands for `outputs` and `tensors` in the candidate.
         sums: by output and tensor.
         parts: sums of the parts, by output.
-        powers: signal and noise of each feed, by output and number of its part.
+        powers: signal and noise of each feed, by output and number of its part, and by number of the feed.
         agreed: rows of the same class, and all rows, by output and tensor.
         shares: counts of equal elements, by discrete output.
-        lowest: lowest SQNR in dB of what judges, by feed.
+        places: the place of each feed among the samples; None for one that only leads to the state of others.
+        steps: number of each feed in its sequence, where candidates took their own state.
+        lowest: lowest SQNR in dB of what judges, by place.
         noises: of everything and of weights alone on the first feeds, by output.
         unlike: shapes that were not compared, by output.
     """
@@ -79,8 +82,10 @@ class CandidateSums:
     fetches: list[str] = field(init=False)
     sums: list[ErrorSums] = field(init=False)
     parts: dict[str, list[ErrorSums]] = field(default_factory=dict)
-    powers: dict[tuple[str, int], list[tuple[float, float]]] = field(default_factory=dict)
-    lowest: list[float] = field(default_factory=list)
+    powers: dict[tuple[str, int], dict[int, tuple[float, float]]] = field(default_factory=dict)
+    places: list[int | None] = field(default_factory=list)
+    steps: Sequence[int] = ()
+    lowest: dict[int, float] = field(default_factory=dict)
     agreed: list[tuple[int, int]] = field(init=False)
     shares: dict[str, EqualCounts] = field(default_factory=dict)
     noises: list[tuple[float, float]] = field(init=False)
@@ -109,9 +114,18 @@ class CandidateSums:
         self.agreed = [(0, 0)] * len(self.fetches)
         self.noises = [(0.0, 0.0)] * len(self.outputs)
 
-    def add(self, got: Outputs, expected: Outputs, truth: NDArray[Any] | None) -> None:
-        """Add the outputs of one feed; `expected` are the reference's, `truth` the labels of the rows."""
-        self.lowest.append(math.inf)
+    def add(self, got: Outputs, expected: Outputs, truth: NDArray[Any] | None, place: int | None) -> None:
+        """Add the outputs of one feed.
+
+        Args:
+            got: of the candidate.
+            expected: the reference's.
+            truth: the labels of the rows.
+            place: of the feed, see `places`.
+        """
+        self.places.append(place)
+        if place is not None:
+            self.lowest[place] = math.inf
         got, alone = got[: len(self.fetches)], got[len(self.fetches) :]
         flat = (map(FlatOutput.of, values) for values in (expected, got))
         for i, (wanted, given) in enumerate(zip(*flat, strict=True)):
@@ -124,18 +138,23 @@ class CandidateSums:
                 if not wanted.is_discrete:
                     self.unlike.setdefault(name, []).append(shapes)
                     continue
+            if wanted.is_discrete and place is None:
+                continue
             if wanted.is_discrete:
                 counts = self.shares.get(name, EqualCounts())
                 self.shares[name] = counts + wanted.count_equal(given)
                 continue
             found = ErrorSums.from_arrays(want, have)
-            self.sums[i] = self.sums[i] + found
+            if place is not None:
+                self.sums[i] = self.sums[i] + found
             if i < len(self.outputs):
                 self._add_parts(name, found, want, have)
                 if alone and (other := FlatOutput.of(alone[i])).form == wanted.form:
                     whole, weights = self.noises[i]
                     part = ErrorSums.from_arrays(want, other.array).noise
                     self.noises[i] = whole + found.noise, weights + part
+            if place is None:
+                continue
             classes = (name in self.judged.classes and name not in self.judged.parts) or bool(wanted.keys)
             same, rows = _agreement(want, have, classes or (truth is not None and not i))
             self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
@@ -145,19 +164,23 @@ class CandidateSums:
     def _add_parts(self, name: str, whole: ErrorSums, want: NDArray[Any], have: NDArray[Any]) -> None:
         parts = self.judged.parts.get(name, ())
         found = part_sums(parts, want, have) if parts else [whole]
-        if parts:
+        place = self.places[-1]
+        if parts and place is not None:
             known = self.parts.get(name, [ErrorSums()] * len(found))
             self.parts[name] = [one + other for one, other in zip(known, found, strict=True)]
-        for place, sums in enumerate(found):
-            self.powers.setdefault((name, place), []).append((sums.signal, sums.noise))
+        for number, sums in enumerate(found):
+            known_powers = self.powers.setdefault((name, number), {})
+            known_powers[len(self.places) - 1] = sums.signal, sums.noise
             if name not in self.judged.moved and name in (self.judged.deciding or self.outputs):
-                self.lowest[-1] = min(self.lowest[-1], sums.sqnr_db)
+                if place is not None:
+                    self.lowest[place] = min(self.lowest[place], sums.sqnr_db)
 
     @property
     def is_stable(self) -> bool:
         """Whether more feeds would hardly change the SQNR of any output, or part of one."""
         return all(
-            standard_error_db(*zip(*pairs, strict=True)) < STABLE_DB * min(1.0, len(pairs) / SURE_FEEDS)
+            standard_error_db(*zip(*pairs.values(), strict=True))
+            < STABLE_DB * min(1.0, len(pairs) / SURE_FEEDS)
             for (name, _), pairs in self.powers.items()
             if name not in self.judged.logits or name in self.judged.deciding
         )
@@ -214,7 +237,7 @@ class CandidateSums:
         )
 
     def _worst_samples(self) -> tuple[SampleScore, ...]:
-        order = sorted(range(len(self.lowest)), key=self.lowest.__getitem__)[:WORST_SAMPLES]
+        order = sorted(self.lowest, key=self.lowest.__getitem__)[:WORST_SAMPLES]
         return tuple(
             SampleScore(sample=at, sqnr_db=self.lowest[at]) for at in order if self.lowest[at] < math.inf
         )
@@ -230,15 +253,25 @@ class CandidateSums:
 
     def _score(self, name: str, sums: ErrorSums, place: int = 0, **more: Any) -> OutputScore:
         signal = sums.signal or 1.0
-        noises = tuple(noise / signal for _, noise in self.powers.get((name, place), ()))
+        powers = self.powers.get((name, place), {})
+        figures = {"sqnr_db": sums.sqnr_db, "noises": tuple(n / signal for _, n in powers.values())}
+        if powers and any(self.steps):
+            figures = self._score_windows(powers, signal)
         return OutputScore(
-            output=name,
-            sqnr_db=sums.sqnr_db,
-            cosine=sums.cosine,
-            largest_error=sums.largest,
-            noises=noises,
-            **more,
+            output=name, cosine=sums.cosine, largest_error=sums.largest, **figures, **more
         )
+
+    def _score_windows(self, powers: Mapping[int, tuple[float, float]], signal: float) -> dict[str, Any]:
+        """Return the SQNR of the worst window of a stream, the noise of all, and how its error grows."""
+        steps = [self.steps[number] for number in powers]
+        signals, noises = zip(*powers.values(), strict=True)
+        windows = divide_windows(steps, [self.places[number] is not None for number in powers])
+        loss_db = fit_loss(steps, signals, noises)
+        return {
+            "sqnr_db": ratio_db(1.0, max(window_ratios(windows, signals, noises))),
+            "noises": tuple(sum(noises[at] for at in places) / signal for places in windows),
+            "drift": Drift(loss_db=loss_db, feeds=max(steps) + 1) if loss_db else None,
+        }
 
     def _score_logits(self, scores: Mapping[str, OutputScore]) -> Iterator[OutputScore]:
         """Yield the scores of logits, in the name of the outputs behind them."""

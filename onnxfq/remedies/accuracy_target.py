@@ -147,7 +147,7 @@ class SqnrAim:
     def __init__(self, wanted: float, choosing: Sequence[Feed], proving: Sequence[Feed]) -> None:
         """Take the samples that choose and those that prove. Raises DataError without any."""
         self.wanted = wanted
-        self.choosing, self.proving = list(choosing), list(proving)
+        self.choosing, self.proving = choosing, proving
         if not self.choosing:
             raise DataError("measuring the noise of layers needs data; give data")
 
@@ -220,5 +220,6 @@ def open_aim(promise: AccuracyTarget, kept: Sequence[Feed], task: TaskMetric | N
     """Return how to measure `promise`, an SQNR or a drop of `task`. Raises DataError without data."""
     if promise.max_drop is None or task is None:
         assert promise.min_sqnr is not None
-        return SqnrAim(promise.min_sqnr, *split_samples(kept)[:2])
+        split = split_samples(kept)
+        return SqnrAim(promise.min_sqnr, split.choosing, split.promised)
     return MetricAim(-promise.max_drop, task)

@@ -126,5 +126,6 @@ def describe_forms(candidate: Candidate, forms: Forms, judge: Judge) -> list[str
             model, candidate.plan, forms.encodings, candidate.session.kept, judge.options.threads
         ),
         judge.start.statistics.describe_growth(),
+        "" if candidate.session.feeds is None else candidate.session.feeds.explain_cut(),
     ]
     return [line for line in lines if line]

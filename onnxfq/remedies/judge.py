@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from onnxfq.choices import REPAIR_DB, THOROUGH
 from onnxfq.data import Feed
+from onnxfq.data.stream import count_runs
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import CandidateScore, Evaluation
@@ -224,8 +225,8 @@ class Judge:
         endless = accuracy.repair == THOROUGH or any(one.broken for one in first.candidates[:1])
         budget = Budget() if endless else Budget(work.allow(low))
         split = split_samples(start.session.kept)
-        runs = work.opening + work.run * (len(split.choosing) + len(split.proving))
-        budget.spend(runs + work.finish(len(split.unused)))
+        runs = work.opening + work.run * (count_runs(split.choosing) + count_runs(split.proving))
+        budget.spend(runs + work.finish(count_runs(split.unused)))
         return replace(judge, work=work, budget=budget)
 
     @property
@@ -239,13 +240,13 @@ class Judge:
         return self.start.session.kept
 
     @property
-    def reported(self) -> list[Feed]:
+    def reported(self) -> Sequence[Feed]:
         """The samples for the report: those that prove a promised SQNR, else those that did not judge.
 
         If the samples are few, all of them are reported.
         """
         split = split_samples(self.kept)
-        return list(split.proving if self.is_promised else split.unused)
+        return split.promised if self.is_promised else split.unused
 
     @property
     def is_promised(self) -> bool:
@@ -332,7 +333,7 @@ class Judge:
 
     def compare_choosing(self, candidates: int) -> float:
         """Return the seconds of comparing so many candidates on the samples that choose."""
-        return self.work.compare(len(split_samples(self.kept).choosing), candidates, is_first=False)
+        return self.work.compare(count_runs(split_samples(self.kept).choosing), candidates, is_first=False)
 
     def choose(self, candidates: Sequence[Candidate]) -> list[float]:
         """Return the SQNR in dB of each candidate on the samples that choose."""
@@ -348,7 +349,7 @@ class Judge:
         session, samples = self.start.session, (id(feeds[0]), len(feeds))
         new = [one for one in candidates if samples not in self.known.setdefault(one, {})]
         if new:
-            self.budget.spend(self.work.compare(len(feeds), len(new), is_first=False))
+            self.budget.spend(self.work.compare(count_runs(feeds), len(new), is_first=False))
         with weights_stored_in(session.scratch):
             if new and samples not in self.wanted:
                 given = session.compared, session.judged, feeds, self.options.threads, self.options.device
@@ -366,6 +367,11 @@ class Judge:
         for candidate, scores in zip(new, evaluation.candidates, strict=True):
             self.known[candidate][samples] = scores
         return [self.known[candidate][samples].lowest_db for candidate in candidates]
+
+    def prove(self, candidate: Candidate, feeds: Sequence[Feed]) -> CandidateScore:
+        """Return the scores of a candidate, which `score` returns the SQNR of."""
+        self.score([candidate], feeds)
+        return self.known[candidate][id(feeds[0]), len(feeds)]
 
     def explain_sound(self, candidate: Candidate) -> str:
         """Return why a loss of `candidate` needs no repair; empty if it does."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from onnxfq.data import Feed
-from onnxfq.data.replay import StreamSamples
+from onnxfq.data.stream import StreamSamples
 
 CHOOSING = 8
 """Most samples that choose; at most a third of those that are kept."""
@@ -25,13 +25,20 @@ class Split(NamedTuple):
     proving: Sequence[Feed]
     unused: Sequence[Feed]
 
+    @property
+    def promised(self) -> Sequence[Feed]:
+        """The samples that prove a promise: of a stream all that did not choose, to the end of a recording."""
+        if not isinstance(self.proving, StreamSamples):
+            return self.proving
+        return StreamSamples([*self.proving, *self.unused], self.proving.recordings)
+
 
 def split_samples(kept: Sequence[Feed]) -> Split:
     """Return how the kept samples choose and prove, and the samples that do neither.
 
     With fewer than SHARED samples half choose, half prove, and `unused` is `kept` itself. A single sample
     both chooses and proves, which proves nothing.
-    A third of a stream chooses, and another third proves, each in the order of the runs.
+    A third of a stream chooses, the next one proves: the last is at the end of recordings, where errors are most.
     """
     if len(kept) < 2:
         return Split(kept, kept, kept)
@@ -39,8 +46,8 @@ def split_samples(kept: Sequence[Feed]) -> Split:
         middle = len(kept) // 2
         return Split(kept[:middle], kept[middle:], kept)
     third = len(kept) // 3
-    is_stream = isinstance(kept, StreamSamples)
-    proving, choosing = (third, third) if is_stream else (min(PROVING, third), min(CHOOSING, third))
+    if isinstance(kept, StreamSamples):
+        return Split(*(kept.part(slice(*ends)) for ends in ((third,), (third, 2 * third), (2 * third, None))))
+    proving, choosing = min(PROVING, third), min(CHOOSING, third)
     end = proving + choosing
-    parts = kept[proving:end], kept[:proving], kept[end:]
-    return Split(*map(StreamSamples, parts)) if is_stream else Split(*parts)
+    return Split(kept[proving:end], kept[:proving], kept[end:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import onnx
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from onnxfq.choices import DeviceChoice
 from onnxfq.data import Feed
 from onnxfq.data.labels import RightClasses, refuse_label_count
+from onnxfq.data.stream import StreamSamples, lead_to
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
 from onnxfq.execution.candidate_sums import CandidateSums
@@ -20,6 +22,7 @@ from onnxfq.execution.sequences import FedBack
 from onnxfq.execution.sides import LEAST_FEEDS, Outputs, Side, run_sides
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.signature import output_names
+from onnxfq.numerics.windows import WINDOW
 from onnxfq.runtime.session import Progress
 from onnxfq.targets.target import Opener
 
@@ -49,7 +52,8 @@ def score_models(
     have the share of equal elements. Floats are left out for a feed on which they have another size along
     an axis that the reference leaves open, such as the boxes of a detector.
 
-    A candidate takes the state that it left on the feed before, if the feed has what the reference left.
+    A candidate takes the state that it left on the feed before, if the feed has what the reference left. The SQNR
+    of such a stream is that of its worst window. Samples of recordings are run with those in front of them.
 
     Args:
         reference: the float model.
@@ -99,33 +103,42 @@ def score_models(
     if expected is None:
         sides.insert(0, Side(reference, [*names, *tensors], exact=False))
     classes = None if labels is None else RightClasses(labels, names[0])
-    done = 0
+    places: Iterator[int | None] = count()
+    if fed_back and isinstance(feeds, StreamSamples):
+        feeds, kept = lead_to(feeds)
+        places = iter(kept)
+    done = counted = 0
     part = LEAST_FEEDS if until_stable or fed_back else None
     with closing(run_sides(sides, feeds, threads, device, part, fed_back)) as outputs:
         known = None if expected is None else ([first] for first in expected)
         rows = outputs if known is None else map(list.__add__, known, outputs)
-        for wanted, *results in rows:
+        for place, (wanted, *results) in zip(places, rows, strict=False):
             truth = None if classes is None else classes.add(wanted[0])
             for run, got in zip(runs, results, strict=True):
-                run.add(got, wanted, truth)
+                run.add(got, wanted, truth, place)
             done += 1
+            counted += place is not None
             if progress is not None:
                 progress(done)
             if until_stable and done % LEAST_FEEDS == 0 and all(run.is_stable for run in runs):
                 break
+    for run in runs:
+        run.steps = [] if fed_back is None else fed_back.steps
+    scores = tuple(run.score(done, 0 if classes is None else classes.rows) for run in runs)
     if classes is not None and classes.rows != classes.labels.size and not more_labels:
         raise refuse_label_count(classes.labels, str(classes.rows), names[0])
     return Evaluation(
         reference=reference_name,
-        feeds=done,
+        feeds=counted,
         accuracy=None if classes is None else classes.right / classes.rows,
-        candidates=tuple(run.score(done, 0 if classes is None else classes.rows) for run in runs),
+        candidates=scores,
         notes=(
             *(
                 f"output {name!r} is selected by values: its SQNR judges nothing"
                 for name in sorted(judged.moved)
             ),
             *_describe_states(judged.states, fed_back),
+            *(f"{score.candidate}: {line}" for score in scores for line in score.drift_lines()),
             *(note for run in runs for note in run.notes(done)),
             *([] if classes is None else classes.notes()),
         ),
@@ -149,7 +162,10 @@ def _describe_run(lengths: Sequence[int]) -> str:
     if max(lengths, default=0) > 1:
         total = sum(lengths)
         given = f"state fed back to {total - len(lengths)} of {total} feeds"
-        return f"; sequences of up to {max(lengths)} feeds were run, {given}"
+        return (
+            f"; sequences of up to {max(lengths)} feeds were run, {given}, and the worst {WINDOW} feeds after "
+            f"the first {WINDOW} of a sequence count"
+        )
     return "; no feed has the state that the one before leaves, and frames were compared" if lengths else ""
 
 
