@@ -34,8 +34,8 @@ RUN = 1024
 """Consecutive samples of a stream that are kept or left together, where not all can be kept."""
 
 PER_STREAM = 16
-"""Factor of CHECK_SAMPLES and MOST_UNSEEN for a stream: neighbours tell nearly the same, and errors of the state
-add up over recordings."""
+"""Factor of CHECK_SAMPLES and MOST_UNSEEN for a stream: neighbours tell nearly the same, and errors of the
+state add up over recordings."""
 
 
 class KeptFeeds:
@@ -43,8 +43,8 @@ class KeptFeeds:
 
     Attributes:
         source: the feeds.
-        find_starts: tells of consecutive samples of a stream which begin a recording; None for other data. Set
-            it before a pass.
+        find_starts: tells of consecutive samples of a stream which begin a recording; None for other data.
+            Set it before a pass.
         feeds: the selected samples, after a pass; of data that is read once only, all that can be read again.
         unseen: as many of them, those of least digest, as `rest` has left out; none before.
         apart: samples of other magnitude than all others, after a pass; none of a stream. They are seen.
@@ -210,8 +210,8 @@ class KeptFeeds:
             return ""
         longest = max(map(len, self._recordings))
         return (
-            f"{kept} of {self._total} feeds of the stream were kept for the comparison, up to {longest} in a row: "
-            "how its error grows beyond them is not measured"
+            f"{kept} of {self._total} feeds of the stream were kept for the comparison, up to {longest} in a "
+            "row: how its error grows beyond them is not measured"
         )
 
     @property

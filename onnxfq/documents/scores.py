@@ -19,8 +19,8 @@ FORMAT_KEY = "onnxfq.format/"
 
 
 LASTING = 4
-"""How many times as long as the longest recording a stream is for which a promise must hold, by the growth of its
-error there."""
+"""How many times as long as the longest recording a stream is for which a promise must hold, by the growth of
+its error there."""
 
 LOGITS = "logits "
 """Begins the name of the part that logits are."""
@@ -47,8 +47,8 @@ class OutputScore(Record):
 
     Attributes:
         part: name of the part; empty for the whole output.
-        sqnr_db: signal to quantization noise in dB, inf when equal. Where state is fed back along a stream, the
-            lowest of its windows: the signal of all windows to the noise of one.
+        sqnr_db: signal to quantization noise in dB, inf when equal. Where state is fed back along a stream,
+            the lowest of its windows: the signal of all windows to the noise of one.
         cosine: of the angle between both.
         largest_error: max |reference - candidate|.
         top1_agreement: share of rows with the same argmax over the last axis; None unless that has classes.
@@ -57,8 +57,8 @@ class OutputScore(Record):
             SQNR judges nothing.
         stands_for: outputs that are chosen by this inner tensor, which judges in their place.
         drift: how the error grows along a stream; None where it does not.
-        noises: squared error of each feed, or each window of a stream, over the squared reference of all; not in
-            files.
+        noises: squared error of each feed, or each window of a stream, over the squared reference of all;
+            not in files.
     """
 
     output: str

@@ -254,12 +254,13 @@ class CandidateSums:
     def _score(self, name: str, sums: ErrorSums, place: int = 0, **more: Any) -> OutputScore:
         signal = sums.signal or 1.0
         powers = self.powers.get((name, place), {})
-        figures = {"sqnr_db": sums.sqnr_db, "noises": tuple(n / signal for _, n in powers.values())}
+        figures: dict[str, Any] = {
+            "sqnr_db": sums.sqnr_db,
+            "noises": tuple(n / signal for _, n in powers.values()),
+        }
         if powers and any(self.steps):
             figures = self._score_windows(powers, signal)
-        return OutputScore(
-            output=name, cosine=sums.cosine, largest_error=sums.largest, **figures, **more
-        )
+        return OutputScore(output=name, cosine=sums.cosine, largest_error=sums.largest, **figures, **more)
 
     def _score_windows(self, powers: Mapping[int, tuple[float, float]], signal: float) -> dict[str, Any]:
         """Return the SQNR of the worst window of a stream, the noise of all, and how its error grows."""

@@ -63,7 +63,7 @@ class FedBack:
 
     @property
     def steps(self) -> list[int]:
-        """The number of each feed in its sequence, from 0; one that continues any state has another before."""
+        """The number of each feed in its sequence, from 0; a feed that continues any state begins none."""
         return list(accumulate(self._continued, lambda step, names: step + 1 if names else 0, initial=0))[1:]
 
     @property

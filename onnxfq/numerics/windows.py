@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 WINDOW = 64
 """Consecutive feeds whose error is one figure.
 
-Windows of 32 of a voice detector and a speech enhancer without drift differ by what is said: the worst is 6 to
-10 dB below the whole, of 64 it is 4 to 8, of 256 it is 1 to 4. A state drifts within a few hundred feeds.
+Windows of a voice detector and a speech enhancer without drift differ by what is said: the worst of 32 feeds
+is 6 to 10 dB below the whole, of 64 it is 4 to 8, of 256 it is 1 to 4. A state drifts in hundreds of feeds.
 """
 
 _BLOCK = 32
@@ -58,8 +58,10 @@ def divide_windows(steps: Sequence[int], counted: Sequence[bool]) -> list[Places
     return found
 
 
-def window_ratios(windows: Sequence[Places], signals: Sequence[float], noises: Sequence[float]) -> list[float]:
-    """Return the noise of a feed of each window over the signal of a feed of all windows; nan or inf as it is.
+def window_ratios(
+    windows: Sequence[Places], signals: Sequence[float], noises: Sequence[float]
+) -> list[float]:
+    """Return the noise of a feed of each window over the signal of a feed of all windows; also inf and NaN.
 
     The signal of all, because silence in a window is no error.
     """
@@ -70,11 +72,11 @@ def window_ratios(windows: Sequence[Places], signals: Sequence[float], noises: S
 
 
 def fit_loss(steps: Sequence[int], signals: Sequence[float], noises: Sequence[float]) -> float:
-    """Return the dB that the SQNR loses in a hundred feeds in the later half of recordings; 0 unless it is sure.
+    """Return the dB that the SQNR loses in a hundred feeds in the later half of recordings; 0 if not surely.
 
-    Lines of least squares go through the SQNR of blocks of 32 feeds, of recordings side by side. The error grows
-    if the slope after the first window is 3 standard errors below 0, that in the later half is one below, and as
-    many feeds again would lose 1 dB.
+    Lines of least squares go through the SQNR of blocks of 32 feeds, of recordings side by side. The error
+    grows if the slope after the first window is 3 standard errors below 0, that in the later half is one
+    below, and as many feeds again would lose 1 dB.
     """
     step, longest = np.asarray(steps), max(steps, default=-1) + 1
     count = longest // _BLOCK  # a last block that is not full says little

@@ -232,7 +232,8 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         made = last = candidate.with_overrides(_overrides(choice), judge.sources.encodings, options)
         reached = _prove(aim, judge, made, None, open_in_runtime(made, judge))
         if reached >= aim.wanted:
-            remedy = choice.remedy.model_copy(update={"before": proven, "reached": reached})
+            before = judge.prove(candidate, aim.proving).lowest_db if isinstance(aim, SqnrAim) else proven
+            remedy = choice.remedy.model_copy(update={"before": before, "reached": reached})
             choice = choice.model_copy(update={"remedy": remedy})
             return Proposal(made, choice.remedy_lines(), choice)
         best = max(best, reached)
@@ -241,8 +242,8 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         count = next_count(count, most)
     raise RecipeError(
         f"recipe {candidate.recipe.name} cannot keep {aim.wanted:g} {aim.measure}: {best:.4g} was "
-        f"reached{_explain_drift(aim, judge, last)}, and the next step would change {count} of {most} groups of "
-        "layers; ask for less, or take a recipe with wider formats"
+        f"reached{_explain_drift(aim, judge, last)}, and the next step would change {count} of {most} groups "
+        "of layers; ask for less, or take a recipe with wider formats"
     )
 
 

@@ -40,8 +40,8 @@ from onnxfq.stages.options import RunOptions
 def first_feeds(kept: Sequence[Feed], count: int) -> Sequence[Feed]:
     """Return the first `count` of the kept feeds, or all if they are fewer. Raises DataError without.
 
-    Of a stream the last `count` windows are returned, where the error of a state is most, with the feeds that lead
-    there; a single window alone.
+    Of a stream the last `count` windows are returned, where the error of a state is most, with the feeds that
+    lead there; a single window alone.
     """
     if not kept:
         raise DataError("measuring the noise of layers needs data; give data")
@@ -192,7 +192,7 @@ class QuantizerToggles:
 
         A ratio is the squared error over the squared float value, each summed over all feeds; inf if the
         model overflows. It is the measure of `CandidateScore.lowest_db`. The results in float are kept for
-        the next call with the same feeds. A stream is run in sequences, as there, and its worst window counts.
+        the next call with the same feeds. A stream is run in sequences, and its worst window counts.
         """
         given, places = lead_to(feeds)
         fed_back = self._follow(given)
@@ -286,7 +286,7 @@ def _multiplying_nodes(moves: Mapping[str, Sequence[str]], readers: Iterable[str
 def _pool_ratio(
     found: Sequence[Sequence[ErrorSums]], divided: Sequence[bool], windows: Sequence[Places]
 ) -> float:
-    """Return the largest noise-to-signal ratio, each pooled over a window; parts that are zero do not count."""
+    """Return the largest noise-to-signal ratio, each pooled over a window; parts that are zero have none."""
     ratios = [0.0]
     for sums, is_part in zip(zip(*found, strict=True), divided, strict=True):
         signals, noises = [one.signal for one in sums], [one.noise for one in sums]

@@ -27,7 +27,7 @@ class Split(NamedTuple):
 
     @property
     def promised(self) -> Sequence[Feed]:
-        """The samples that prove a promise: of a stream all that did not choose, to the end of a recording."""
+        """The samples that prove a promise: of a stream all that did not choose, to the end of recordings."""
         if not isinstance(self.proving, StreamSamples):
             return self.proving
         return StreamSamples([*self.proving, *self.unused], self.proving.recordings)
@@ -38,7 +38,8 @@ def split_samples(kept: Sequence[Feed]) -> Split:
 
     With fewer than SHARED samples half choose, half prove, and `unused` is `kept` itself. A single sample
     both chooses and proves, which proves nothing.
-    A third of a stream chooses, the next one proves: the last is at the end of recordings, where errors are most.
+    A third of a stream chooses, the next one proves; the last is at the end of recordings, where errors are
+    most.
     """
     if len(kept) < 2:
         return Split(kept, kept, kept)

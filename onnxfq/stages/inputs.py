@@ -178,7 +178,9 @@ def open_inputs(
     session = session.with_ranks(not observed and bool(lacks_ranks(prepared)))
     if feeds is not None and session.judged.states:
         if _follow(session, options, feeds.read_samples(STREAM_FEEDS)).is_stream:
-            feeds.find_starts = lambda samples: [not step for step in _follow(session, options, samples).steps]
+            feeds.find_starts = lambda samples: [
+                not step for step in _follow(session, options, samples).steps
+            ]
     return session
 
 

@@ -52,8 +52,8 @@ def score_models(
     have the share of equal elements. Floats are left out for a feed on which they have another size along
     an axis that the reference leaves open, such as the boxes of a detector.
 
-    A candidate takes the state that it left on the feed before, if the feed has what the reference left. The SQNR
-    of such a stream is that of its worst window. Samples of recordings are run with those in front of them.
+    A candidate takes the state that it left on the feed before, if the feed has what the reference left. The
+    SQNR of such a stream is that of its worst window. Samples of recordings are run with those before them.
 
     Args:
         reference: the float model.
@@ -163,8 +163,8 @@ def _describe_run(lengths: Sequence[int]) -> str:
         total = sum(lengths)
         given = f"state fed back to {total - len(lengths)} of {total} feeds"
         return (
-            f"; sequences of up to {max(lengths)} feeds were run, {given}, and the worst {WINDOW} feeds after "
-            f"the first {WINDOW} of a sequence count"
+            f"; sequences of up to {max(lengths)} feeds were run, {given}, and the worst {WINDOW} feeds "
+            f"after the first {WINDOW} of a sequence count"
         )
     return "; no feed has the state that the one before leaves, and frames were compared" if lengths else ""
 
