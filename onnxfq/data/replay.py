@@ -1,7 +1,7 @@
 """Replay of feeds from a single pass: the first feed in advance, and some samples for what is chosen by runs.
 
 The samples of least digest are kept. Neither the order of the data nor its batches decide which they are.
-Of a stream, where each sample has the state that the one before leaves, whole recordings are kept.
+In a stream each sample has the state that the one before leaves, and whole recordings are kept.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class KeptFeeds:
         """Decide, after a pass, how many are unseen: a quarter or FEWEST_UNSEEN, at most half of the kept.
 
         Half of the samples have narrower ranges than all, so that the SQNR is rather too low than too high.
-        Of a stream they are recordings, and the end of one.
+        In a stream whole recordings are unseen, and the end of one.
         """
         if self._total >= LEAST_HELD_OUT:
             most = MOST_UNSEEN * (PER_STREAM if self.is_stream else 1)

@@ -118,7 +118,7 @@ class Selection:
         return others
 
     def divide(self, find_starts: Callable[[Sequence[Feed]], Sequence[bool]]) -> list[list[Feed]]:
-        """Make each recording one run, after a pass, and return them, that of least digest first.
+        """Make each recording one run, after a pass, and return them in the order of their digests.
 
         Args:
             find_starts: tells of samples in the order of the data which do not continue the one before.

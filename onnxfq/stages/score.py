@@ -53,7 +53,7 @@ def score_models(
     an axis that the reference leaves open, such as the boxes of a detector.
 
     A candidate takes the state that it left on the feed before, if the feed has what the reference left. The
-    SQNR of such a stream is that of its worst window. Samples of recordings are run with those before them.
+    worst window of such a stream gives the SQNR. Samples of recordings are run behind the ones before them.
 
     Args:
         reference: the float model.
