@@ -63,7 +63,7 @@ def window_ratios(
 ) -> list[float]:
     """Return the noise of a feed of each window over the signal of a feed of all windows; also inf and NaN.
 
-    The signal is from all windows, because silence in one of them is no error.
+    The signal is the mean over all windows: silence is no error.
     """
     signal, noise = np.asarray(signals, np.float64), np.asarray(noises, np.float64)
     size = float(signal[np.concatenate(windows)].mean())
@@ -78,7 +78,7 @@ def fit_loss(steps: Sequence[int], signals: Sequence[float], noises: Sequence[fl
     grows if the slope after the first window is 3 standard errors below 0, that in the later half is one
     below, and as many feeds again would lose 1 dB.
     """
-    step, longest = np.asarray(steps), max(steps, default=-1) + 1
+    step, longest = np.asarray(steps), max(steps) + 1
     count = longest // _BLOCK  # a last block that is not full says little
     signal, noise = (
         np.bincount(np.minimum(step // _BLOCK, count), np.asarray(powers, np.float64), count + 1)[:count]

@@ -40,8 +40,8 @@ from onnxfq.stages.options import RunOptions
 def first_feeds(kept: Sequence[Feed], count: int) -> Sequence[Feed]:
     """Return the first `count` of the kept feeds, or all if they are fewer. Raises DataError without.
 
-    In a stream these are the last `count` windows, where the error of a state is most, with the feeds that lead
-    there. A single window is returned alone.
+    In a stream these are the last `count` windows, where the error of a state is most, with the feeds that
+    lead there. A single window is returned alone.
     """
     if not kept:
         raise DataError("measuring the noise of layers needs data; give data")

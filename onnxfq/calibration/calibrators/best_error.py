@@ -49,8 +49,8 @@ HEADROOM = 4.0
 """Factor of these ranges, for larger values of other data: two of 16 bits, which 8-bit weights hide.
 
 On nine trained networks in qnn-a16w8, calibrated on 8 samples and on 24 or 28, the SQNR on 16 others is 0 to
-12 dB higher with a factor of 1.5, 0.4 dB in the median; 2 and 3 give the same within 1 dB. If one of 64 samples
-is larger than the others by more than the factor, 5 values beyond the range hold 90% of the error.
+12 dB higher with a factor of 1.5, 0.4 dB in the median; 2 and 3 give the same within 1 dB. If one of 64
+samples is larger than the others by more than the factor, 5 values beyond the range hold 90% of the error.
 """
 
 
