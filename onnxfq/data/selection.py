@@ -123,21 +123,23 @@ class Selection:
         Args:
             find_starts: tells of samples in the order of the data which do not continue the one before.
         """
-        runs = sorted(self._runs, key=lambda run: run.number)
-        whole = _Run(
-            0, [d for run in runs for d in run.digests], [s for run in runs for s in run.samples], 0, 0
-        )
-        times = [self._counts[run.digest] for run in runs for _ in run.samples]
-        places = [run.number + at for run in runs for at in range(len(run.samples))]
-        cuts = [at for at, starts in enumerate(find_starts(whole.samples)) if starts or not at]
-        cuts += [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
-        cuts += [at for at in range(1, len(times)) if times[at] != times[at - 1]]
+        rows = [
+            (run.number + at, digest, sample, self._counts[run.digest])
+            for run in sorted(self._runs, key=lambda run: run.number)
+            for at, (digest, sample) in enumerate(zip(run.digests, run.samples, strict=True))
+        ]
+        starts = find_starts([sample for _, _, sample, _ in rows])
+        breaks = [
+            at
+            for at, (before, row) in enumerate(pairwise(rows), 1)
+            if starts[at] or row[0] != before[0] + 1 or row[3] != before[3]
+        ]
         self._runs, self._counts = [], {}
-        for start, stop in pairwise(sorted({*cuts, len(places)})):
-            run = whole.part(start, stop)._replace(number=places[start])
-            if run.digest not in self._counts:
-                self._runs.append(run)
-            self._counts[run.digest] = self._counts.get(run.digest, 0) + times[start]
+        for start, stop in pairwise(sorted({0, *breaks, len(rows)})):
+            numbers, digests, found, times = zip(*rows[start:stop], strict=True)
+            run = _Run(sum(digests) % _ALL, [*digests], [*found], 0, numbers[0])
+            self._runs += [] if run.digest in self._counts else [run]
+            self._counts[run.digest] = self._counts.get(run.digest, 0) + times[0]
         self._runs.sort(key=lambda run: run.digest)
         return [run.samples for run in self._runs]
 
