@@ -2,9 +2,9 @@
 
     python benchmarks/streams.py [FOLDER] [--out FILE]
 
-A planted state space, and the voice detector and the speech enhancer of FOLDER, the one for `real_models.py`. Each
-is quantized without repair with the feeds of a recording, and is then run along another recording, with its own
-state. The last rows of a network have its worst layer, as `sensitivity` ranks the layers, in float or in 16 bits.
+A planted state space, and the voice detector and the speech enhancer of FOLDER, the one for `real_models.py`.
+Each is quantized without repair with the feeds of a recording, and is then run along another recording, with
+its own state. The last rows of a network have its worst layer, by `sensitivity`, in float or in 16 bits.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from real_cases import DTLN, SILERO, Case, Feed, Folder
 from timing import machine, markdown_table, report
 
 import onnxfq
+from onnxfq.numerics.metrics import ratio_db
 from onnxfq.runtime.session import Session
 
 RECIPES = ("tensorrt-int8", "tensorrt-fp8", "onnxruntime-int8", "qnn-a16w8")
@@ -87,16 +88,21 @@ def run_along(model: onnx.ModelProto, feeds: Sequence[Feed], state: str) -> np.n
     return np.asarray(found)
 
 
+def sqnr_db(signal: np.ndarray, noise: np.ndarray) -> float:
+    """Return the SQNR in dB."""
+    return ratio_db(float(np.square(signal).sum()), float(np.square(noise).sum()))
+
+
 def list_ways(model: onnx.ModelProto, feeds: Sequence[Feed]) -> Iterator[tuple[str, onnxfq.Recipe]]:
     """Yield the name of each way and its recipe."""
     for name in RECIPES:
         yield name, onnxfq.load_recipe(name)
     worst = onnxfq.sensitivity(model, feeds, recipe=CURED).groups[0]
-    nodes = ", ".join(worst.nodes[:2])
+    layer = worst.nodes[0].rpartition("/")[2]
     for name, change in CURES.items():
-        override = onnxfq.Override(nodes=worst.nodes, **change)
+        override = onnxfq.Override(tensors=worst.tensors, **change)
         recipe = onnxfq.load_recipe(CURED)
-        yield f"{CURED}, {nodes} {name}", recipe.model_copy(update={"overrides": (override,)})
+        yield f"{CURED}, {layer} {name}", recipe.model_copy(update={"overrides": (override,)})
 
 
 def measure(
@@ -112,6 +118,7 @@ def measure(
         state: the input that is fed back.
     """
     want = run_along(model, others, state)
+    parts = [part for part in PARTS if part[0] < len(others)]
     for way, recipe in list_ways(model, feeds):
         try:
             result = onnxfq.quantize(model, feeds, recipe=recipe, accuracy=onnxfq.AccuracyTarget(repair=None))
@@ -125,12 +132,8 @@ def measure(
             way,
             f"{result.evaluation.lowest_db:.1f}",
             "" if worst is None or worst.drift is None else f"{worst.drift.loss_db:.2g}",
-            *(
-                ""
-                if start >= len(others)
-                else f"{10 * np.log10(np.square(want[start:stop]).sum() / np.square(error[start:stop]).sum()):.1f}"
-                for start, stop in PARTS
-            ),
+            *(f"{sqnr_db(want[start:stop], error[start:stop]):.1f}" for start, stop in parts),
+            *[""] * (len(PARTS) - len(parts)),
         ]
 
 
@@ -165,9 +168,10 @@ def main() -> None:
     )
 
 
-TEXT = """Networks that feed their state back, quantized without repair and run along another recording with their own state.
-The printed figure is the worst 64 feeds after the first 64, of unseen feeds. The told loss is the slope in the summary, in
-dB for a hundred feeds, where the error grows. The other columns have the SQNR of parts of the other recording.
+TEXT = """Networks that feed their state back, quantized without repair and run along another recording
+with their own state. The printed figure is the worst 64 feeds after the first 64, of unseen feeds. The told loss is
+the slope in the summary, in dB for a hundred feeds, where the error grows. The other columns have the SQNR of
+parts of the other recording.
 
     PYTHONPATH=. python benchmarks/streams.py FOLDER --out benchmarks/results/streams.md
 
@@ -175,9 +179,9 @@ dB for a hundred feeds, where the error grows. The other columns have the SQNR o
 
 {table}
 
-The error of the planted network adds up over hundreds of feeds. 16 bits for the state alone do not cure it: the weight that
-feeds back still turns the state by a wrong angle. Both in 16 bits, or the product in float, do. The voice detector and the
-speech enhancer have no growing error: what is said in a window matters more than its place."""
+The error of the planted network adds up over hundreds of feeds. 16 bits for the state alone do not cure it:
+the weight that feeds back still turns the state by a wrong angle. Both in 16 bits, or the product in float, do.
+The voice detector and the speech enhancer have no growing error: what is said in a window matters more."""
 
 
 if __name__ == "__main__":

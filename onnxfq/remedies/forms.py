@@ -14,12 +14,12 @@ from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import RecipeError
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.graph.patterns.open_sums import explain_open_sums
+from onnxfq.remedies.beyond_ranges import describe_beyond
 from onnxfq.remedies.cache_error import describe_cache_error
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.folds import score_folds
 from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.rounding_search import can_round_again
-from onnxfq.stages.beyond_ranges import describe_beyond
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.evaluate import compare_forms

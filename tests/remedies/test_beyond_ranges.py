@@ -14,7 +14,7 @@ from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.stages.beyond_ranges import describe_beyond
+from onnxfq.remedies.beyond_ranges import describe_beyond
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.options import open_feeds
