@@ -169,9 +169,9 @@ def main() -> None:
 
 
 TEXT = """Networks that feed their state back, quantized without repair and run along another recording
-with their own state. The printed figure is the worst 64 feeds after the first 64, of unseen feeds. The told loss is
-the slope in the summary, in dB for a hundred feeds, where the error grows. The other columns have the SQNR of
-parts of the other recording.
+with their own state. The printed figure is the worst 64 feeds after the first 64, of unseen feeds. The
+told loss is the slope in the summary, in dB for a hundred feeds, where the error grows. The other columns
+have the SQNR of parts of the other recording.
 
     PYTHONPATH=. python benchmarks/streams.py FOLDER --out benchmarks/results/streams.md
 
@@ -179,9 +179,10 @@ parts of the other recording.
 
 {table}
 
-The error of the planted network adds up over hundreds of feeds. 16 bits for the state alone do not cure it:
-the weight that feeds back still turns the state by a wrong angle. Both in 16 bits, or the product in float, do.
-The voice detector and the speech enhancer have no growing error: what is said in a window matters more."""
+The error of the planted network adds up over hundreds of feeds. 16 bits for the state alone do not cure
+it: the weight that feeds back still turns the state by a wrong angle. Both in 16 bits, or the product in
+float, do. The voice detector and the speech enhancer have no growing error: what is said in a window
+matters more."""
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], A
     """Return what imports a script of benchmarks/ by its name; a tiny network is there for it."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in ("quantize", "sensitivity", "diagnose", "repair_costs"):
+    for name in ("quantize", "sensitivity", "diagnose", "repair_costs", "streams"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     onnx.save(tiny_network(), tmp_path / "tiny.onnx")
     return import_module
@@ -70,6 +70,19 @@ def test_the_cost_of_repair_is_measured(tmp_path: Path, script: Callable[[str], 
     np.savez(tmp_path / "data.npz", x=x)
     run = script("repair_costs").quantize(tmp_path, "off")
     assert 0 < run.processor and 0 < run.seconds and 20 < run.noise_db < 80 and run.floats == 0
+
+
+def test_drift_is_measured(script: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way gives a row; the recurrent product in float is better along the other recording."""
+    streams = script("streams")
+    monkeypatch.setattr(streams, "RECIPES", ("onnxruntime-int8",))
+    monkeypatch.setattr(streams, "CURES", {"in float": {"keep_float": True}})
+    model = streams.plant()
+    plain, cured = streams.measure(
+        "planted", model, streams.record(model, 150, 1), streams.record(model, 250, 2), "state"
+    )
+    assert [row[1] for row in (plain, cured)] == ["onnxruntime-int8", "onnxruntime-int8, recurrent in float"]
+    assert float(cured[5]) > float(plain[5]) + 10 and plain[6:] == cured[6:] == ["", ""]
 
 
 def test_a_tool_runs_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
