@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    heads = ["network", "way", "printed dB", "told loss", *(f"feeds {a} to {b}" for a, b in PARTS)]
+    heads = ["network", "way", "printed dB", "loss found", *(f"feeds {a} to {b}" for a, b in PARTS)]
     rows = [row for network in list_networks(asked.folder) for row in measure(*network)]
     report(
         "Drift along streams", TEXT.format(machine=machine(), table=markdown_table(heads, rows)), asked.out
@@ -170,7 +170,7 @@ def main() -> None:
 
 TEXT = """Networks that feed their state back, quantized without repair and run along another recording
 with their own state. The printed figure is the worst 64 feeds after the first 64, of unseen feeds. The
-told loss is the slope in the summary, in dB for a hundred feeds, where the error grows. The other columns
+loss found is the slope in the summary, in dB for a hundred feeds, if the error grows. The other columns
 have the SQNR of parts of the other recording.
 
     PYTHONPATH=. python benchmarks/streams.py FOLDER --out benchmarks/results/streams.md

@@ -63,7 +63,7 @@ def window_ratios(
 ) -> list[float]:
     """Return the noise of a feed of each window over the signal of a feed of all windows; also inf and NaN.
 
-    The signal is the mean over all windows: silence is no error.
+    The signal is the mean over all windows, because silence is not an error.
     """
     signal, noise = np.asarray(signals, np.float64), np.asarray(noises, np.float64)
     size = float(signal[np.concatenate(windows)].mean())
