@@ -32,7 +32,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], A
     """Return what imports a script of benchmarks/ by its name; a tiny network is there for it."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in ("quantize", "sensitivity", "diagnose", "repair_costs"):
+    for name in ("quantize", "sensitivity", "diagnose", "repair_costs", "streams"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     onnx.save(tiny_network(), tmp_path / "tiny.onnx")
     return import_module
@@ -81,6 +81,19 @@ def test_what_lies_behind_a_choice_is_measured(
     row = dict(zip(selections.HEADS[2:-2], selections.row("codec", "tensorrt-int8")[2:-2], strict=True))
     printed, true = float(row["default: printed"]), float(row["true"])
     assert abs(printed - true) < 3 and true > float(row["nearest: true"]) - 1 and row["same"].endswith("%")
+
+
+def test_drift_is_measured(script: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way gives a row; the recurrent product in float is better along the other recording."""
+    streams = script("streams")
+    monkeypatch.setattr(streams, "RECIPES", ("onnxruntime-int8",))
+    monkeypatch.setattr(streams, "CURES", {"in float": {"keep_float": True}})
+    model = streams.plant()
+    plain, cured = streams.measure(
+        "planted", model, streams.record(model, 150, 1), streams.record(model, 250, 2), "state"
+    )
+    assert [row[1] for row in (plain, cured)] == ["onnxruntime-int8", "onnxruntime-int8, recurrent in float"]
+    assert float(cured[5]) > float(plain[5]) + 10 and plain[6:] == cured[6:] == ["", ""]
 
 
 def test_a_tool_runs_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,13 @@
 """Replay of feeds from a single pass: the first feed in advance, and some samples for what is chosen by runs.
 
 The samples of least digest are kept. Neither the order of the data nor its batches decide which they are.
-Runs of samples are kept if the data is a stream: each sample has the state that the one before leaves.
+In a stream each sample has the state that the one before leaves, and whole recordings are kept.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import chain, islice
 
@@ -18,6 +18,7 @@ from onnxfq.data.except_samples import Except
 from onnxfq.data.feeds import Feeds
 from onnxfq.data.inputs import Feed, copy_feed, sample_count, samples
 from onnxfq.data.selection import Selection, count_bytes
+from onnxfq.data.stream import StreamSamples
 
 CHECK_BYTES = 64 << 20
 """Most bytes of samples that are kept from the pass, to choose by them and for the comparison at the end."""
@@ -29,15 +30,12 @@ LEAST_HELD_OUT = 8
 FEWEST_UNSEEN, MOST_UNSEEN = 16, 2048
 """Bounds of the unseen quarter: fewer samples tell little, and more give no narrower interval that counts."""
 
-RUN = 32
-"""Consecutive samples of a stream that are kept or left together: errors of the state add up over a run."""
+RUN = 1024
+"""Consecutive samples of a stream that are kept or left together, where not all can be kept."""
 
-STREAM_SAMPLES, STREAM_UNSEEN = 512, 256
-"""CHECK_SAMPLES and MOST_UNSEEN of a stream, every unseen sample of which is run for each candidate."""
-
-
-class StreamSamples(list[Feed]):
-    """Samples of a stream, run by run."""
+STREAM_SAMPLES, STREAM_UNSEEN = 2048, 1024
+"""CHECK_SAMPLES and MOST_UNSEEN of a stream: neighbours tell nearly the same, and errors of the state add up
+over recordings."""
 
 
 class KeptFeeds:
@@ -45,7 +43,8 @@ class KeptFeeds:
 
     Attributes:
         source: the feeds.
-        is_stream: whether runs of consecutive samples are kept together; set it before a pass.
+        find_starts: tells of consecutive samples of a stream which begin a recording; None for other data.
+            Set it before a pass.
         feeds: the selected samples, after a pass; of data that is read once only, all that can be read again.
         unseen: as many of them, those of least digest, as `rest` has left out; none before.
         apart: samples of other magnitude than all others, after a pass; none of a stream. They are seen.
@@ -55,7 +54,9 @@ class KeptFeeds:
 
     def __init__(self, source: Feeds) -> None:
         """Start without kept samples."""
-        self.source, self.is_stream = source, False
+        self.source = source
+        self.find_starts: Callable[[Sequence[Feed]], Sequence[bool]] | None = None
+        self._recordings: list[list[Feed]] = []
         self._begun: Iterator[Feed] | None = None
         self._selection, self._complete = self._select(), False
         self._held_out = self._total = 0
@@ -63,16 +64,22 @@ class KeptFeeds:
         self.apart: list[Apart] = []
 
     @property
+    def is_stream(self) -> bool:
+        """Whether the data is a stream."""
+        return self.find_starts is not None
+
+    @property
     def unseen(self) -> list[Feed]:
         """See the class."""
         feeds = self.feeds
-        return type(feeds)(feeds[: self._held_out])
+        held = slice(self._held_out)
+        return feeds.part(held) if isinstance(feeds, StreamSamples) else feeds[held]
 
     @property
     def feeds(self) -> list[Feed]:
         """See the class."""
         found = self._selection.samples
-        return StreamSamples(found) if self.is_stream else found
+        return StreamSamples(found, self._recordings) if self.is_stream else found
 
     @property
     def compared(self) -> list[Feed]:
@@ -140,16 +147,21 @@ class KeptFeeds:
         self._total, self._complete = total, True
         self.apart = [] if self.is_stream else extents.find_apart()
         self._selection.move_last([sample.digest for sample in self.apart])
+        if self.find_starts is not None:
+            self._recordings = self._selection.divide(self.find_starts)
 
     def hold_out(self) -> None:
         """Decide, after a pass, how many are unseen: a quarter or FEWEST_UNSEEN, at most half of the kept.
 
         Half of the samples have narrower ranges than all, so that the SQNR is rather too low than too high.
+        In a stream whole recordings are unseen, and the end of one.
         """
         if self._total >= LEAST_HELD_OUT:
             most = STREAM_UNSEEN if self.is_stream else MOST_UNSEEN
             share = min(max(self._total // 4, FEWEST_UNSEEN), most)
             self._held_out = min(share, len(self.without_apart().feeds) // 2)
+            if self.is_stream:
+                self._selection.split(self._held_out)
 
     def again(self, held_out: Sequence[Feed] = (), with_unseen: bool = False) -> Iterable[Feed]:
         """Return the feeds for one more pass, without the unseen samples and the kept samples `held_out`.
@@ -190,6 +202,17 @@ class KeptFeeds:
                 pass
         self.hold_out()
         return self.feeds[self._held_out :][:count]
+
+    def explain_cut(self) -> str:
+        """Return a note if a stream was too long to be kept; empty otherwise."""
+        kept = len(self.feeds)
+        if not self.is_stream or kept == self._total:
+            return ""
+        longest = max(map(len, self._recordings))
+        return (
+            f"{kept} of {self._total} feeds of the stream were kept for the comparison, up to {longest} in a "
+            "row: how its error grows beyond them is not measured"
+        )
 
     @property
     def is_few(self) -> bool:

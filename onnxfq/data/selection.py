@@ -7,8 +7,9 @@ only there the order counts.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
+from itertools import pairwise
 from typing import NamedTuple
 
 from onnxfq.data.digest import sample_digests
@@ -32,6 +33,11 @@ class _Run(NamedTuple):
     size: int
     number: int
 
+    def part(self, start: int, stop: int) -> _Run:
+        """Return the run of some of the samples."""
+        digests = self.digests[start:stop]
+        return _Run(sum(digests) % _ALL, digests, self.samples[start:stop], 0, self.number + start)
+
 
 class Selection:
     """The runs of samples of least digest, each once, as many as there is room for."""
@@ -51,6 +57,7 @@ class Selection:
         self._inputs, self._room, self._most, self._size = inputs, room, most, size
         self._length = length
         self._begun: list[tuple[int, Feed]] = []
+        self._begun_size = 0
         self._runs: list[_Run] = []
         self._limit = _ALL  # the least digest for which there was no room; there is none for those above
         self._counts: dict[int, int] = {}
@@ -85,14 +92,14 @@ class Selection:
         others: list[Feed] = []
         for one in zip(sample_digests(feed, self._inputs), samples(feed, self._inputs), strict=True):
             self._begun.append(one)
-            is_full = len(self._begun) == self._length
-            if is_full or 2 * sum(self._size(sample) for _, sample in self._begun) > self._room:
+            self._begun_size += self._size(one[1])
+            if len(self._begun) == self._length or 2 * self._begun_size > self._room:
                 others += self.end_run()
         return others
 
     def end_run(self) -> list[Feed]:
         """End the run, as at the end of a pass; return the samples that have no place, as `add` does."""
-        begun, self._begun = self._begun, []
+        begun, self._begun, self._begun_size = self._begun, [], 0
         number = self._seen
         self._seen += len(begun)
         digest = sum(digest for digest, _ in begun) % _ALL
@@ -112,6 +119,46 @@ class Selection:
             self._limit = last.digest
             others += last.samples * self._counts.pop(last.digest)
         return others
+
+    def divide(self, find_starts: Callable[[Sequence[Feed]], Sequence[bool]]) -> list[list[Feed]]:
+        """Make each recording one run, after a pass, and return them in the order of their digests.
+
+        Args:
+            find_starts: tells of samples in the order of the data which do not continue the one before.
+        """
+        rows = [
+            (run.number + at, digest, sample, self._counts[run.digest])
+            for run in sorted(self._runs, key=lambda run: run.number)
+            for at, (digest, sample) in enumerate(zip(run.digests, run.samples, strict=True))
+        ]
+        starts = find_starts([sample for _, _, sample, _ in rows])
+        breaks = [
+            at
+            for at, (before, row) in enumerate(pairwise(rows), 1)
+            if starts[at] or row[0] != before[0] + 1 or row[3] != before[3]
+        ]
+        self._runs, self._counts = [], {}
+        for start, stop in pairwise(sorted({0, *breaks, len(rows)})):
+            numbers, digests, found, times = zip(*rows[start:stop], strict=True)
+            run = _Run(sum(digests) % _ALL, [*digests], [*found], 0, numbers[0])
+            self._runs += [] if run.digest in self._counts else [run]
+            self._counts[run.digest] = self._counts.get(run.digest, 0) + times[0]
+        self._runs.sort(key=lambda run: run.digest)
+        return [run.samples for run in self._runs]
+
+    def split(self, count: int) -> None:
+        """Divide the run in which the first `count` samples end: its last ones are among them."""
+        found: list[_Run] = []
+        for run in self._runs:
+            size = len(run.samples)
+            if 0 < count < size:
+                tail, head = run.part(size - count, size), run.part(0, size - count)
+                self._counts |= dict.fromkeys((tail.digest, head.digest), self._counts[run.digest])
+                found += [tail, head]
+            else:
+                found.append(run)
+            count -= size
+        self._runs = found
 
     def move_last(self, digests: Collection[int]) -> None:
         """Put the runs with a sample of these digests behind all others."""

@@ -19,8 +19,28 @@ FORMAT_KEY = "onnxfq.format/"
 """Metadata prefix of a tensor whose storage type is wider than its number format."""
 
 
+LASTING = 4
+"""How many times as long as the longest recording a stream is for which a promise must hold, by the growth of
+its error there."""
+
 LOGITS = "logits "
 """Begins the name of the part that logits are."""
+
+
+class Drift(Record):
+    """How the error of a network that feeds its state back grows along a stream.
+
+    Attributes:
+        loss_db: dB that the SQNR loses in a hundred feeds, at the end of the longest recording.
+        feeds: of that recording, as far as it was run.
+    """
+
+    loss_db: float
+    feeds: Count
+
+    def __str__(self) -> str:
+        """Return `loses 3 dB a hundred feeds, still at feed 600`."""
+        return f"loses {self.loss_db:.2g} dB a hundred feeds, still at feed {self.feeds}"
 
 
 class OutputScore(Record):
@@ -28,7 +48,8 @@ class OutputScore(Record):
 
     Attributes:
         part: name of the part; empty for the whole output.
-        sqnr_db: signal to quantization noise in dB, inf when equal.
+        sqnr_db: signal to quantization noise in dB, inf when equal. Where state is fed back along a stream,
+            the lowest of its windows: the signal of all windows to the noise of one.
         interval: ends in dB of its 90% interval, as an estimate of the SQNR of all samples; None where the
             samples tell none, as a single one does. 0 dB is as low as it reaches below a better figure.
         cosine: of the angle between both.
@@ -38,7 +59,9 @@ class OutputScore(Record):
         moved: whether its elements change places with its values, as boxes that are selected do; such an
             SQNR judges nothing.
         stands_for: outputs that are chosen by this inner tensor, which judges in their place.
-        noises: squared error of each feed over the squared reference of all; not in files.
+        drift: how the error grows along a stream; None where it does not.
+        noises: squared error of each feed, or each window of a stream, over the squared reference of all;
+            not in files.
     """
 
     output: str
@@ -51,6 +74,7 @@ class OutputScore(Record):
     decides: bool = True
     moved: bool = False
     stands_for: tuple[str, ...] = ()
+    drift: Drift | None = None
     noises: tuple[float, ...] = Field((), exclude=True, repr=False)
 
     def __str__(self) -> str:
@@ -175,6 +199,29 @@ class CandidateScore(Record):
     def worst(self) -> OutputScore | None:
         """The one of them with the lowest SQNR; None without any."""
         return min(self.judging, key=lambda one: one.sqnr_db, default=None)
+
+    @property
+    def drifting(self) -> OutputScore | None:
+        """The one of them that loses most dB along a stream; None without any."""
+        found = [one for one in self.judging if one.drift is not None]
+        return max(found, key=lambda one: one.drift.loss_db if one.drift else 0.0, default=None)
+
+    @property
+    def lasting_db(self) -> float:
+        """The least in dB that a promise may count on, along a stream LASTING times as long as was run."""
+        losses = ((one, one.drift) for one in self.judging)
+        return min(
+            (
+                one.low_db - (0.0 if drift is None else (LASTING - 1) * drift.feeds / 100 * drift.loss_db)
+                for one, drift in losses
+            ),
+            default=math.inf,
+        )
+
+    def drift_lines(self) -> list[str]:
+        """Return a line on the growing error of a stream, if it grows."""
+        worst = self.drifting
+        return [] if worst is None else [f"the error grows along the stream: {worst.output!r} {worst.drift}"]
 
     @property
     def broken(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxfq.data.labels import count_right, predict_classes
 from onnxfq.data.outputs import EqualCounts, FlatOutput
-from onnxfq.documents.scores import LOGITS, CandidateScore, EqualShare, OutputScore, SampleScore
+from onnxfq.documents.scores import LOGITS, CandidateScore, Drift, EqualShare, OutputScore, SampleScore
 from onnxfq.errors import ModelError
 from onnxfq.execution.sides import Outputs, Side
 from onnxfq.graph.index import GraphIndex
@@ -23,7 +23,8 @@ from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.patterns.parts import part_sums
 from onnxfq.graph.signature import output_names
 from onnxfq.numerics.intervals import NARROW_DB, interval_db
-from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.numerics.metrics import ErrorSums, ratio_db
+from onnxfq.numerics.windows import divide_windows, fit_loss, window_ratios
 from onnxfq.passes.equalize import with_restored_channels
 from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT
@@ -52,10 +53,12 @@ class CandidateSums:
         fetches: what stands for `outputs` and `tensors` in the candidate.
         sums: by output and tensor.
         parts: sums of the parts, by output.
-        powers: signal and noise of each feed, by output and number of its part.
+        powers: signal and noise of each feed, by output and number of its part, and by number of the feed.
         agreed: rows of the same class, and all rows, by output and tensor.
         shares: counts of equal elements, by discrete output.
-        lowest: lowest SQNR in dB of what judges, by feed.
+        places: the place of each feed among the samples; None for one that only leads to the state of others.
+        steps: number of each feed in its sequence, where candidates took their own state.
+        lowest: lowest SQNR in dB of what judges, by place.
         noises: of everything and of weights alone on the first feeds, by output.
         unlike: shapes that were not compared, by output.
     """
@@ -74,8 +77,10 @@ class CandidateSums:
     fetches: list[str] = field(init=False)
     sums: list[ErrorSums] = field(init=False)
     parts: dict[str, list[ErrorSums]] = field(default_factory=dict)
-    powers: dict[tuple[str, int], list[tuple[float, float]]] = field(default_factory=dict)
-    lowest: list[float] = field(default_factory=list)
+    powers: dict[tuple[str, int], dict[int, tuple[float, float]]] = field(default_factory=dict)
+    places: list[int | None] = field(default_factory=list)
+    steps: Sequence[int] = ()
+    lowest: dict[int, float] = field(default_factory=dict)
     agreed: list[tuple[int, int]] = field(init=False)
     shares: dict[str, EqualCounts] = field(default_factory=dict)
     noises: list[tuple[float, float]] = field(init=False)
@@ -107,7 +112,14 @@ class CandidateSums:
         self.agreed = [(0, 0)] * len(self.fetches)
         self.noises = [(0.0, 0.0)] * len(self.outputs)
 
-    def add(self, got: Outputs, expected: Outputs, truth: NDArray[Any] | None, own: Outputs) -> None:
+    def add(
+        self,
+        got: Outputs,
+        expected: Outputs,
+        truth: NDArray[Any] | None,
+        own: Outputs,
+        place: int | None,
+    ) -> None:
         """Add the outputs of one feed.
 
         Args:
@@ -115,8 +127,11 @@ class CandidateSums:
             expected: the reference's.
             truth: labels of the rows.
             own: outputs of the candidate with its own choices, whose classes count.
+            place: of the feed, see `places`.
         """
-        self.lowest.append(math.inf)
+        self.places.append(place)
+        if place is not None:
+            self.lowest[place] = math.inf
         got, alone = got[: len(self.fetches)], got[len(self.fetches) :]
         flat = (map(FlatOutput.of, values) for values in (expected, got))
         for i, (wanted, given) in enumerate(zip(*flat, strict=True)):
@@ -130,18 +145,23 @@ class CandidateSums:
                 if not wanted.is_discrete:
                     self.unlike.setdefault(name, []).append(shapes)
                     continue
+            if (wanted.is_discrete or is_choice) and place is None:
+                continue
             if wanted.is_discrete or is_choice:
                 counts = self.shares.get(name, EqualCounts())
                 self.shares[name] = counts + wanted.count_equal(given)
                 continue
             found = ErrorSums.from_arrays(want, have)
-            self.sums[i] = self.sums[i] + found
+            if place is not None:
+                self.sums[i] = self.sums[i] + found
             if i < len(self.outputs):
                 self._add_parts(name, found, want, have)
                 if alone and (other := FlatOutput.of(alone[i])).form == wanted.form:
                     whole, weights = self.noises[i]
                     part = ErrorSums.from_arrays(want, other.array).noise
                     self.noises[i] = whole + found.noise, weights + part
+            if place is None:
+                continue
             classes = (name in self.judged.classes and name not in self.judged.parts) or bool(wanted.keys)
             same, rows = _agreement(want, have, classes or (truth is not None and not i))
             self.agreed[i] = (self.agreed[i][0] + same, self.agreed[i][1] + rows)
@@ -151,14 +171,18 @@ class CandidateSums:
     def _add_parts(self, name: str, whole: ErrorSums, want: NDArray[Any], have: NDArray[Any]) -> None:
         parts = self.judged.parts.get(name, ())
         found = part_sums(parts, want, have) if parts else [whole]
-        if parts:
+        place = self.places[-1]
+        if parts and place is not None:
             known = self.parts.get(name, [ErrorSums()] * len(found))
             self.parts[name] = [one + other for one, other in zip(known, found, strict=True)]
-        for place, sums in enumerate(found):
-            self.powers.setdefault((name, place), []).append((sums.signal, sums.noise))
+        for number, sums in enumerate(found):
+            known_powers = self.powers.setdefault((name, number), {})
+            known_powers[len(self.places) - 1] = sums.signal, sums.noise
             if name not in self.judged.moved and name in (self.judged.deciding or self.outputs):
-                self.lowest[-1] = min(self.lowest[-1], sums.sqnr_db)
+                if place is not None:
+                    self.lowest[place] = min(self.lowest[place], sums.sqnr_db)
 
+    @property
     @property
     def is_narrow(self) -> bool:
         """Whether the intervals of what decides are narrower than NARROW_DB; without noise they are."""
@@ -166,7 +190,7 @@ class CandidateSums:
         return all(self._width(place) < NARROW_DB for place in self.powers if place[0] in deciding)
 
     def _width(self, place: tuple[str, int]) -> float:
-        signals, noises = zip(*self.powers[place], strict=True)
+        signals, noises = zip(*self.powers[place].values(), strict=True)
         found = interval_db(signals, noises)
         if found is None:  # a part of zeros decides nothing
             return math.inf if any(noises) and any(signals) else 0.0
@@ -231,7 +255,7 @@ class CandidateSums:
         return choice is None or not choice.follows or name in output_names(self.proto)
 
     def _worst_samples(self) -> tuple[SampleScore, ...]:
-        order = sorted(range(len(self.lowest)), key=self.lowest.__getitem__)[:WORST_SAMPLES]
+        order = sorted(self.lowest, key=self.lowest.__getitem__)[:WORST_SAMPLES]
         return tuple(
             SampleScore(sample=at, sqnr_db=self.lowest[at]) for at in order if self.lowest[at] < math.inf
         )
@@ -246,17 +270,28 @@ class CandidateSums:
                 yield self._score(name, sums, number - 1, **more)
 
     def _score(self, name: str, sums: ErrorSums, place: int = 0, **more: Any) -> OutputScore:
-        powers = self.powers.get((name, place), ())
-        noises = [noise for _, noise in powers]
-        found = interval_db([signal for signal, _ in powers], noises)
+        powers = self.powers.get((name, place), {})
+        signals, noises = [one for one, _ in powers.values()], [one for _, one in powers.values()]
+        sqnr_db, drift = sums.sqnr_db, None
+        if powers and any(self.steps):
+            # A window is a sample: neighbours are alike, and the worst one counts.
+            steps = [self.steps[number] for number in powers]
+            windows = divide_windows(steps, [self.places[number] is not None for number in powers])
+            loss_db = fit_loss(steps, signals, noises)
+            drift = Drift(loss_db=loss_db, feeds=max(steps) + 1) if loss_db else None
+            noises = window_ratios(windows, signals, noises)
+            sqnr_db, signals = ratio_db(1.0, max(noises)), [1.0] * len(noises)
+        total = sum(signals) or 1.0
+        found = interval_db(signals, noises)
         return OutputScore(
             output=name,
-            sqnr_db=sums.sqnr_db,
+            sqnr_db=sqnr_db,
             # Noise as large as the signal is all that a few samples can tell at worst.
-            interval=None if found is None else (max(found[0], min(sums.sqnr_db, 0.0)), found[1]),
+            interval=None if found is None else (min(max(found[0], 0.0), sqnr_db), max(found[1], sqnr_db)),
             cosine=sums.cosine,
             largest_error=sums.largest,
-            noises=tuple(noise / (sums.signal or 1.0) for noise in noises),
+            noises=tuple(noise / total for noise in noises),
+            drift=drift,
             **more,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,11 @@ class FedBack:
             else:
                 found.append(1)
         return found
+
+    @property
+    def steps(self) -> list[int]:
+        """The number of each feed in its sequence, from 0; a feed that continues any state begins none."""
+        return list(accumulate(self._continued, lambda step, names: step + 1 if names else 0, initial=0))[1:]
 
     @property
     def is_stream(self) -> bool:

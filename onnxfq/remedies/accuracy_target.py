@@ -152,7 +152,7 @@ class SqnrAim:
     def __init__(self, wanted: float, choosing: Sequence[Feed], proving: Sequence[Feed]) -> None:
         """Take the samples that choose and those that prove. Raises DataError without any."""
         self.wanted = wanted
-        self.choosing, self.proving = list(choosing), list(proving)
+        self.choosing, self.proving = choosing, proving
         if not self.choosing:
             raise DataError("measuring the noise of layers needs data; give data")
 

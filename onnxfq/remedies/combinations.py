@@ -21,7 +21,7 @@ from onnxfq.remedies.judge import (
     Remedy,
     explain_gain,
 )
-from onnxfq.remedies.samples import PROVING
+from onnxfq.remedies.samples import PROVING, take
 
 BEAM = 2
 """Candidates that the next remedy is tried on: a chain that keeps one misses what only pairs gain."""
@@ -244,7 +244,7 @@ class _Combined:
     def _prove(self) -> dict[str, Gain]:
         """Return the gain of each step of the best candidate on the samples that prove."""
         chain = [self._start, *(step.proposal.candidate for step in self._best.steps)]
-        proving = self._judge.split.proving[:PROVING]
+        proving = take(self._judge.split.proving, PROVING)
         return {
             step.remedy: self._judge.measure_gain(pair, proving)
             for step, pair in zip(self._best.steps, pairwise(chain), strict=True)

@@ -14,6 +14,8 @@ from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import RecipeError
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.execution.sides import LEAST_FEEDS
+from onnxfq.graph.patterns.open_sums import explain_open_sums
+from onnxfq.remedies.beyond_ranges import describe_beyond
 from onnxfq.remedies.cache_error import describe_cache_error
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import Judge
@@ -23,6 +25,7 @@ from onnxfq.remedies.work import limit_samples
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.evaluate import compare_forms
+from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.insert import insert_forms
 from onnxfq.stages.limits import describe_unreached
 from onnxfq.stages.options import QuantizeOptions
@@ -43,6 +46,7 @@ class Forms:
         qdq: the model with Q/DQ pairs in the form of its target; `simulation` for a target without pairs.
         floats: the float32 exceptions of the Q/DQ model; None if the whole non-quantized part is float32.
         evaluation: against the float model; nothing unless the models were compared.
+        beyond: what values beyond the ranges of the compared candidate cost; empty if that is unknown.
     """
 
     encodings: Encodings
@@ -50,6 +54,7 @@ class Forms:
     qdq: onnx.ModelProto
     floats: FloatPlan | None
     evaluation: Evaluation = NOT_COMPARED
+    beyond: str = ""
 
 
 def build_forms(
@@ -121,12 +126,14 @@ def finish_forms(
     if candidate is not judge.start or judge.is_promised:
         forms = build_forms(candidate, judge.options, clock, runs, judge.reported, REPORTED)
         evaluation = judge.with_folds(candidate, forms.evaluation)
-    forms = replace(forms, evaluation=evaluation)
+    beyond = describe_beyond(candidate.statistics, candidate.encodings)
+    forms = replace(forms, evaluation=evaluation, beyond=beyond)
     clock.lap("evaluate")
     complete = candidate.with_all_samples(judge.options, can_round_again(candidate, judge))
     if complete is candidate:
         return candidate, forms
-    return complete, replace(build_forms(complete, judge.options, clock), evaluation=forms.evaluation)
+    built = build_forms(complete, judge.options, clock)
+    return complete, replace(built, evaluation=forms.evaluation, beyond=beyond)
 
 
 def describe_forms(candidate: Candidate, forms: Forms, judge: Judge) -> list[str]:
@@ -139,5 +146,19 @@ def describe_forms(candidate: Candidate, forms: Forms, judge: Judge) -> list[str
             model, candidate.plan, forms.encodings, candidate.session.kept, judge.options.threads
         ),
         judge.start.statistics.describe_growth(),
+        forms.beyond,
+        *_explain_unmeasured(candidate.session),
     ]
     return [line for line in lines if line]
+
+
+def _explain_unmeasured(session: QuantizeSession) -> list[str]:
+    """Return notes on what other data would show: longer streams, other lengths and other batches."""
+    if session.feeds is None:
+        return []
+    shapes = [{name: array.shape for name, array in feed.items()} for feed in session.kept]
+    sizes = {
+        name: [set(axis) for axis in zip(*(one[name] for one in shapes), strict=False)]
+        for name in (shapes[0] if shapes else ())
+    }
+    return [session.feeds.explain_cut(), *explain_open_sums(session.model.proto, sizes)]

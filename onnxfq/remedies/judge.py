@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from onnxfq.choices import REPAIR_DB, THOROUGH
 from onnxfq.data import Feed
+from onnxfq.data.stream import count_runs
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import CandidateScore, Evaluation, name_interval
@@ -28,7 +29,7 @@ from onnxfq.numerics.intervals import ratio_interval_db
 from onnxfq.remedies.accuracy_target import AccuracyTarget, PromiseProof
 from onnxfq.remedies.candidate import Candidate, Sources
 from onnxfq.remedies.folds import Folds
-from onnxfq.remedies.samples import PROVING, REPORTED, Split, split_samples
+from onnxfq.remedies.samples import PROVING, REPORTED, Split, split_samples, take
 from onnxfq.remedies.work import Budget, Work, limit_samples
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.score import score_models
@@ -269,8 +270,8 @@ class Judge:
         is_thorough = accuracy.repair == THOROUGH
         judge = replace(judge, work=work, budget=budget, is_thorough=is_thorough)
         split = judge.split
-        runs = work.opening + work.plain * (len(split.choosing) + min(len(split.proving), PROVING))
-        budget.spend(runs + work.finish(min(len(split.unused), REPORTED)))
+        runs = count_runs(split.choosing) + count_runs(take(split.proving, PROVING))
+        budget.spend(work.opening + work.plain * runs + work.finish(count_runs(take(split.unused, REPORTED))))
         return judge
 
     @property
@@ -348,7 +349,7 @@ class Judge:
         Of a sure remedy these are all samples that do not choose, in folds, unless many are unseen.
         """
         proving = self.split.proving
-        gain = self.measure_gain([before, after], proving[:PROVING])
+        gain = self.measure_gain([before, after], take(proving, PROVING))
         if gain.is_open and len(proving) > PROVING:
             gain = self.measure_gain([before, after], proving)
         if gain.is_open and is_sure and self.folds is not None:
@@ -396,7 +397,7 @@ class Judge:
         worst = min(score.judging, key=lambda one: one.low_db, default=None)
         interval = "" if worst is None else name_interval(worst.interval)
         return PromiseProof(
-            score.low_db, f"{score.lowest_db if worst is None else worst.sqnr_db:.4g}{interval}"
+            score.lasting_db, f"{score.lowest_db if worst is None else worst.sqnr_db:.4g}{interval}"
         )
 
     def with_folds(self, candidate: Candidate, evaluation: Evaluation) -> Evaluation:
@@ -429,7 +430,7 @@ class Judge:
 
     def compare_choosing(self, candidates: int) -> float:
         """Return the runs of comparing so many candidates on the samples that choose."""
-        return self.work.compare(len(self.split.choosing), candidates, is_first=False)
+        return self.work.compare(count_runs(self.split.choosing), candidates, is_first=False)
 
     def choose(self, candidates: Sequence[Candidate]) -> list[float]:
         """Return the SQNR in dB of each candidate on the samples that choose."""
@@ -450,7 +451,7 @@ class Judge:
         session, samples = self.start.session, (id(feeds[0]), len(feeds), narrow_from)
         new = [one for one in candidates if samples not in self.known.setdefault(one, {})]
         if new:
-            self.budget.spend(self.work.compare(len(feeds), len(new), is_first=False))
+            self.budget.spend(self.work.compare(count_runs(feeds), len(new), is_first=False))
         with weights_stored_in(session.scratch):
             if new and samples not in self.wanted:
                 given = session.compared, session.judged, feeds, self.options.threads, self.options.device
@@ -487,4 +488,4 @@ class Judge:
         if candidate is self.start or len(self.kept) < 2:
             scores = () if self.first is None else self.first.candidates[:1]
             return min((one.low_db for one in scores), default=math.inf)
-        return self.prove([candidate], self.split.proving[:PROVING])[0].low_db
+        return self.prove([candidate], take(self.split.proving, PROVING))[0].low_db

@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 
 from onnxfq.choices import RANKING_FEEDS
+from onnxfq.data.stream import StreamSamples, count_runs
 from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Plan
+from onnxfq.documents.scores import LASTING
 from onnxfq.documents.sensitivity import FLOAT, GroupRemedy, Sensitivity
 from onnxfq.errors import RecipeError
 from onnxfq.execution.toggled_segments import count_segments
 from onnxfq.graph.model import Model, list_graphs
 from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.numerics.windows import WINDOW
 from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, MetricAim, PromiseProof, SqnrAim, open_aim
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import WIDE_FORMAT, Judge, Proposal, Refusal, Remedy, explain_gain
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.remedies.runtime_cure import cure_promised
 from onnxfq.remedies.runtime_proof import RuntimeModel, open_in_runtime
-from onnxfq.remedies.samples import REPORTED
+from onnxfq.remedies.samples import REPORTED, take
 from onnxfq.remedies.sensitivity import MEASURED, find_remedy, next_count, rank_groups
 from onnxfq.remedies.task_metric import TaskMetric
 from onnxfq.remedies.widen_activations import describe, explain_fixed_formats, tell_price, widen
@@ -77,6 +80,7 @@ def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     count = 1 if judge.budget.explain_extra(_runs(candidate, judge, RANKING_FEEDS)) else RANKING_FEEDS
     judge.budget.spend(_runs(candidate, judge, count))
     feeds = first_feeds(judge.choosing, count)
+    is_cut = isinstance(judge.choosing, StreamSamples) and count == 1
     ranking = rank_groups(toggles, feeds, candidate.recipe, judge.options.stage("rank"))
     if judge.wide != FLOAT:
         widened = _widen_layers(candidate, judge, ranking, judge.wide)
@@ -86,7 +90,8 @@ def leave_layers(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
             return Refusal(f"no layer gains enough in {judge.wide}")
     verdict = _leave_in_float(candidate, judge, toggles, ranking)
     offer = _offer_format(candidate, judge, ranking)
-    return verdict._replace(details=[*verdict.details, *offer])
+    cut = [f"layers were ranked by {WINDOW} feeds in a row: whole recordings are beyond the budget"]
+    return verdict._replace(details=[*verdict.details, *(cut if is_cut else ()), *offer])
 
 
 def _leave_in_float(
@@ -223,7 +228,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     ranking = rank_groups(
         toggles, first_feeds(session.kept, RANKING_FEEDS), candidate.recipe, options.stage("rank")
     )
-    most, known = len(ranking.groups), {0: chosen}
+    most, known, last = len(ranking.groups), {0: chosen}, candidate
     count = next_count(0, most) if chosen >= aim.wanted else 0  # the part that proves alone may lack it
     wanted = aim.wanted
 
@@ -241,7 +246,7 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         if not count or (count == most and target.fallback == FLOAT):
             break
         choice = ranking.model_copy(update={"remedy": remedy})
-        made = candidate.with_overrides(_overrides(choice), judge.sources.encodings, options)
+        made = last = candidate.with_overrides(_overrides(choice), judge.sources.encodings, options)
         proof = _prove(aim, judge, made, None, open_in_runtime(made, judge))
         if proof.value >= wanted:
             changes = {"wanted": wanted, "before": proven.value, "reached": proof.value}
@@ -256,9 +261,17 @@ def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         count = next_count(count, most)
     raise RecipeError(
         f"recipe {candidate.recipe.name} cannot keep {wanted:g} {aim.measure}: {best.text} was "
-        f"reached, and the next step would change {count} of {most} groups of layers; ask for "
-        "less, take a recipe with wider formats, or give more data"
+        f"reached{_explain_drift(aim, judge, last)}, and the next step would change {count} of {most} groups "
+        "of layers; ask for less, take a recipe with wider formats, or give more data"
     )
+
+
+def _explain_drift(aim: Aim, judge: Judge, candidate: Candidate) -> str:
+    """Return how the error of `candidate` grows along a stream, for a promise that is not kept; or ""."""
+    worst = judge.prove([candidate], aim.proving)[0].drifting if isinstance(aim, SqnrAim) else None
+    if worst is None:
+        return ""
+    return f", by its growth over {LASTING} times the longest recording: {worst.output!r} {worst.drift}"
 
 
 def _overrides(choice: Sensitivity) -> tuple[Override, ...]:
@@ -288,9 +301,10 @@ def _prove(
     The runtime of the target may only lower an SQNR in simulation.
     """
     if isinstance(aim, SqnrAim):
-        proof = judge.prove_promise(candidate)
-        feeds = judge.reported[:REPORTED]
-        lost_db = 0.0 if written is None else written.score(judge, feeds) - judge.score([candidate], feeds)[0]
+        proof, feeds = judge.prove_promise(candidate), take(judge.reported, REPORTED)
+        if written is None:
+            return proof
+        lost_db = written.score(judge, feeds) - judge.prove([candidate], feeds)[0].lasting_db
         return (
             PromiseProof(proof.value + lost_db, f"{proof.text}, {-lost_db:.4g} less")
             if lost_db < 0.0
@@ -378,11 +392,12 @@ def estimate(candidate: Candidate, judge: Judge) -> float:
 def _runs(candidate: Candidate, judge: Judge, feeds: int) -> float:
     """Return the runs of measuring each group alone, from its segment on, and whole models."""
     plan, work = candidate.plan, judge.work
+    choosing = judge.split.choosing
     groups = max(len(plan.weights), len(plan.activations))
-    segments = count_segments(len(plan.placements))
+    segments = 1 if isinstance(choosing, StreamSamples) else count_segments(len(plan.placements))
     runs = groups * (segments + 1) / (2 * segments) + 1 + MEASURED  # if segments cost the same
-    choosing = len(judge.split.choosing)
-    whole = runs * min(feeds, len(judge.kept)) + TRIED * choosing
+    ranking = count_runs(first_feeds(choosing, feeds)) if choosing else 0
+    whole = runs * ranking + TRIED * count_runs(choosing)
     return 4 * work.opening + whole * work.quantized
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Feed
 from onnxfq.data.outputs import FlatOutput
-from onnxfq.data.replay import StreamSamples
+from onnxfq.data.stream import StreamSamples, lead_to
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, ModelError
@@ -29,6 +29,7 @@ from onnxfq.graph.patterns.logits import JudgedTensors
 from onnxfq.graph.patterns.parts import part_sums
 from onnxfq.graph.signature import output_names
 from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.numerics.windows import WINDOW, Places, divide_windows, window_ratios
 from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.passes.insert_fake_quantize import switch_weights, switched_tensors
 from onnxfq.runtime.parallel_runs import count_cores
@@ -38,15 +39,18 @@ from onnxfq.stages.insert import insert_fake_quantize
 from onnxfq.stages.options import RunOptions
 
 
-def first_feeds(kept: Sequence[Feed], count: int) -> list[Feed]:
+def first_feeds(kept: Sequence[Feed], count: int) -> Sequence[Feed]:
     """Return the first `count` of the kept feeds, or all if they are fewer. Raises DataError without.
 
-    They are from several places of a stream, because its neighbours are alike.
+    In a stream these are the last `count` windows, where the error of a state is most, with the feeds that
+    lead there. A single window is returned alone.
     """
     if not kept:
         raise DataError("measuring the noise of layers needs data; give data")
-    step = max(1, len(kept) // count) if isinstance(kept, StreamSamples) else 1
-    return list(kept[::step][:count])
+    if not isinstance(kept, StreamSamples):
+        return kept[:count]
+    found = kept.part(slice(-count * WINDOW, None))
+    return found if count > 1 else [*found]
 
 
 @dataclass(frozen=True)
@@ -193,9 +197,11 @@ class QuantizerToggles:
 
         A ratio is the squared error over the squared float value, each summed over all feeds; inf if the
         model overflows. It is the measure of `CandidateScore.lowest_db`. The results in float are kept for
-        the next call with the same feeds. A stream is run in sequences, as there.
+        the next call with the same feeds. A stream is run in sequences, and its worst window counts.
         """
-        fed_back = self._follow(feeds)
+        given, places = lead_to(feeds)
+        fed_back = self._follow(given)
+        feeds = given if fed_back is not None else feeds
         starts = [self._model.first(state) for state in states]
         traced = sum(start > 0 for start in starts) > 1
         found: list[list[list[ErrorSums]]] = [[] for _ in states]
@@ -220,7 +226,10 @@ class QuantizerToggles:
                     progress(number)
         parts = [len(self.judged.parts.get(name, ())) for name in self.judged.deciding]
         divided = [count > 0 for count in parts for _ in range(max(count, 1))]
-        return [_pool_ratio(sums, divided) for sums in found]
+        windows = [np.arange(len(feeds))]
+        if fed_back is not None:
+            windows = divide_windows(fed_back.steps, [place is not None for place in places])
+        return [_pool_ratio(sums, divided, windows) for sums in found]
 
     def _trace(self, feed: Feed) -> list[Feed]:
         """Return the tensors of the float model before each segment; keep those that decide."""
@@ -281,10 +290,14 @@ def _multiplying_nodes(moves: Mapping[str, Sequence[str]], readers: Iterable[str
     return [name for names in nested for name in names]
 
 
-def _pool_ratio(found: Sequence[Sequence[ErrorSums]], divided: Sequence[bool]) -> float:
-    """Return the largest noise-to-signal ratio, each pooled over feeds; parts that are zero do not count."""
-    pooled = [sum(sums, ErrorSums()) for sums in zip(*found, strict=True)]
-    counting = [one for one, is_part in zip(pooled, divided, strict=True) if one.signal or not is_part]
-    ratios = [one.noise / one.signal if one.signal else math.inf for one in counting if one.noise != 0.0]
-    largest = float(np.max([0.0, *ratios]))
+def _pool_ratio(
+    found: Sequence[Sequence[ErrorSums]], divided: Sequence[bool], windows: Sequence[Places]
+) -> float:
+    """Return the largest noise-to-signal ratio, each pooled over a window; parts that are zero have none."""
+    ratios = [0.0]
+    for sums, is_part in zip(zip(*found, strict=True), divided, strict=True):
+        signals, noises = [one.signal for one in sums], [one.noise for one in sums]
+        if any(signals) or not is_part:
+            ratios += window_ratios(windows, signals, noises)
+    largest = float(np.max(ratios))
     return largest if np.isfinite(largest) else math.inf

@@ -46,7 +46,7 @@ class RuntimeModel:
         return map(dict, map(self.compute, feeds))
 
     def score(self, judge: Judge, feeds: Sequence[Feed]) -> float:
-        """Return the SQNR in dB, as `Evaluation.lowest_db` has it."""
+        """Return the SQNR in dB that a promise may count on."""
         session = judge.start.session
         evaluation = score_models(
             session.compared,
@@ -57,7 +57,7 @@ class RuntimeModel:
             judged=session.judged.with_logits(computed_tensors(self.proto)),
             openers={self.target: self.opener},
         )
-        return evaluation.lowest_db
+        return evaluation.candidates[0].lasting_db
 
 
 def open_in_runtime(candidate: Candidate, judge: Judge) -> RuntimeModel | None:

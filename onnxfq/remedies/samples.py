@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from onnxfq.data import Feed
-from onnxfq.data.replay import StreamSamples
+from onnxfq.data.stream import StreamSamples
 
 CHOOSING = 8
 """Most samples that choose; at most a third of those that are kept."""
@@ -34,7 +34,14 @@ class Split(NamedTuple):
         if not self.unused or self.unused[0] is self.choosing[0]:
             return self.proving
         others = [*self.proving, *self.unused]
-        return StreamSamples(others) if isinstance(self.proving, StreamSamples) else others
+        if isinstance(self.proving, StreamSamples):
+            return StreamSamples(others, self.proving.recordings)
+        return others
+
+
+def take(samples: Sequence[Feed], count: int) -> Sequence[Feed]:
+    """Return the first `count` samples; all of a stream, whose error is that of whole recordings."""
+    return samples if isinstance(samples, StreamSamples) else samples[:count]
 
 
 def split_samples(kept: Sequence[Feed], most: int = PROVING) -> Split:
@@ -42,8 +49,8 @@ def split_samples(kept: Sequence[Feed], most: int = PROVING) -> Split:
 
     With fewer than SHARED samples half choose, half prove, and `unused` is `kept` itself. A single sample
     both chooses and proves, which proves nothing.
-    A third of a stream chooses, and another third proves, each in the order of the runs. Of other samples at
-    most a third and `most` prove.
+    A third of a stream chooses, the next one proves; the last is at the end of recordings, where errors are
+    most. Of other samples at most a third and `most` prove.
     """
     if len(kept) < 2:
         return Split(kept, kept, kept)
@@ -51,8 +58,8 @@ def split_samples(kept: Sequence[Feed], most: int = PROVING) -> Split:
         middle = len(kept) // 2
         return Split(kept[:middle], kept[middle:], kept)
     third = len(kept) // 3
-    is_stream = isinstance(kept, StreamSamples)
-    proving, choosing = (third, third) if is_stream else (min(most, third), min(CHOOSING, third))
+    if isinstance(kept, StreamSamples):
+        return Split(*(kept.part(slice(*ends)) for ends in ((third,), (third, 2 * third), (2 * third, None))))
+    proving, choosing = min(most, third), min(CHOOSING, third)
     end = proving + choosing
-    parts = kept[proving:end], kept[:proving], kept[end:]
-    return Split(*map(StreamSamples, parts)) if is_stream else Split(*parts)
+    return Split(kept[proving:end], kept[:proving], kept[end:])

@@ -62,7 +62,7 @@ def sensitivity(
         data: as for `quantize`; it calibrates, and some samples of it are measured.
         recipe: what is quantized and how.
         statistics: of the data, recorded earlier, so that nothing is observed.
-        samples: number of samples that rank the groups.
+        samples: number of samples that rank the groups; for a stream, of windows of 64 feeds.
         accuracy: find the cheapest groups in float that keep it, see `Sensitivity.remedy`; measured with
             these groups in float even if the promise has another fallback.
         metric: of the task, as in `AccuracyTarget`; ranks the groups that it separates. It is measured on

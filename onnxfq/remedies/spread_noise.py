@@ -38,7 +38,7 @@ def spread_noise(board: QuantizerToggles, address: str, threads: int) -> Iterato
 
         def noise(feeds: Sequence[Feed], states: Sequence[State], progress: Progress | None) -> list[float]:
             if id(feeds) not in sent:
-                sent[id(feeds)] = cluster.put_opening(partial(_Measuring, opening, list(feeds)))
+                sent[id(feeds)] = cluster.put_opening(partial(_Measuring, opening, feeds))
             size = max(1, -(-len(states) // tasks))
             shards = ((list(states[first : first + size]),) for first in range(0, len(states), size))
             found: list[float] = []
@@ -54,7 +54,7 @@ def spread_noise(board: QuantizerToggles, address: str, threads: int) -> Iterato
 class _Measuring:
     """A model in a worker with the feeds that it is measured on: it keeps their float results."""
 
-    def __init__(self, opening: Callable[[], QuantizerToggles], feeds: list[Feed]) -> None:
+    def __init__(self, opening: Callable[[], QuantizerToggles], feeds: Sequence[Feed]) -> None:
         self._board, self._feeds = opening(), feeds
 
     def noise(self, states: list[State]) -> list[float]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from onnxfq.data import Feed
-from onnxfq.data.replay import StreamSamples
+from onnxfq.data.stream import StreamSamples
 from onnxfq.graph.model import list_nodes
 from onnxfq.remedies.layer_costs import WeightSize, measure_costs, weight_sizes
 from onnxfq.remedies.moments import choose_rows

@@ -12,6 +12,7 @@ from onnxfq.choices import Kernels
 from onnxfq.data import Data, Feed
 from onnxfq.data.labels import Labels, read_labels
 from onnxfq.data.replay import KeptFeeds
+from onnxfq.data.stream import count_runs
 from onnxfq.documents.scores import CandidateScore, Evaluation
 from onnxfq.errors import DataError, ModelError, OnnxfqError, nearest
 from onnxfq.execution.channel_order import explain_channel_order, find_channels
@@ -186,7 +187,7 @@ def compare_forms(
         candidates if feeds else {},
         feeds,
         threads=options.threads,
-        progress=options.stage("evaluate", len(feeds)),
+        progress=options.stage("evaluate", count_runs(feeds)),
         device=options.device,
         exact=options.exact,
         narrow_from=0 if options.exact or inputs.judged.states else least,

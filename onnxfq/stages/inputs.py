@@ -80,7 +80,7 @@ class QuantizeSession:
         if self.feeds is None:
             return self
         feeds = KeptFeeds(self.feeds.source)
-        feeds.is_stream = self.feeds.is_stream
+        feeds.find_starts = self.feeds.find_starts
         return replace(self, feeds=feeds)
 
     @cached_property
@@ -178,17 +178,20 @@ def open_inputs(
     session = replace(session, feeds=feeds, runs=runs, scratch=scratch)
     session = session.with_ranks(not observed and bool(lacks_ranks(prepared)))
     if feeds is not None and session.judged.states:
-        feeds.is_stream = _is_stream(session, feeds.read_samples(STREAM_FEEDS), options)
+        if _follow(session, options, feeds.read_samples(STREAM_FEEDS)).is_stream:
+            feeds.find_starts = lambda samples: [
+                not step for step in _follow(session, options, samples).steps
+            ]
     return session
 
 
-def _is_stream(session: QuantizeSession, first: Sequence[Feed], options: RunOptions) -> bool:
-    """Tell whether samples have the state that the float model leaves on the one before."""
+def _follow(session: QuantizeSession, options: RunOptions, samples: Sequence[Feed]) -> FedBack:
+    """Return which samples have the state that the float model leaves on the one before."""
     outputs = [*session.judged.states]
     fed_back, side = FedBack(session.judged.states, outputs), Side(session.compared, outputs, exact=False)
-    for _ in run_sides([side], first, options.threads, options.device, fed_back=fed_back):
+    for _ in run_sides([side], samples, options.threads, options.device, fed_back=fed_back):
         pass
-    return fed_back.is_stream
+    return fed_back
 
 
 def embed_weights(model: Model, proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import onnx
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from onnxfq.choices import DeviceChoice
 from onnxfq.data import Feed
 from onnxfq.data.labels import RightClasses, refuse_label_count
+from onnxfq.data.stream import StreamSamples, lead_to
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import ModelError
 from onnxfq.execution.candidate_sums import CandidateSums
@@ -21,6 +23,7 @@ from onnxfq.execution.sequences import FedBack
 from onnxfq.execution.sides import LEAST_FEEDS, Outputs, Side, run_sides
 from onnxfq.graph.patterns.logits import NOTHING_KNOWN, JudgedTensors
 from onnxfq.graph.signature import output_names
+from onnxfq.numerics.windows import WINDOW
 from onnxfq.runtime.session import Progress
 from onnxfq.targets.target import Opener
 
@@ -53,7 +56,8 @@ def score_models(
     have the share of equal elements. Floats are left out for a feed on which they have another size along
     an axis that the reference leaves open, such as the boxes of a detector.
 
-    A candidate takes the state that it left on the feed before, if the feed has what the reference left.
+    A candidate takes the state that it left on the feed before, if the feed has what the reference left. The
+    worst window of such a stream gives the SQNR. Samples of recordings are run behind the ones before them.
 
     Args:
         reference: the float model.
@@ -108,28 +112,36 @@ def score_models(
     if expected is None:
         sides.insert(0, Side(reference, [*names, *tensors], exact=False))
     classes = None if labels is None else RightClasses(labels, names[0])
-    done = 0
+    places: Iterator[int | None] = count()
+    if fed_back and isinstance(feeds, StreamSamples):
+        feeds, kept = lead_to(feeds)
+        places = iter(kept)
+    done = counted = 0
     part = LEAST_FEEDS if narrow_from or fed_back else None
     with closing(run_sides(sides, feeds, threads, device, part, fed_back, choices)) as outputs:
         known = zip(outputs, expected or (), strict=False)
         rows = outputs if expected is None else ([first, *row] for row, first in known)
-        for wanted, *results in rows:
+        for place, (wanted, *results) in zip(places, rows, strict=False):
             truth = None if classes is None else classes.add(wanted[0])
             for run, got, own in zip(runs, results, results[-len(runs) :], strict=False):
-                run.add(got, wanted, truth, own)
+                run.add(got, wanted, truth, own, place)
             done += 1
+            counted += place is not None
             if progress is not None:
                 progress(done)
             is_enough = narrow_from and done >= narrow_from and done % LEAST_FEEDS == 0
             if is_enough and all(run.is_narrow for run in runs):
                 break
+    for run in runs:
+        run.steps = [] if fed_back is None else fed_back.steps
+    scores = tuple(run.score(done, 0 if classes is None else classes.rows) for run in runs)
     if classes is not None and classes.rows != classes.labels.size and not more_labels:
         raise refuse_label_count(classes.labels, str(classes.rows), names[0])
     return Evaluation(
         reference=reference_name,
-        feeds=done,
+        feeds=counted,
         accuracy=None if classes is None else classes.right / classes.rows,
-        candidates=tuple(run.score(done, 0 if classes is None else classes.rows) for run in runs),
+        candidates=scores,
         notes=(
             *(
                 f"output {name!r} is selected by values: its SQNR judges nothing"
@@ -137,6 +149,7 @@ def score_models(
             ),
             *_describe_choices(judged),
             *_describe_states(judged.states, fed_back),
+            *(f"{score.candidate}: {line}" for score in scores for line in score.drift_lines()),
             *(note for run in runs for note in run.notes(done)),
             *([] if classes is None else classes.notes()),
         ),
@@ -169,7 +182,10 @@ def _describe_run(lengths: Sequence[int]) -> str:
     if max(lengths, default=0) > 1:
         total = sum(lengths)
         given = f"state fed back to {total - len(lengths)} of {total} feeds"
-        return f"; sequences of up to {max(lengths)} feeds were run, {given}"
+        return (
+            f"; sequences of up to {max(lengths)} feeds were run, {given}, and the worst {WINDOW} feeds "
+            f"after the first {WINDOW} of a sequence count"
+        )
     return "; no feed has the state that the one before leaves, and frames were compared" if lengths else ""
 
 
