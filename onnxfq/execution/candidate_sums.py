@@ -183,7 +183,6 @@ class CandidateSums:
                     self.lowest[place] = min(self.lowest[place], sums.sqnr_db)
 
     @property
-    @property
     def is_narrow(self) -> bool:
         """Whether the intervals of what decides are narrower than NARROW_DB; without noise they are."""
         deciding = set(self.judged.deciding or self.outputs) - set(self.judged.moved)
