@@ -133,7 +133,10 @@ class Form:
     @property
     def key(self) -> tuple[str, tuple[tuple[str, Any], ...], str, str]:
         """What tells it from others in the table: operator, attributes that matter, product and reducer."""
-        given = {name: OTHER if isinstance(value, list) else value for name, value in self.attributes.items()}
+        given = {
+            name: OTHER if isinstance(value, list | float) else value
+            for name, value in self.attributes.items()
+        }
         kept = tuple(sorted(item for item in given.items() if item[0] not in _SHAPING))
         return self.op, kept, self.product, self.reducer
 

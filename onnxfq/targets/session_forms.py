@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import TensorProto
+from onnx.defs import get_schema
+from onnx.helper import get_attribute_value
 
 from onnxfq.documents.override import Override
 from onnxfq.graph.follow import Node, Tensor
@@ -29,13 +31,14 @@ from onnxfq.targets.reading.quantizer_reader import quantizer
 TABLE_FILE = Path(__file__).with_suffix(".json")
 
 OTHER = "other"
-"""Stands for a list with a number other than the default of the attribute."""
+"""Stands for a float, or a list with a number, other than the default of the attribute."""
 
 REFUSES = "refuses"
 """What a runtime says that does not open a form, or ends the process."""
 
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 _DEFAULTS = {"pads": 0, "strides": 1, "dilations": 1}
+"""Numbers of lists that are the default; that of a float is its schema's."""
 
 
 class SessionForm(NamedTuple):
@@ -154,8 +157,11 @@ def _match(node: Node, form: SessionForm) -> FoundForm | None:
 
 def _has(node: Node, name: str, value: Any) -> bool:
     given = node.attribute(name) if hasattr(node, "attribute") else node.attrs.get(name)
-    if value == OTHER:
+    if value == OTHER and name in _DEFAULTS:
         return given is not None and any(one != _DEFAULTS[name] for one in given)
+    if value == OTHER:
+        usual = get_schema(node.op).attributes[name].default_value
+        return given is not None and given != get_attribute_value(usual)
     return bool((given.decode() if isinstance(given, bytes) else given) == value)
 
 
