@@ -36,9 +36,9 @@ from onnxfq.runtime.session import Session
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.support.clock import Clock
-from onnxfq.targets import session_forms
+from onnxfq.targets.reading import session_forms
+from onnxfq.targets.reading.session_forms import OTHER, REFUSES, TABLE_FILE
 from onnxfq.targets.recipes import load_recipe
-from onnxfq.targets.session_forms import OTHER, REFUSES, TABLE_FILE
 from onnxfq.targets.target import target_by_name
 
 LAST_OPSET = 25
@@ -97,7 +97,7 @@ _VALUES: dict[str, Sequence[Any]] = {
     "num_groups": (4,),
     "stash_type": (),
 }
-"""Values of attributes beside their default. Others are part of the operator below, or have none."""
+"""Values of attributes next to their default. Others are part of the operator below, or have none."""
 
 
 def floats(*shape: int, seed: int = 0, scale: float = 0.5) -> NDArray[np.float32]:
@@ -132,7 +132,7 @@ class Form:
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, Any], ...], str, str]:
-        """What tells it from others in the table: operator, attributes that matter, product and reducer."""
+        """Key of its row in the table: operator, attributes that matter, product and reducer."""
         given = {
             name: OTHER if isinstance(value, list | float) else value
             for name, value in self.attributes.items()
@@ -193,7 +193,7 @@ _SHAPING = frozenset(
 """Attributes whose values do not tell forms apart."""
 
 _MOST = {"AveragePool": 3, "LpPool": 1, "Resize": 1, "ConvTranspose": 1, "Conv": 1}
-"""Most attributes beside their default at once, by operator."""
+"""Most attributes with other values than their default at once, by operator."""
 
 _DOMAINS = dict.fromkeys(("Acos", "Asin", "Atanh", "Log", "Sqrt", "ReduceLogSum"), "Sigmoid") | {
     "Acosh": "Cosh"
@@ -453,7 +453,7 @@ def _run_float(proto: onnx.ModelProto, shape: Sequence[int]) -> NDArray[Any] | N
 
 @dataclass(frozen=True)
 class Answer:
-    """What a runtime makes of a network.
+    """Result of a network in a runtime.
 
     Attributes:
         simulated: SQNR in dB of the simulation, to the float model.
@@ -527,7 +527,7 @@ class Tried(NamedTuple):
 
 
 def try_form(form: Form, runtime: str) -> Tried | None:
-    """Return what `runtime` makes of a form; None if it has no network, or the float network is no better."""
+    """Return how a form runs in `runtime`; None without a network, or if the float network runs as badly."""
     network = build_network(form)
     if network is None:
         return None
@@ -560,7 +560,7 @@ def _is_cured(network: onnx.ModelProto, runtime: str, kept: Sequence[str]) -> bo
 
 
 def make_rows(tried: Sequence[Tried]) -> list[dict[str, Any]]:
-    """Return the rows of forms that are wrong in every network with their key, without those of others."""
+    """Return the rows of forms that are wrong in every network with their key, without rows that others cover."""
     by_key: dict[Any, dict[int, list[Tried]]] = defaultdict(lambda: defaultdict(list))
     for one in tried:
         by_key[one.form.key][one.form.opset].append(one)

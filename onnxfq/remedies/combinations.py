@@ -12,7 +12,6 @@ from typing import NamedTuple
 from onnxfq.documents.trial import Trial
 from onnxfq.remedies.candidate import Candidate
 from onnxfq.remedies.judge import (
-    LEAST_GAIN_DB,
     NOTHING_GAINS,
     Gain,
     Judge,
@@ -20,6 +19,7 @@ from onnxfq.remedies.judge import (
     Refusal,
     Remedy,
     explain_gain,
+    explain_limit,
 )
 from onnxfq.remedies.samples import PROVING, take
 
@@ -128,8 +128,8 @@ class _Combined:
             if why and (sound or name != order[0]):
                 most = f" ({gains[name]:.1f} dB at most)" if math.isfinite(gains[name]) else ""
                 self._refusals[name] = Refusal(why + most)
-            elif gains[name] < LEAST_GAIN_DB:
-                self._refusals[name] = Refusal(f"it gains {gains[name]:.1f} dB at most")
+            elif explain_limit(gains[name]):
+                self._refusals[name] = Refusal(explain_limit(gains[name]))
             else:
                 self._reserved[name] = costs[name]
         kept, whole = start, None
@@ -209,7 +209,7 @@ class _Combined:
         for remedy in remedies:
             begun = perf_counter()
             self._reserved.pop(remedy.name, None)
-            if self._limits.get(remedy.name, math.inf) < LEAST_GAIN_DB:
+            if explain_limit(self._limits.get(remedy.name, math.inf)):
                 continue
             if remedy.name in self._refusals:  # those before it may have taken less than was estimated
                 others = sum(self._reserved.values()) + self._left[remedy.name]

@@ -58,6 +58,11 @@ def explain_gain(before_db: float, after_db: float) -> str:
     return f"it {'gains' if gain >= 0 else 'loses'} {abs(gain):.1f} dB and must gain {LEAST_GAIN_DB}"
 
 
+def explain_limit(most_db: float) -> str:
+    """Return why what gains so many dB at most is not tried; empty if it may gain enough."""
+    return f"it gains {most_db:.1f} dB at most" if most_db < LEAST_GAIN_DB else ""
+
+
 def keeps_sqnr(before: Sequence[float], after: Sequence[float]) -> bool:
     """Tell whether no figure in dB is lower by more than what proves nothing, as a repair of a fault must."""
     return all(new >= old - HARMLESS_DB for old, new in zip(before, after, strict=True))

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 # `benchmarks/work.py` fits them to processor times, and has their errors on networks that it leaves out.
 
 ELEMENT = 25.0
-"""Of each element that a product reads or writes, or a pair rounds."""
+"""An element that a product reads or writes, or a pair rounds."""
 
 NODE = 2.5e5
-"""Of an operator, without its multiply-adds and elements."""
+"""An operator, without its multiply-adds and elements."""
 
 HANDLED = 2e7
-"""Of an operator or tensor that a stage handles, or a session opens."""
+"""An operator or tensor that a stage handles, or a session opens."""
 
 SEARCHED = 1e4
-"""Of each element of a weight whose scales or channel factors are searched."""
+"""An element of a weight whose scales or channel factors are searched."""
 
 LINEAR = 2.0
-"""Of a multiply-add of linear algebra, in float64."""
+"""A multiply-add of linear algebra, in float64."""
 
 STAGES = 10
 """Stages that handle each operator: from loading and planning to both forms and their sessions."""

@@ -17,8 +17,8 @@ from builders import build, weights
 
 import onnxfq
 from onnxfq.remedies.accuracy_target import AccuracyTarget
-from onnxfq.targets import session_forms
-from onnxfq.targets.session_forms import TABLE_FILE, read_table
+from onnxfq.targets.reading import session_forms
+from onnxfq.targets.reading.session_forms import TABLE_FILE, read_table
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "runtime_forms.py"
 EVERY = 97

@@ -16,7 +16,7 @@ from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.operands import ExpectedPrecision, Units
 from onnxfq.targets.reading.proof import make_check
-from onnxfq.targets.session_forms import check_forms
+from onnxfq.targets.reading.session_forms import check_forms
 
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 UNITS: Units = {

@@ -20,7 +20,7 @@ from onnxfq.targets.reading.general_rules import check_quantized
 from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand, Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.quantizer_reader import Quantizer
-from onnxfq.targets.session_forms import check_forms
+from onnxfq.targets.reading.session_forms import check_forms
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 _BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})

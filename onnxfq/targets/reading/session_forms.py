@@ -3,7 +3,7 @@
 `session_forms.json` has what a release of ONNX Runtime and of OpenVINO makes of each operator, value of an
 attribute and opset between two products, next to the simulation, and what in float cures it.
 `scripts/runtime_forms.py` makes the table, and a test compares it. Plans and `check` read it, alike on every
-machine; a written file is run besides.
+machine.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ OTHER = "other"
 """Stands for a float, or a list with a number, other than the default of the attribute."""
 
 REFUSES = "refuses"
-"""What a runtime says that does not open a form, or ends the process."""
+"""Word for a runtime that does not open a form, or ends the process."""
 
 _PRODUCTS = frozenset({"Conv", "Gemm", "MatMul"})
 _DEFAULTS = {"pads": 0, "strides": 1, "dilations": 1}
-"""Numbers of lists that are the default; that of a float is its schema's."""
+"""Numbers of lists that are the default; a float has its default in its schema."""
 
 
 class SessionForm(NamedTuple):
