@@ -11,6 +11,7 @@ other samples: of 256 those for which both models choose the same by themselves.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -30,7 +31,7 @@ SAMPLES = 256
 HEADS = "network, recipe, nearest: true, default: printed, true, same, promised 30: printed, true".split(", ")
 
 
-def measure(network: SelectingNetwork, recipe: onnxfq.Recipe, promise: float | None) -> tuple[str, str, str]:
+def measure(network: SelectingNetwork, recipe: onnxfq.Recipe, promise: float | None) -> tuple[str, ...]:
     """Return the figure that is printed, the true one in dB and the share of samples."""
     feeds = [{"x": x[None]} for x in network.data(SAMPLES, 1)["x"]]
     with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +42,8 @@ def measure(network: SelectingNetwork, recipe: onnxfq.Recipe, promise: float | N
         except OnnxfqError:
             return "refused", "", ""
         true_db, count = sqnr_where_equal(network, onnx.load(path), network.data(SAMPLES, 7))
-    return f"{result.evaluation.lowest_db:.1f}", f"{true_db:.1f}", f"{count / SAMPLES:.0%}"
+    figures = ("equal" if one == math.inf else f"{one:.1f}" for one in (result.evaluation.lowest_db, true_db))
+    return *figures, f"{count / SAMPLES:.0%}"
 
 
 def row(name: str, recipe_name: str) -> list[str]:

@@ -75,12 +75,12 @@ def test_the_cost_of_repair_is_measured(tmp_path: Path, script: Callable[[str], 
 def test_what_lies_behind_a_choice_is_measured(
     script: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row has what is printed and what is true, which agree; a promise is true."""
+    """A row has what is printed and what is true: of few samples no more is printed than is true."""
     selections = script("selections")
     monkeypatch.setattr(selections, "SAMPLES", 48)
     row = dict(zip(selections.HEADS[2:-2], selections.row("codec", "tensorrt-int8")[2:-2], strict=True))
     printed, true = float(row["default: printed"]), float(row["true"])
-    assert abs(printed - true) < 3 and true > float(row["nearest: true"]) - 1 and row["same"].endswith("%")
+    assert 30 < printed < true + 2 and true > float(row["nearest: true"]) - 1 and row["same"].endswith("%")
 
 
 def test_drift_is_measured(script: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -408,3 +408,24 @@ def test_openvino_takes_choices(name: str, tmp_path: Path) -> None:
     files = network.proto, tmp_path / "q.onnx", feeds[:16]
     simulated, opened = (onnxfq.evaluate(*files, runtime=one) for one in ("onnxruntime", "openvino"))
     assert opened.lowest_db > 25 and opened.lowest_db == pytest.approx(simulated.lowest_db, abs=1.5)
+
+
+def test_samples_of_other_shapes_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Where a number of rows still depends on the quantized values, rounding leaves such samples out."""
+    text = """g (float[N,16] x) => (float[M,16] y) {
+        a = MatMul (x, wa) s = MatMul (a, ws) r = Round (s) u = Unique (r) w = Reshape (u, column)
+        q = MatMul (w, row) p = Relu (q) y = MatMul (p, wb) }"""
+    arrays: Arrays = {
+        "wa": CONSTANTS["wa"],
+        "wb": CONSTANTS["wb"],
+        "ws": normal(16, 16, seed=2, scale=0.6),
+        "column": np.int64([-1, 1]),
+        "row": normal(1, 16, seed=4),
+    }
+    onnxfq.quantize(
+        build(text, arrays),
+        {"x": normal(40, 16, seed=0)},
+        recipe=recipe_with("qronos"),
+        accuracy=onnxfq.AccuracyTarget(repair=None),
+    )
+    assert any("rounding leaves out" in one and "'w'" in one for one in caplog.messages)

@@ -48,7 +48,7 @@ class GivenChoices:
     def watch(
         self, feeds: Iterable[Feed], expected: Iterable[list[Any]]
     ) -> tuple[Iterator[Feed], Iterator[list[Any]]]:
-        """Return `feeds`, and what the reference returned on those of them that were read."""
+        """Return `feeds`, and the outputs of the reference on each feed that was read."""
         made: deque[list[Any]] = deque()
 
         def watched() -> Iterator[Feed]:

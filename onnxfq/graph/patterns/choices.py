@@ -47,22 +47,7 @@ _KEEPS_WHOLE = (
     MOVES
     | REPEATS
     | SPLITS
-    | {
-        "Add",
-        "Cast",
-        "Clip",
-        "Concat",
-        "CumSum",
-        "Max",
-        "Min",
-        "Mul",
-        "ReduceMax",
-        "ReduceMin",
-        "ReduceSum",
-        "Relu",
-        "Sub",
-        "Where",
-    }
+    | set("Add Cast Clip Concat CumSum Max Min Mul ReduceMax ReduceMin ReduceSum Relu Sub Where".split())
 )
 """Operators that give whole numbers of whole numbers, such as the length of a sound of rounded durations."""
 
