@@ -41,8 +41,8 @@ def finish_proven(
 ) -> tuple[Candidate, Forms]:
     """Return what `finish_forms` returns, proven in the runtime of its target.
 
-    Operators that the runtime computes otherwise stay in float. Where that changes nothing the proof names
-    the difference.
+    Operators that the runtime computes otherwise stay in float. The proof names a difference that this does
+    not cure.
     """
     done, made = finish_forms(judge, candidate, forms, clock, runs)
     proof = prove_candidate(judge, done, made, runs)

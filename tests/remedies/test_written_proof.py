@@ -134,7 +134,7 @@ def test_openvino_computes_what_is_printed(kind: str) -> None:
 @pytest.mark.parametrize("kind", HONEST)
 @pytest.mark.wide_sums
 def test_nothing_stays_in_float_without_need(kind: str) -> None:
-    """Where both agree the file is that of the recipe, in any order of the data."""
+    """The file is the one of the recipe if both agree, in any order of the data."""
     made = assert_as_printed(HONEST[kind], "onnxruntime-int8", run_onnxruntime)
     turned = onnxfq.quantize(
         between(HONEST[kind]), {"x": DATA["x"][::-1]}, recipe="onnxruntime-int8", accuracy=OFF
@@ -276,7 +276,7 @@ def test_what_cannot_be_cured_ends_with_3(
 
 
 def test_a_runtime_that_refuses_the_file(register: Callable[..., None]) -> None:
-    """The operator that it refuses is found as well, and a refusal of everything is told."""
+    """The operator that it refuses is found as well, and a refusal of everything has a line."""
 
     def open_strict(refused: Callable[[onnx.ModelProto], bool]) -> Callable[..., Any]:
         honest = open_lying(lambda proto: False)
