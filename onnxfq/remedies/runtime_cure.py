@@ -26,10 +26,10 @@ from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.clock import Clock
 from onnxfq.targets.target import target_by_name
 
-OPENED = 64
+OPENED = 256
 """Samples from which on the file also runs as users open it, where that differs.
 
-OpenVINO compiles for 40 runs of a convolutional network, which fewer samples make a third of the whole job.
+OpenVINO compiles a convolutional network in the time of 40 runs: of fewer samples a quarter of the whole job.
 """
 
 _ROUNDS = 4
