@@ -391,8 +391,11 @@ def test_sums_that_saturate_are_told_and_not_repaired(
 
 
 @needs_openvino
-def test_what_users_open_decides_nothing(register: Callable[..., None]) -> None:
+def test_what_users_open_decides_nothing(
+    register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A processor's own float type is a second line."""
+    monkeypatch.setattr(runtime_cure, "OPENED", 40)
     register(values=open_lying(lambda proto: False), open=open_lying(has_pairs()), differs=lambda: "half")
     made = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
     assert made.proof is not None and not made.proof.difference and made.proof.opened_db is not None
