@@ -3,7 +3,8 @@
     python benchmarks/proof.py [--folder FOLDER] [--targets NAME ...] [--rounds 3] [--out PAGE.md]
 
 Both are whole commands, their start and the import of the runtime included: networks with random weights on
-16 samples, and those of FOLDER on up to 64. They take turns, and processor time of all threads is counted.
+16 samples, and the trained ones of FOLDER on up to 64. They take turns, and processor time of all threads
+is counted.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from onnxfq.support.records import Count, Record
 
 
 class Proof(Record):
-    """What the runtime of users computes of a written file.
+    """Figures of a written file in the runtime of its users.
 
     Attributes:
         runtime: name and release; empty if nothing ran.

@@ -265,7 +265,7 @@ class Evaluation(Document):
 
     @property
     def lost_db(self) -> float:
-        """What the runtime of the target loses beside the simulation in dB."""
+        """Loss in dB in the runtime of the target, next to the simulation."""
         return 0.0 if self.proof is None else self.proof.lost_db
 
     @property

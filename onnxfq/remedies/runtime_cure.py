@@ -26,10 +26,10 @@ from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.clock import Clock
 from onnxfq.targets.target import target_by_name
 
-OPENED = 64
+OPENED = 256
 """Samples from which on the file also runs as users open it, where that differs.
 
-OpenVINO compiles for 40 runs of a convolutional network, which fewer samples make a third of the whole job.
+OpenVINO compiles a convolutional network in the time of 40 runs: of fewer samples a quarter of the whole job.
 """
 
 _ROUNDS = 4
@@ -41,8 +41,8 @@ def finish_proven(
 ) -> tuple[Candidate, Forms]:
     """Return what `finish_forms` returns, proven in the runtime of its target.
 
-    Operators that the runtime computes otherwise stay in float. Where that changes nothing the proof names
-    the difference.
+    Operators that the runtime computes otherwise stay in float. The proof names a difference that this does
+    not cure.
     """
     done, made = finish_forms(judge, candidate, forms, clock, runs)
     proof = prove_candidate(judge, done, made, runs)

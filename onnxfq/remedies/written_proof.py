@@ -37,7 +37,7 @@ DIFFERENCE_DB = 1.0
 """Loss in dB from which a runtime computes another model than the simulation."""
 
 REACH_DB = 80.0
-"""SQNR from which a difference is that of sums in float32, which every runtime adds in its own order."""
+"""SQNR from which a difference comes from sums in float32, which every runtime adds in another order."""
 
 _SIMULATED, _OPENED = "simulation", "as opened"
 
@@ -64,7 +64,7 @@ class Written:
 
     @property
     def common(self) -> JudgedTensors:
-        """What judges, with the logits that both forms have."""
+        """The tensors that judge, with the logits that both forms have."""
         judged = self.judged.with_logits(computed_tensors(self.simulation))
         return judged.with_logits(computed_tensors(self.proto))
 

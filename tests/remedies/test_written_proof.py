@@ -134,7 +134,7 @@ def test_openvino_computes_what_is_printed(kind: str) -> None:
 @pytest.mark.parametrize("kind", HONEST)
 @pytest.mark.wide_sums
 def test_nothing_stays_in_float_without_need(kind: str) -> None:
-    """Where both agree the file is that of the recipe, in any order of the data."""
+    """The file is the one of the recipe if both agree, in any order of the data."""
     made = assert_as_printed(HONEST[kind], "onnxruntime-int8", run_onnxruntime)
     turned = onnxfq.quantize(
         between(HONEST[kind]), {"x": DATA["x"][::-1]}, recipe="onnxruntime-int8", accuracy=OFF
@@ -276,7 +276,7 @@ def test_what_cannot_be_cured_ends_with_3(
 
 
 def test_a_runtime_that_refuses_the_file(register: Callable[..., None]) -> None:
-    """The operator that it refuses is found as well, and a refusal of everything is told."""
+    """The operator that it refuses is found as well, and a refusal of everything has a line."""
 
     def open_strict(refused: Callable[[onnx.ModelProto], bool]) -> Callable[..., Any]:
         honest = open_lying(lambda proto: False)
@@ -391,8 +391,11 @@ def test_sums_that_saturate_are_told_and_not_repaired(
 
 
 @needs_openvino
-def test_what_users_open_decides_nothing(register: Callable[..., None]) -> None:
+def test_what_users_open_decides_nothing(
+    register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A processor's own float type is a second line."""
+    monkeypatch.setattr(runtime_cure, "OPENED", 40)
     register(values=open_lying(lambda proto: False), open=open_lying(has_pairs()), differs=lambda: "half")
     made = onnxfq.quantize(chain(), ROWS, recipe="liar-int8", accuracy=OFF)
     assert made.proof is not None and not made.proof.difference and made.proof.opened_db is not None
