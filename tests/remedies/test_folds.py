@@ -93,9 +93,8 @@ def test_a_promise_is_proven_in_folds() -> None:
     few = quantize(draw(6), accuracy=onnxfq.AccuracyTarget(min_sqnr=5.0))
     assert few.evaluation.folds == 2 and few.evaluation.feeds == 3
     x = draw(40)
-    x[:2] *= 3.5  # not so large that they stand apart
     wanted = quantize(x).evaluation.candidates[0].low_db - 0.1
-    with pytest.raises(onnxfq.errors.RecipeError, match="with ranges of fewer samples|to .* was reached"):
+    with pytest.raises(onnxfq.errors.RecipeError, match="with ranges of fewer samples was reached"):
         quantize(x, accuracy=onnxfq.AccuracyTarget(min_sqnr=wanted))
 
 
