@@ -1,17 +1,18 @@
 """Intervals of an SQNR: how often they hold the figure of all samples, and promises on samples of any size.
 
-    python benchmarks/intervals.py [--folder FOLDER] [--only TEXT,TEXT] [--seeds 5] [--out benchmarks/results/intervals.md]
+    python benchmarks/intervals.py [--folder FOLDER] [--only TEXT,TEXT] [--seeds 5] [--out PAGE.md]
 
 Three sections. Draws of a few samples from many: noise of lognormal size, and with `--folder`, the one of
-`real_models.py`, the outputs of trained networks. Promises of 30 dB on samples of lognormal size, and what the
-kept ones have on 200 others. With `--folder`, the printed interval of trained networks and the figure of the
-data of their task.
+`real_models.py`, the outputs of trained networks. Promises of 30 dB on samples of lognormal size, and what
+the kept ones have on 200 others. With `--folder`, the printed interval of trained networks and the figure of
+the data of their task.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -74,15 +75,15 @@ def draw_samples(folder: Folder, case: Case) -> Iterator[str]:
     model = folder.path / case.file
     off = onnxfq.AccuracyTarget(repair=None)
     made = onnxfq.quantize(model, folder.feeds(case), recipe="tensorrt-int8", accuracy=off).simulation
-    file = Path(f"/tmp/{case.name}.simulated.onnx")
-    onnxfq.save(made, file)
-    runs = open_model(model), open_model(file, "ORT_ENABLE_BASIC")
+    with tempfile.TemporaryDirectory() as work:
+        file = Path(work) / "simulated.onnx"
+        onnxfq.save(made, file)
+        runs = open_model(model), open_model(file, "ORT_ENABLE_BASIC")
     powers = []
     for feed in folder.task_feeds(case):
         want, got = (run(feed)[0].astype(np.float64) for run in runs)
         rows = want.reshape(len(want), -1), (want - got).reshape(len(want), -1)
         powers += list(zip(*(np.square(array).sum(1) for array in rows), strict=True))
-    file.unlink()
     signals, noises = np.asarray(powers).T
 
     def draw(rng: np.random.Generator, count: int) -> Powers:
@@ -129,10 +130,8 @@ def promise(name: str, seed: int, wanted_db: float = PROMISED_DB) -> float | Non
 def list_promises(seeds: int) -> tuple[list[list[str]], str]:
     """Return a row for each network, and how many promises are broken."""
     found = {name: [promise(name, seed) for seed in range(seeds)] for name in BODIES}
-    rows = [
-        [name, ", ".join("refused" if db is None else f"{db:.1f}" for db in own)]
-        for name, own in found.items()
-    ]
+    texts = {name: ["refused" if db is None else f"{db:.1f}" for db in own] for name, own in found.items()}
+    rows = [[name, ", ".join(own)] for name, own in texts.items()]
     kept = [db for own in found.values() for db in own if db is not None]
     broken = [PROMISED_DB - db for db in kept if db < PROMISED_DB]
     total = seeds * len(BODIES)
@@ -172,14 +171,14 @@ def main() -> None:
         rows += [[case.name, *draw_samples(folder, case)] for case in drawn]
     head = ["noise", *(f"{count} samples" for count in COUNTS)]
     text = (
-        f"Share of {DRAWS} draws whose interval holds the figure of all samples (wanted is 0.90), share whose\n"
-        f"lower end is below it (0.95), and the median width.\n\n{markdown_table(head, rows)}"
+        f"Share of {DRAWS} draws whose interval holds the figure of all samples (wanted is 0.90), share\n"
+        f"whose lower end is below it (0.95), and the median width.\n\n{markdown_table(head, rows)}"
     )
     write_section(asked.out, "Intervals of an SQNR", "How often they hold", text)
     rows, line = list_promises(asked.seeds)
     text = (
-        f"Promises of {PROMISED_DB:g} dB by {SAMPLES} samples of lognormal size (the logarithm has the standard\n"
-        f"deviation {SPREAD:g}), and the SQNR of those that are kept, on {OTHERS} other samples. {line}\n\n"
+        f"Promises of {PROMISED_DB:g} dB by {SAMPLES} samples of lognormal size, whose logarithm has the\n"
+        f"standard deviation {SPREAD:g}, and what those that are kept have on {OTHERS} others. {line}\n\n"
         f"{markdown_table(['network', 'dB by seed'], rows)}"
     )
     write_section(asked.out, "Intervals of an SQNR", "Promises on samples of lognormal size", text)

@@ -182,7 +182,7 @@ class MetricAim:
             task: the metric.
         """
         self.wanted, self._task = wanted, task
-        self.measure = f"{task.name} against float{'' if task.is_top1 else ', without an interval'}"
+        self.measure = f"{task.name} against float"
 
     @cached_property
     def _float(self) -> tuple[float, float]:
@@ -210,7 +210,7 @@ class MetricAim:
         task = self._task
         if not task.is_top1:
             rise = sum(self._rise(board, state, half) for half in halves) / len(halves)
-            return PromiseProof(rise, f"{rise:.4g}")
+            return PromiseProof(rise, f"{rise:.4g} (no interval)")
         worse, better, rows = map(
             sum, zip(*(task.compare_rows(board, state, h) for h in halves), strict=True)
         )

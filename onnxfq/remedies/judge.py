@@ -388,29 +388,36 @@ class Judge:
         return [self.known[one][id(feeds[0]), len(feeds), 0] for one in candidates]
 
     def prove_promise(self, candidate: Candidate) -> PromiseProof:
-        """Return what decides about a promised SQNR: the lower end of the interval.
+        """Return what decides about a promised SQNR: the lower end of the interval that the report has.
 
-        In folds more samples prove, and those of the largest values; the unseen ones must have it themselves.
+        In folds more samples prove, and some have values larger than all known ones: what these leave must
+        have the promised SQNR too.
         """
         self.score([candidate], self.reported, REPORTED)
-        score = self.known[candidate][id(self.reported[0]), len(self.reported), REPORTED]
+        seen = self.known[candidate][id(self.reported[0]), len(self.reported), REPORTED]
         found = None if self.folds is None else self.folds.score(candidate, self.others)
-        if found is not None and found.candidates[0].low_db <= score.lowest_db:
-            score = found.candidates[0]
-        elif found is not None:
-            return PromiseProof(score.lowest_db, f"{score.lowest_db:.4g} on the unseen samples,")
+        folded = seen if found is None else found.candidates[0]
+        score = folded if self._reports_folds(seen, folded) else seen
+        if folded.lowest_db < score.low_db:
+            return PromiseProof(folded.lowest_db, f"{folded.lowest_db:.4g} with ranges of fewer samples")
         worst = min(score.judging, key=lambda one: one.low_db, default=None)
         interval = "" if worst is None else name_interval(worst.interval)
         return PromiseProof(
             score.lasting_db, f"{score.lowest_db if worst is None else worst.sqnr_db:.4g}{interval}"
         )
 
+    def _reports_folds(self, seen: CandidateScore, folded: CandidateScore) -> bool:
+        """Tell whether the folds are reported: of few samples, and where they promise more."""
+        return self.folds is not None and (self.folds.is_few or folded.low_db > seen.low_db)
+
     def with_folds(self, candidate: Candidate, evaluation: Evaluation) -> Evaluation:
         """Return the scores for the report of `candidate`: in folds of few samples, or of a promise."""
         if self.folds is None or not (self.folds.is_few or self.is_promised):
             return evaluation
         among = self.others if self.is_promised else self.folds.samples
-        return self.folds.rescore(candidate, evaluation, among)
+        folded = self.folds.rescore(candidate, evaluation, among)
+        scores = (*evaluation.candidates[:1], *folded.candidates[:1])
+        return folded if len(scores) == 2 and self._reports_folds(*scores) else evaluation
 
     @property
     def others(self) -> list[Feed]:

@@ -75,19 +75,27 @@ def test_the_summary_says_so() -> None:
 
 
 def test_others_are_as_before(tmp_path: Path) -> None:
-    """One sample, samples that are left out, and statistics that saw all have no folds; a promise has."""
+    """One sample, samples that are left out, and statistics that saw all have no folds."""
     x, stats = draw(4), tmp_path / "stats.npz"
     quantize(x).statistics.save(stats)
     results = [
         quantize(draw(1)),
         quantize(draw(8)),
         quantize(x, sources=onnxfq.Sources(statistics=stats)),
-        quantize(draw(40), accuracy=onnxfq.AccuracyTarget(min_sqnr=5.0)),
     ]
-    assert [result.evaluation.folds for result in results] == [0, 0, 0, 4]
+    assert [result.evaluation.folds for result in results] == [0, 0, 0]
     assert ", unseen:" in quantize_summary(results[1])
     assert all(", seen:" in quantize_summary(result) for result in (results[0], results[2]))
-    assert "35 of 40 samples, unseen, in 4 folds" in quantize_summary(results[3])
+
+
+def test_a_promise_is_proven_in_folds() -> None:
+    """Of few samples those that do not choose; next to unseen ones, what ranges of a quarter leave counts."""
+    few = quantize(draw(6), accuracy=onnxfq.AccuracyTarget(min_sqnr=5.0))
+    assert few.evaluation.folds == 2 and few.evaluation.feeds == 3
+    x = draw(40)
+    wanted = quantize(x).evaluation.candidates[0].low_db - 0.1
+    with pytest.raises(onnxfq.errors.RecipeError, match="with ranges of fewer samples was reached"):
+        quantize(x, accuracy=onnxfq.AccuracyTarget(min_sqnr=wanted))
 
 
 def test_a_part_without_values_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -51,10 +51,6 @@ NETWORKS = {
 }
 
 
-KEPT = ("boxes and scores", "levels", "classes", "state")
-"""Networks in which fewer than all layers in float keep the promise below."""
-
-
 def data_of(proto: onnx.ModelProto, count: int = 40) -> dict[str, np.ndarray]:
     """Return samples."""
     rng = np.random.default_rng(count)
@@ -106,7 +102,7 @@ def test_the_summary_has_what_the_judge_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("more", [-1.0, 0.5])
+@pytest.mark.parametrize("more", [-15.0, -1.0, 0.5])
 def test_a_promise_is_kept_in_the_printed_measure(name: str, more: float) -> None:
     """Whatever is promised and kept, the summary has at least that, on the samples that prove it."""
     proto, options = NETWORKS[name], QuantizeOptions(batch=1)
@@ -118,12 +114,15 @@ def test_a_promise_is_kept_in_the_printed_measure(name: str, more: float) -> Non
     target = onnxfq.AccuracyTarget(min_sqnr=wanted)
     try:
         kept = onnxfq.quantize(proto, data, recipe=nearest, accuracy=target, options=options)
-    except RecipeError as fault:  # where few samples choose, all layers would have to stay in float
-        assert more > 0 and f"cannot keep {wanted:g} dB" in str(fault) and name not in KEPT
+    except RecipeError as fault:
+        # 11 samples have a wide interval, and ranges of 10 leave values outside: near the figure all layers
+        # would have to stay in float.
+        assert more > -15 and f"cannot keep {wanted:g} dB" in str(fault)
         return
-    # In folds all samples that do not choose prove, not the third of the unseen ones alone.
-    assert kept.evaluation.feeds == 40 - len(split.choosing)
+    folded = 40 - len(split.choosing)
+    assert kept.evaluation.feeds == (folded if kept.evaluation.folds else len(split.promised))
     assert kept.evaluation.candidates[0].low_db >= wanted and kept.evaluation.lowest_db > wanted
+    assert more > -15 or not kept.trial("promised").is_needed
 
 
 def test_boxes_do_not_hide_scores(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -165,3 +165,27 @@ def test_what_is_no_labels(labels: object) -> None:
     proto, data = draw(3)
     with pytest.raises(DataError, match="the given labels(: labels must be whole| are no labels)"):
         onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(max_drop=1, labels=labels))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_promise_by_samples_of_any_size(seed: int) -> None:
+    """Of lognormal size: what is kept is true of 200 other samples, of which some are larger than all known.
+
+    Of one size the promise is kept. By the point estimate two of four were 20 dB short.
+    """
+    proto = build(
+        "g (float[N,24] x) => (float[N,24] y) { a = MatMul (x, w) r = Relu (a) y = MatMul (r, w2) }",
+        {"w": weights(24, 24, seed=1), "w2": weights(24, 24, seed=2)},
+    )
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(296, 24)).astype(np.float32)
+    sizes = np.exp(rng.normal(size=(296, 1))).astype(np.float32)
+    accuracy = onnxfq.AccuracyTarget(min_sqnr=28.0)
+    alike = onnxfq.quantize(proto, {"x": x[:96]}, accuracy=accuracy)
+    assert onnxfq.evaluate(proto, alike.simulation, {"x": x[96:]}).lowest_db > 28
+    try:
+        kept = onnxfq.quantize(proto, {"x": (x * sizes)[:96]}, accuracy=accuracy)
+    except RecipeError as refusal:
+        assert "cannot keep 28 dB" in str(refusal) and "give more data" in str(refusal)
+        return
+    assert onnxfq.evaluate(proto, kept.simulation, {"x": (x * sizes)[96:]}).lowest_db > 25
