@@ -30,7 +30,7 @@ class Split(NamedTuple):
         """The samples that prove a promise: of a stream all that did not choose, to the end of recordings."""
         if not isinstance(self.proving, StreamSamples):
             return self.proving
-        return StreamSamples([*self.proving, *self.unused], self.proving.recordings)
+        return StreamSamples([*self.proving, *self.unused], self.proving.recordings, self.proving.outputs)
 
 
 def split_samples(kept: Sequence[Feed]) -> Split:

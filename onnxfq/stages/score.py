@@ -98,20 +98,24 @@ def score_models(
         for name, proto in candidates.items()
     ]
     sides = [replace(run.side, opener=opener) for run in runs]
-    fed_back = FedBack(judged.states, names) if judged.states else None
-    expected = None if fed_back else expected
+    places: Iterator[int | None] = count()
+    expected = None if judged.states else expected
+    floats: list[Outputs] = []
+    if judged.states and isinstance(feeds, StreamSamples):
+        known = feeds.outputs.get((*names, *tensors), {})
+        feeds, kept = lead_to(feeds)
+        places = iter(kept)
+        floats = [known[id(feed)][1] for feed in feeds if id(feed) in known]
+        expected = iter(floats) if len(floats) == len(kept) else None
+    fed_back = FedBack(judged.states, names, floats if expected else None) if judged.states else None
     if expected is None:
         sides.insert(0, Side(reference, [*names, *tensors], exact=False))
     classes = None if labels is None else RightClasses(labels, names[0])
-    places: Iterator[int | None] = count()
-    if fed_back and isinstance(feeds, StreamSamples):
-        feeds, kept = lead_to(feeds)
-        places = iter(kept)
     done = counted = 0
     part = LEAST_FEEDS if until_stable or fed_back else None
     with closing(run_sides(sides, feeds, threads, device, part, fed_back)) as outputs:
-        known = None if expected is None else ([first] for first in expected)
-        rows = outputs if known is None else map(list.__add__, known, outputs)
+        first = None if expected is None else ([one] for one in expected)
+        rows = outputs if first is None else map(list.__add__, first, outputs)
         for place, (wanted, *results) in zip(places, rows, strict=False):
             truth = None if classes is None else classes.add(wanted[0])
             for run, got in zip(runs, results, strict=True):
