@@ -1,4 +1,4 @@
-"""Networks whose error grows along a stream: it is told, ranks the layers, and holds a promise back."""
+"""Networks whose error grows along a stream: it is in the summary, ranks the layers, and ends a promise."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_promise_is_true_on_a_longer_stream(wanted: float) -> None:
 
 
 def test_a_promise_that_would_not_last_is_refused() -> None:
-    """Where the wider format leaves the weights that drift, the error has the slope in one line."""
+    """The wider format leaves the weights that drift, and the error has the slope in one line."""
     target = onnxfq.AccuracyTarget(min_sqnr=25, fallback="int16", repair=None)
     with pytest.raises(
         onnxfq.OnnxfqError, match=r"'y' loses .* dB a hundred feeds, still at feed 600"
