@@ -156,11 +156,12 @@ class KeptFeeds:
         """Decide, after a pass, how many are unseen: a quarter or FEWEST_UNSEEN, at most half of the kept.
 
         Half of the samples have narrower ranges than all, so that the SQNR is rather too low than too high.
-        In a stream whole recordings are unseen, and the end of one.
+        In a stream half is unseen, whole recordings and the end of one: its state wanders, and leaves in time
+        the range that a few hundred neighbours give.
         """
         if self._total >= LEAST_HELD_OUT:
             most = MOST_UNSEEN * (PER_STREAM if self.is_stream else 1)
-            share = min(max(self._total // 4, FEWEST_UNSEEN), most)
+            share = min(max(self._total // (2 if self.is_stream else 4), FEWEST_UNSEEN), most)
             self._held_out = min(share, len(self.without_apart().feeds) // 2)
             if self.is_stream:
                 self._selection.split(self._held_out)
