@@ -18,7 +18,7 @@ from onnxfq.data.except_samples import Except
 from onnxfq.data.feeds import Feeds
 from onnxfq.data.inputs import Feed, copy_feed, sample_count, samples
 from onnxfq.data.selection import Selection, count_bytes
-from onnxfq.data.stream import StreamSamples
+from onnxfq.data.stream import FloatOutputs, StreamSamples
 
 CHECK_BYTES = 64 << 20
 """Most bytes of samples that are kept from the pass, to choose by them and for the comparison at the end."""
@@ -33,7 +33,7 @@ FEWEST_UNSEEN, MOST_UNSEEN = 16, 2048
 RUN = 1024
 """Consecutive samples of a stream that are kept or left together, where not all can be kept."""
 
-STREAM_SAMPLES, STREAM_UNSEEN = 2048, 1024
+STREAM_SAMPLES, STREAM_UNSEEN = 1024, 512
 """CHECK_SAMPLES and MOST_UNSEEN of a stream: neighbours tell nearly the same, and errors of the state add up
 over recordings."""
 
@@ -45,6 +45,7 @@ class KeptFeeds:
         source: the feeds.
         find_starts: tells of consecutive samples of a stream which begin a recording; None for other data.
             Set it before a pass.
+        outputs: of the float model, see `StreamSamples`.
         feeds: the selected samples, after a pass; of data that is read once only, all that can be read again.
         unseen: as many of them, those of least digest, as `rest` has left out; none before.
         apart: samples of other magnitude than all others, after a pass; none of a stream. They are seen.
@@ -57,6 +58,7 @@ class KeptFeeds:
         self.source = source
         self.find_starts: Callable[[Sequence[Feed]], Sequence[bool]] | None = None
         self._recordings: list[list[Feed]] = []
+        self.outputs: FloatOutputs = {}
         self._begun: Iterator[Feed] | None = None
         self._selection, self._complete = self._select(), False
         self._held_out = self._total = 0
@@ -79,7 +81,7 @@ class KeptFeeds:
     def feeds(self) -> list[Feed]:
         """See the class."""
         found = self._selection.samples
-        return StreamSamples(found, self._recordings) if self.is_stream else found
+        return StreamSamples(found, self._recordings, self.outputs) if self.is_stream else found
 
     @property
     def compared(self) -> list[Feed]:
@@ -154,11 +156,12 @@ class KeptFeeds:
         """Decide, after a pass, how many are unseen: a quarter or FEWEST_UNSEEN, at most half of the kept.
 
         Half of the samples have narrower ranges than all, so that the SQNR is rather too low than too high.
-        In a stream whole recordings are unseen, and the end of one.
+        In a stream half is unseen, whole recordings and the end of one: its state wanders, and leaves in time
+        the range that a few hundred neighbours give.
         """
         if self._total >= LEAST_HELD_OUT:
             most = STREAM_UNSEEN if self.is_stream else MOST_UNSEEN
-            share = min(max(self._total // 4, FEWEST_UNSEEN), most)
+            share = min(max(self._total // (2 if self.is_stream else 4), FEWEST_UNSEEN), most)
             self._held_out = min(share, len(self.without_apart().feeds) // 2)
             if self.is_stream:
                 self._selection.split(self._held_out)

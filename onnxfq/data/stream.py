@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from onnxfq.data.inputs import Feed
+
+FloatOutputs = dict[tuple[str, ...], dict[int, tuple[Feed, list[Any]]]]
+"""A sample, so that its identity lasts, and the tensors of these names, by identity."""
 
 
 class StreamSamples(list[Feed]):
@@ -12,16 +16,23 @@ class StreamSamples(list[Feed]):
 
     Attributes:
         recordings: all kept samples, recording by recording in their order.
+        outputs: of the float model on them, as far as they were kept.
     """
 
-    def __init__(self, chosen: Sequence[Feed], recordings: Sequence[Sequence[Feed]] = ()) -> None:
+    def __init__(
+        self,
+        chosen: Sequence[Feed],
+        recordings: Sequence[Sequence[Feed]] = (),
+        outputs: FloatOutputs | None = None,
+    ) -> None:
         """Take samples of `recordings`; without any, they are a recording."""
         super().__init__(chosen)
         self.recordings = recordings or [list(chosen)]
+        self.outputs: FloatOutputs = {} if outputs is None else outputs
 
     def part(self, places: slice) -> StreamSamples:
         """Return the samples at `places`."""
-        return StreamSamples(self[places], self.recordings)
+        return StreamSamples(self[places], self.recordings, self.outputs)
 
     def led(self) -> tuple[list[Feed], list[int | None]]:
         """Return each recording up to its last sample of these, and the places of these; None for others.

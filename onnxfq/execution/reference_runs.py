@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import chain
@@ -107,6 +107,15 @@ def keep_outputs(
                 return []
             kept.append(outputs)
     return kept
+
+
+def keep_stream_outputs(
+    into: dict[int, tuple[Feed, Outputs]], samples: Sequence[Feed], outputs: Iterable[Outputs]
+) -> None:
+    """Go through the outputs of a float model on `samples` of a stream; keep them if they are not large."""
+    for sample, found in zip(samples, outputs, strict=True):
+        if sum(getattr(array, "nbytes", 0) for array in found) * len(samples) <= KEPT_BYTES:
+            into[id(sample)] = sample, found
 
 
 def _fetch_all(reference: onnx.ModelProto, judged: JudgedTensors) -> Side:

@@ -23,13 +23,17 @@ class FedBack:
     reference has returned there; then the other models take what they have returned themselves.
     """
 
-    def __init__(self, states: Mapping[str, str], outputs: Sequence[str]) -> None:
+    def __init__(
+        self, states: Mapping[str, str], outputs: Sequence[str], known: Sequence[Sequence[Any]] | None = None
+    ) -> None:
         """Start without feeds.
 
         Args:
             states: by output that is fed back, the input that takes it.
             outputs: of the reference, in the order of its results.
+            known: results of the reference, if it does not run again; model 0 is then the first other one.
         """
+        self._known = known
         self._places = {name: outputs.index(output) for output, name in states.items()}
         self._left: dict[int, Feed] = {}
         self._continued: list[list[str]] = []
@@ -42,14 +46,20 @@ class FedBack:
         if not model:
             known = self._left.get(0, {}) if number else {}
             self._continued[number:] = [[name for name in known if is_continued(known[name], feed[name])]]
-            return feed
+            if self._known is None:
+                return feed
+            self._left[0] = self._pick(self._known[number])
+        model += self._known is not None
         own = {name: self._left[model][name] for name in self._continued[number]}
         # Random numbers depend on the feed: the reference has the same ones.
         return {**with_seed(feed), **own} if own else feed
 
     def take(self, model: int, outputs: Sequence[Any]) -> None:
         """Keep the state that a model has returned."""
-        self._left[model] = {name: outputs[place] for name, place in self._places.items()}
+        self._left[model + (self._known is not None)] = self._pick(outputs)
+
+    def _pick(self, outputs: Sequence[Any]) -> Feed:
+        return {name: outputs[place] for name, place in self._places.items()}
 
     def lengths(self, name: str) -> list[int]:
         """Return the lengths of the sequences over which the state of input `name` was fed back."""

@@ -35,7 +35,7 @@ class Split(NamedTuple):
             return self.proving
         others = [*self.proving, *self.unused]
         if isinstance(self.proving, StreamSamples):
-            return StreamSamples(others, self.proving.recordings)
+            return StreamSamples(others, self.proving.recordings, self.proving.outputs)
         return others
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import onnx
 
 from onnxfq.data import Data, Feed
 from onnxfq.data.replay import KeptFeeds
+from onnxfq.data.stream import FloatOutputs
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import explain_mode
 from onnxfq.errors import RecipeError
 from onnxfq.execution.column_parts import find_columns, list_open, with_columns
-from onnxfq.execution.reference_runs import ReferenceRuns, keep_outputs
+from onnxfq.execution.reference_runs import ReferenceRuns, keep_outputs, keep_stream_outputs
 from onnxfq.execution.sequences import STREAM_FEEDS, FedBack
 from onnxfq.execution.sides import LEAST_FEEDS, Side, run_sides
 from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_stored_in
@@ -179,18 +180,24 @@ def open_inputs(
     session = session.with_ranks(not observed and bool(lacks_ranks(prepared)))
     if feeds is not None and session.judged.states:
         if _follow(session, options, feeds.read_samples(STREAM_FEEDS)).is_stream:
-            feeds.find_starts = lambda samples: [
-                not step for step in _follow(session, options, samples).steps
-            ]
+            feeds.find_starts = partial(_find_starts, session, options)
     return session
 
 
-def _follow(session: QuantizeSession, options: RunOptions, samples: Sequence[Feed]) -> FedBack:
+def _find_starts(session: QuantizeSession, options: RunOptions, samples: Sequence[Feed]) -> list[bool]:
+    """Return which samples begin a recording, and keep what the float model gives for them."""
+    assert session.feeds is not None
+    return [not step for step in _follow(session, options, samples, session.feeds.outputs).steps]
+
+
+def _follow(
+    session: QuantizeSession, options: RunOptions, samples: Sequence[Feed], into: FloatOutputs | None = None
+) -> FedBack:
     """Return which samples have the state that the float model leaves on the one before."""
-    outputs = [*session.judged.states]
-    fed_back, side = FedBack(session.judged.states, outputs), Side(session.compared, outputs, exact=False)
-    for _ in run_sides([side], samples, options.threads, options.device, fed_back=fed_back):
-        pass
+    names = (*output_names(session.compared), *session.judged.inner)
+    fed_back, side = FedBack(session.judged.states, names), Side(session.compared, names, exact=False)
+    runs = run_sides([side], samples, options.threads, options.device, fed_back=fed_back)
+    keep_stream_outputs({} if into is None else into.setdefault(names, {}), samples, (one for (one,) in runs))
     return fed_back
 
 

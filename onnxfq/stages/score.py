@@ -102,25 +102,29 @@ def score_models(
         for name, proto in candidates.items()
     ]
     sides = [replace(run.side, opener=openers.get(run.name)) for run in runs]
-    fed_back = FedBack(judged.states, names) if judged.states else None
     choices = GivenChoices(judged.choices, names) if judged.choices else None
-    expected = None if fed_back else expected
     if labels is not None and choices is not None:  # the classes depend on each model's own choices
         sides += [replace(run.own, opener=openers.get(run.name)) for run in runs]
+    places: Iterator[int | None] = count()
+    expected = None if judged.states else expected
+    floats: list[Outputs] = []
+    if judged.states and isinstance(feeds, StreamSamples):
+        known = feeds.outputs.get((*names, *tensors), {})
+        feeds, kept = lead_to(feeds)
+        places = iter(kept)
+        floats = [known[id(feed)][1] for feed in feeds if id(feed) in known]
+        expected = iter(floats) if len(floats) == len(kept) else None
+    fed_back = FedBack(judged.states, names, floats if expected else None) if judged.states else None
     if expected is not None and choices is not None:
         feeds, expected = choices.watch(feeds, expected)
     if expected is None:
         sides.insert(0, Side(reference, [*names, *tensors], exact=False))
     classes = None if labels is None else RightClasses(labels, names[0])
-    places: Iterator[int | None] = count()
-    if fed_back and isinstance(feeds, StreamSamples):
-        feeds, kept = lead_to(feeds)
-        places = iter(kept)
     done = counted = 0
     part = LEAST_FEEDS if narrow_from or fed_back else None
     with closing(run_sides(sides, feeds, threads, device, part, fed_back, choices)) as outputs:
-        known = zip(outputs, expected or (), strict=False)
-        rows = outputs if expected is None else ([first, *row] for row, first in known)
+        pairs = zip(outputs, expected or (), strict=False)
+        rows = outputs if expected is None else ([first, *row] for row, first in pairs)
         for place, (wanted, *results) in zip(places, rows, strict=False):
             truth = None if classes is None else classes.add(wanted[0])
             for run, got, own in zip(runs, results, results[-len(runs) :], strict=False):

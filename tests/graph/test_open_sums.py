@@ -1,4 +1,4 @@
-"""Sums over open lengths and over the samples of a batch, beside runs with other lengths and batches."""
+"""Sums over open lengths and over the samples of a batch have a note, and nothing else has."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_sum_over_an_open_length_has_a_note(body: str) -> None:
 
 @pytest.mark.parametrize("body", ALONE.values(), ids=ALONE)
 def test_other_operators_have_none(body: str) -> None:
-    """What mixes neither positions nor samples gives the same for any length."""
+    """They mix neither positions nor samples, and give the same for any length."""
     assert not explain_open_sums(model(body), sizes((1, 16, 8)))
 
 

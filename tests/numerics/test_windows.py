@@ -1,4 +1,4 @@
-"""Windows of a stream and the growth of its error, beside NumPy and beside loops."""
+"""Windows of a stream and the growth of its error, compared with NumPy and with loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxfq.numerics.windows import WINDOW, divide_windows, fit_loss, window_rat
 
 @hypothesis.given(lengths=st.lists(st.integers(1, 5 * WINDOW), min_size=1, max_size=6), random=st.randoms())
 def test_windows_have_each_counted_feed_behind_the_first_window_once(lengths, random) -> None:
-    """Feeds of the first window count only where a recording has no other; none is short beside others."""
+    """Feeds of the first window count only if a recording has no other; of several windows none is short."""
     steps = [step for length in lengths for step in range(length)]
     counted = [random.random() < 0.7 for _ in steps]
     late, at = [], 0

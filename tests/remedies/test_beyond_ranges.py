@@ -1,4 +1,4 @@
-"""The share of the error that values beyond the ranges make, beside NumPy on the unseen values."""
+"""The share of the error that values beyond the ranges make, compared with NumPy on the unseen values."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_share_is_the_one_of_numpy(factor: float, recipe: str) -> None:
 
 
 def test_the_summary_has_the_share() -> None:
-    """Where samples are unseen; a single one gives all ranges, and nothing is told."""
+    """Unseen samples have a share; a single sample gives all ranges, and there is no note."""
     for rows, count in ((SEEN[:64], 1), (SEEN[:1], 0)):
         notes = onnxfq.quantize(
             network(), {"x": rows}, accuracy=onnxfq.AccuracyTarget(repair=None)
