@@ -42,8 +42,8 @@ def split_samples(kept: Sequence[Feed], most: int = PROVING) -> Split:
 
     With fewer than SHARED samples half choose, half prove, and `unused` is `kept` itself. A single sample
     both chooses and proves, which proves nothing.
-    A third of a stream chooses, and another third proves, each in the order of the runs. Of other samples at
-    most a third and `most` prove.
+    A third of a stream chooses, and another third proves, each in the order of the runs. At most a third
+    of other samples proves, and at most `most`.
     """
     if len(kept) < 2:
         return Split(kept, kept, kept)
