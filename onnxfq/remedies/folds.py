@@ -42,8 +42,8 @@ rounded again in each fold change 0.5 dB at most.
 MANY_FOLDS = 4
 """The same next to unseen samples, where each has the ranges of another part alone.
 
-New samples are more than those known, and a few of them larger than all. Ranges of a half
-kept 10 promises on samples of lognormal size; 5 had 10 to 23 dB less on 200 others. A quarter kept 5 true ones.
+New samples are more than those known, and a few of them larger than all. Ranges of a half kept 10 promises on
+samples of lognormal size; 5 had 10 to 23 dB less on 200 others. Ranges of a quarter kept 5 true ones.
 """
 
 
