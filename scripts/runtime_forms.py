@@ -560,7 +560,7 @@ def _is_cured(network: onnx.ModelProto, runtime: str, kept: Sequence[str]) -> bo
 
 
 def make_rows(tried: Sequence[Tried]) -> list[dict[str, Any]]:
-    """Return the rows of forms that are wrong in every network with their key, each covered by no other row."""
+    """Return the rows of forms that are wrong in every network with their key; no row covers another."""
     by_key: dict[Any, dict[int, list[Tried]]] = defaultdict(lambda: defaultdict(list))
     for one in tried:
         by_key[one.form.key][one.form.opset].append(one)

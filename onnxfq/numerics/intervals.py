@@ -16,7 +16,7 @@ NARROW_DB = 2.0
 """Width in dB of an interval below which more samples are not worth their runs."""
 
 TINY = 1e-6
-"""Power relative to the mean, below which that of a sample counts as this: it adds nothing to the sum."""
+"""Power relative to the mean, below which a sample counts as having this: it adds nothing to the sum."""
 
 _DB = 10.0 / math.log(10.0)
 
@@ -27,8 +27,8 @@ Interval = tuple[float, float]
 def interval_db(signals: Sequence[float], noises: Sequence[float]) -> Interval | None:
     """Return the ends in dB of the interval of 10*log10(sum(signals) / sum(noises)), at COVERAGE.
 
-    Of two intervals both outer ends count: that of `ratio_interval_db`, which serves samples that are alike,
-    and one that takes the powers for lognormal, so that few samples that make most of the noise widen it.
+    It spans two intervals. `ratio_interval_db` serves samples that are alike. The other takes the powers for
+    lognormal, so that few samples that make most of the noise widen it.
     With means m and variances v of the logarithms, the mean is exp(m + v/2), and its logarithm has the
     variance v/n + v^2/(2(n-1)) (Cox's form in Zhou and Gao, Statistics in Medicine 16, 1997); of a ratio of
     two the covariances c and c^2 are taken off twice.
@@ -51,8 +51,8 @@ def ratio_interval_db(tops: Sequence[float], bottoms: Sequence[float]) -> Interv
     """Return the ends in dB of the interval of 10*log10(sum(tops) / sum(bottoms)), by the error of a ratio.
 
     It has Student's t and, to first order, the standard error of a ratio of sums (Cochran, Sampling
-    Techniques, 3rd edition, 1977, equation 2.46, without its correction for a finite population). Of the
-    noises of two candidates on the same samples it is the interval of the gain. None as of `interval_db`.
+    Techniques, 3rd edition, 1977, equation 2.46, without its correction for a finite population). It is
+    the interval of a gain, for the noises of two candidates on the same samples. None as of `interval_db`.
     """
     top, bottom = np.asarray(tops, np.float64), np.asarray(bottoms, np.float64)
     count, sums = top.size, (float(top.sum()), float(bottom.sum()))

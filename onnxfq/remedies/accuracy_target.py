@@ -121,7 +121,7 @@ class AccuracyTarget:
 
 
 class PromiseProof(NamedTuple):
-    """What decides about a promise, the lower end of an interval, and the figure with it as text."""
+    """The lower end of an interval, which decides about a promise, and the figure with it as text."""
 
     value: float
     text: str
@@ -204,8 +204,8 @@ class MetricAim:
     def prove(self, board: Runs, state: State, halves: Sequence[int] = (1,)) -> PromiseProof:
         """Return the metric on the half that proves, or on both for a model that none has chosen.
 
-        It is less by the float model's. Of top-1 the largest drop in the interval decides, of other metrics
-        the mean of the halves: they have the same size.
+        It is less by the float model's. The largest drop of top-1 in the interval decides, or the mean of
+        both halves of another metric: they have the same size.
         """
         task = self._task
         if not task.is_top1:

@@ -44,8 +44,8 @@ rounded again in each fold change 0.5 dB at most.
 MANY_FOLDS = 4
 """The same next to unseen samples, where each has the ranges of another part alone.
 
-New samples are more than those known, and a few of them larger than all. Of 10 promises on samples of
-lognormal size that ranges of a half kept, 5 had 10 to 23 dB less on 200 others; those of a quarter were true.
+New samples are more than those known, and a few of them larger than all. Ranges of a half kept 10 promises on
+samples of lognormal size; 5 had 10 to 23 dB less on 200 others. Ranges of a quarter kept 5 true ones.
 """
 
 
@@ -127,7 +127,7 @@ class Folds:
             )
 
     def rescore(self, candidate: Candidate, first: Evaluation, among: Sequence[Feed]) -> Evaluation:
-        """Return `first`, the scores of the only form of `candidate`, with those of the folds."""
+        """Return `first`, the scores of the only form of `candidate`, with what the folds have."""
         found = self.score(candidate, among) if len(first.candidates) == 1 else None
         if found is None:
             return first

@@ -102,7 +102,7 @@ class Gain(NamedTuple):
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What a trial says of it."""
+        """The fields of a trial."""
         return {"before": self.before, "after": self.after, "gain": self.interval}
 
     @property
@@ -351,7 +351,7 @@ class Judge:
     def prove_gain(self, before: Candidate, after: Candidate, is_sure: bool = False) -> Gain:
         """Return the gain on samples that prove: PROVING, and more where these do not decide.
 
-        Of a sure remedy these are all samples that do not choose, in folds, unless many are unseen.
+        All samples that do not choose prove a sure remedy, in folds, unless many are unseen.
         """
         proving = self.split.proving
         gain = self.measure_gain([before, after], take(proving, PROVING))

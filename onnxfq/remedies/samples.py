@@ -50,7 +50,7 @@ def split_samples(kept: Sequence[Feed], most: int = PROVING) -> Split:
     With fewer than SHARED samples half choose, half prove, and `unused` is `kept` itself. A single sample
     both chooses and proves, which proves nothing.
     A third of a stream chooses, the next one proves; the last is at the end of recordings, where errors are
-    most. Of other samples at most a third and `most` prove.
+    most. At most a third of other samples proves, and at most `most`.
     """
     if len(kept) < 2:
         return Split(kept, kept, kept)

@@ -89,7 +89,7 @@ def test_others_are_as_before(tmp_path: Path) -> None:
 
 
 def test_a_promise_is_proven_in_folds() -> None:
-    """Of few samples those that do not choose; next to unseen ones, what ranges of a quarter leave counts."""
+    """Few samples that do not choose prove it; next to unseen ones, ranges of a quarter must keep it."""
     few = quantize(draw(6), accuracy=onnxfq.AccuracyTarget(min_sqnr=5.0))
     assert few.evaluation.folds == 2 and few.evaluation.feeds == 3
     x = draw(40)

@@ -179,7 +179,7 @@ def test_a_gain_needs_an_interval_above_zero(
     free_is_kept: bool,
     other_is_kept: bool,
 ) -> None:
-    """What costs at run time gains half a dB too. A single sample has no interval, and its figure decides."""
+    """A remedy that costs at run time gains half a dB too. The figure of a single sample decides."""
     candidate, judge = judge_of(24)
     other = candidate.with_recipe(COARSE)
     monkeypatch.setattr(Judge, "measure_gain", lambda *_: Gain(30.0, 30.0 + gain, interval))

@@ -169,9 +169,9 @@ def test_what_is_no_labels(labels: object) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_promise_by_samples_of_any_size(seed: int) -> None:
-    """Of lognormal size: what is kept is true of 200 other samples, of which some are larger than all known.
+    """A promise that samples of lognormal size keep is true of 200 others, some larger than all known.
 
-    Of one size the promise is kept. By the point estimate two of four were 20 dB short.
+    Samples of one size keep the promise. By the point estimate two of four were 20 dB short.
     """
     proto = build(
         "g (float[N,24] x) => (float[N,24] y) { a = MatMul (x, w) r = Relu (a) y = MatMul (r, w2) }",
