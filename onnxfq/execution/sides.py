@@ -22,6 +22,7 @@ from onnxfq.graph.signature import with_outputs
 from onnxfq.runtime.device_choice import choose_device, fall_back
 from onnxfq.runtime.devices import Device
 from onnxfq.runtime.parallel_runs import ParallelRuns
+from onnxfq.runtime.random_numbers import SEED_INPUT
 from onnxfq.runtime.segmented_session import SegmentedSession, open_in_segments
 from onnxfq.runtime.session import PlacedFeed, Session
 from onnxfq.targets.target import Opener
@@ -45,8 +46,9 @@ class OpenedModel:
     compute: Callable[[Feed], Mapping[str, Any]]
 
     def run(self, feed: Feed | PlacedFeed, names: Sequence[str]) -> Outputs:
-        """Return the tensors called `names`."""
-        values = self.compute(feed.arrays if isinstance(feed, PlacedFeed) else feed)
+        """Return the tensors called `names`; a runtime draws no random numbers from a seed."""
+        given = feed.arrays if isinstance(feed, PlacedFeed) else feed
+        values = self.compute({name: array for name, array in given.items() if name != SEED_INPUT})
         return [values[name] for name in names]
 
 

@@ -182,7 +182,8 @@ def _open_each(
         sessions = [Side(one, names, exact=True).session(threads, "cpu") for one in models]
 
         def run(feed: Feed) -> Mapping[str, Any]:
-            outputs = sessions[places[sample_digests(feed, specs)]].run(feed, names)
+            own = {spec.name: feed[spec.name] for spec in specs}  # without choices
+            outputs = sessions[places[sample_digests(own, specs)]].run(feed, names)
             return dict(zip(names, outputs, strict=True))
 
         return run
