@@ -12,7 +12,7 @@ from builders import build, weights
 from onnx import numpy_helper
 
 from onnxfq import RunOptions, quantize
-from onnxfq.documents.scores import CandidateScore, OutputScore
+from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
 from onnxfq.documents.trial import trial_lines
 from onnxfq.errors import StatisticsError
 from onnxfq.numerics.intervals import ratio_interval_db
@@ -234,23 +234,7 @@ def test_the_next_best_may_be_proven(monkeypatch: pytest.MonkeyPatch) -> None:
         {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0},
         {"a": -1.0, "b": -1.0, "c": 1.0, "d": 1.0},
     )
-    asked: list[str] = []
-
-    def score(self: Judge, some, feeds) -> list[float]:
-        names = {id(one): name for name, one in made.items()}
-        of = proven_db if feeds[0] is proving[0] else chosen_db
-        asked.extend(names[id(one)] for one in some if id(one) in names and of is proven_db)
-        return [of[names[id(one)]] if id(one) in names else 0.0 for one in some]
-
-    def prove(self: Judge, some, feeds, folds=None) -> list[CandidateScore]:
-        outputs = [
-            OutputScore(output="y", sqnr_db=db, cosine=1.0, largest_error=0.0)
-            for db in score(self, some, feeds)
-        ]
-        return [CandidateScore(candidate="", outputs=(one,)) for one in outputs]
-
-    monkeypatch.setattr(Judge, "score", score)
-    monkeypatch.setattr(Judge, "prove", prove)
+    asked = give_scores(monkeypatch, made, chosen_db, proven_db, proving)
     monkeypatch.setattr(combinations, "BEAM", 8)  # so that each remedy is tried alone
     remedies = [
         free(
@@ -264,6 +248,78 @@ def test_the_next_best_may_be_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "d" not in asked
     proven_db["c"] = -1.0
     assert improve(judge, candidate, remedies)[0] is candidate
+
+
+def give_scores(
+    monkeypatch: pytest.MonkeyPatch,
+    made: dict[str, Candidate],
+    chosen_db: dict[str, float],
+    proven_db: dict[str, float],
+    proving,
+) -> list[str]:
+    """Give candidates these figures, all others 0 dB; return the names of those that are proven."""
+    asked: list[str] = []
+
+    def score(self: Judge, some, feeds) -> list[float]:
+        names = {id(one): name for name, one in made.items()}
+        of = proven_db if feeds[0] is proving[0] else chosen_db
+        asked.extend(names[id(one)] for one in some if id(one) in names and of is proven_db)
+        return [of[names[id(one)]] if id(one) in names else 0.0 for one in some]
+
+    def prove(self: Judge, some, feeds, folds=None) -> list[CandidateScore]:
+        return [scored(db) for db in score(self, some, feeds)]
+
+    monkeypatch.setattr(Judge, "score", score)
+    monkeypatch.setattr(Judge, "prove", prove)
+    return asked
+
+
+def scored(sqnr_db: float) -> CandidateScore:
+    """Return the scores of a candidate with one output."""
+    output = OutputScore(output="y", sqnr_db=sqnr_db, cosine=1.0, largest_error=0.0)
+    return CandidateScore(candidate="", outputs=(output,))
+
+
+def test_what_is_refused_makes_room_for_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of a kind is chosen and not proven; the next one is proven in its place."""
+    candidate, judge = judge_of(48)
+    made = {name: candidate.with_recipe(COARSE) for name in "ab"}
+    give_scores(monkeypatch, made, {"a": 4.0, "b": 3.0}, {"a": -1.0, "b": 1.0}, judge.split.proving)
+    kind = free("kind", lambda *_: Proposal(made["a"], ["first"], others=[Proposal(made["b"], ["next"])]))
+    final, (trial,) = improve(judge, candidate, [kind])
+    assert final is made["b"] and trial.is_kept and trial.details == ("next",)
+
+
+def test_thorough_begins_from_what_was_kept() -> None:
+    """What the budget did not reach is tried on what was kept within it, which stays."""
+    candidate, judge = judge_of(48, budget=Budget(1.0), is_thorough=True)
+    seen: list[Candidate] = []
+
+    def look(start: Candidate, bench: Judge) -> Refusal:
+        seen.append(start)
+        return Refusal("no")
+
+    final, (cheap, dear) = improve(judge, candidate, [free("cheap", finer, 0.5), free("dear", look, 0.8)])
+    assert cheap.is_kept and dear.why == "no" and seen[0] is final is not candidate
+
+
+@pytest.mark.parametrize(("first_db", "is_tried"), [(5.0, True), (40.0, False)])
+def test_the_likeliest_cure_is_not_cut(first_db: float, is_tried: bool) -> None:
+    """Where outputs are low the first remedy has no budget; another one, or good outputs, have one."""
+    first = Evaluation(reference="float", feeds=1, candidates=(scored(first_db),))
+    candidate, judge = judge_of(48, budget=Budget(1.0), first=first, least=20.0)
+    remedies = [free("likely", finer, 5.0), free("dearer", finer, 6.0)]
+    _, (likely, dearer) = improve(judge, candidate, remedies)
+    assert likely.is_kept is is_tried and "beyond the budget" in dearer.why
+    assert is_tried or "beyond the budget" in likely.why
+
+
+def test_what_cannot_gain_enough_is_not_tried() -> None:
+    """A remedy whose most gain is below half a dB has a reason with it."""
+    candidate, judge = judge_of(48)
+    little = replace(free("little", finer), gain=lambda *_: 0.3)
+    final, (trial,) = improve(judge, candidate, [little])
+    assert final is candidate and trial.why == "it gains 0.3 dB at most"
 
 
 def free(name: str, propose, seconds: float = 0.0) -> Remedy:
