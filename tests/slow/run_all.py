@@ -58,6 +58,10 @@ CHECKS = {
         "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 --test-seconds 7200 -o faulthandler_timeout=7190 "
         "tests/targets/test_golden.py",
     ),
+    "forms": (
+        "every operator between two products in ONNX Runtime and OpenVINO, against the table of forms",
+        "python scripts/runtime_forms.py --check 1",
+    ),
     "plans": (
         "plans of 33 networks as engines of TensorRT",
         "env ONNXFQ_GOLDEN=all python -m pytest -q -n 0 -s --test-seconds 3600 -o faulthandler_timeout=3590 "
