@@ -81,6 +81,19 @@ def assign_nodes(proto: onnx.ModelProto, provider: str, options: Mapping[str, st
         provider: the one that is asked first; the CPU takes the other nodes.
         options: of the provider.
 
+    Raises as `open_with_provider`.
+    """
+    chosen = new_options(1)  # it is never run
+    chosen.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    parts = open_with_provider(proto, provider, options, chosen).get_provider_graph_assignment_info()
+    return {node.name: part.ep_name for part in parts for node in part.get_nodes()}
+
+
+def open_with_provider(
+    proto: onnx.ModelProto, provider: str, options: Mapping[str, str], chosen: onnxruntime.SessionOptions
+) -> onnxruntime.InferenceSession:
+    """Return a session in which a registered provider takes all nodes that it has, and the CPU the others.
+
     Raises RuntimeLibraryError if ONNX Runtime has no such device, and ModelError if it refuses the model.
     """
     devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == provider]
@@ -89,15 +102,11 @@ def assign_nodes(proto: onnx.ModelProto, provider: str, options: Mapping[str, st
             f"ONNX Runtime {VERSION} has no device of {provider}; register its library, or "
             "use a machine that it supports"
         )
-    chosen = new_options(1)  # it is never run
-    chosen.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     chosen.add_provider_for_devices(devices[:1], dict(options))
     try:
-        session = open_inference_session(proto.SerializeToString(), chosen)
+        return open_inference_session(proto.SerializeToString(), chosen)
     except Exception as error:  # one class for each status code
         raise ModelError(
             f"ONNX Runtime cannot load it with {provider}: {join_lines(error)[:300]}; give all operators "
             "pairs, or leave some out"
         ) from None
-    parts = session.get_provider_graph_assignment_info()
-    return {node.name: part.ep_name for part in parts for node in part.get_nodes()}

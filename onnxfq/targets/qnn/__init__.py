@@ -6,6 +6,7 @@ from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.graph.normalize.turned_weights import store_turned
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.targets.onnxruntime.float_products import keep_floats
+from onnxfq.targets.qnn.build import name_release, open_model
 from onnxfq.targets.qnn.check import check_model
 from onnxfq.targets.qnn.fuse_norms import fuse_norms
 from onnxfq.targets.qnn.policy import POLICY
@@ -17,6 +18,8 @@ QNN = Target(
     POLICY,
     recipes=RECIPES,
     check=check_model,
+    values=open_model,
+    release=name_release,
     # ONNX Runtime makes no node units of pairs without zero points.
     form=QdqForm(finish=keep_floats, zero_points=True),
     prepare=lambda model: store_turned(fuse_norms(fold_batch_norm(model))),

@@ -6,15 +6,23 @@ not depend on it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import onnx
+
+from onnxfq.data import Feed
 from onnxfq.errors import ModelError, RuntimeLibraryError
-from onnxfq.runtime.optimized_graph import assign_nodes, register_library
+from onnxfq.graph.external.weightless import with_weights
+from onnxfq.runtime.optimized_graph import assign_nodes, open_with_provider, register_library
+from onnxfq.runtime.ort import new_options
+from onnxfq.runtime.session import run_fault
 from onnxfq.targets.findings import Finding, Verdict
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
 from onnxfq.targets.reading.proof import Built, describe_node
-from onnxfq.targets.target import BuildOptions
+from onnxfq.targets.target import AnyModel, BuildOptions, Values
 
 DEVICE = "HTP"
 _PROVIDER = "QNNExecutionProvider"
@@ -27,10 +35,42 @@ def load_library() -> Any:
         import onnxruntime_qnn
     except ImportError:
         raise RuntimeLibraryError(
-            "package onnxruntime-qnn is not installed, and it tells the nodes that the HTP takes; read its "
-            "licence, pip install onnxruntime-qnn if you agree, or check by the rules without --build"
+            "package onnxruntime-qnn is not installed, and it emulates the HTP; read its licence, pip "
+            "install onnxruntime-qnn if you agree, or do without --build"
         ) from None
     return onnxruntime_qnn
+
+
+def name_release() -> str:
+    """Return the name and release of the emulated HTP. Raises RuntimeLibraryError without the package."""
+    return f"onnxruntime-qnn {load_library().__version__}"
+
+
+def open_model(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
+    """Return a function from a feed to the outputs of `model`, with the HTP's emulation and the CPU.
+
+    Raises RuntimeLibraryError if onnxruntime-qnn is missing or does not load, ModelError if the session
+    refuses the model; the function raises DataError if a run fails.
+    """
+    settings = _register()
+    proto = with_weights(onnx.load(model) if isinstance(model, Path) else model)
+    session = open_with_provider(proto, _PROVIDER, settings, new_options(threads))
+    names = [output.name for output in session.get_outputs()]
+
+    def run(feed: Feed) -> Values:
+        try:
+            return dict(zip(names, session.run(None, feed), strict=True))
+        except Exception as error:  # onnxruntime raises its own classes, one per status code
+            raise run_fault("cpu", feed, error) from None
+
+    return run
+
+
+def _register() -> dict[str, str]:
+    """Register the provider, and return its options. Raises RuntimeLibraryError as `load_library`."""
+    library = load_library()
+    register_library(_PROVIDER, library.get_library_path())
+    return {"backend_path": library.get_qnn_htp_path(), "htp_arch": _ARCHITECTURE}
 
 
 def build_model(reading: CheckContext, options: BuildOptions) -> Built:
@@ -39,10 +79,7 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     Raises RuntimeLibraryError if onnxruntime-qnn is missing or does not load, DataError for shapes that do
     not fit.
     """
-    library = load_library()
-    register_library(_PROVIDER, library.get_library_path())
-    builder = f"onnxruntime-qnn {library.__version__}"
-    settings = {"backend_path": library.get_qnn_htp_path(), "htp_arch": _ARCHITECTURE}
+    settings, builder = _register(), name_release()
     try:
         taken = assign_nodes(mark_promises(reading, options.shapes), _PROVIDER, settings)
     except ModelError as error:
