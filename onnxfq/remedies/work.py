@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 ELEMENT = 25.0
 """An element that a product reads or writes, or a pair rounds."""
 
-NODE = 2.5e5
+NODE = 1e6
 """An operator, without its multiply-adds and elements."""
 
-HANDLED = 2e7
+HANDLED = 6e7
 """An operator or tensor that a stage handles, or a session opens."""
 
-SEARCHED = 1e4
+SEARCHED = 4e4
 """An element of a weight whose scales or channel factors are searched."""
 
-LINEAR = 2.0
+LINEAR = 0.7
 """A multiply-add of linear algebra, in float64."""
 
 STAGES = 10
@@ -122,8 +122,8 @@ class Work:
 
     @property
     def calibrate(self) -> float:
-        """Choosing among all calibrators for each tensor, with a plan."""
-        return self.opening + self.runs(self.tensors * STAGES * HANDLED)
+        """Choosing among all calibrators for each tensor."""
+        return self.runs(self.tensors * HANDLED)
 
     def finish(self, samples: int) -> float:
         """Return the runs of the models of what is kept, and of comparing `samples`.
