@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from integer_kernels import SATURATES, sums_saturate
 
-from onnxfq.remedies import work
 from onnxfq.runtime import device_choice as choice
 from onnxfq.support.resources import package_file
 
@@ -115,15 +114,6 @@ def digit_images() -> np.ndarray:
     """All 10,000 images as the network takes them."""
     with np.load(package_file("digits", "mnist_t10k.npz")) as data:
         return data["images"].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
-
-
-@pytest.fixture(autouse=True)
-def repair_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repair of a small network has a quarter of its floor: most tests ask for something else.
-
-    Commands that tests start have all of it.
-    """
-    monkeypatch.setattr(work, "ALLOWED", work.ALLOWED / 4)
 
 
 @pytest.fixture(autouse=True)
