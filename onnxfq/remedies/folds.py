@@ -13,7 +13,7 @@ import onnx
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.data import Feed
-from onnxfq.data.digest import sample_digests
+from onnxfq.data.digest import sample_digest
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.scores import Evaluation
@@ -175,15 +175,18 @@ def _open_each(
     """Return what opens all models as one, which runs the model of a sample's part with given choices."""
     specs = input_specs(models[0])
     models = [with_given_choices(one, choices) for one in models]
-    places = {sample_digests(feed, specs): place for place, part in enumerate(parts) for feed in part}
+
+    def identify(feed: Feed) -> int:
+        return sample_digest({spec.name: feed[spec.name] for spec in specs})  # without choices
+
+    places = {identify(feed): place for place, part in enumerate(parts) for feed in part}
 
     def open_models(model: Any, threads: int) -> Callable[[Feed], Mapping[str, Any]]:
         names = output_names(model)
         sessions = [Side(one, names, exact=True).session(threads, "cpu") for one in models]
 
         def run(feed: Feed) -> Mapping[str, Any]:
-            own = {spec.name: feed[spec.name] for spec in specs}  # without choices
-            outputs = sessions[places[sample_digests(own, specs)]].run(feed, names)
+            outputs = sessions[places[identify(feed)]].run(feed, names)
             return dict(zip(names, outputs, strict=True))
 
         return run

@@ -43,6 +43,9 @@ TRIED = 6
 OFFERED = 4
 """Factor from one number of groups to the next where a format is only offered; where it is given, 2."""
 
+_SEEN_DB = 0.05
+"""Loss in dB that a figure with one decimal shows."""
+
 _ROUNDS = 16
 """Attempts, each with more groups, before the target counts as broken."""
 
@@ -305,11 +308,8 @@ def _prove(
         if written is None:
             return proof
         lost_db = written.score(judge, feeds) - judge.prove([candidate], feeds)[0].lasting_db
-        return (
-            PromiseProof(proof.value + lost_db, f"{proof.text}, {-lost_db:.4g} less")
-            if lost_db < 0.0
-            else proof
-        )
+        text = f", {-lost_db:.1f} less" if lost_db < -_SEEN_DB else ""
+        return PromiseProof(proof.value + min(lost_db, 0.0), proof.text + text)
     assert isinstance(aim, MetricAim)
     halves = (1,) if toggles is None else (0, 1)
     toggles = toggles or candidate.open_toggles(judge.options)
