@@ -1,4 +1,4 @@
-"""What is printed, promised and true behind a choice, for networks most of which lies behind one.
+"""Figures that are printed, promised and true behind a choice, for networks most of which lies behind one.
 
     python benchmarks/selections.py [--only NAME ...] [--out benchmarks/results/selections.md]
 

@@ -169,7 +169,7 @@ def main() -> None:
         + f"\n\nHalf of the counts are within a factor of {2 ** statistics.median(errors):.2f}, all within "
         f"{2 ** max(errors):.1f}. The constants, in multiply-adds:\n\n" + "\n".join(lines)
     )
-    report("What the budget counts", text, asked.out)
+    report("Costs that the budget counts", text, asked.out)
 
 
 if __name__ == "__main__":

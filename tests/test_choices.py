@@ -175,7 +175,7 @@ X = normal(24, 16, seed=0)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_choices_of_an_operator(kind: str) -> None:
-    """What depends on choices decides, and with its own choices as inputs a model is what it was."""
+    """All that depends on choices decides, and with its own choices as inputs a model is what it was."""
     proto = network(kind)
     judged = judge_outputs(proto)
     assert judged.choices.keys() == KINDS[kind][1] and not judged.unjudged
@@ -192,7 +192,7 @@ def test_the_choices_of_an_operator(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_choices_change_no_figure(kind: str) -> None:
-    """A model that is the float model but for its choices is equal behind them, and its shares tell."""
+    """A model with other choices than the float model alone is equal behind them, and its shares tell."""
     if kind == "two in a row":
         pytest.skip("the scores of the second choice lie behind the first")
     reference, candidate = network(kind), network(kind, seed=12)
@@ -306,7 +306,7 @@ def test_what_is_not_judged(kind: str, tmp_path: Path, capfd: pytest.CaptureFixt
 
 
 def test_a_candidate_without_the_choice() -> None:
-    """What another model does not compute cannot be given to it: a note says what is not judged."""
+    """Another model cannot be given what it does not compute: a note says what is not judged."""
     reference = network("TopK")
     other = onnx.ModelProto()
     other.CopyFrom(reference)
@@ -411,7 +411,7 @@ def test_openvino_takes_choices(name: str, tmp_path: Path) -> None:
 
 
 def test_samples_of_other_shapes_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Where a number of rows still depends on the quantized values, rounding leaves such samples out."""
+    """Rounding leaves out samples whose number of rows still depends on the quantized values."""
     text = """g (float[N,16] x) => (float[M,16] y) {
         a = MatMul (x, wa) s = MatMul (a, ws) r = Round (s) u = Unique (r) w = Reshape (u, column)
         q = MatMul (w, row) p = Relu (q) y = MatMul (p, wb) }"""

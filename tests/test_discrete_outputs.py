@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -169,14 +170,14 @@ def test_every_kind_is_compared(kind: str, tmp_path: Path) -> None:
     }
     assert candidate.worst is not None and 20 < candidate.worst.sqnr_db < 60
     first = quantize_summary(result).splitlines()[0]
-    assert first.startswith("SQNR ") and " dB at " in first and " inf " not in quantize_summary(result)
+    assert re.match(r"SQNR .* dB \(.* to .*\) at ", first) and " inf " not in quantize_summary(result)
     assert all(f"{share.output!r}" not in first.partition(", which gives")[0] for share in candidate.shares)
     found = evaluate(model, {"itself": model, "q": tmp_path / "q.onnx"}, {"x": X})
     same, other = found.candidates
     assert all(share.equal == 1 for share in same.shares)
     assert all(0.8 < share.equal <= 1 for share in other.shares)
     assert sensitivity(model, {"x": X}).outputs == judge_outputs(load(model).proto).deciding
-    kept = quantize(model, {"x": X}, accuracy=AccuracyTarget(min_sqnr=20.0))
+    kept = quantize(model, {"x": X}, accuracy=AccuracyTarget(min_sqnr=15.0))
     assert kept.evaluation.candidates[0].worst is not None
 
 

@@ -40,7 +40,7 @@ class Split(NamedTuple):
 
 
 def take(samples: Sequence[Feed], count: int) -> Sequence[Feed]:
-    """Return the first `count` samples; all of a stream, whose error is that of whole recordings."""
+    """Return the first `count` samples; all of a stream, whose error grows over whole recordings."""
     return samples if isinstance(samples, StreamSamples) else samples[:count]
 
 

@@ -291,7 +291,7 @@ def test_what_is_refused_makes_room_for_its_kind(monkeypatch: pytest.MonkeyPatch
 
 
 def test_thorough_begins_from_what_was_kept() -> None:
-    """What the budget did not reach is tried on what was kept within it, which stays."""
+    """A remedy that the budget did not reach is tried on what was kept within it, which stays."""
     candidate, judge = judge_of(48, budget=Budget(1.0), is_thorough=True)
     seen: list[Candidate] = []
 
@@ -305,7 +305,7 @@ def test_thorough_begins_from_what_was_kept() -> None:
 
 @pytest.mark.parametrize(("first_db", "is_tried"), [(5.0, True), (40.0, False)])
 def test_the_likeliest_cure_is_not_cut(first_db: float, is_tried: bool) -> None:
-    """Where outputs are low the first remedy has no budget; another one, or good outputs, have one."""
+    """The first remedy has no budget if outputs are low; another one, or good outputs, have one."""
     first = Evaluation(reference="float", feeds=1, candidates=(scored(first_db),))
     candidate, judge = judge_of(48, budget=Budget(1.0), first=first, least=20.0)
     remedies = [free("likely", finer, 5.0), free("dearer", finer, 6.0)]

@@ -306,7 +306,7 @@ def test_protected_by_default(data) -> None:
     assert "MatMul m9" in summary
     sound = onnxfq.quantize(chain((), 30), data)
     assert not sound.trial("protected").is_kept and not any(s.kind == "node" for s in sound.plan.skipped)
-    assert output_db(sound) >= output_db(  # of 16 samples few gains are sure
+    assert output_db(sound) >= output_db(  # 16 samples make few gains sure
         onnxfq.quantize(chain((), 30), data, accuracy=onnxfq.AccuracyTarget(repair=None))
     )
 
