@@ -259,7 +259,7 @@ CHOOSING = {
 }
 """Options that choose by runs of the data."""
 
-W4A8 = "{name: w4a8, target: onnxruntime, activations: {qtype: int8, calibrator: minmax}, "
+W4A8 = "{name: w4a8, target: simulation, activations: {qtype: int8, calibrator: minmax}, "
 W4A8 += "weights: {qtype: int4, rounding: nearest}}"
 
 
