@@ -161,7 +161,7 @@ class KeptFeeds:
         """
         if self._total >= LEAST_HELD_OUT:
             most = STREAM_UNSEEN if self.is_stream else MOST_UNSEEN
-            total = self._total + self._removed.total()  # so that the same are unseen without some
+            total = self._total + self._removed.total()  # the same are unseen without some
             share = min(max(total // (2 if self.is_stream else 4), FEWEST_UNSEEN), most)
             self._held_out = min(share, len(self.without_apart().feeds) // 2)
             if self.is_stream:

@@ -124,7 +124,7 @@ class _Combined:
         order = sorted(costs, key=lambda name: (name in late, costs[name]))  # the cheapest first
         for name in order:
             why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()) + self._left[name])
-            # What is likeliest to cure outputs that are low is not what the budget cuts.
+            # The budget does not cut the likeliest cure of low outputs.
             if why and (sound or name != order[0]):
                 most = f" ({gains[name]:.1f} dB at most)" if math.isfinite(gains[name]) else ""
                 self._refusals[name] = Refusal(why + most)

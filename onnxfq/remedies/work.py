@@ -49,8 +49,8 @@ COMPARED = 32
 PROVEN_SHARE = 0.1
 """Share of `base` that runs of further samples may take, so that an interval is narrow."""
 
-ALLOWED = 1e12
-"""Multiply-adds that repair may always take: 20 seconds of a core that does 5e10 in a second."""
+ALLOWED = 2e12
+"""Multiply-adds that repair may always take: 40 seconds of a core that does 5e10 in a second."""
 
 
 @dataclass(frozen=True)
