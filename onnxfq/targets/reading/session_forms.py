@@ -99,9 +99,10 @@ def find_forms(nodes: Iterable[Node], opset: int, target: str) -> Iterator[Found
 
 def keep_forms(nodes: Sequence[Node], opset: int, target: str) -> tuple[Override, ...]:
     """Return what leaves the cures of a float model in float, for a recipe of `target`."""
+    standard = (node for node in nodes if node.domain in STANDARD_DOMAINS)
     found = {
         node.name: _describe(one, target)
-        for one in find_forms(nodes, opset, target)
+        for one in find_forms(standard, opset, target)
         if not (one.form.signed and is_never_negative(one.data))
         for node in one.cure
     }
