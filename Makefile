@@ -4,13 +4,7 @@ BUILD := build/custom_ops
 
 # CMAKE_ARGS, also read by pip: -DONNXFQ_CUDA=OFF, or -DONNXFQ_CUDA_ARCHITECTURES=90 for one GPU instead of all.
 
-QUICK := tests/test_layers.py tests/test_house.py tests/test_english.py tests/test_public_api.py tests/numerics/test_granularity.py tests/numerics/test_spec.py \
-  tests/calibration/test_statistics.py tests/documents/test_recipe.py tests/documents/test_plan.py tests/documents/test_encoding.py tests/test_pipeline.py \
-  tests/graph/test_normalize.py tests/graph/test_round_trip.py tests/passes/test_insert_qdq.py tests/placement \
-  tests/data/test_batches.py tests/stages/test_planning.py tests/numerics/test_qparams.py tests/test_node_vectors.py \
-  tests/targets/test_toy_target.py tests/calibration/test_own_calibrator.py
-
-.PHONY: install lib lint types quick slow test warnings sanitize runtimes newest release demo site gpu clean
+.PHONY: install lib lint types slow test whole durations warnings sanitize runtimes newest release demo site gpu clean
 
 install:  ## the package with all that developing needs
 	$(PYTHON) -m pip install ".[test,dev]"
@@ -36,11 +30,14 @@ lint:
 types:
 	$(PYTHON) -m mypy
 
-test:
+test:  ## a verdict in minutes: files of tests that are cheap, and a sample of each other one
 	$(PYTHON) -m pytest
 
-quick: lint types  ## a verdict in two minutes: lint, types, and one file of tests for each room
-	$(PYTHON) -m pytest -q $(QUICK)
+whole:  ## every test
+	$(PYTHON) -m pytest --whole
+
+durations:  ## every test, and the processor time of each file for `make test` to choose by
+	$(PYTHON) -m pytest --whole --record-durations
 
 slow:  ## the checks that take hours; docs/checks.md has what each found: make slow CHECKS="pythons commands"
 	$(PYTHON) tests/slow/run_all.py $(CHECKS)

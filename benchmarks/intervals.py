@@ -1,11 +1,11 @@
 """Intervals of an SQNR: how often they hold the figure of all samples, and promises on samples of any size.
 
-    python benchmarks/intervals.py [--folder FOLDER] [--only TEXT,TEXT] [--seeds 5] [--out PAGE.md]
+    python benchmarks/intervals.py [--folder FOLDER [--wheels WHEELS]] [--only TEXT,TEXT] [--out PAGE.md]
 
-Three sections. Draws of a few samples from many: noise of lognormal size, and with `--folder`, the one of
-`real_models.py`, the outputs of trained networks. Promises of 30 dB on samples of lognormal size, and what
-the kept ones have on 200 others. With `--folder`, the printed interval of trained networks and the figure of
-the data of their task.
+Draws of a few samples from many: noise of lognormal size, and with `--folder`, the one of `real_models.py`,
+the outputs of trained networks. Promises of 30 dB on samples of lognormal size, and what the kept ones have
+on 200 others. With `--folder`, the printed interval of trained networks, and what the data of their task
+give. With `--wheels`, the same for the networks of `public_networks.py` and other samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from real_cases import CASES, Case, Folder, open_model
+from public_networks import list_public
+from real_cases import CASES, Case, Feed, Folder, open_model
 from timing import machine, markdown_table, write_section
 
 import onnxfq
@@ -139,26 +140,35 @@ def list_promises(seeds: int) -> tuple[list[list[str]], str]:
     return rows, line + (f", by at most {max(broken):.1f} dB." if broken else ".")
 
 
-def compare_printed(folder: Folder, case: Case) -> list[str]:
-    """Return the printed figure of a network with its interval, the true one, and whether it is inside."""
-    model, feeds = folder.path / case.file, folder.feeds(case)
-    result = onnxfq.quantize(
-        model, feeds, recipe="tensorrt-int8", accuracy=onnxfq.AccuracyTarget(repair=None)
-    )
+def compare_printed(
+    name: str, model: onnx.ModelProto | Path, feeds: list[Feed], others: list[Feed]
+) -> list[str]:
+    """Return the printed figure with its interval, the one of other samples, and if it is inside."""
+    off = onnxfq.AccuracyTarget(repair=None)
+    result = onnxfq.quantize(model, feeds, recipe="tensorrt-int8", accuracy=off)
     worst = result.evaluation.candidates[-1].worst
-    task = folder.task_feeds(case)
-    truth_db = onnxfq.evaluate(model, result.simulation, task[:: -(-len(task) // 64)]).lowest_db
+    truth_db = onnxfq.evaluate(model, result.simulation, others[:: -(-len(others) // 64)]).lowest_db
     if worst is None or worst.interval is None:
-        return [case.name, "none", f"{truth_db:.1f}", ""]
+        return [name, "none", f"{truth_db:.1f}", ""]
     low, high = worst.interval
     inside = "yes" if low <= truth_db <= high else f"{max(low - truth_db, truth_db - high):.1f} dB off"
-    return [case.name, worst.figure, f"{truth_db:.1f}", inside]
+    return [name, worst.figure, f"{truth_db:.1f}", inside]
+
+
+def list_printed(folder: Folder, cases: list[Case]) -> Iterator[list[str]]:
+    """Yield a row for each trained network."""
+    for case in cases:
+        if not case.raised:
+            yield compare_printed(
+                case.name, folder.path / case.file, folder.feeds(case), folder.task_feeds(case)
+            )
 
 
 def main() -> None:
     """Write the sections."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--wheels", type=Path, help="the folder of public_networks.py")
     parser.add_argument("--only", default="", help="networks whose path holds one of these texts, by commas")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path)
@@ -183,9 +193,13 @@ def main() -> None:
     )
     write_section(asked.out, "Intervals of an SQNR", "Promises on samples of lognormal size", text)
     if folder is not None:
-        rows = [compare_printed(folder, case) for case in cases if not case.raised]
-        table = markdown_table(["network", "printed", "data of the task", "inside"], rows)
-        write_section(asked.out, "Intervals of an SQNR", "Trained networks", f"{machine()}.\n\n{table}")
+        groups = {"Trained networks": list_printed(folder, cases)}
+        if asked.wheels is not None:
+            public = list_public(asked.wheels, folder.path)
+            groups["Networks that chose nothing"] = (compare_printed(*network) for network in public)
+        for title, rows_of in groups.items():
+            table = markdown_table(["network", "printed", "other samples", "inside"], list(rows_of))
+            write_section(asked.out, "Intervals of an SQNR", title, f"{machine()}.\n\n{table}")
 
 
 if __name__ == "__main__":

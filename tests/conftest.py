@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import logging
 import os
 import re
@@ -10,6 +12,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -40,22 +43,94 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-cases", action="store_true", help="every case of tests that take a sample")
     parser.addoption("--damaged-files", type=int, default=200, help="files damaged (CI: 200)")
     parser.addoption("--test-seconds", type=int, default=600, help="a test that takes longer hangs")
+    parser.addoption("--whole", action="store_true", help="every test; else dear files give a sample")
+    parser.addoption("--record-durations", action="store_true", help=f"write {DURATIONS.name} at the end")
+
+
+DURATIONS = Path(__file__).with_name("durations.json")
+DEAR = 8.0
+"""Seconds of processor time from which a file runs whole with `--whole` or by its name, else its sample."""
+
+_SAMPLED = pytest.StashKey[bool]()
+_spent: dict[str, float] = defaultdict(float)
+_before = 0.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell whether dear files give a sample: in a run that names no tests."""
+    given = getattr(config, "workerinput", None)
+    named = config.args_source is pytest.Config.ArgsSource.ARGS
+    whole = config.getoption("--whole") or config.getoption("--all-cases") or bool(config.getoption("-m"))
+    config.stash[_SAMPLED] = given["sampled"] if given is not None else not (named or whole)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker what the run is; it is started with names."""
+    node.workerinput["sampled"] = node.config.stash[_SAMPLED]
+
+
+@functools.cache
+def read_durations() -> dict[str, float]:
+    """Return the seconds of processor time of each file of tests by its path below this folder."""
+    return json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.exists() else {}
+
+
+def is_dear(path: Path) -> bool:
+    """Tell whether a file of tests takes long; one without a record does not."""
+    return read_durations().get(str(path.relative_to(DURATIONS.parent)), 0) >= DEAR
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave dear files without a sample unread."""
+    if not config.stash[_SAMPLED] or collection_path.suffix != ".py" or not is_dear(collection_path):
+        return None
+    return True if "mark.sample" not in collection_path.read_text(encoding="utf-8") else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Note the processor time of each part of a test, that of its children included."""
+    global _before
+    report = yield
+    now = sum(os.times()[:4])
+    report.processor, _before = now - _before if _before else 0.0, now
+    return report
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """Add up the processor time of files, of all workers."""
+    _spent[report.nodeid.partition("::")[0].removeprefix("tests/")] += getattr(report, "processor", 0.0)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the processor time of the files that ran; the others keep theirs."""
+    if session.config.getoption("--record-durations") and not hasattr(session.config, "workerinput"):
+        known = read_durations() | {file: round(seconds, 1) for file, seconds in _spent.items()}
+        there = {file: known[file] for file in sorted(known) if (DURATIONS.parent / file).exists()}
+        DURATIONS.write_text(json.dumps(there, indent=1) + "\n", encoding="utf-8")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put slow files first: with several workers no file is left for one of them at the end.
+    """Put dear files first: with several workers no file is left for one of them at the end.
 
-    Of grids a sample stays; pytest counts the others as deselected.
+    Of grids and of dear files a sample stays; pytest counts the others as deselected.
     """
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: -read_durations().get(str(item.path.relative_to(DURATIONS.parent)), 0))
     texts = {path: path.read_text(encoding="utf-8") for path in {item.path for item in items}}
     for item in items:
         if NAMES_A_RUNTIME.search(texts[item.path]):
             item.add_marker("runtime")
         if item.get_closest_marker("wide_sums") and sums_saturate():
             item.add_marker(pytest.mark.skip(SATURATES))
+    left_out = set[pytest.Item]()
+    if config.stash[_SAMPLED]:
+        plain = [item for item in items if item.get_closest_marker("sample") is None]
+        dear = {path for path in {item.path for item in plain} if is_dear(path)}
+        left_out |= {item for item in plain if item.path in dear}
     if not config.getoption("--all-cases"):
-        left_out = set(items) - choose_cases(items)
+        left_out |= set(items) - choose_cases(items)
+    if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
 

@@ -24,8 +24,6 @@ from onnxfq.cli.digits import DemoResult, run_demo
 from onnxfq.pipeline import quantize
 from onnxfq.support.resources import package_file
 
-pytestmark = pytest.mark.slow
-
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

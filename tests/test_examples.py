@@ -20,7 +20,6 @@ SHORTER = {
 }
 
 pytest.importorskip("torch.nn")
-pytestmark = pytest.mark.slow
 
 
 def commands() -> list[tuple[str, list[str]]]:

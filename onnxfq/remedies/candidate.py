@@ -14,12 +14,13 @@ from onnxfq.choices import Uncalibrated
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.equalization import Equalization
 from onnxfq.documents.override import Override
-from onnxfq.documents.plan import Plan
+from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.graph.model import Model
 from onnxfq.interchange import ExternalEncodingsFile
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles
 from onnxfq.remedies.round_weights import Rounding, is_shared, round_given
 from onnxfq.stages.calibrate import encode_weights
@@ -141,7 +142,7 @@ class Candidate:
         recipe = self.recipe.with_overrides(overrides)
         planned = plan_encodings(session.ranked, recipe, encodings)
         unknown = planned.unknown
-        missing = tuple(p for p in unknown.activations if p.tensor not in statistics.seen)
+        missing = tuple(p for p in unknown.activations if not _is_observed(p, statistics.seen))
         if missing and session.feeds is not None and session.feeds.source.repeats:
             # Another input of a sum may be quantized now.
             part = unknown.model_copy(update={"placements": missing})
@@ -186,6 +187,16 @@ class Candidate:
 
     def _equalized_as(self, other: Candidate) -> Candidate:
         return replace(self, equalization=other.equalization)
+
+
+def _is_observed(placement: Placement, statistics: Statistics) -> bool:
+    """Tell whether statistics have what a placement wants of its tensor: another plan may want more."""
+    tensor, granularity = placement.tensor, placement.observed_granularity
+    if placement.observes_channels:
+        return tensor in statistics.channels
+    if granularity != PER_TENSOR:
+        return tensor in statistics.groups and statistics.groups[tensor].granularity == granularity
+    return tensor in statistics
 
 
 def build_candidate(

@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,8 +33,6 @@ _TEMPORARY = ".part"
 _LONG_NAME = 200
 """Bytes of a name from which a temporary name could pass the 255 of file systems."""
 _SCRATCH = "onnxfq-"
-_LOCK = "lock"
-_FILES = "files"
 
 
 def open_unnamed(folder: Path) -> int | None:
@@ -118,8 +117,13 @@ def open_temporary(path: Path) -> tuple[int | None, Path]:
 
 def open_temporary_folder(path: Path) -> tuple[int | None, Path]:
     """Create a temporary folder next to `path`, locked until its process ends."""
+    return _open_folder(_prefix(path), path.parent)
+
+
+def _open_folder(prefix: str, place: Path | None) -> tuple[int | None, Path]:
+    """Create a folder in `place` and lock it, as far as the system has locks."""
     while True:
-        name = Path(tempfile.mkdtemp(prefix=_prefix(path), suffix=_TEMPORARY, dir=path.parent))
+        name = Path(tempfile.mkdtemp(prefix=prefix, suffix=_TEMPORARY, dir=place))
         if fcntl is None:
             return None, name
         try:
@@ -172,24 +176,22 @@ def _is_abandoned(path: Path) -> bool:
 def scratch_folder(place: Path | None = None) -> Iterator[Path]:
     """Yield an empty folder among the system's temporary files; it is removed at the end with its content.
 
-    The next process that calls this removes the folders of killed processes.
+    The next process that calls this removes the folders of killed processes, known by their names and free
+    locks.
 
     Args:
         place: the folder of temporary files; that of TMPDIR if None.
     """
-    for other in Path(place or tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        if _is_own_scratch(other) and _is_abandoned(other / _LOCK):
-            shutil.rmtree(other / _FILES, ignore_errors=True)  # the lock goes last: it identifies the folder
+    for other in Path(place or tempfile.gettempdir()).glob(f"{_SCRATCH}????????{_TEMPORARY}"):
+        if _is_own_folder(other) and _is_abandoned(other):
             shutil.rmtree(other, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=place) as folder:
-        # Locked before it gets its final name, because an unlocked file counts as abandoned.
-        making, lock = Path(folder) / f"{_LOCK}.new", Path(folder) / _LOCK
-        with making.open("wb") as stream:
-            if _lock(stream.fileno()):
-                making.rename(lock)
-            inside = Path(folder) / _FILES
-            inside.mkdir()
-            yield inside
+    handle, folder = _open_folder(_SCRATCH, place)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
 
 
 @contextmanager
@@ -206,12 +208,12 @@ def room_for_scratch() -> Iterator[None]:
         ) from None
 
 
-def _is_own_scratch(folder: Path) -> bool:
-    """Tell whether `scratch_folder` created `folder` for this user, and it holds nothing else."""
+def _is_own_folder(path: Path) -> bool:
+    """Tell whether `path` is a folder, no link to one, of this user."""
     if fcntl is None:
         return False
     try:
-        status = folder.lstat()
-        return status.st_uid == os.getuid() and {_LOCK} <= set(os.listdir(folder)) <= {_LOCK, _FILES}
-    except OSError:  # not a folder, or another process removed it meanwhile
+        status = path.lstat()
+    except OSError:  # another process removed it meanwhile
         return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()

@@ -35,8 +35,6 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.recipes import load_recipe
 
-pytestmark = pytest.mark.slow
-
 INT8 = QuantSpec(qtype="int8")
 UINT8 = QuantSpec(qtype="uint8", symmetric=False)
 REAL = {

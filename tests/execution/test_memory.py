@@ -11,10 +11,7 @@ import onnx
 import pytest
 from builders import build, weights
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status"),
-]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 
 LAYERS, SIDE = 60, 145
 """60 activations of [1, 8, 145, 145]: 40 MB a sample."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +15,6 @@ import onnxruntime
 import pytest
 from builders import BUILDERS, build, feed_for, weights, whole_recipe
 from onnx import numpy_helper
-from slow.check_large_model import check_kills
 
 from onnxfq.cli.main import main
 from onnxfq.documents.scores import Evaluation
@@ -236,9 +239,53 @@ def test_a_data_file_that_is_too_short(tmp_path: Path, capfd: pytest.CaptureFixt
     assert not (tmp_path / "q.onnx").exists()
 
 
-def test_killed_runs_leave_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """SIGKILL at random moments leaves the output whole or absent, and no temporary files past the next run.
+KILLED = """
+import os, signal, sys
+from importlib import import_module
+place, name, when, *words = sys.argv[1:]
+module = import_module(place)
+function = getattr(module, name)
+def die(*given, **named):
+    if when == "after":
+        function(*given, **named)
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(module, name, die)
+from onnxfq.cli.main import main
+sys.exit(main(words))
+"""
 
-    Ten times on a large model: tests/slow/check_large_model.py.
+
+@pytest.mark.parametrize("written", [False, True], ids=["no output", "an output"])
+@pytest.mark.parametrize(
+    ("place", "when"),
+    [
+        ("onnxfq.pipeline.build_candidate", "after"),
+        ("onnxfq.pipeline.write_model", "before"),
+        ("onnxfq.stages.write._run", "before"),
+        ("onnxfq.support.temporary.link_file", "after"),
+        ("os.replace", "before"),
+        ("onnxfq.pipeline.write_model", "after"),
+    ],
+)
+def test_killed_runs_leave_nothing(place: str, when: str, written: bool, tmp_path: Path) -> None:
+    """SIGKILL leaves the output whole or as it was, and no temporary files past the next run.
+
+    At random moments on a large model: tests/slow/check_large_model.py.
     """
-    assert check_kills("tensorrt-int8", 0.004, 2, tmp_path), capsys.readouterr().out
+    path, scratch, target = two_layers(tmp_path / "in"), tmp_path / "tmp", tmp_path / "out"
+    for folder in (scratch, target):
+        folder.mkdir()
+    np.savez(tmp_path / "d.npz", x=weights(8, 256))
+    words = ["quantize", str(path), "--data", str(tmp_path / "d.npz"), "-o", str(target / "q.onnx"), "-q"]
+    if written:
+        assert main(words) == 0
+    before = hashes(target)
+    command = [sys.executable, "-c", KILLED, *place.rpartition(".")[::2], when, *words]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    killed = subprocess.run(command, env=environment, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    left = {name: value for name, value in hashes(target).items() if not name.startswith(".")}
+    command = [sys.executable, "-m", "onnxfq", *words]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    assert left in (before, hashes(target)) and hashes(target).keys() == {"q.onnx"}
+    assert not list(scratch.glob("onnxfq-*"))

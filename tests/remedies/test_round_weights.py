@@ -462,7 +462,6 @@ standard error is .009). The nearest numbers have .794.
 """
 
 
-@pytest.mark.slow
 @pytest.mark.skipif("ONNXFQ_MODELS" not in os.environ, reason="ONNXFQ_MODELS names no folder of models")
 @pytest.mark.parametrize(("name", "scheme", "method", "mark"), MARKS)
 def test_trained_networks_reach_their_marks(name, scheme, method, mark, monkeypatch):

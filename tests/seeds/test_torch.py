@@ -120,7 +120,6 @@ class OneCall(nn.Module):
 
 
 @pytest.mark.grid
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:integers:UserWarning")
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
 @pytest.mark.parametrize("on_weight", [False, True], ids=["activation", "weight"])

@@ -159,14 +159,14 @@ def check_kills(recipe: str, gigabytes: float, kills: int, folder: Path) -> bool
     subprocess.run(command, env=environment, check=True, capture_output=True)
     seconds = time.perf_counter() - start
     whole = digest(target)
-    right = []
+    right, drawn = [], random.Random(0)
     for number in range(kills):
         if number % 2:  # over an output that is there, and where there is none
             for written in target.iterdir():
                 written.unlink()
         before = digest(target)
         run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        moment = random.uniform(0, 1.05 * seconds)
+        moment = drawn.uniform(0, 1.05 * seconds)
         time.sleep(moment)
         run.kill()
         run.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -122,7 +123,7 @@ if sys.argv[2] == "named":
 with replace_file(Path(sys.argv[1]) / "a") as half, temporary.scratch_folder() as folder:
     half.write_bytes(b"half")
     (folder / "half").write_bytes(b"half")
-    print(folder.parent, flush=True)
+    print(folder, flush=True)
     time.sleep(60)
 """
 
@@ -154,38 +155,80 @@ def test_what_a_killed_process_leaves(tmp_path, monkeypatch, kind):
             write_text(out / "a", "whole")
         assert (out / "a").read_text() == "whole"
         assert len(list(out.iterdir())) == (1 if kind == "unnamed" else 2)
-        assert list(place.glob("onnxfq-*")) == [folders[1]] and (folders[1] / "files" / "half").exists()
+        assert list(place.glob("onnxfq-*")) == [folders[1]] and (folders[1] / "half").exists()
     finally:
         for writer in writers:
             writer.kill()
             writer.communicate()
 
 
+KILLED = """
+import os, signal, sys
+from importlib import import_module
+module, name, when = sys.argv[1:]
+place = import_module(module)
+function = getattr(place, name)
+def die(*given, **named):
+    if when == "after":
+        function(*given, **named)
+    os.kill(os.getpid(), signal.SIGKILL)
+from onnxfq.support import temporary
+with temporary.scratch_folder() as folder:
+    for number in range(2):
+        (folder / f"folder{number}").mkdir()
+        (folder / f"file{number}").touch()
+    if name in ("rmdir", "unlink"):
+        setattr(place, name, die)
+setattr(place, name, die)
+with temporary.scratch_folder() as folder:
+    (folder / "file").touch()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no locks, so nothing is removed")
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "name", ["tempfile.mkdtemp", "onnxfq.support.temporary._lock", "shutil.rmtree", "os.unlink", "os.rmdir"]
+)
+def test_a_folder_goes_wherever_its_process_is_killed(tmp_path, monkeypatch, name, when):
+    """While it is made, locked, used, emptied and removed: the next run leaves no folder of another."""
+    words = [sys.executable, "-c", KILLED, *name.rpartition(".")[::2], when]
+    run = subprocess.run(words, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with scratch_folder():
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no locks, so nothing is removed")
 def test_what_others_have_among_the_temporary_files_stays(tmp_path, monkeypatch):
-    """A folder called like ours with something else in it, or of another user; no pipe keeps it waiting."""
+    """A folder with another name, of another user, or that a living process has; a file; a link."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for name in ("onnxfq-mine", "onnxfq-pipe", "onnxfq-dead", "onnxfq-theirs"):
+    stays = ("onnxfq-mine", "onnxfq-mine.part", "onnxfq-theirs00.part", "onnxfq-held0000.part")
+    for name in (*stays, "onnxfq-dead0000.part"):
         (tmp_path / name).mkdir()
-    (tmp_path / "onnxfq-mine" / "lock").touch()
-    (tmp_path / "onnxfq-mine" / "thesis.txt").touch()
-    os.mkfifo(tmp_path / "onnxfq-pipe" / "lock")
-    (tmp_path / "onnxfq-dead" / "lock").touch()
-    (tmp_path / "onnxfq-dead" / "files").mkdir()
-    (tmp_path / "onnxfq-theirs" / "lock").touch()
-    (tmp_path / "onnxfq-file").touch()
+        (tmp_path / name / "thesis.txt").touch()
+    (tmp_path / "onnxfq-file0000.part").touch()
+    (tmp_path / "onnxfq-link0000.part").symlink_to(tmp_path / "onnxfq-mine")
     lstat = Path.lstat
 
     def foreign(path):
         status = list(lstat(path))
-        status[stat.ST_UID] += path.name == "onnxfq-theirs"
+        status[stat.ST_UID] += path.name == "onnxfq-theirs00.part"
         return os.stat_result(status)
 
     monkeypatch.setattr(Path, "lstat", foreign)
-    with scratch_folder():
-        left = {path.name for path in tmp_path.iterdir()}
-    assert {"onnxfq-mine", "onnxfq-theirs", "onnxfq-file"} < left and "onnxfq-dead" not in left
-    assert (tmp_path / "onnxfq-mine" / "thesis.txt").exists()
+    held = os.open(tmp_path / "onnxfq-held0000.part", os.O_RDONLY)
+    try:
+        temporary.fcntl.flock(held, temporary.fcntl.LOCK_EX)
+        with scratch_folder():
+            left = {path.name for path in tmp_path.iterdir()}
+    finally:
+        os.close(held)
+    assert {*stays, "onnxfq-file0000.part", "onnxfq-link0000.part"} < left
+    assert "onnxfq-dead0000.part" not in left
+    assert all((tmp_path / name / "thesis.txt").exists() for name in stays)
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002], ids=oct)

@@ -24,7 +24,6 @@ from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 from onnxfq.tools.check import check
 
-pytestmark = pytest.mark.slow
 BUILDER = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 ROOT = Path(__file__).parents[2]
 FAMILIES = ("bert", "vision", "windows", "decoder", "encoder-decoder")

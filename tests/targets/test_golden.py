@@ -21,10 +21,7 @@ from onnxfq.numerics.float_types import FloatName
 from onnxfq.targets.tensorrt.builder.jobs import builder_installed
 from onnxfq.tools.check import check
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed"),
-]
+pytestmark = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).parents[2]

@@ -26,10 +26,7 @@ from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed"),
-]
+pytestmark = pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 
 RECIPES = ("tensorrt-int8", "tensorrt-fp8", "tensorrt-nvfp4")
 ALL = os.environ.get("ONNXFQ_GOLDEN") == "all"

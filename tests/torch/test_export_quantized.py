@@ -13,7 +13,6 @@ from quantized_modules import run
 
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
-pytestmark = pytest.mark.slow
 
 import torch  # noqa: E402  only once it is known to be there
 from torch.ao import quantization as peers

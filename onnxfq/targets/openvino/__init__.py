@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
+from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.targets.openvino.check import check_model
+from onnxfq.targets.openvino.least_biases import give_biases
 from onnxfq.targets.openvino.policy import POLICY
 from onnxfq.targets.openvino.recipes import RECIPES
 from onnxfq.targets.openvino.runtime import (
@@ -21,6 +23,7 @@ OPENVINO = Target(
     "openvino",
     POLICY,
     recipes=RECIPES,
+    form=QdqForm(edit=give_biases),
     # Its compiled graph names a layer by what was folded into it last, and a check could not find it.
     prepare=fold_batch_norm,
     check=check_model,

@@ -30,6 +30,7 @@ from onnxfq.targets.openvino.operators import (
 from onnxfq.targets.reading.static_scales import refuse_scales, refuse_several
 
 _BRIDGES = ONE_SCALE | {"AveragePool"}
+_FOLDED = ("Relu", "Identity", "Reshape", "Add", "Sub", "Mul", "Div", "Max", "Min", "BatchNormalization")
 _WEIGHTS_ALONE = ("int4", "int8", "uint4", "uint8")
 
 
@@ -90,9 +91,13 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
         for placement in decision.placements
         if placement.role == "activation"
     }
-    signed -= {t.name for node in nodes for t in node.outputs if is_never_negative(t)}
+    joined = {t.name for node in nodes for t in node.outputs if _is_joined(t)}
+    signed -= joined | {t.name for node in nodes for t in node.outputs if is_never_negative(t)}
     return [
-        replace(decision, placements=tuple(_make_signed(p, signed) for p in decision.placements))
+        replace(
+            decision,
+            placements=tuple(_make_unsigned(_make_signed(p, signed), joined) for p in decision.placements),
+        )
         for decision in decisions
     ]
 
@@ -120,6 +125,30 @@ def _may_have_zero_point(node: gs.Node, placements: Collection[Placement]) -> bo
     if node.op == "ConvTranspose" or is_volume(node):
         return False
     return any(placement.role == "weight" for placement in placements)
+
+
+def _is_joined(tensor: gs.Tensor) -> bool:
+    """Tell whether a Concat makes `tensor`, or operators behind one that OpenVINO folds into a pair.
+
+    It moves the pair in front of the Concat, and computes another model if the grid is signed (release
+    2026.4.1; an unsigned grid is right).
+    """
+    while len(tensor.inputs) == 1:
+        node = tensor.inputs[0]
+        read = [source for source in node.inputs if not isinstance(source, gs.Constant)]
+        if node.op == "Concat" or node.op not in _FOLDED or len(read) != 1:
+            return bool(node.op == "Concat")
+        (tensor,) = read
+    return False
+
+
+def _make_unsigned(placement: Placement, tensors: Collection[str]) -> Placement:
+    spec = placement.spec
+    if placement.tensor not in tensors or placement.role != "activation" or spec.qtype.name != "int8":
+        return placement
+    unsigned = spec.model_copy(update={"qtype": qtype_by_name("uint8"), "symmetric": False})
+    why = f"{placement.why}; unsigned, for OpenVINO computes a signed grid behind a Concat otherwise"
+    return placement.model_copy(update={"spec": unsigned, "why": why})
 
 
 def _make_signed(placement: Placement, tensors: Collection[str]) -> Placement:
