@@ -255,16 +255,17 @@ sys.exit(main(words))
 """
 
 
-@pytest.mark.parametrize("written", [False, True], ids=["no output", "an output"])
 @pytest.mark.parametrize(
-    ("place", "when"),
+    ("place", "when", "written"),
     [
-        ("onnxfq.pipeline.build_candidate", "after"),
-        ("onnxfq.pipeline.write_model", "before"),
-        ("onnxfq.stages.write._run", "before"),
-        ("onnxfq.support.temporary.link_file", "after"),
-        ("os.replace", "before"),
-        ("onnxfq.pipeline.write_model", "after"),
+        ("onnxfq.pipeline.build_candidate", "after", False),
+        ("onnxfq.pipeline.write_model", "before", True),
+        ("onnxfq.stages.write._run", "before", False),
+        ("onnxfq.stages.write._run", "before", True),
+        ("onnxfq.support.temporary.link_file", "after", False),
+        ("onnxfq.support.temporary.link_file", "after", True),
+        ("os.replace", "before", True),
+        ("onnxfq.pipeline.write_model", "after", True),
     ],
 )
 def test_killed_runs_leave_nothing(place: str, when: str, written: bool, tmp_path: Path) -> None:
