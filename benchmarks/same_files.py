@@ -111,8 +111,7 @@ def write(
 ) -> dict[str, str]:
     """Quantize, save, and return the hashes of file, plan and encodings."""
     accuracy = onnxfq.AccuracyTarget(repair=repair)
-    result = onnxfq.quantize(model, feeds, recipe=recipe, accuracy=accuracy)
-    result.save(out)
+    result = onnxfq.quantize(model, feeds, out, recipe=recipe, accuracy=accuracy)
     result.plan.save(out.with_name(DOCUMENTS[0]))
     result.encodings.save(out.with_name(DOCUMENTS[1]))
     return {name: hash_file(out.with_name(name)) for name in (out.name, *DOCUMENTS)}
@@ -135,7 +134,7 @@ def hash_network(name: str, model: onnx.ModelProto, feeds: list[Feed], folder: P
 
 def convert(model: Path, feeds: list[Feed], out: Path) -> dict[str, str]:
     """Convert for TensorRT, and return the hash of the file."""
-    onnxfq.convert(model, data=feeds).save(out)
+    onnxfq.convert(model, out, data=feeds)
     return {out.name: hash_file(out)}
 
 
