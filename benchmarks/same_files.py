@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import logging
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -103,7 +104,7 @@ def name_failure(act: Callable[..., dict[str, str]], *given: Any) -> dict[str, s
     try:
         return act(*given)
     except onnxfq.OnnxfqError as error:
-        return {"error": str(error)}
+        return {"error": re.sub(r"\S*/(?=[^/\s]+\.onnx)", "", str(error))}
 
 
 def write(
