@@ -6,17 +6,15 @@ chooses, tried one operator at a time (`tests/targets/test_openvino.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
-from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, is_weighted
+from onnxfq.graph.ops import STANDARD_DOMAINS, is_weighted
 from onnxfq.graph.queries import is_never_negative
-from onnxfq.numerics.float_types import find_storage_qtype
-from onnxfq.numerics.granularity import CHANNELS
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
@@ -24,54 +22,92 @@ from onnxfq.targets.openvino.operators import (
     OPERATORS,
     choose_operators,
     find_product,
-    is_volume,
     takes_channel_scales,
 )
-from onnxfq.targets.reading.static_scales import refuse_scales, refuse_several
+from onnxfq.targets.reading.limits import Limit, Product, explain, needs_both, refuse
 
 _BRIDGES = ONE_SCALE | {"AveragePool"}
-_WEIGHTS_ALONE = ("int4", "int8", "uint4", "uint8")
 
 
-def _refuses(placement: Placement, operands: Operands) -> str:
-    spec = placement.spec
-    base = (find_storage_qtype(spec.qtype) or spec.qtype).name
-    if refusal := refuse_scales(spec, "OpenVINO"):
-        return refusal
-    if placement.role == "weight":
-        return _refuses_weight(placement, base, operands)
-    if base not in ("int8", "uint8"):
-        return f"OpenVINO multiplies activations of 8 bits only, not {base}; use uint8 or int8"
-    if operands.node.op == "Conv" and base == "int8" and not spec.symmetric:
-        return "OpenVINO multiplies int8 with a zero point in float; use uint8, or symmetric: true"
-    by_channel = spec.granularity == CHANNELS and takes_channel_scales(operands.node)
-    return "" if by_channel else refuse_several(spec, "OpenVINO")
-
-
-def _refuses_weight(placement: Placement, base: str, operands: Operands) -> str:
-    if operands.node.op in OPERATORS:  # a constant operand, in the format of activations
+def _explain_activation(product: Product) -> str:
+    if product.is_weight or product.own.numbers in ("int8", "uint8"):
         return ""
-    if operands.weight_only:
-        return "" if base in _WEIGHTS_ALONE else f"OpenVINO has no {base} weights; use int8 or int4"
-    if base != "int8" or not placement.spec.symmetric:
-        found = f"{base}{'' if placement.spec.symmetric else ' with zero points'}"
+    return f"OpenVINO multiplies activations of 8 bits only, not {product.own.numbers}; use uint8 or int8"
+
+
+def _explain_signed(product: Product) -> str:
+    if (
+        product.is_weight
+        or product.op != "Conv"
+        or product.own.numbers != "int8"
+        or product.own.zeros == "none"
+    ):
+        return ""
+    return "OpenVINO multiplies int8 with a zero point in float; use uint8, or symmetric: true"
+
+
+def _explain_zero_point(product: Product) -> str:
+    """Speak of two activations, of ConvTranspose and of depthwise convolutions over three dimensions."""
+    volume = len(product.depthwise) > 4
+    takes = product.kernel is not None and product.op != "ConvTranspose" and not volume
+    if product.is_weight or not product.multiplies or takes or product.own.zeros == "none":
+        return ""
+    return "OpenVINO multiplies it in float with a zero point other than 0; use int8 and symmetric: true"
+
+
+def _explain_scales(product: Product) -> str:
+    by_channel = bool(product.depthwise) and product.own.axis == 1
+    if product.is_weight or product.own.scales == "one" or (by_channel and product.own.scales == "several"):
+        return ""
+    return "OpenVINO takes one scale of an activation; use granularity: per_tensor"
+
+
+def _explain_channels(product: Product) -> str:
+    if product.own.zeros != "several" or not product.depthwise or product.depthwise[0] == product.groups:
+        return ""
+    return (
+        f"OpenVINO takes the zero points of other channels for {product.depthwise[0]} outputs of "
+        f"{product.groups} channels; use granularity: per_tensor"
+    )
+
+
+def _explain_weight(product: Product) -> str:
+    if not product.is_weight or not product.multiplies:  # a constant operand has the format of activations
+        return ""
+    if product.weight_only:
+        known = product.own.numbers in ("int4", "int8", "uint4", "uint8")
+        return "" if known else f"OpenVINO has no {product.own.numbers} weights; use int8 or int4"
+    if product.own.numbers != "int8" or product.own.zeros != "none":
+        found = f"{product.own.numbers}{'' if product.own.zeros == 'none' else ' with zero points'}"
         return f"OpenVINO multiplies in 8 bits with symmetric int8 weights only, not {found}; use int8"
-    if placement.spec.granularity.is_blocked:
+    if product.own.scales == "blocks":
         return "OpenVINO multiplies in float where weights have scales of blocks; use per_axis"
     return ""
 
 
+LIMITS = (
+    Limit("wide-pair", "float", _explain_activation),
+    Limit("zero-point", "float", _explain_signed),
+    Limit("activation-scales", "float", _explain_scales),
+    Limit("channel-zero-points", "wrong", _explain_channels),
+    Limit("weight-type", "float", _explain_weight),
+)
+"""Formats that are refused."""
+
+ZERO_POINT = Limit("zero-point", "float", _explain_zero_point)
+"""Activations that get a signed grid without a zero point."""
+
+ALONE = needs_both("OpenVINO", "weight-only")
+"""Nodes that stay in float."""
+
+
 def _keeps_float(operands: Operands) -> str:
-    if operands.weight_only and operands.node.op in CONVOLUTIONS:
-        return f"OpenVINO multiplies in float where only the weight of a {operands.node.op} is quantized"
-    return ""
+    return explain((ALONE,), operands.placements[0], operands)
 
 
 def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
     """Return `decisions` for the operators that gain, with a signed grid where a zero point costs the kernel.
 
-    OpenVINO multiplies two activations, and the inputs of a ConvTranspose and of a depthwise convolution over
-    three dimensions, in float if one has a zero point.
     A convolution with a zero point in front and scales of channels behind has a slow kernel only (`jit`
     instead of `brgconv` in release 2026.4.1).
     """
@@ -80,7 +116,8 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
     plain = {
         d.node
         for d in decisions
-        if d.node in products and not _may_have_zero_point(products[d.node], d.placements)
+        for p in d.placements
+        if d.node in products and explain((ZERO_POINT,), p, _operands(products[d.node], d.placements))
     }
     plain |= _find_before_channel_scales(decisions, nodes)
     signed = {
@@ -95,6 +132,11 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
         replace(decision, placements=tuple(_make_signed(p, signed) for p in decision.placements))
         for decision in decisions
     ]
+
+
+def _operands(node: gs.Node, placements: Sequence[Placement]) -> Operands:
+    shapes = {one.name: tuple(one.shape) for one in node.inputs if isinstance(one, gs.Constant)}
+    return Operands(node, placements, shapes)
 
 
 def _find_before_channel_scales(decisions: Collection[NodeDecision], nodes: Collection[gs.Node]) -> set[str]:
@@ -115,13 +157,6 @@ def _find_before_channel_scales(decisions: Collection[NodeDecision], nodes: Coll
     return before
 
 
-def _may_have_zero_point(node: gs.Node, placements: Collection[Placement]) -> bool:
-    """Tell whether OpenVINO multiplies for `node` in 8 bits if its activation has a zero point."""
-    if node.op == "ConvTranspose" or is_volume(node):
-        return False
-    return any(placement.role == "weight" for placement in placements)
-
-
 def _make_signed(placement: Placement, tensors: Collection[str]) -> Placement:
     spec = placement.spec
     if placement.tensor not in tensors or spec.symmetric or spec.qtype.bits != 8:
@@ -138,7 +173,7 @@ def _is_bridge(node: gs.Node, qtype: QType) -> bool:
 
 POLICY = TargetPolicy(
     bias="bias: added in float, to the sums in int32",
-    refuses=_refuses,
+    refuses=refuse("OpenVINO", *LIMITS),
     keeps_float=_keeps_float,
     revise=_revise,
     bridges=_is_bridge,

@@ -15,16 +15,16 @@ from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.float_products import rounded_products
 from onnxfq.targets.qnn.build import build_model
 from onnxfq.targets.qnn.operators import ABSORBED, OPERATORS, keeps_scale
+from onnxfq.targets.qnn.policy import LIMITS
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
+from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.operands import Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.quantizer_reader import Quantizer, quantizer
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
-_ACTIVATIONS = frozenset({TensorProto.UINT8, TensorProto.UINT16})
-_WEIGHTS = frozenset({TensorProto.INT8, TensorProto.INT4})
 _UNPAIRED = QDQ_OPS | {"Cast"}
 UNITS: Units = {op: (0,) for op in OPERATORS if op not in WEIGHTED_INPUTS}
 """Operators without a product that the HTP runs between pairs, and the slot of their data."""
@@ -66,29 +66,6 @@ def zero_points(reading: CheckContext) -> Iterator[Finding]:
         if not q.site.input(2):
             message = f"ONNX Runtime makes no node unit without a zero point; give {q.data!r} one, also 0"
             yield make_finding("zero-point", "float", q.site, message, q.data)
-
-
-def formats(reading: CheckContext) -> Iterator[Finding]:
-    """Report activations other than uint8 or uint16 of one scale, and weights other than symmetric int8."""
-    for promised, operand, q in reading.activations():
-        several = q.scale is not None and q.scale.size > 1
-        if q.qtype not in _ACTIVATIONS or several:
-            found = "has several scales" if several else f"is {q.type_name}"
-            message = (
-                f"its input {operand.tensor!r} {found}, and QNN takes activations of uint8 or uint16 with "
-                "one scale; quantize it so"
-            )
-            yield make_finding("activation-format", "float", promised.site, message, operand.tensor)
-    for promised, operand, q in reading.weights():
-        if promised.site.op in UNITS:
-            continue
-        zero = q.zero_point is not None and bool(np.any(q.zero_point))
-        if q.qtype not in _WEIGHTS or zero:
-            found = f"{q.type_name}{' with a zero point' if zero else ''}"
-            message = (
-                f"its weight {operand.tensor!r} is {found}, and QNN takes symmetric int8; quantize it so"
-            )
-            yield make_finding("weight-format", "float", promised.site, message, operand.tensor)
 
 
 def moved_scales(reading: CheckContext) -> Iterator[Finding]:
@@ -189,7 +166,7 @@ RULES: tuple[Rule, ...] = (
     operators,
     node_units,
     zero_points,
-    formats,
+    check_limits(*LIMITS),
     moved_scales,
     rounded_products,
 )

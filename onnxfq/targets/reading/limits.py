@@ -1,0 +1,194 @@
+"""`Limit`: a format that a target does not multiply in, stated once for the planner and for the check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from onnxfq.documents.plan import Placement
+from onnxfq.graph.index import Shape
+from onnxfq.graph.ops import CONVOLUTIONS, WEIGHTED_INPUTS
+from onnxfq.numerics.float_types import find_storage_qtype
+from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.placement.target_policy import Operands
+from onnxfq.targets.findings import Finding, Severity
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand
+from onnxfq.targets.reading.quantizer_reader import Quantizer
+
+
+@dataclass(frozen=True)
+class OperandFormat:
+    """Format of one quantized operand, planned or read from a file.
+
+    Attributes:
+        numbers: name of the type that stores its numbers.
+        zeros: how many zero points other than 0 it has.
+        scales: how many scales it has.
+        axis: axis of several scales.
+        derived: whether the scales are those of MXFP8 or NVFP4.
+    """
+
+    numbers: str
+    zeros: Literal["none", "one", "several"]
+    scales: Literal["one", "several", "blocks"]
+    axis: int | None
+    derived: bool
+
+    @staticmethod
+    def planned(placement: Placement) -> OperandFormat:
+        """Return the format of a placement."""
+        spec = placement.spec
+        alike = spec.granularity if placement.role == "weight" else spec.observed_granularity
+        one: Literal["one", "several"] = "one" if alike == PER_TENSOR else "several"
+        return OperandFormat(
+            (find_storage_qtype(spec.qtype) or spec.qtype).name,
+            "none" if spec.symmetric else one,
+            "blocks" if spec.granularity.is_blocked else one,
+            spec.granularity.axis,
+            spec.scale_type != "float32",
+        )
+
+    @staticmethod
+    def read(pair: Quantizer) -> OperandFormat:
+        """Return the format of a pair."""
+        zeros = np.zeros(1) if pair.zero_point is None else pair.zero_point
+        several = pair.scale is not None and pair.scale.size > 1
+        return OperandFormat(
+            pair.type_name,
+            "none" if not np.any(zeros) else "several" if np.unique(zeros).size > 1 else "one",
+            "blocks" if pair.is_blocked else "several" if several else "one",
+            pair.axis,
+            "MXFP8" in pair.site.op or pair.type_name == "float4e2m1",
+        )
+
+
+@dataclass(frozen=True)
+class Product:
+    """A node with quantized operands, planned or read from a file, of which one is looked at.
+
+    Attributes:
+        op: the operator.
+        is_weight: whether the operand is a constant.
+        own: format of the operand.
+        others: formats of the other quantized operands.
+        kernel: shape of the quantized constant of the node; None without one.
+        groups: groups of a convolution.
+    """
+
+    op: str
+    is_weight: bool
+    own: OperandFormat
+    others: tuple[OperandFormat, ...]
+    kernel: Shape | None
+    groups: int
+
+    @staticmethod
+    def planned(placement: Placement, operands: Operands) -> Product:
+        """Return the node of `operands`, and of them `placement`."""
+        weights = [other.tensor for other in operands.placements if other.role == "weight"]
+        return Product(
+            operands.node.op,
+            placement.role == "weight",
+            OperandFormat.planned(placement),
+            tuple(OperandFormat.planned(one) for one in operands.placements if one is not placement),
+            operands.weight_shapes.get(weights[0], ()) if weights else None,
+            operands.node.attrs.get("group", 1),
+        )
+
+    @staticmethod
+    def read(promised: ExpectedPrecision, operand: QuantizedOperand, pair: Quantizer) -> Product:
+        """Return a node of a file, and of its operands the one behind `pair`."""
+        site, weight = promised.site, promised.weight
+        return Product(
+            site.op,
+            operand.constant,
+            OperandFormat.read(pair),
+            tuple(OperandFormat.read(one) for one in promised.pairs if one is not pair),
+            None if weight is None else site.index.shape(weight.tensor) or (),
+            site.attribute("group", 1),
+        )
+
+    @property
+    def weight_only(self) -> bool:
+        """Tell whether the constant alone is quantized."""
+        return self.is_weight and not self.others
+
+    @property
+    def multiplies(self) -> bool:
+        """Tell whether the node sums products."""
+        return self.op in WEIGHTED_INPUTS
+
+    @property
+    def depthwise(self) -> Shape:
+        """Shape of the weight of a depthwise convolution; () for other nodes."""
+        kernel = self.kernel or ()
+        return kernel if self.op == "Conv" and len(kernel) > 2 and kernel[1] == 1 < self.groups else ()
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A format that a target does not multiply in.
+
+    Attributes:
+        rule: its name in findings.
+        verdict: what the target makes of it.
+        explain: returns why, with the remedy, for an operand beyond the limit; an empty string for others.
+    """
+
+    rule: str
+    verdict: Severity
+    explain: Callable[[Product], str]
+
+
+def explain(limits: tuple[Limit, ...], placement: Placement, operands: Operands) -> str:
+    """Return the first of `limits` that a placement is beyond; an empty string for none."""
+    product = Product.planned(placement, operands)
+    return next(filter(None, (limit.explain(product) for limit in limits)), "")
+
+
+def check_limits(*limits: Limit) -> Rule:
+    """Return the rule of `check` about operands beyond `limits`."""
+
+    def rule(reading: CheckContext) -> Iterator[Finding]:
+        for promised in reading.promises:
+            for operand in (one for one in promised.operands if one.pair is not None):
+                product = Product.read(promised, operand, operand.pair)
+                for limit in limits:
+                    if why := limit.explain(product):
+                        what = "weight" if operand.constant else "input"
+                        message = f"its {what} {operand.tensor!r}: {why}"
+                        yield make_finding(limit.rule, limit.verdict, promised.site, message, operand.tensor)
+
+    return rule
+
+
+def refuse(runtime: str, *limits: Limit) -> Callable[[Placement, Operands], str]:
+    """Return the rule of a policy that refuses placements beyond `limits`, and scales of other kinds.
+
+    Most runtimes take scales that are constant float32 numbers, and integer zero points.
+    """
+
+    def refuses(placement: Placement, operands: Operands) -> str:
+        spec = placement.spec
+        if spec.dynamic or spec.scale_type != "float32":
+            return f"{runtime} takes constant float32 scales only; use dynamic: false"
+        if spec.zero_point == "fractional":
+            return f"{runtime} takes integer zero points only; use zero_point: integer"
+        return explain(limits, placement, operands)
+
+    return refuses
+
+
+def needs_both(runtime: str, rule: str) -> Limit:
+    """Return the limit of a runtime that multiplies a quantized weight with floats in products alone."""
+
+    def explain_alone(product: Product) -> str:
+        if not product.weight_only or product.op not in CONVOLUTIONS:
+            return ""
+        return f"{runtime} multiplies in float where only the weight of a {product.op} is quantized"
+
+    return Limit(rule, "float", explain_alone)
