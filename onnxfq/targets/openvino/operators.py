@@ -51,8 +51,8 @@ def takes_channel_scales(node: gs.Node) -> bool:
     Depthwise convolutions take them along axis 1. With several outputs of a channel OpenVINO takes the zero
     points of other channels, and in three dimensions it multiplies in float.
     """
-    shape = node.inputs[1].shape if is_depthwise(node) else ()
-    return 2 < len(shape) <= 4 and shape[0] == node.attrs["group"]
+    kernel = node.inputs[1] if is_depthwise(node) else None
+    return kernel is not None and len(kernel.shape) <= 4 and bool(kernel.shape[0] == node.attrs["group"])
 
 
 def _choose(decision: NodeDecision, node: gs.Node, products: set[str]) -> NodeDecision | None:

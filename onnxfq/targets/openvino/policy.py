@@ -24,7 +24,7 @@ from onnxfq.targets.openvino.operators import (
     find_product,
     takes_channel_scales,
 )
-from onnxfq.targets.reading.limits import Limit, Product, explain, needs_both, refuse
+from onnxfq.targets.reading.limits import Product, TargetLimit, explain, needs_both, refuse
 
 _BRIDGES = ONE_SCALE | {"AveragePool"}
 
@@ -86,15 +86,15 @@ def _explain_weight(product: Product) -> str:
 
 
 LIMITS = (
-    Limit("wide-pair", "float", _explain_activation),
-    Limit("zero-point", "float", _explain_signed),
-    Limit("activation-scales", "float", _explain_scales),
-    Limit("channel-zero-points", "wrong", _explain_channels),
-    Limit("weight-type", "float", _explain_weight),
+    TargetLimit("wide-pair", "float", _explain_activation),
+    TargetLimit("zero-point", "float", _explain_signed),
+    TargetLimit("activation-scales", "float", _explain_scales),
+    TargetLimit("channel-zero-points", "wrong", _explain_channels),
+    TargetLimit("weight-type", "float", _explain_weight),
 )
 """Formats that are refused."""
 
-ZERO_POINT = Limit("zero-point", "float", _explain_zero_point)
+ZERO_POINT = TargetLimit("zero-point", "float", _explain_zero_point)
 """Activations that get a signed grid without a zero point."""
 
 ALONE = needs_both("OpenVINO", "weight-only")

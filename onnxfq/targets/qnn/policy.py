@@ -18,7 +18,7 @@ from onnxfq.graph.ops import is_weighted
 from onnxfq.graph.queries import producer_op
 from onnxfq.placement.target_policy import NodeDecision, TargetPolicy
 from onnxfq.targets.qnn.operators import ABSORBED, OPERATORS, needs_one_scale
-from onnxfq.targets.reading.limits import Limit, Product, refuse
+from onnxfq.targets.reading.limits import Product, TargetLimit, refuse
 
 # The HTP computes these in 16 bits on one grid only: scale 1/65536 from 0, and 1/32768 around the middle.
 _GRIDS = {"Sigmoid": (0.0, 65535 / 65536), "Tanh": (-1.0, 32767 / 32768)}
@@ -51,8 +51,8 @@ def _explain_activation(product: Product) -> str:
 
 
 LIMITS = (
-    Limit("weight-format", "float", _explain_weight),
-    Limit("activation-format", "float", _explain_activation),
+    TargetLimit("weight-format", "float", _explain_weight),
+    TargetLimit("activation-format", "float", _explain_activation),
 )
 
 

@@ -1,4 +1,4 @@
-"""`Limit`: a format that a target does not multiply in, stated once for the planner and for the check."""
+"""`TargetLimit`: a format that a target does not multiply in, stated once for planner and check."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ class Product:
     Attributes:
         op: the operator.
         is_weight: whether the operand is a constant.
+        weight_only: whether constants alone are meant to be quantized.
         own: format of the operand.
         others: formats of the other quantized operands.
         kernel: shape of the quantized constant of the node; None without one.
@@ -81,6 +82,7 @@ class Product:
 
     op: str
     is_weight: bool
+    weight_only: bool
     own: OperandFormat
     others: tuple[OperandFormat, ...]
     kernel: Shape | None
@@ -93,6 +95,7 @@ class Product:
         return Product(
             operands.node.op,
             placement.role == "weight",
+            operands.weight_only,
             OperandFormat.planned(placement),
             tuple(OperandFormat.planned(one) for one in operands.placements if one is not placement),
             operands.weight_shapes.get(weights[0], ()) if weights else None,
@@ -106,16 +109,12 @@ class Product:
         return Product(
             site.op,
             operand.constant,
+            promised.expects == "weight-only",
             OperandFormat.read(pair),
             tuple(OperandFormat.read(one) for one in promised.pairs if one is not pair),
             None if weight is None else site.index.shape(weight.tensor) or (),
             site.attribute("group", 1),
         )
-
-    @property
-    def weight_only(self) -> bool:
-        """Tell whether the constant alone is quantized."""
-        return self.is_weight and not self.others
 
     @property
     def multiplies(self) -> bool:
@@ -130,7 +129,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Limit:
+class TargetLimit:
     """A format that a target does not multiply in.
 
     Attributes:
@@ -144,29 +143,28 @@ class Limit:
     explain: Callable[[Product], str]
 
 
-def explain(limits: tuple[Limit, ...], placement: Placement, operands: Operands) -> str:
+def explain(limits: tuple[TargetLimit, ...], placement: Placement, operands: Operands) -> str:
     """Return the first of `limits` that a placement is beyond; an empty string for none."""
     product = Product.planned(placement, operands)
     return next(filter(None, (limit.explain(product) for limit in limits)), "")
 
 
-def check_limits(*limits: Limit) -> Rule:
+def check_limits(*limits: TargetLimit) -> Rule:
     """Return the rule of `check` about operands beyond `limits`."""
 
     def rule(reading: CheckContext) -> Iterator[Finding]:
-        for promised in reading.promises:
-            for operand in (one for one in promised.operands if one.pair is not None):
-                product = Product.read(promised, operand, operand.pair)
-                for limit in limits:
-                    if why := limit.explain(product):
-                        what = "weight" if operand.constant else "input"
-                        message = f"its {what} {operand.tensor!r}: {why}"
-                        yield make_finding(limit.rule, limit.verdict, promised.site, message, operand.tensor)
+        pairs = (*reading.activations(), *reading.weights())
+        for promised, operand, pair in pairs:
+            for limit in limits:
+                if why := limit.explain(Product.read(promised, operand, pair)):
+                    what = "weight" if operand.constant else "input"
+                    message = f"its {what} {operand.tensor!r}: {why}"
+                    yield make_finding(limit.rule, limit.verdict, promised.site, message, operand.tensor)
 
     return rule
 
 
-def refuse(runtime: str, *limits: Limit) -> Callable[[Placement, Operands], str]:
+def refuse(runtime: str, *limits: TargetLimit) -> Callable[[Placement, Operands], str]:
     """Return the rule of a policy that refuses placements beyond `limits`, and scales of other kinds.
 
     Most runtimes take scales that are constant float32 numbers, and integer zero points.
@@ -183,7 +181,7 @@ def refuse(runtime: str, *limits: Limit) -> Callable[[Placement, Operands], str]
     return refuses
 
 
-def needs_both(runtime: str, rule: str) -> Limit:
+def needs_both(runtime: str, rule: str) -> TargetLimit:
     """Return the limit of a runtime that multiplies a quantized weight with floats in products alone."""
 
     def explain_alone(product: Product) -> str:
@@ -191,4 +189,4 @@ def needs_both(runtime: str, rule: str) -> Limit:
             return ""
         return f"{runtime} multiplies in float where only the weight of a {product.op} is quantized"
 
-    return Limit(rule, "float", explain_alone)
+    return TargetLimit(rule, "float", explain_alone)
