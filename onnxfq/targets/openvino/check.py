@@ -10,13 +10,12 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
-from onnxfq.graph.ops import FAKE_QUANTIZE_OPS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.openvino.build import build_model
 from onnxfq.targets.openvino.operators import OPERATORS
 from onnxfq.targets.openvino.policy import ALONE, LIMITS, ZERO_POINT
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
-from onnxfq.targets.reading.general_rules import check_quantized
+from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
 from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.operands import Units
 from onnxfq.targets.reading.proof import make_check
@@ -28,14 +27,6 @@ UNITS: Units = {
     **{"AveragePool": (0,), "Concat": ()},
 }
 """Operators that OpenVINO runs in 8 bits between pairs, and the slots of their data."""
-
-
-def simulated(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse operators of onnxfq: OpenVINO finds no conversion rule for them."""
-    for site in reading.sites:
-        if site.op in FAKE_QUANTIZE_OPS:
-            message = f"OpenVINO has no operator {site.op}; quantize with a recipe that writes Q/DQ pairs"
-            yield make_finding("operator", "refused", site, message)
 
 
 def wide_pairs(reading: CheckContext) -> Iterator[Finding]:
@@ -71,7 +62,7 @@ def shared_zero_points(reading: CheckContext) -> Iterator[Finding]:
 
 
 RULES: tuple[Rule, ...] = (
-    simulated,
+    refuse_simulated("OpenVINO"),
     check_quantized,
     wide_pairs,
     check_limits(*LIMITS, ZERO_POINT, ALONE),

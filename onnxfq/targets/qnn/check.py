@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
+from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QDQ_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.float_products import rounded_products
@@ -17,7 +18,7 @@ from onnxfq.targets.qnn.build import build_model
 from onnxfq.targets.qnn.operators import ABSORBED, OPERATORS, keeps_scale
 from onnxfq.targets.qnn.policy import LIMITS
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
-from onnxfq.targets.reading.general_rules import check_quantized
+from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
 from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.operands import Units
@@ -34,12 +35,10 @@ _PLAIN = {"BatchNormalization": (3, 4), "Clip": (1, 2), "Resize": (1, 2), "Upsam
 
 
 def operators(reading: CheckContext) -> Iterator[Finding]:
-    """Report operators on floats that QNN does not have and the CPU runs. Operators of onnxfq are refused."""
+    """Report operators on floats that QNN does not have and the CPU runs."""
     for site in _computing(reading):
-        if site.op in FAKE_QUANTIZE_OPS:
-            message = f"QNN has no operator {site.op}; quantize with a recipe that writes Q/DQ pairs"
-            yield make_finding("operator", "refused", site, message)
-        elif site.op not in OPERATORS or (site.node.domain or "") not in STANDARD_DOMAINS:
+        known = site.op in OPERATORS and (site.node.domain or "") in STANDARD_DOMAINS
+        if not known and site.op not in FAKE_QUANTIZE_OPS:
             message = f"QNN has no operator {site.op}, and the CPU runs it; export the model without it"
             yield make_finding("operator", "float", site, message)
 
@@ -147,22 +146,20 @@ def _vanishes(site: NodeSite) -> bool:
     return bool(low <= ends.min and high >= ends.max)
 
 
-def _limits(site: NodeSite) -> tuple[float, float] | None:
+def _limits(site: NodeSite) -> Bounds | None:
     """Return the least and the largest number that a Relu or Clip lets through; None if they are computed."""
-    if site.op == "Relu":
-        return 0.0, np.inf
-    ends = []
-    for slot, name, none in ((1, "min", -np.inf), (2, "max", np.inf)):
-        given = site.input(slot)
-        value = site.index.value(given) if given else site.attribute(name, none)
-        if value is None:
+    given = [UNKNOWN]
+    for name in site.node.input[1:]:
+        value = site.index.value(name) if name else None
+        if name and value is None:
             return None
-        ends.append(float(value))
-    return ends[0], ends[1]
+        given.append(UNKNOWN if value is None else (float(value), float(value)))
+    return bounds_of(site.node, given)
 
 
 RULES: tuple[Rule, ...] = (
     check_quantized,
+    refuse_simulated("QNN"),
     operators,
     node_units,
     zero_points,
