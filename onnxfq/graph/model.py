@@ -59,7 +59,7 @@ class Model:
 
     @cached_property
     def index(self) -> GraphIndex:
-        """Makers, readers, constants and shapes of its tensors by name, bodies included."""
+        """Makers, readers, constants and shapes of its tensors by name, bodies included; claim no names."""
         return GraphIndex.of_model(self.proto)
 
     @property

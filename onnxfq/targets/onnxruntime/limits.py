@@ -14,8 +14,7 @@ STACKS = "ONNX Runtime's kernels of MatMul take one scale of a weight with more 
 
 
 def _explain_activation(product: Product) -> str:
-    own = product.own
-    if product.is_weight or own.numbers != "uint8" or own.scales == "one" or product.op in _NOT_FUSED:
+    if product.is_weight or product.numbers != "uint8" or product.scales == "one" or product.op in _NOT_FUSED:
         return ""
     return (
         f"ONNX Runtime's kernels of {product.op} take one scale of a uint8 input; use qtype: int8, "
@@ -25,7 +24,7 @@ def _explain_activation(product: Product) -> str:
 
 def _explain_stack(product: Product) -> str:
     stacked = product.op == "MatMul" and product.is_weight and len(product.kernel or ()) > 2
-    fused = stacked and not product.weight_only and product.own.scales != "one"
+    fused = stacked and not product.weight_only and product.scales != "one"
     return f"{STACKS}; use granularity: per_tensor, or run it at ORT_ENABLE_BASIC" if fused else ""
 
 

@@ -30,18 +30,13 @@ _BRIDGES = ONE_SCALE | {"AveragePool"}
 
 
 def _explain_activation(product: Product) -> str:
-    if product.is_weight or product.own.numbers in ("int8", "uint8"):
+    if product.is_weight or product.numbers in ("int8", "uint8"):
         return ""
-    return f"OpenVINO multiplies activations of 8 bits only, not {product.own.numbers}; use uint8 or int8"
+    return f"OpenVINO multiplies activations of 8 bits only, not {product.numbers}; use uint8 or int8"
 
 
 def _explain_signed(product: Product) -> str:
-    if (
-        product.is_weight
-        or product.op != "Conv"
-        or product.own.numbers != "int8"
-        or product.own.zeros == "none"
-    ):
+    if product.is_weight or product.op != "Conv" or product.numbers != "int8" or product.zeros == "none":
         return ""
     return "OpenVINO multiplies int8 with a zero point in float; use uint8, or symmetric: true"
 
@@ -50,20 +45,20 @@ def _explain_zero_point(product: Product) -> str:
     """Speak of two activations, of ConvTranspose and of depthwise convolutions over three dimensions."""
     volume = len(product.depthwise) > 4
     takes = product.kernel is not None and product.op != "ConvTranspose" and not volume
-    if product.is_weight or not product.multiplies or takes or product.own.zeros == "none":
+    if product.is_weight or not product.multiplies or takes or product.zeros == "none":
         return ""
     return "OpenVINO multiplies it in float with a zero point other than 0; use int8 and symmetric: true"
 
 
 def _explain_scales(product: Product) -> str:
-    by_channel = bool(product.depthwise) and product.own.axis == 1
-    if product.is_weight or product.own.scales == "one" or (by_channel and product.own.scales == "several"):
+    by_channel = bool(product.depthwise) and product.axis == 1
+    if product.is_weight or product.scales == "one" or (by_channel and product.scales == "several"):
         return ""
     return "OpenVINO takes one scale of an activation; use granularity: per_tensor"
 
 
 def _explain_channels(product: Product) -> str:
-    if product.own.zeros != "several" or not product.depthwise or product.depthwise[0] == product.groups:
+    if product.zeros != "several" or not product.depthwise or product.depthwise[0] == product.groups:
         return ""
     return (
         f"OpenVINO takes the zero points of other channels for {product.depthwise[0]} outputs of "
@@ -75,12 +70,12 @@ def _explain_weight(product: Product) -> str:
     if not product.is_weight or not product.multiplies:  # a constant operand has the format of activations
         return ""
     if product.weight_only:
-        known = product.own.numbers in ("int4", "int8", "uint4", "uint8")
-        return "" if known else f"OpenVINO has no {product.own.numbers} weights; use int8 or int4"
-    if product.own.numbers != "int8" or product.own.zeros != "none":
-        found = f"{product.own.numbers}{'' if product.own.zeros == 'none' else ' with zero points'}"
+        known = product.numbers in ("int4", "int8", "uint4", "uint8")
+        return "" if known else f"OpenVINO has no {product.numbers} weights; use int8 or int4"
+    if product.numbers != "int8" or product.zeros != "none":
+        found = f"{product.numbers}{'' if product.zeros == 'none' else ' with zero points'}"
         return f"OpenVINO multiplies in 8 bits with symmetric int8 weights only, not {found}; use int8"
-    if product.own.scales == "blocks":
+    if product.scales == "blocks":
         return "OpenVINO multiplies in float where weights have scales of blocks; use per_axis"
     return ""
 
@@ -99,10 +94,6 @@ ZERO_POINT = TargetLimit("zero-point", "float", _explain_zero_point)
 
 ALONE = needs_both("OpenVINO", "weight-only")
 """Nodes that stay in float."""
-
-
-def _keeps_float(operands: Operands) -> str:
-    return explain((ALONE,), operands.placements[0], operands)
 
 
 def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
@@ -174,7 +165,7 @@ def _is_bridge(node: gs.Node, qtype: QType) -> bool:
 POLICY = TargetPolicy(
     bias="bias: added in float, to the sums in int32",
     refuses=refuse("OpenVINO", *LIMITS),
-    keeps_float=_keeps_float,
+    keeps_float=lambda operands: explain((ALONE,), operands.placements[0], operands),
     revise=_revise,
     bridges=_is_bridge,
     counts_bridges=True,

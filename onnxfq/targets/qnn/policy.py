@@ -24,29 +24,30 @@ from onnxfq.targets.reading.limits import Product, TargetLimit, refuse
 _GRIDS = {"Sigmoid": (0.0, 65535 / 65536), "Tanh": (-1.0, 32767 / 32768)}
 
 
+_WITH_GAIN = frozenset(op for op, slots in OPERATORS.items() if slots.weights)
+
+
 def _is_weight(product: Product) -> bool:
     """Tell whether the format is that of weights; a constant beside an activation has the format of it."""
-    return product.is_weight and (product.multiplies or bool(OPERATORS[product.op].weights))
+    return product.is_weight and (product.multiplies or product.op in _WITH_GAIN)
 
 
 def _explain_weight(product: Product) -> str:
     if not _is_weight(product):
         return ""
-    if product.own.numbers not in ("int8", "int4") or product.own.zeros != "none":
-        zero = "" if product.own.zeros == "none" else " with zero points"
-        return f"QNN takes symmetric int8 or int4 weights, not {product.own.numbers}{zero}; use int8"
-    return "QNN takes no scales of blocks; use per_axis" if product.own.scales == "blocks" else ""
+    if product.numbers not in ("int8", "int4") or product.zeros != "none":
+        zero = "" if product.zeros == "none" else " with zero points"
+        return f"QNN takes symmetric int8 or int4 weights, not {product.numbers}{zero}; use int8"
+    return "QNN takes no scales of blocks; use per_axis" if product.scales == "blocks" else ""
 
 
 def _explain_activation(product: Product) -> str:
     if _is_weight(product):
         return ""
-    if product.own.numbers not in ("uint8", "uint16"):
-        return f"QNN takes activations of uint8 or uint16, not {product.own.numbers}; use one of them"
+    if product.numbers not in ("uint8", "uint16"):
+        return f"QNN takes activations of uint8 or uint16, not {product.numbers}; use one of them"
     return (
-        ""
-        if product.own.scales == "one"
-        else "QNN takes one scale of an activation; use granularity: per_tensor"
+        "" if product.scales == "one" else "QNN takes one scale of an activation; use granularity: per_tensor"
     )
 
 

@@ -21,99 +21,69 @@ from onnxfq.targets.reading.quantizer_reader import Quantizer
 
 
 @dataclass(frozen=True)
-class OperandFormat:
-    """Format of one quantized operand, planned or read from a file.
+class Product:
+    """A node with quantized operands, planned or read from a file, seen from one of them.
 
     Attributes:
-        numbers: name of the type that stores its numbers.
+        op: the operator.
+        groups: groups of a convolution.
+        kernel: shape of the quantized constant of the node; None without one.
+        weight_only: whether constants alone are meant to be quantized.
+        others: types of the other quantized operands.
+        is_weight: whether the operand is a constant.
+        numbers: name of the type that stores its numbers, `mxfp8` for MXFP8.
         zeros: how many zero points other than 0 it has.
         scales: how many scales it has.
         axis: axis of several scales.
-        derived: whether the scales are those of MXFP8 or NVFP4.
     """
 
+    op: str
+    groups: int
+    kernel: Shape | None
+    weight_only: bool
+    others: frozenset[str]
+    is_weight: bool
     numbers: str
     zeros: Literal["none", "one", "several"]
     scales: Literal["one", "several", "blocks"]
     axis: int | None
-    derived: bool
-
-    @staticmethod
-    def planned(placement: Placement) -> OperandFormat:
-        """Return the format of a placement."""
-        spec = placement.spec
-        alike = spec.granularity if placement.role == "weight" else spec.observed_granularity
-        one: Literal["one", "several"] = "one" if alike == PER_TENSOR else "several"
-        return OperandFormat(
-            (find_storage_qtype(spec.qtype) or spec.qtype).name,
-            "none" if spec.symmetric else one,
-            "blocks" if spec.granularity.is_blocked else one,
-            spec.granularity.axis,
-            spec.scale_type != "float32",
-        )
-
-    @staticmethod
-    def read(pair: Quantizer) -> OperandFormat:
-        """Return the format of a pair."""
-        zeros = np.zeros(1) if pair.zero_point is None else pair.zero_point
-        several = pair.scale is not None and pair.scale.size > 1
-        return OperandFormat(
-            pair.type_name,
-            "none" if not np.any(zeros) else "several" if np.unique(zeros).size > 1 else "one",
-            "blocks" if pair.is_blocked else "several" if several else "one",
-            pair.axis,
-            "MXFP8" in pair.site.op or pair.type_name == "float4e2m1",
-        )
-
-
-@dataclass(frozen=True)
-class Product:
-    """A node with quantized operands, planned or read from a file, of which one is looked at.
-
-    Attributes:
-        op: the operator.
-        is_weight: whether the operand is a constant.
-        weight_only: whether constants alone are meant to be quantized.
-        own: format of the operand.
-        others: formats of the other quantized operands.
-        kernel: shape of the quantized constant of the node; None without one.
-        groups: groups of a convolution.
-    """
-
-    op: str
-    is_weight: bool
-    weight_only: bool
-    own: OperandFormat
-    others: tuple[OperandFormat, ...]
-    kernel: Shape | None
-    groups: int
 
     @staticmethod
     def planned(placement: Placement, operands: Operands) -> Product:
-        """Return the node of `operands`, and of them `placement`."""
+        """Return the node of `operands`, seen from `placement`."""
+        spec, is_weight = placement.spec, placement.role == "weight"
+        alike = (spec.granularity if is_weight else spec.observed_granularity) == PER_TENSOR
         weights = [other.tensor for other in operands.placements if other.role == "weight"]
         return Product(
             operands.node.op,
-            placement.role == "weight",
-            operands.weight_only,
-            OperandFormat.planned(placement),
-            tuple(OperandFormat.planned(one) for one in operands.placements if one is not placement),
-            operands.weight_shapes.get(weights[0], ()) if weights else None,
             operands.node.attrs.get("group", 1),
+            operands.weight_shapes.get(weights[0], ()) if weights else None,
+            operands.weight_only,
+            frozenset(_stored_type(one) for one in operands.placements if one is not placement),
+            is_weight,
+            _stored_type(placement),
+            "none" if spec.symmetric else "one" if alike else "several",
+            "blocks" if spec.granularity.is_blocked else "one" if alike else "several",
+            spec.granularity.axis,
         )
 
     @staticmethod
     def read(promised: ExpectedPrecision, operand: QuantizedOperand, pair: Quantizer) -> Product:
-        """Return a node of a file, and of its operands the one behind `pair`."""
+        """Return a node of a file, seen from its operand behind `pair`."""
         site, weight = promised.site, promised.weight
+        zeros = np.unique(np.asarray(0 if pair.zero_point is None else pair.zero_point, np.float64))
+        several = pair.scale is not None and pair.scale.size > 1
         return Product(
             site.op,
-            operand.constant,
-            promised.expects == "weight-only",
-            OperandFormat.read(pair),
-            tuple(OperandFormat.read(one) for one in promised.pairs if one is not pair),
-            None if weight is None else site.index.shape(weight.tensor) or (),
             site.attribute("group", 1),
+            None if weight is None else site.index.shape(weight.tensor) or (),
+            promised.expects == "weight-only",
+            frozenset(one.type_name for one in promised.pairs if one is not pair),
+            operand.constant,
+            "mxfp8" if "MXFP8" in pair.site.op else pair.type_name,
+            "none" if not zeros.any() else "several" if len(zeros) > 1 else "one",
+            "blocks" if pair.is_blocked else "several" if several else "one",
+            pair.axis,
         )
 
     @property
@@ -128,6 +98,11 @@ class Product:
         return kernel if self.op == "Conv" and len(kernel) > 2 and kernel[1] == 1 < self.groups else ()
 
 
+def _stored_type(placement: Placement) -> str:
+    qtype = placement.spec.qtype
+    return (find_storage_qtype(qtype) or qtype).name
+
+
 @dataclass(frozen=True)
 class TargetLimit:
     """A format that a target does not multiply in.
@@ -135,12 +110,14 @@ class TargetLimit:
     Attributes:
         rule: its name in findings.
         verdict: what the target makes of it.
-        explain: returns why, with the remedy, for an operand beyond the limit; an empty string for others.
+        explain: returns why for an operand beyond the limit; an empty string for others.
+        remedy: what to do with a file, where `explain` does not say it.
     """
 
     rule: str
     verdict: Severity
     explain: Callable[[Product], str]
+    remedy: str = ""
 
 
 def explain(limits: tuple[TargetLimit, ...], placement: Placement, operands: Operands) -> str:
@@ -158,7 +135,7 @@ def check_limits(*limits: TargetLimit) -> Rule:
             for limit in limits:
                 if why := limit.explain(Product.read(promised, operand, pair)):
                     what = "weight" if operand.constant else "input"
-                    message = f"its {what} {operand.tensor!r}: {why}"
+                    message = f"its {what} {operand.tensor!r}: {why}{limit.remedy}"
                     yield make_finding(limit.rule, limit.verdict, promised.site, message, operand.tensor)
 
     return rule
@@ -189,4 +166,4 @@ def needs_both(runtime: str, rule: str) -> TargetLimit:
             return ""
         return f"{runtime} multiplies in float where only the weight of a {product.op} is quantized"
 
-    return TargetLimit(rule, "float", explain_alone)
+    return TargetLimit(rule, "float", explain_alone, "; quantize its input as well, or nothing")

@@ -48,9 +48,9 @@ CAST_BEFORE_LOOP = "{} {!r} reads it, and TensorRT builds no Cast in front of a 
 
 
 def _explain_types(product: Product) -> str:
-    own, others = product.own.numbers, {other.numbers for other in product.others}
+    own, others = product.numbers, product.others
     if product.op not in CONVOLUTIONS or own != "int4":
-        others = others & BOTH_SIDES - {own} if own in BOTH_SIDES and not product.is_weight else set()
+        others = others & BOTH_SIDES - {own} if own in BOTH_SIDES and not product.is_weight else frozenset()
     return (
         f"TensorRT multiplies two tensors of one type only, not {own} and {min(others)}; use one"
         if others
@@ -58,12 +58,22 @@ def _explain_types(product: Product) -> str:
     )
 
 
-def _explain_expanded(product: Product) -> str:
-    own = product.own
-    blocked = own.scales == "blocks" and not own.derived and product.op not in CONVOLUTIONS
-    if not product.weight_only or not blocked or own.numbers not in BOTH_SIDES:
+def _explain_window(product: Product) -> str:
+    """Explain float8 convolutions with a window of too many elements."""
+    float8 = product.op == "Conv" and product.is_weight and product.numbers == "float8e4m3fn"
+    count = prod(size or 0 for size in (product.kernel or ())[2:])
+    if not float8 or product.weight_only or count <= LARGEST_FLOAT8_KERNEL:
         return ""
-    return f"TensorRT expands blocked {own.numbers} weights to float before it multiplies; use per_axis"
+    return (
+        f"TensorRT has float8 kernels up to {LARGEST_FLOAT8_KERNEL} elements a window, this one has {count}"
+    )
+
+
+def _explain_expanded(product: Product) -> str:
+    blocked = product.scales == "blocks" and product.op not in CONVOLUTIONS
+    if not product.weight_only or not blocked or product.numbers not in BOTH_SIDES:
+        return ""
+    return f"TensorRT expands blocked {product.numbers} weights to float before it multiplies; use per_axis"
 
 
 BOTH_SIDES = frozenset({"int8", "float8e4m3fn"})
@@ -77,18 +87,13 @@ Products of int4 per channel by int8 are built.
 
 EXPANDED = TargetLimit("blocked-weight", "float", _explain_expanded)
 
+FLOAT8_WINDOW = TargetLimit(
+    "float8-kernel", "float", _explain_window, "; leave this node in float, or use int8"
+)
+"""Source: TensorRT for RTX 1.7.1, and ModelOpt, which excludes them."""
+
 ALONE = needs_both("TensorRT", "weight-only-conv")
 """Source: NVIDIA, explicit quantization: both inputs of a convolution."""
-
-
-def explain_window(window: Sequence[int]) -> str:
-    """Return why a float8 convolution with this window would run in float; empty if it has a kernel."""
-    count = prod(window)
-    if count <= LARGEST_FLOAT8_KERNEL:
-        return ""
-    return (
-        f"TensorRT has float8 kernels up to {LARGEST_FLOAT8_KERNEL} elements a window, this one has {count}"
-    )
 
 
 def explain_one_row(k: int, n: int) -> str:

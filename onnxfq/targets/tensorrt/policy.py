@@ -26,12 +26,12 @@ from onnxfq.targets.tensorrt.limits import (
     ALONE,
     BOTH_SIDES,
     EXPANDED,
+    FLOAT8_WINDOW,
     MIXED_TYPES,
     TWO_COMPUTED,
     explain_int4,
     explain_one_row,
     explain_right_side,
-    explain_window,
     suggest_block,
 )
 from onnxfq.targets.tensorrt.rewrites.block_formats import (
@@ -96,7 +96,6 @@ def _carrier(qtype: QType) -> str:
 
 
 def _keeps_float(operands: Operands) -> str:
-    node = operands.node
     for placement in operands.placements:
         why = _blocks_in_float(placement, operands)
         if why:
@@ -104,12 +103,8 @@ def _keeps_float(operands: Operands) -> str:
         shape = operands.weight_shapes.get(placement.tensor)
         if shape is None:
             continue
-        if why := explain((ALONE,), placement, operands):
-            return why
-        base = _carrier(placement.spec.qtype)
-        if node.op == "Conv" and base == "float8e4m3fn":
-            why = explain_window(shape[2:])
-        elif base == "int4":
+        why, base = explain((ALONE, FLOAT8_WINDOW), placement, operands), _carrier(placement.spec.qtype)
+        if not why and base == "int4":
             why = _int4_in_float(placement, shape)
         if not why and operands.weight_only and base in ("int4", "int8"):
             why = _alone_in_float(operands, placement, base)
