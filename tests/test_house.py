@@ -96,7 +96,6 @@ MARKS: dict[str, tuple[int, Callable[[], int]]] = {
         2,
         lambda: count_calls("_select_part"),
     ),
-    "calls of GraphIndex": (30, lambda: count_calls("GraphIndex")),
 }
 """What is counted, and the most that it may be. A mark is lowered whenever a change allows it."""
 

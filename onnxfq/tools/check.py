@@ -59,8 +59,7 @@ def check(
         written = None if is_engine else TARGETS.get(find_target(proto))
         target = DEFAULT_TARGET if written is None else written.rules or written.name
     if target not in rules:
-        hint = nearest(target, rules) or f"; name one that has some: {', '.join(rules)}"
-        raise RecipeError(f"there are no rules for target {target!r}{hint}")
+        raise RecipeError(f"there are no rules for target {target!r}{nearest(target, rules)}")
     if layers is not None and target not in readers:
         raise RecipeError(f"no engines are read of target {target!r}{nearest(target, readers)}")
     if build is not None and build.against and not target_by_name(target).compares:

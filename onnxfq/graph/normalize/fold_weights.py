@@ -40,8 +40,8 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
     computes them once, so fewer bits gain nothing. ONNX's reference evaluates them in float. Weights that
     stay in a file, and quantized ones, are left unchanged.
     """
-    constants = {t.name: t for t in proto.graph.initializer if not is_external(t)}
-    makers = GraphIndex(proto.graph).makers
+    index = GraphIndex(proto.graph)
+    makers, constants = index.makers, {n: t for n, t in index.constants.items() if not is_external(t)}
     fixed = find_constant_tensors(proto, constants)
     outputs = GraphIndex.of_model(proto).outputs
     wanted = [name for name in _find_foldable(proto, constants, makers, fixed) if name not in outputs]

@@ -28,7 +28,7 @@ _WITH_GAIN = frozenset(op for op, slots in OPERATORS.items() if slots.weights)
 
 
 def _is_weight(product: Product) -> bool:
-    """Tell whether the format is that of weights; a constant beside an activation has the format of it."""
+    """Tell whether the operand has the format of weights; other constants have the format of activations."""
     return product.is_weight and (product.multiplies or product.op in _WITH_GAIN)
 
 
