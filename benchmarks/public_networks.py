@@ -123,7 +123,6 @@ def _pitches(folder: Path) -> Iterator[Feed]:
 ENTRIES: dict[str, _Entry] = {
     "nudenet 320n": _Entry("nudenet", "320n.onnx", _shares),
     "ddddocr common": _Entry("ddddocr", "common.onnx", _gray_lines),
-    "ddddocr common_old": _Entry("ddddocr", "common_old.onnx", _gray_lines),
     "ddddocr detector": _Entry(
         "ddddocr", "common_det.onnx", partial(_scaled, _photos, "images", (416, 416), False)
     ),
@@ -137,7 +136,8 @@ ENTRIES: dict[str, _Entry] = {
     "PP-OCRv2 directions": _Entry(
         "rapidocr", "v2.0_cls_infer.onnx", partial(_scaled, _lines, "x", (192, 48), True)
     ),
-    "DNSMOS": _Entry("speechmos", "dnsmos_models/sig_bak_ovr.onnx", _opinions),
+    "DNSMOS": _Entry("speechmos", "/dnsmos_models/sig_bak_ovr.onnx", _opinions),
+    "personal DNSMOS": _Entry("speechmos", "pdnsmos_models/sig_bak_ovr.onnx", _opinions),
     "Swift-F0": _Entry("swift_f0", "model.onnx", _pitches),
 }
 

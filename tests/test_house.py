@@ -139,7 +139,11 @@ def test_rooms_do_not_grow() -> None:
         room, _, rest = file.partition("/")
         counts[room if rest else ""] += code_lines(file)
     assert counts.keys() == ROOM_LINES.keys()
-    off = {room: (counts[room], most) for room, most in ROOM_LINES.items() if not most - 20 <= counts[room] <= most}
+    off = {
+        room: (counts[room], most)
+        for room, most in ROOM_LINES.items()
+        if not most - 20 <= counts[room] <= most
+    }
     assert not off
 
 

@@ -8,8 +8,9 @@ from functools import cached_property
 
 import onnx
 
-from onnxfq.graph.model import bodies, list_graphs, list_nodes
 from onnxfq.graph.names import Names
+from onnxfq.graph.node_fields import constant_value
+from onnxfq.graph.walk import bodies, list_graphs, list_nodes
 
 Shape = tuple[int | None, ...]
 """Sizes of a tensor, None for open ones."""
@@ -54,6 +55,12 @@ class GraphIndex:
     def constants(self) -> dict[str, onnx.TensorProto]:
         """Name -> initializer."""
         return {tensor.name: tensor for graph in self._graphs for tensor in graph.initializer}
+
+    @cached_property
+    def stored(self) -> dict[str, onnx.TensorProto]:
+        """Name -> initializer, or the tensor of a Constant node."""
+        made = {node.output[0]: constant_value(node) for node in self.nodes if node.op_type == "Constant"}
+        return self.constants | {name: tensor for name, tensor in made.items() if tensor is not None}
 
     @cached_property
     def values(self) -> dict[str, onnx.ValueInfoProto]:

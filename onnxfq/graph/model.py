@@ -6,25 +6,25 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
 from onnx_graphsurgeon.logger import G_LOGGER
 
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.saturation import ValueLimit
 from onnxfq.graph.stored_grid import StoredWeight
+from onnxfq.graph.walk import bodies as bodies
+from onnxfq.graph.walk import list_graphs as list_graphs
+from onnxfq.graph.walk import list_nodes as list_nodes
 
 # graphsurgeon logs to the console on its own; onnxfq reports everything that a user must know.
 G_LOGGER.severity = G_LOGGER.CRITICAL
 
 Existing = Literal["refuse", "keep", "requantize"]
 """Treatment of a model that is quantized already."""
-
-
-Graph = TypeVar("Graph")
-"""An ONNX graph or a graphsurgeon graph."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,14 @@ class Model:
         return default_opset(self.proto)
 
     @cached_property
+    def index(self) -> GraphIndex:
+        """Makers, readers, constants and shapes of its tensors by name, bodies included; claim no names."""
+        return GraphIndex.of_model(self.proto)
+
+    @property
     def constants(self) -> dict[str, onnx.TensorProto]:
-        """Name -> initializer of the main graph."""
-        return {tensor.name: tensor for tensor in self.proto.graph.initializer}
+        """Name -> initializer."""
+        return self.index.constants
 
     @cached_property
     def _prepared(self) -> dict[str, Model]:
@@ -156,40 +161,6 @@ def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
             constants.add(tensor.name)
             proto.graph.initializer.append(tensor)
     return proto
-
-
-def bodies(node: onnx.NodeProto | gs.Node) -> list[Any]:
-    """Return the bodies of `node`, an ONNX or graphsurgeon node, in the order of its attributes."""
-    if isinstance(node, gs.Node):
-        return [value for value in node.attrs.values() if isinstance(value, gs.Graph)]
-    kinds = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-    return [
-        g for a in node.attribute if a.type in kinds for g in (*a.graphs, *([a.g] if a.HasField("g") else []))
-    ]
-
-
-def list_graphs(graph: Graph) -> list[Graph]:
-    """Return `graph` and every body below it, outer ones first."""
-    found = [graph]
-    if isinstance(graph, gs.Graph):
-        inner = [node for node in graph.nodes if node.attrs]
-    else:
-        inner = [node for node in graph.node if node.attribute]  # type: ignore[attr-defined]
-    for node in inner:  # every stage asks for all bodies: nodes without attributes have none
-        for body in bodies(node):
-            found += list_graphs(body)
-    return found
-
-
-def list_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the nodes of `graph` and of every body below it; the nodes of a body follow its owner."""
-    found = []
-    for node in graph.node:
-        found.append(node)
-        if node.attribute:
-            for body in bodies(node):
-                found += list_nodes(body)
-    return found
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:

@@ -70,7 +70,7 @@ def center_tensors(model: Model, plan: Plan, tensors: Sequence[CenteredTensor]) 
         tensors: what is centered.
     """
     finder, shifts = BiasFinder(model, plan, quantized=False), dict[BiasPlace, NDArray[np.float64]]()
-    index = GraphIndex(model.proto.graph)
+    index = model.index
     read: dict[str, CenteredTensor] = {}
     made: dict[str, CenteredProduct] = {}
     for tensor in tensors:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -98,8 +97,6 @@ class BiasFinder:
         self._given = {value.name for value in graph.input}
         self._nodes = {node.name: node for node in graph.node}
         self._placed = {use for placement in plan.placements for use in placement.uses}
-        self._reads = _count_reads(graph)
-        self._readers = {name: (node, at) for node in graph.node for at, name in enumerate(node.input)}
 
     def find(self, name: str, slot: int, weight: str, outputs: int) -> BiasPlace | str:
         """Return where the bias of a layer is, or the reason why it cannot change.
@@ -134,10 +131,11 @@ class BiasFinder:
 
     def _behind(self, node: onnx.NodeProto, outputs: int, weight: str) -> BiasPlace | str:
         """Return the constant of the Add that alone reads the output of `node`."""
-        product = node.output[0]
-        add, at = self._readers.get(product, (None, 0))
-        if add is None or self._reads[product] != 1 or add.op_type != "Add":
+        product, index = node.output[0], self._model.index
+        add, *others = index.readers.get(product, [node])
+        if add.op_type != "Add" or add.name not in self._nodes or others or product in index.outputs:
             return "no Add of a constant alone reads its output"
+        at = list(add.input).index(product)
         bias = add.input[1 - at]
         if Use(add.name, 1 - at) in self._placed:
             return f"the other input of {add.name!r} is quantized"
@@ -154,13 +152,6 @@ class BiasFinder:
         return ""
 
 
-def _count_reads(graph: onnx.GraphProto) -> Counter[str]:
-    """Return how often each tensor is read, in bodies too; being an output counts."""
-    reads = Counter(name for node in list_nodes(graph) for name in node.input)
-    reads.update(value.name for inner in list_graphs(graph) for value in inner.output)
-    return reads
-
-
 def shift_biases(model: Model, shifts: Mapping[BiasPlace, NDArray[np.float64]]) -> Model:
     """Return `model` whose layers add other constants.
 
@@ -172,14 +163,14 @@ def shift_biases(model: Model, shifts: Mapping[BiasPlace, NDArray[np.float64]]) 
     """
     proto = with_initializers(model.proto, model.proto.graph.initializer)
     nodes = {node.name: node for node in proto.graph.node}
-    taken, reads = GraphIndex(proto.graph).names, _count_reads(proto.graph)
+    taken, index = GraphIndex(proto.graph).names, model.index
     changed: dict[str, onnx.TensorProto] = {}
     added = []
     for place, shift in shifts.items():
         like = weight_array(model, place.tensor or place.like)
         old = like.astype(np.float64) if place.tensor else np.zeros(len(shift))
         values = (old + (shift / place.gain).reshape(old.shape)).astype(like.dtype)
-        if place.tensor and reads[place.tensor] == 1:
+        if place.tensor and len(index.readers[place.tensor]) == 1 and place.tensor not in index.outputs:
             changed[place.tensor] = make_tensor(place.tensor, values)
             continue
         node, name = nodes[place.node], taken.claim(f"{place.node}/bias")

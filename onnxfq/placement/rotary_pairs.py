@@ -27,7 +27,7 @@ def join_rotary_pairs(model: Model, plan: Plan, encodings: Iterable[Encoding]) -
         encodings: of its activations.
     """
     stored = {placement.tensor for placement in plan.activations if placement.stored}
-    index = GraphIndex.of_model(model.proto) if stored else None
+    index = model.index if stored else None
     return [
         encoding if index is None or encoding.tensor not in stored else _join(encoding, index)
         for encoding in encodings

@@ -29,7 +29,6 @@ from onnxfq.graph.channels import Analysis, Carried, ChannelGroup, Fold, analyze
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.external.streaming import hash_model
 from onnxfq.graph.follow import readers_behind
-from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import MOVES, WEIGHTED_INPUTS
@@ -217,7 +216,7 @@ class _Chooser:
     ) -> None:
         self._model, self._methods, self._moments = model, methods, moments
         self._method_by_group = method_by_group
-        self._types = GraphIndex(model.proto.graph).types
+        self._types = model.index.types
         self._slots = {use: placement.spec for placement in plan.placements for use in placement.uses}
         self._terms = _quantized_terms(model, plan)
         self._weights = {placement.tensor: placement.spec for placement in plan.weights}

@@ -138,7 +138,7 @@ def leave_for_smoothing(candidate: Candidate, judge: Judge) -> float:
 
 def _factor_runs(model: Model, groups: Sequence[ChannelGroup], judge: Judge, samples: int) -> float:
     """Return the runs of choosing the factors of `groups` by the channels of so many samples."""
-    sizes: dict[str, int] = {t.name: math.prod(t.dims) for t in model.proto.graph.initializer}
+    sizes = {name: math.prod(t.dims) for name, t in model.constants.items()}
     elements = sum(min(sizes.get(fold.constant, 0), SAMPLED) for group in groups for fold in group.readers)
     return judge.work.factors(len(groups), elements) + judge.work.opening + samples * judge.work.quantized
 

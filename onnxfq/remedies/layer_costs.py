@@ -13,7 +13,7 @@ from onnxfq.data import Feed
 from onnxfq.documents.plan import Plan
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import list_graphs, list_nodes
+from onnxfq.graph.model import list_nodes
 from onnxfq.graph.node_notes import module_paths
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.graph.signature import with_outputs
@@ -98,7 +98,7 @@ def weight_sizes(proto: onnx.ModelProto, plan: Plan, products: Mapping[str, int]
         products: multiply-adds of a sample by node.
     """
     kinds = {node.node: node.op_type for node in plan.nodes}
-    dims = {t.name: tuple(t.dims) for graph in list_graphs(proto.graph) for t in graph.initializer}
+    dims = {name: tuple(t.dims) for name, t in GraphIndex.of_model(proto).constants.items()}
     sizes = []
     for placement in plan.weights:
         shape = dims.get(placement.tensor)
@@ -133,7 +133,7 @@ def measure_costs(proto: onnx.ModelProto, plan: Plan, feed: Feed) -> Costs:
     shapes |= _run_shapes(
         proto, feed, [name for name in tensors if name not in shapes and name in index.makers]
     )
-    sizes = {tensor.name: tensor_bytes(tensor) for one in list_graphs(graph) for tensor in one.initializer}
+    sizes = {name: tensor_bytes(one) for name, one in GraphIndex.of_model(proto).constants.items()}
     counts = {}
     for node in products:
         left, right = (shapes.get(name, ()) for name in node.input[:2])

@@ -12,7 +12,7 @@ from onnxfq.documents.scores import LASTING
 from onnxfq.documents.sensitivity import FLOAT, GroupRemedy, Sensitivity
 from onnxfq.errors import RecipeError
 from onnxfq.execution.toggled_segments import count_segments
-from onnxfq.graph.model import Model, list_graphs
+from onnxfq.graph.model import Model
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.windows import WINDOW
 from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, MetricAim, PromiseProof, SqnrAim, open_aim
@@ -367,9 +367,7 @@ def _widen_weights(
 
 def _weight_sizes(model: Model, plan: Plan) -> dict[str, tuple[int, int]]:
     """Return the number of elements and the bits of each by quantized weight."""
-    counts = {
-        t.name: math.prod(t.dims) for graph in list_graphs(model.proto.graph) for t in graph.initializer
-    }
+    counts = {name: math.prod(t.dims) for name, t in model.constants.items()}
     return {p.tensor: (counts[p.tensor], p.spec.qtype.bits) for p in plan.weights if p.tensor in counts}
 
 

@@ -12,7 +12,6 @@ from onnxfq.choices import FLOAT, RANKING_FEEDS
 from onnxfq.documents.layers import GraphNode, LayerRow, LayerTable, TensorRow
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import list_graphs
 from onnxfq.graph.node_notes import module_paths
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.numerics.metrics import ratio_db
@@ -30,7 +29,7 @@ def layer_table(result: QuantizeResult) -> LayerTable:
     channels of all activations. Without samples the noise of the tensors decides the order.
     """
     graph, plan = result.model.proto.graph, result.plan
-    index = GraphIndex.of_model(result.model.proto)
+    index = result.model.index
     kinds = {node.node: node.op_type for node in plan.nodes} | {b.node: b.op_type for b in plan.bridges}
     nodes = [node for node in index.nodes if node.name in kinds]
     read = {node.name: _list_activations(node.input, index) for node in nodes}
@@ -145,7 +144,7 @@ def _rank(row: LayerRow, lost: Mapping[str, float], own: Mapping[str, float]) ->
 
 def _quantized_bytes(result: QuantizeResult) -> float:
     """Return the share of the bytes of constants that is quantized."""
-    sizes = {t.name: tensor_bytes(t) for g in list_graphs(result.model.proto.graph) for t in g.initializer}
+    sizes = {name: tensor_bytes(one) for name, one in result.model.constants.items()}
     total = sum(sizes.values())
     return sum(sizes.get(p.tensor, 0) for p in result.plan.weights) / total if total else 0.0
 

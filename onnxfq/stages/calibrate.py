@@ -23,7 +23,6 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.errors import PlanError, StatisticsError
 from onnxfq.graph.constants import weight_array
-from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
@@ -198,7 +197,7 @@ def _select_part(plan: Plan, without_values: tuple[str, ...], unshared: tuple[st
 def _find_without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[str, ...]:
     """Return the activations without a finite value in any run; warn once per branch."""
     absent = tuple(p.tensor for p in plan.activations if not statistics[p.tensor].finite)
-    places = GraphIndex.of_model(model.proto).enclosing if absent else {}
+    places = model.index.enclosing if absent else {}
     told: dict[str, list[str]] = {}
     for tensor in absent:
         told.setdefault(places.get(tensor, ""), []).append(tensor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxfq.placement.target_policy import TargetPolicy
 from onnxfq.targets.recipes import make_block_recipe
-from onnxfq.targets.target import Target
+from onnxfq.targets.target import DEFAULT_TARGET, Target
 
 SIMULATION = Target(
     "simulation",
@@ -18,4 +18,5 @@ SIMULATION = Target(
         make_block_recipe("nvfp4", "simulation", "float4e2m1", "e4m3"),
     ),
     has_pairs=False,
+    rules=DEFAULT_TARGET,
 )

@@ -140,6 +140,7 @@ class Target:
         cast_free: rule for float32 nodes that would have a Cast in front of them.
         conversion: name of the recipe that `convert` starts from; empty for none.
         check: rules over a Q/DQ model.
+        rules: name of the target by whose rules its files are checked; empty for its own.
         check_engine: the same with what an engine of the model does, built elsewhere.
         run: an engine of the target on this machine.
         values: opens a model in its runtime on this machine, with the float part in float32.
@@ -169,6 +170,7 @@ class Target:
     cast_free: CastFreeRule = take_casts
     conversion: str = ""
     check: Check | None = None
+    rules: str = ""
     check_engine: EngineCheck | None = None
     run: Runner | None = None
     values: Opener | None = None

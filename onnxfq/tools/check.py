@@ -16,7 +16,14 @@ from onnxfq.remedies.written_proof import Written
 from onnxfq.stages.insert import find_target
 from onnxfq.targets.findings import CheckResult, Finding, worst_first
 from onnxfq.targets.profiles import draw_feed, profiles
-from onnxfq.targets.target import DEFAULT_TARGET, BuildOptions, Target, collect_parts, target_by_name
+from onnxfq.targets.target import (
+    DEFAULT_TARGET,
+    TARGETS,
+    BuildOptions,
+    Target,
+    collect_parts,
+    target_by_name,
+)
 
 
 def check(
@@ -33,7 +40,7 @@ def check(
     Args:
         model: a path or a ModelProto.
         target: a target with rules, which need nothing installed; None for the one that the model was written
-            for; TensorRT where it names none with rules, and where GPUs or engines are asked for.
+            for; TensorRT where it names none, and where GPUs or engines are asked for.
         build: also open the model in the runtime or builder of the target, which may be an extra and needs
             no GPU, and report the precision of each node.
         layers: what the target's tools exported of an engine of the model that was built elsewhere: the
@@ -48,9 +55,9 @@ def check(
     rules, readers = collect_parts(lambda one: one.check), collect_parts(lambda one: one.check_engine)
     proto, _, source = read_model(find_decoder(model))
     if target is None:
-        written = find_target(proto)
         is_engine = gpus or layers is not None or (build is not None and build.against)
-        target = written if written in rules and not is_engine else DEFAULT_TARGET
+        written = None if is_engine else TARGETS.get(find_target(proto))
+        target = DEFAULT_TARGET if written is None else written.rules or written.name
     if target not in rules:
         raise RecipeError(f"there are no rules for target {target!r}{nearest(target, rules)}")
     if layers is not None and target not in readers:

@@ -171,7 +171,7 @@ def test_peers_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["onnxruntime-int8", "tensorrt-int8", "mxint8"])
 def test_a_model_is_checked_for_its_own_target(recipe: str) -> None:
-    """Its metadata name the target. Where that one has no rules, and for other tools, TensorRT's count."""
+    """Its metadata name the target. For simulations, and files of other tools, TensorRT's rules count."""
     model = conv_relu()
     written = onnxfq.quantize(model, [feed_for(model)], recipe=recipe).qdq
     want = recipe.removesuffix("-int8") if "-" in recipe else "tensorrt"

@@ -227,6 +227,8 @@ def test_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(source), str(made)]) == 3 and main(["inspect", str(made)]) == 0
     assert "MatMulNBits" in capsys.readouterr().out
     assert onnxfq.check(made, "onnxruntime").findings == ()
+    with pytest.raises(OnnxfqError, match="no rules for target 'genai'; known: onnxruntime"):
+        onnxfq.check(made)
 
 
 def test_folder_of_another_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from builders import build, feed_for, weights
 
 import onnxfq
 from onnxfq.runtime.session import Session
-from onnxfq.targets.openvino.least_biases import LEAST
+from onnxfq.targets.openvino.other_values import LEAST
 
 pytest.importorskip("openvino", reason="OpenVINO is not installed")
 
@@ -64,6 +64,8 @@ def test_no_signed_grid_behind_a_concat(behind: str) -> None:
             tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(0, np.int8), tensor.name))
     del signed.graph.value_info[:]
     assert (compare(signed, feeds[0]) < 40) == folded, "still"
+    rules = [{found.rule for found in onnxfq.check(m, "openvino").findings} for m in (result.qdq, signed)]
+    assert ["signed-concat" in found for found in rules] == [False, folded]
 
 
 @pytest.mark.parametrize("readers", READERS)
@@ -87,3 +89,5 @@ def test_convolutions_keep_their_scale(product: str, readers: str) -> None:
     runs = [Session(one, 1, exact=True).run(feeds[0])[0].tobytes() for one in (made, bare)]
     assert runs[0] == runs[1]
     assert compare(bare, feeds[0]) < 40, "still"
+    rules = [{found.rule for found in onnxfq.check(m, "openvino").findings} for m in (made, bare)]
+    assert ["lost-scale" in found for found in rules] == [False, True]

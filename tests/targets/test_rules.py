@@ -87,7 +87,7 @@ def onnx_nodes(case: Planted) -> list[onnx.NodeProto]:
 
 def rules_in(paths: Iterable[Path]) -> set[str]:
     """Return the names of the rules in these sources."""
-    calls = re.compile(r'(?:finding\(\s*|Finding\(rule=)"([a-z0-9-]+)"')
+    calls = re.compile(r'(?:finding\(\s*|Finding\(rule=|TargetLimit\(\s*|needs_both\("\w+", )"([a-z0-9-]+)"')
     return {name for path in paths for name in calls.findall(path.read_text(encoding="utf-8"))}
 
 

@@ -61,7 +61,7 @@ def check_sizes(proto: onnx.ModelProto, source: str) -> None:
 
 def check_operands(proto: onnx.ModelProto, source: str) -> None:
     """Raise ModelError for weights of too low a rank, and for quantizers of other domains without a scale."""
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    constants = GraphIndex(proto.graph).constants
     for node in (node for owner in (proto.graph, *proto.functions) for node in list_nodes(owner)):
         if node.op_type in _SCALED_OPS and len(node.input) < 2:
             raise ModelError(
@@ -131,7 +131,7 @@ def check_unfolded(proto: onnx.ModelProto, source: str) -> None:
     except ModelError:  # a later step corrects its shapes, or says what is wrong with them
         return
     for graph in list_graphs(shaped.graph):
-        makers = {name: node for node in graph.node for name in node.output}
+        makers = GraphIndex(graph).makers
         for value in (*graph.value_info, *graph.output):
             node = makers.get(value.name)
             kind = value.type.tensor_type

@@ -18,6 +18,7 @@ from onnxfq.graph.external.scratch_file import current_scratch
 from onnxfq.graph.external.streaming import hash_model, read_without_values
 from onnxfq.graph.external.tensor import ExternalTensor, embed, is_external, list_tensors
 from onnxfq.graph.external.weightless import move_weights
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.check_sizes import check_operands, check_products, check_sizes, check_unfolded
 from onnxfq.graph.io.data_paths import resolve
 from onnxfq.graph.model import Existing, Model, list_graphs, list_nodes
@@ -102,7 +103,7 @@ def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: 
         lowered = lower_opset(proto)
         if attention:
             add_shapes(proto)
-        constants = {t.name: t for t in proto.graph.initializer}
+        constants = GraphIndex(proto.graph).constants
         stored = {name: StoredWeight(constants[name], scales[name]) for name in scales if name in constants}
         said = tuple(filter(None, [*notes, note, attention, written, lowered]))
         return Model(proto, sha256, source, said, stored, limits)

@@ -10,16 +10,15 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from onnxfq.errors import ModelError
-from onnxfq.graph.external.tensor import is_external
+from onnxfq.graph.external.tensor import is_external, tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies
 from onnxfq.graph.normalize.shapes import with_shapes
+from onnxfq.graph.normalize.steps import evaluate_node
 from onnxfq.graph.ops import QUANTIZED_OPS, RANDOM_OPS, STANDARD_DOMAINS, TRANSPOSES, WEIGHTED_INPUTS
 from onnxfq.graph.prune import remove_unread
-from onnxfq.support.records import join_lines
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +40,8 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
     computes them once, so fewer bits gain nothing. ONNX's reference evaluates them in float. Weights that
     stay in a file, and quantized ones, are left unchanged.
     """
-    constants = {t.name: t for t in proto.graph.initializer if not is_external(t)}
-    makers = GraphIndex(proto.graph).makers
+    index = GraphIndex(proto.graph)
+    makers, constants = index.makers, {n: t for n, t in index.constants.items() if not is_external(t)}
     fixed = find_constant_tensors(proto, constants)
     outputs = GraphIndex.of_model(proto).outputs
     wanted = [name for name in _find_foldable(proto, constants, makers, fixed) if name not in outputs]
@@ -109,13 +108,12 @@ def _evaluate_tensor(
     counts: dict[str, int],
 ) -> NDArray[np.generic] | None:
     """Return the value of `name`; None if ONNX's reference cannot compute it, or only in too much memory."""
-    needed: list[str] = [name]
-    nodes: dict[int, onnx.NodeProto] = {}
-    inputs: dict[str, TensorProto] = {}
+    needed, nodes = [name], dict[int, onnx.NodeProto]()
+    values: dict[str, NDArray[np.generic] | None] = {}
     while needed:
         one = needed.pop()
         if one in constants:
-            inputs[one] = constants[one]
+            values[one] = tensor_array(constants[one])
         elif one and id(makers[one]) not in nodes:
             nodes[id(makers[one])] = makers[one]
             needed += makers[one].input
@@ -123,14 +121,13 @@ def _evaluate_tensor(
     made = (one for node in order for one in node.output if one)
     if any(counts.get(one, MOST_ELEMENTS + 1) > MOST_ELEMENTS for one in made):
         return None
-    result = onnx.helper.make_empty_tensor_value_info(name)
-    graph = onnx.helper.make_graph(order, "weight", [], [result], list(inputs.values()))
-    model = onnx.helper.make_model(graph, opset_imports=list(proto.opset_import))
     try:
-        return np.asarray(ReferenceEvaluator(model).run(None, {})[0])
-    except Exception as fault:  # an unknown operator, or any NumPy error of a damaged model
-        log.debug("%s is not evaluated: %s", name, join_lines(fault))
-        return None
+        for node in order:
+            given = {one: values[one] for one in node.input if one}
+            values |= zip(filter(None, node.output), evaluate_node(node, given, proto), strict=True)
+    except ModelError as fault:  # an unknown operator, or a damaged model
+        log.debug("%s is not evaluated: %s", name, fault)
+    return values.get(name)
 
 
 def _count_elements(proto: onnx.ModelProto) -> dict[str, int]:

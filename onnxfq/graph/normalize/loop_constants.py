@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import onnx
 
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_graphs, list_nodes
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.ops import STANDARD_DOMAINS
@@ -64,7 +65,7 @@ def _list_carried(node: onnx.NodeProto) -> Iterator[_Carried]:
 def _is_unchanged(node: onnx.NodeProto, place: _Carried) -> bool:
     """Tell whether the body returns what it takes there."""
     (body,) = bodies(node)
-    makers = {name: one for one in body.node for name in one.output}
+    makers = GraphIndex(body).makers
     outputs = [value.name for value in body.output]
     name, taken = outputs.pop(place.returned), body.input[place.taken].name
     if taken in outputs or len(node.output) < 2:  # it would be undefined, or the loop without outputs

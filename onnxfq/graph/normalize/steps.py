@@ -7,7 +7,6 @@ nothing changed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,8 @@ from onnxfq.graph.external.weightless import change_without_weights
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.names import Names
-from onnxfq.graph.node_fields import attributes_of
+from onnxfq.graph.node_fields import attributes_of, dense_values
+from onnxfq.graph.node_fields import constant_value as constant_value
 from onnxfq.graph.normalize.inline_functions import inline_model
 from onnxfq.graph.ops import QUANTIZED_OPS, RESHAPES, STANDARD_DOMAINS
 from onnxfq.graph.prune import keep_constants
@@ -145,7 +145,7 @@ def sparse_to_dense(proto: onnx.ModelProto) -> str:
     count = 0
     for graph in list_graphs(proto.graph):
         count += len(graph.sparse_initializer)
-        graph.initializer.extend(_dense(s, s.values.name) for s in graph.sparse_initializer)
+        graph.initializer.extend(dense_values(s, s.values.name) for s in graph.sparse_initializer)
         del graph.sparse_initializer[:]
     return f"{count} sparse initializer(s) made dense" if count else ""
 
@@ -208,11 +208,7 @@ def fold_moves(proto: onnx.ModelProto) -> str:
 
     A Transpose is folded too if its reader is in another body: a pair before it would also be outside.
     """
-    constants: dict[str, onnx.TensorProto] = {t.name: t for t in proto.graph.initializer}
-    for graph in list_graphs(proto.graph)[1:]:
-        local = {n.output[0]: constant_value(n) for n in graph.node if n.op_type == "Constant"}
-        constants |= {name: tensor for name, tensor in local.items() if tensor is not None}
-    folded = []
+    constants, folded = GraphIndex.of_model(proto).stored, list[str]()
     for depth, graph in enumerate(list_graphs(proto.graph)):
         folded += _fold_moves(graph, constants, proto, inside=depth > 0)
     if not folded:
@@ -293,38 +289,6 @@ def _rename(graph: onnx.GraphProto, changes: dict[str, str]) -> None:
         node.output[:] = [changes.get(name, name) for name in node.output]
     for inner in list_nodes(graph):
         inner.input[:] = [changes.get(name, name) for name in inner.input]
-
-
-_CONSTANTS: dict[str, Any] = {
-    **dict.fromkeys(("value_float", "value_floats"), np.float32),
-    **dict.fromkeys(("value_int", "value_ints"), np.int64),
-    **dict.fromkeys(("value_string", "value_strings"), object),
-}
-"""Types of numbers and texts that a Constant has as its attribute."""
-
-
-def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """Return the tensor of a Constant node from any of its attributes; None for other nodes."""
-    if node.op_type != "Constant" or node.domain not in STANDARD_DOMAINS:
-        return None
-    name, value = next(iter(attributes_of(node).items()))
-    if name == "value":
-        return deepcopy(value)
-    if name == "sparse_value":
-        return _dense(value, node.output[0])
-    dtype = _CONSTANTS.get(name)
-    return None if dtype is None else numpy_helper.from_array(np.asarray(value, dtype))
-
-
-def _dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
-    """Return the dense form; indices are flat [values] or coordinates [values, rank]."""
-    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
-    dense = np.zeros(tuple(sparse.dims), values.dtype)
-    if indices.ndim == 1:
-        dense.reshape(-1)[indices] = values
-    else:
-        dense[tuple(indices.T)] = values
-    return numpy_helper.from_array(dense, name)
 
 
 def evaluate_node(

@@ -12,41 +12,19 @@ from onnx import TensorProto
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.build import build_model, has_pair_behind
 from onnxfq.targets.onnxruntime.float_products import rounded_products
+from onnxfq.targets.onnxruntime.limits import ACTIVATION, WEIGHT
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized
+from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.operands import ExpectedPrecision, Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.session_forms import check_forms
 
-_BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 UNITS: Units = {
     **dict.fromkeys(("Add", "Concat", "Mul"), ()),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LeakyRelu", "Resize", "Sigmoid", "Softmax"), (0,)),
 }
 """Operators that ONNX Runtime fuses with pairs on both sides, and the slots of their data."""
-
-
-def several_scales(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse several scales of a uint8 input: the fused kernels of ONNX Runtime 1.31.1 take one."""
-    for promised, operand, q in reading.activations():
-        if q.qtype == TensorProto.UINT8 and q.scale is not None and q.scale.size > 1:
-            message = (
-                f"its input {operand.tensor!r} is uint8 with several scales, and ONNX Runtime's fused "
-                "kernels take one; use granularity: per_tensor, or run it at ORT_ENABLE_BASIC"
-            )
-            yield make_finding("activation-scales", "refused", promised.site, message, operand.tensor)
-
-
-def stacked_weights(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse several scales of a MatMul's weight with more than two axes: its fused kernels take one."""
-    for promised, operand, q in reading.weights():
-        stacked = promised.site.op == "MatMul" and q.shape is not None and len(q.shape) > 2
-        if stacked and promised.expects == "low" and q.scale is not None and q.scale.size > 1:
-            message = (
-                f"its weight {operand.tensor!r} has {len(q.shape or ())} axes and several scales, and ONNX "
-                "Runtime's fused kernels take one; use granularity: per_tensor, or run it at ORT_ENABLE_BASIC"
-            )
-            yield make_finding("weight-scales", "refused", promised.site, message, operand.tensor)
 
 
 def saturation(reading: CheckContext) -> Iterator[Finding]:
@@ -93,8 +71,7 @@ def count_saturating(promised: ExpectedPrecision, weights: NDArray[Any]) -> tupl
 
 RULES: tuple[Rule, ...] = (
     check_quantized,
-    several_scales,
-    stacked_weights,
+    check_limits(ACTIVATION, WEIGHT),
     saturation,
     rounded_products,
     check_forms("onnxruntime"),

@@ -19,13 +19,11 @@ from onnxfq.runtime.unsupported_ops import NO_KERNEL
 from onnxfq.targets.onnxruntime.check import check_model
 from onnxfq.targets.onnxruntime.float_kernels import note_float_kernels
 from onnxfq.targets.onnxruntime.float_products import keep_floats
+from onnxfq.targets.onnxruntime.limits import ACTIVATION, STACKS
 from onnxfq.targets.onnxruntime.product_biases import join_biases, widen_biases
 from onnxfq.targets.onnxruntime.recipes import RECIPES
+from onnxfq.targets.reading.limits import explain
 from onnxfq.targets.target import Target
-
-# Above ORT_ENABLE_BASIC these are fused for uint8 inputs with any number of scales. The fused kernels
-# (QLinearConv, QLinearMatMul, MatMulIntegerToFloat) fail with more than one scale: tried on 1.31.1.
-_ONE_SCALE_FUSED = ("Conv", "MatMul")
 
 # The only form of DynamicQuantizeLinear.
 _DYNAMIC = QuantSpec(qtype=qtype_by_name("uint8"), symmetric=False, dynamic=True)
@@ -42,22 +40,11 @@ def _refuses(placement: Placement, operands: Operands) -> str:
             f"ONNX Runtime has dynamic scales for {_DYNAMIC} only, not {spec}; use recipe "
             "onnxruntime-uint8-dynamic, dynamic: false, or target simulation"
         )
-    return _refuses_groups(placement, operands)
-
-
-def _refuses_groups(placement: Placement, operands: Operands) -> str:
-    """Return why an activation cannot have several constant scales; empty if it can."""
-    spec, carrier = placement.spec, find_storage_qtype(placement.spec.qtype)
-    if placement.role != "activation" or spec.observed_granularity == PER_TENSOR:
-        return ""
-    if carrier is not None and carrier is not spec.qtype:
+    carrier = find_storage_qtype(spec.qtype)
+    several = placement.role == "activation" and spec.observed_granularity != PER_TENSOR
+    if several and carrier is not None and carrier is not spec.qtype:
         return f"{spec.qtype} activations are clipped per tensor; use {carrier}, or per_tensor"
-    if spec.qtype.name == "uint8" and operands.node.op in _ONE_SCALE_FUSED:
-        return (
-            f"ONNX Runtime's kernels of {operands.node.op} take one scale of a uint8 input; use qtype: int8, "
-            "granularity: per_tensor, or target simulation"
-        )
-    return ""
+    return explain((ACTIVATION,), placement, operands)
 
 
 def _keeps_float(operands: Operands) -> str:
@@ -108,9 +95,7 @@ ONNXRUNTIME = Target(
     TargetPolicy(
         refuses=_refuses,
         conv_transpose="ONNX Runtime's CPU provider has no integer kernel of ConvTranspose",
-        one_scale_stacks=(
-            "per tensor: ONNX Runtime's kernels of MatMul take one scale of a weight with more than two axes"
-        ),
+        one_scale_stacks=f"per tensor: {STACKS}",
         keeps_float=_keeps_float,
         revise=note_float_kernels,
         operators=_UNITS,

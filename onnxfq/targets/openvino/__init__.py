@@ -7,7 +7,7 @@ from functools import partial
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.targets.openvino.check import check_model
-from onnxfq.targets.openvino.least_biases import give_biases
+from onnxfq.targets.openvino.other_values import give_biases
 from onnxfq.targets.openvino.policy import POLICY
 from onnxfq.targets.openvino.recipes import RECIPES
 from onnxfq.targets.openvino.runtime import (

@@ -51,12 +51,8 @@ def takes_channel_scales(node: gs.Node) -> bool:
     Depthwise convolutions take them along axis 1. With several outputs of a channel OpenVINO takes the zero
     points of other channels, and in three dimensions it multiplies in float.
     """
-    return is_depthwise(node) and node.inputs[1].shape[0] == node.attrs["group"] and not is_volume(node)
-
-
-def is_volume(node: gs.Node) -> bool:
-    """Tell whether `node` is a depthwise convolution over three dimensions."""
-    return is_depthwise(node) and len(node.inputs[1].shape) > 4
+    kernel = node.inputs[1] if is_depthwise(node) else None
+    return kernel is not None and len(kernel.shape) <= 4 and bool(kernel.shape[0] == node.attrs["group"])
 
 
 def _choose(decision: NodeDecision, node: gs.Node, products: set[str]) -> NodeDecision | None:

@@ -6,17 +6,15 @@ chooses, tried one operator at a time (`tests/targets/test_openvino.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
-from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, is_weighted
+from onnxfq.graph.ops import STANDARD_DOMAINS, is_weighted
 from onnxfq.graph.queries import is_never_negative
-from onnxfq.numerics.float_types import find_storage_qtype
-from onnxfq.numerics.granularity import CHANNELS
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
@@ -24,55 +22,84 @@ from onnxfq.targets.openvino.operators import (
     OPERATORS,
     choose_operators,
     find_product,
-    is_volume,
     takes_channel_scales,
 )
-from onnxfq.targets.reading.static_scales import refuse_scales, refuse_several
+from onnxfq.targets.openvino.other_values import is_joined
+from onnxfq.targets.reading.limits import Product, TargetLimit, explain, needs_both, refuse
 
 _BRIDGES = ONE_SCALE | {"AveragePool"}
-_FOLDED = ("Relu", "Identity", "Reshape", "Add", "Sub", "Mul", "Div", "Max", "Min", "BatchNormalization")
-_WEIGHTS_ALONE = ("int4", "int8", "uint4", "uint8")
 
 
-def _refuses(placement: Placement, operands: Operands) -> str:
-    spec = placement.spec
-    base = (find_storage_qtype(spec.qtype) or spec.qtype).name
-    if refusal := refuse_scales(spec, "OpenVINO"):
-        return refusal
-    if placement.role == "weight":
-        return _refuses_weight(placement, base, operands)
-    if base not in ("int8", "uint8"):
-        return f"OpenVINO multiplies activations of 8 bits only, not {base}; use uint8 or int8"
-    if operands.node.op == "Conv" and base == "int8" and not spec.symmetric:
-        return "OpenVINO multiplies int8 with a zero point in float; use uint8, or symmetric: true"
-    by_channel = spec.granularity == CHANNELS and takes_channel_scales(operands.node)
-    return "" if by_channel else refuse_several(spec, "OpenVINO")
-
-
-def _refuses_weight(placement: Placement, base: str, operands: Operands) -> str:
-    if operands.node.op in OPERATORS:  # a constant operand, in the format of activations
+def _explain_activation(product: Product) -> str:
+    if product.is_weight or product.numbers in ("int8", "uint8"):
         return ""
-    if operands.weight_only:
-        return "" if base in _WEIGHTS_ALONE else f"OpenVINO has no {base} weights; use int8 or int4"
-    if base != "int8" or not placement.spec.symmetric:
-        found = f"{base}{'' if placement.spec.symmetric else ' with zero points'}"
+    return f"OpenVINO multiplies activations of 8 bits only, not {product.numbers}; use uint8 or int8"
+
+
+def _explain_signed(product: Product) -> str:
+    if product.is_weight or product.op != "Conv" or product.numbers != "int8" or product.zeros == "none":
+        return ""
+    return "OpenVINO multiplies int8 with a zero point in float; use uint8, or symmetric: true"
+
+
+def _explain_zero_point(product: Product) -> str:
+    """Speak of two activations, of ConvTranspose and of depthwise convolutions over three dimensions."""
+    volume = len(product.depthwise) > 4
+    takes = product.kernel is not None and product.op != "ConvTranspose" and not volume
+    if product.is_weight or not product.multiplies or takes or product.zeros == "none":
+        return ""
+    return "OpenVINO multiplies it in float with a zero point other than 0; use int8 and symmetric: true"
+
+
+def _explain_scales(product: Product) -> str:
+    by_channel = bool(product.depthwise) and product.axis == 1
+    if product.is_weight or product.scales == "one" or (by_channel and product.scales == "several"):
+        return ""
+    return "OpenVINO takes one scale of an activation; use granularity: per_tensor"
+
+
+def _explain_channels(product: Product) -> str:
+    if product.zeros != "several" or not product.depthwise or product.depthwise[0] == product.groups:
+        return ""
+    return (
+        f"OpenVINO takes the zero points of other channels for {product.depthwise[0]} outputs of "
+        f"{product.groups} channels; use granularity: per_tensor"
+    )
+
+
+def _explain_weight(product: Product) -> str:
+    if not product.is_weight or not product.multiplies:  # a constant operand has the format of activations
+        return ""
+    if product.weight_only:
+        known = product.numbers in ("int4", "int8", "uint4", "uint8")
+        return "" if known else f"OpenVINO has no {product.numbers} weights; use int8 or int4"
+    if product.numbers != "int8" or product.zeros != "none":
+        found = f"{product.numbers}{'' if product.zeros == 'none' else ' with zero points'}"
         return f"OpenVINO multiplies in 8 bits with symmetric int8 weights only, not {found}; use int8"
-    if placement.spec.granularity.is_blocked:
+    if product.scales == "blocks":
         return "OpenVINO multiplies in float where weights have scales of blocks; use per_axis"
     return ""
 
 
-def _keeps_float(operands: Operands) -> str:
-    if operands.weight_only and operands.node.op in CONVOLUTIONS:
-        return f"OpenVINO multiplies in float where only the weight of a {operands.node.op} is quantized"
-    return ""
+LIMITS = (
+    TargetLimit("wide-pair", "float", _explain_activation),
+    TargetLimit("zero-point", "float", _explain_signed),
+    TargetLimit("activation-scales", "float", _explain_scales),
+    TargetLimit("channel-zero-points", "wrong", _explain_channels),
+    TargetLimit("weight-type", "float", _explain_weight),
+)
+"""Formats that are refused."""
+
+ZERO_POINT = TargetLimit("zero-point", "float", _explain_zero_point)
+"""Activations that get a signed grid without a zero point."""
+
+ALONE = needs_both("OpenVINO", "weight-only")
+"""Nodes that stay in float."""
 
 
 def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
     """Return `decisions` for the operators that gain, with a signed grid where a zero point costs the kernel.
 
-    OpenVINO multiplies two activations, and the inputs of a ConvTranspose and of a depthwise convolution over
-    three dimensions, in float if one has a zero point.
     A convolution with a zero point in front and scales of channels behind has a slow kernel only (`jit`
     instead of `brgconv` in release 2026.4.1).
     """
@@ -81,7 +108,8 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
     plain = {
         d.node
         for d in decisions
-        if d.node in products and not _may_have_zero_point(products[d.node], d.placements)
+        for p in d.placements
+        if d.node in products and explain((ZERO_POINT,), p, _operands(products[d.node], d.placements))
     }
     plain |= _find_before_channel_scales(decisions, nodes)
     signed = {
@@ -91,7 +119,12 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
         for placement in decision.placements
         if placement.role == "activation"
     }
-    joined = {t.name for node in nodes for t in node.outputs if _is_joined(t)}
+    joined = {
+        t.name
+        for node in nodes
+        for t in node.outputs
+        if is_joined(t, lambda source: isinstance(source, gs.Constant))
+    }
     signed -= joined | {t.name for node in nodes for t in node.outputs if is_never_negative(t)}
     return [
         replace(
@@ -100,6 +133,11 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
         )
         for decision in decisions
     ]
+
+
+def _operands(node: gs.Node, placements: Sequence[Placement]) -> Operands:
+    shapes = {one.name: tuple(one.shape) for one in node.inputs if isinstance(one, gs.Constant)}
+    return Operands(node, placements, shapes)
 
 
 def _find_before_channel_scales(decisions: Collection[NodeDecision], nodes: Collection[gs.Node]) -> set[str]:
@@ -118,28 +156,6 @@ def _find_before_channel_scales(decisions: Collection[NodeDecision], nodes: Coll
         if product is not None and product.op == "Conv" and product.inputs[0].inputs:
             before.add(product.name)
     return before
-
-
-def _may_have_zero_point(node: gs.Node, placements: Collection[Placement]) -> bool:
-    """Tell whether OpenVINO multiplies for `node` in 8 bits if its activation has a zero point."""
-    if node.op == "ConvTranspose" or is_volume(node):
-        return False
-    return any(placement.role == "weight" for placement in placements)
-
-
-def _is_joined(tensor: gs.Tensor) -> bool:
-    """Tell whether a Concat makes `tensor`, or operators behind one that OpenVINO folds into a pair.
-
-    It moves the pair in front of the Concat, and computes another model if the grid is signed (release
-    2026.4.1; an unsigned grid is right).
-    """
-    while len(tensor.inputs) == 1:
-        node = tensor.inputs[0]
-        read = [source for source in node.inputs if not isinstance(source, gs.Constant)]
-        if node.op == "Concat" or node.op not in _FOLDED or len(read) != 1:
-            return bool(node.op == "Concat")
-        (tensor,) = read
-    return False
 
 
 def _make_unsigned(placement: Placement, tensors: Collection[str]) -> Placement:
@@ -167,8 +183,8 @@ def _is_bridge(node: gs.Node, qtype: QType) -> bool:
 
 POLICY = TargetPolicy(
     bias="bias: added in float, to the sums in int32",
-    refuses=_refuses,
-    keeps_float=_keeps_float,
+    refuses=refuse("OpenVINO", *LIMITS),
+    keeps_float=lambda operands: explain((ALONE,), operands.placements[0], operands),
     revise=_revise,
     bridges=_is_bridge,
     counts_bridges=True,

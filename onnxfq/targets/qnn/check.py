@@ -10,21 +10,22 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
+from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QDQ_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.float_products import rounded_products
 from onnxfq.targets.qnn.build import build_model
 from onnxfq.targets.qnn.operators import ABSORBED, OPERATORS, keeps_scale
+from onnxfq.targets.qnn.policy import LIMITS
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
-from onnxfq.targets.reading.general_rules import check_quantized
+from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
+from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.operands import Units
 from onnxfq.targets.reading.proof import make_check
 from onnxfq.targets.reading.quantizer_reader import Quantizer, quantizer
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
-_ACTIVATIONS = frozenset({TensorProto.UINT8, TensorProto.UINT16})
-_WEIGHTS = frozenset({TensorProto.INT8, TensorProto.INT4})
 _UNPAIRED = QDQ_OPS | {"Cast"}
 UNITS: Units = {op: (0,) for op in OPERATORS if op not in WEIGHTED_INPUTS}
 """Operators without a product that the HTP runs between pairs, and the slot of their data."""
@@ -34,12 +35,10 @@ _PLAIN = {"BatchNormalization": (3, 4), "Clip": (1, 2), "Resize": (1, 2), "Upsam
 
 
 def operators(reading: CheckContext) -> Iterator[Finding]:
-    """Report operators on floats that QNN does not have and the CPU runs. Operators of onnxfq are refused."""
+    """Report operators on floats that QNN does not have and the CPU runs."""
     for site in _computing(reading):
-        if site.op in FAKE_QUANTIZE_OPS:
-            message = f"QNN has no operator {site.op}; quantize with a recipe that writes Q/DQ pairs"
-            yield make_finding("operator", "refused", site, message)
-        elif site.op not in OPERATORS or (site.node.domain or "") not in STANDARD_DOMAINS:
+        known = site.op in OPERATORS and (site.node.domain or "") in STANDARD_DOMAINS
+        if not known and site.op not in FAKE_QUANTIZE_OPS:
             message = f"QNN has no operator {site.op}, and the CPU runs it; export the model without it"
             yield make_finding("operator", "float", site, message)
 
@@ -66,29 +65,6 @@ def zero_points(reading: CheckContext) -> Iterator[Finding]:
         if not q.site.input(2):
             message = f"ONNX Runtime makes no node unit without a zero point; give {q.data!r} one, also 0"
             yield make_finding("zero-point", "float", q.site, message, q.data)
-
-
-def formats(reading: CheckContext) -> Iterator[Finding]:
-    """Report activations other than uint8 or uint16 of one scale, and weights other than symmetric int8."""
-    for promised, operand, q in reading.activations():
-        several = q.scale is not None and q.scale.size > 1
-        if q.qtype not in _ACTIVATIONS or several:
-            found = "has several scales" if several else f"is {q.type_name}"
-            message = (
-                f"its input {operand.tensor!r} {found}, and QNN takes activations of uint8 or uint16 with "
-                "one scale; quantize it so"
-            )
-            yield make_finding("activation-format", "float", promised.site, message, operand.tensor)
-    for promised, operand, q in reading.weights():
-        if promised.site.op in UNITS:
-            continue
-        zero = q.zero_point is not None and bool(np.any(q.zero_point))
-        if q.qtype not in _WEIGHTS or zero:
-            found = f"{q.type_name}{' with a zero point' if zero else ''}"
-            message = (
-                f"its weight {operand.tensor!r} is {found}, and QNN takes symmetric int8; quantize it so"
-            )
-            yield make_finding("weight-format", "float", promised.site, message, operand.tensor)
 
 
 def moved_scales(reading: CheckContext) -> Iterator[Finding]:
@@ -170,26 +146,24 @@ def _vanishes(site: NodeSite) -> bool:
     return bool(low <= ends.min and high >= ends.max)
 
 
-def _limits(site: NodeSite) -> tuple[float, float] | None:
+def _limits(site: NodeSite) -> Bounds | None:
     """Return the least and the largest number that a Relu or Clip lets through; None if they are computed."""
-    if site.op == "Relu":
-        return 0.0, np.inf
-    ends = []
-    for slot, name, none in ((1, "min", -np.inf), (2, "max", np.inf)):
-        given = site.input(slot)
-        value = site.index.value(given) if given else site.attribute(name, none)
-        if value is None:
+    given = [UNKNOWN]
+    for name in site.node.input[1:]:
+        value = site.index.value(name) if name else None
+        if name and value is None:
             return None
-        ends.append(float(value))
-    return ends[0], ends[1]
+        given.append(UNKNOWN if value is None else (float(value), float(value)))
+    return bounds_of(site.node, given)
 
 
 RULES: tuple[Rule, ...] = (
     check_quantized,
+    refuse_simulated("QNN"),
     operators,
     node_units,
     zero_points,
-    formats,
+    check_limits(*LIMITS),
     moved_scales,
     rounded_products,
 )

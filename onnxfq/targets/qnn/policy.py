@@ -16,30 +16,45 @@ from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import is_weighted
 from onnxfq.graph.queries import producer_op
-from onnxfq.numerics.float_types import find_storage_qtype
-from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
+from onnxfq.placement.target_policy import NodeDecision, TargetPolicy
 from onnxfq.targets.qnn.operators import ABSORBED, OPERATORS, needs_one_scale
-from onnxfq.targets.reading.static_scales import refuse_scales, refuse_several
+from onnxfq.targets.reading.limits import Product, TargetLimit, refuse
 
-_ACTIVATIONS = ("uint8", "uint16")
 # The HTP computes these in 16 bits on one grid only: scale 1/65536 from 0, and 1/32768 around the middle.
 _GRIDS = {"Sigmoid": (0.0, 65535 / 65536), "Tanh": (-1.0, 32767 / 32768)}
 
 
-def _refuses(placement: Placement, operands: Operands) -> str:
-    spec = placement.spec
-    base = (find_storage_qtype(spec.qtype) or spec.qtype).name
-    if refusal := refuse_scales(spec, "QNN"):
-        return refusal
-    op = operands.node.op
-    if placement.role == "weight" and (is_weighted(operands.node) or OPERATORS[op].weights):
-        if base not in ("int8", "int4") or not spec.symmetric:
-            zero = "" if spec.symmetric else " with zero points"
-            return f"QNN takes symmetric int8 or int4 weights, not {base}{zero}; use int8"
-        return "QNN takes no scales of blocks; use per_axis" if spec.granularity.is_blocked else ""
-    if base not in _ACTIVATIONS:
-        return f"QNN takes activations of uint8 or uint16, not {base}; use one of them"
-    return refuse_several(spec, "QNN")
+_WITH_GAIN = frozenset(op for op, slots in OPERATORS.items() if slots.weights)
+
+
+def _is_weight(product: Product) -> bool:
+    """Tell whether the operand has the format of weights; other constants have the format of activations."""
+    return product.is_weight and (product.multiplies or product.op in _WITH_GAIN)
+
+
+def _explain_weight(product: Product) -> str:
+    if not _is_weight(product):
+        return ""
+    if product.numbers not in ("int8", "int4") or product.zeros != "none":
+        zero = "" if product.zeros == "none" else " with zero points"
+        return f"QNN takes symmetric int8 or int4 weights, not {product.numbers}{zero}; use int8"
+    return "QNN takes no scales of blocks; use per_axis" if product.scales == "blocks" else ""
+
+
+def _explain_activation(product: Product) -> str:
+    if _is_weight(product):
+        return ""
+    if product.numbers not in ("uint8", "uint16"):
+        return f"QNN takes activations of uint8 or uint16, not {product.numbers}; use one of them"
+    return (
+        "" if product.scales == "one" else "QNN takes one scale of an activation; use granularity: per_tensor"
+    )
+
+
+LIMITS = (
+    TargetLimit("weight-format", "float", _explain_weight),
+    TargetLimit("activation-format", "float", _explain_activation),
+)
 
 
 def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
@@ -109,7 +124,7 @@ def _on_grid(placement: Placement, producer: str) -> Placement:
 
 POLICY = TargetPolicy(
     per_tensor_weights={"MatMul": "per tensor: QNN has no MatMul with a scale for each channel"},
-    refuses=_refuses,
+    refuses=refuse("QNN", *LIMITS),
     revise=_revise,
     operators=OPERATORS,
     absorbed=ABSORBED,

@@ -1,4 +1,4 @@
-"""Rules that hold for every target."""
+"""Rules that hold for several targets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, WEIGHTED_INPUTS
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.reading.context import CheckContext, make_finding
+from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 
 
 def check_quantized(reading: CheckContext) -> Iterator[Finding]:
@@ -20,3 +20,17 @@ def check_quantized(reading: CheckContext) -> Iterator[Finding]:
                 "no pair stands in front of a product, and all run in float; quantize the inputs of products"
             )
         yield make_finding("not-quantized", "warning", weighted[0], message)
+
+
+def refuse_simulated(runtime: str) -> Rule:
+    """Return the rule that refuses operators of onnxfq for a runtime that lacks them."""
+
+    def rule(reading: CheckContext) -> Iterator[Finding]:
+        for site in reading.sites:
+            if site.op in FAKE_QUANTIZE_OPS:
+                message = (
+                    f"{runtime} has no operator {site.op}; quantize with a recipe that writes Q/DQ pairs"
+                )
+                yield make_finding("operator", "refused", site, message)
+
+    return rule

@@ -127,12 +127,6 @@ class SiteIndex(GraphIndex):
         """Return the nodes that read `tensor`, once for each slot."""
         return [self._sites[id(node)] for node in self.readers.get(tensor, ())]
 
-    @cached_property
-    def stored(self) -> dict[str, onnx.TensorProto | None]:
-        """Stored constant -> its tensor; None for a Constant node without the attribute `value`."""
-        constants = {s.outputs[0].name: s.attribute("value") for s in self.sites if s.op == "Constant"}
-        return {**self.constants, **constants}
-
     def is_constant(self, tensor: str) -> bool:
         """Tell whether `tensor` is computed from constants and known sizes alone, quantized or not."""
         constants, sizes = self._origins
@@ -185,11 +179,10 @@ class SiteIndex(GraphIndex):
         return shape is not None and None not in shape and prod(size or 0 for size in shape) <= _MOST_NUMBERS
 
     def _evaluate(self, tensor: str) -> _Versions | None:
-        stored = self.stored.get(tensor)
-        if stored is not None:
-            return (np.asarray(tensor_array(stored)),) * 2
+        if tensor in self.stored:
+            return (np.asarray(tensor_array(self.stored[tensor])),) * 2
         maker = self.makers.get(tensor)
-        if maker is None or not (self._computes(maker, tensor) or maker.op_type in {*SIZES, "Constant"}):
+        if maker is None or not (self._computes(maker, tensor) or maker.op_type in SIZES):
             return None
         if maker.op_type in SIZES:
             return self._find_sizes(maker)
@@ -228,13 +221,11 @@ class SiteIndex(GraphIndex):
 
     def dtype(self, tensor: str) -> int:
         """Return the ONNX element type of `tensor`; 0 if unknown."""
-        stored = self.stored.get(tensor)
-        return self.types.get(tensor, 0) if stored is None else int(stored.data_type)
+        return int(self.stored[tensor].data_type) if tensor in self.stored else self.types.get(tensor, 0)
 
     def shape(self, tensor: str) -> Shape | None:
         """Return the shape of `tensor`, with None for open dimensions; None if the rank is unknown."""
-        stored = self.stored.get(tensor)
-        return super().shape(tensor) if stored is None else tuple(stored.dims)
+        return tuple(self.stored[tensor].dims) if tensor in self.stored else super().shape(tensor)
 
 
 def infer_types(proto: onnx.ModelProto, known: frozenset[str]) -> onnx.ModelProto:

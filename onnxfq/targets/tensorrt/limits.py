@@ -11,7 +11,8 @@ from math import prod
 import onnx
 
 from onnxfq.graph.follow import Node
-from onnxfq.graph.ops import RECURRENT_OPS
+from onnxfq.graph.ops import CONVOLUTIONS, RECURRENT_OPS
+from onnxfq.targets.reading.limits import Product, TargetLimit, needs_both
 
 LARGEST_FLOAT8_KERNEL = 32
 """Largest Conv window in elements that the builder has a float8 kernel for: 5 x 5 fits, 6 x 6 does not."""
@@ -46,14 +47,53 @@ TWO_COMPUTED = "TensorRT multiplies two computed tensors in float, MXFP8 or not"
 CAST_BEFORE_LOOP = "{} {!r} reads it, and TensorRT builds no Cast in front of a loop of several steps"
 
 
-def explain_window(window: Sequence[int]) -> str:
-    """Return why a float8 convolution with this window would run in float; empty if it has a kernel."""
-    count = prod(window)
-    if count <= LARGEST_FLOAT8_KERNEL:
+def _explain_types(product: Product) -> str:
+    own, others = product.numbers, product.others
+    if product.op not in CONVOLUTIONS or own != "int4":
+        others = others & BOTH_SIDES - {own} if own in BOTH_SIDES and not product.is_weight else frozenset()
+    return (
+        f"TensorRT multiplies two tensors of one type only, not {own} and {min(others)}; use one"
+        if others
+        else ""
+    )
+
+
+def _explain_window(product: Product) -> str:
+    """Explain float8 convolutions with a window of too many elements."""
+    float8 = product.op == "Conv" and product.is_weight and product.numbers == "float8e4m3fn"
+    count = prod(size or 0 for size in (product.kernel or ())[2:])
+    if not float8 or product.weight_only or count <= LARGEST_FLOAT8_KERNEL:
         return ""
     return (
         f"TensorRT has float8 kernels up to {LARGEST_FLOAT8_KERNEL} elements a window, this one has {count}"
     )
+
+
+def _explain_expanded(product: Product) -> str:
+    blocked = product.scales == "blocks" and product.op not in CONVOLUTIONS
+    if not product.weight_only or not blocked or product.numbers not in BOTH_SIDES:
+        return ""
+    return f"TensorRT expands blocked {product.numbers} weights to float before it multiplies; use per_axis"
+
+
+BOTH_SIDES = frozenset({"int8", "float8e4m3fn"})
+"""Types that are multiplied with a partner of the same type."""
+
+MIXED_TYPES = TargetLimit("mixed-types", "refused", _explain_types)
+"""Source: TensorRT for RTX 1.7.1 ("Input and filter have to be the same type", "CHECK(dtype == W.type())").
+
+Products of int4 per channel by int8 are built.
+"""
+
+EXPANDED = TargetLimit("blocked-weight", "float", _explain_expanded)
+
+FLOAT8_WINDOW = TargetLimit(
+    "float8-kernel", "float", _explain_window, "; leave this node in float, or use int8"
+)
+"""Source: TensorRT for RTX 1.7.1, and ModelOpt, which excludes them."""
+
+ALONE = needs_both("TensorRT", "weight-only-conv")
+"""Source: NVIDIA, explicit quantization: both inputs of a convolution."""
 
 
 def explain_one_row(k: int, n: int) -> str:

@@ -13,20 +13,25 @@ from math import prod
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.plan import Placement
-from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS, find_summed_axis
+from onnxfq.graph.ops import STANDARD_DOMAINS, find_summed_axis
 from onnxfq.graph.queries import weight_source
 from onnxfq.numerics.float_types import BLOCK_FORMATS, block_format_name, find_storage_qtype
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qtypes import QType
 from onnxfq.placement.pass_through_ops import ONE_SCALE
 from onnxfq.placement.target_policy import Operands, TargetPolicy
+from onnxfq.targets.reading.limits import explain
 from onnxfq.targets.tensorrt.attention import decide_attentions, join_pairs
 from onnxfq.targets.tensorrt.limits import (
+    ALONE,
+    BOTH_SIDES,
+    EXPANDED,
+    FLOAT8_WINDOW,
+    MIXED_TYPES,
     TWO_COMPUTED,
     explain_int4,
     explain_one_row,
     explain_right_side,
-    explain_window,
     suggest_block,
 )
 from onnxfq.targets.tensorrt.rewrites.block_formats import (
@@ -35,7 +40,6 @@ from onnxfq.targets.tensorrt.rewrites.block_formats import (
     multiplies_rows,
 )
 
-_BOTH_SIDES = ("int8", "float8e4m3fn")
 _MULTIPLIED = ("MatMul", "Gemm")
 
 
@@ -48,7 +52,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
         return "TensorRT takes zero points of 0 only; use symmetric: true"
     if base == "int4" and not operands.weight_only:
         return "TensorRT takes int4 only for weights whose activations stay float; use int8"
-    if base not in (*_BOTH_SIDES, "int4"):
+    if base not in (*BOTH_SIDES, "int4"):
         nearest = "float8e4m3fn" if spec.qtype.is_float else "int8"
         carried = "" if base == spec.qtype.base else f", which {spec.qtype} needs"
         return f"TensorRT has no {base} tensors{carried}; use {nearest}"
@@ -57,17 +61,15 @@ def _refuses(placement: Placement, operands: Operands) -> str:
     if spec.granularity.block_shape is not None:
         return "TensorRT takes blocks along one axis only; use per_axis, or target onnxruntime"
     if spec.granularity.block_size is not None and base != "int4":
-        if operands.weight_only:
-            return f"TensorRT expands blocked {base} weights to float before it multiplies; use per_axis"
-        return f"TensorRT computes blocked {base} weights with quantized activations wrongly; use per_axis"
+        computed = (
+            f"TensorRT computes blocked {base} weights with quantized activations wrongly; use per_axis"
+        )
+        return explain((EXPANDED,), placement, operands) or computed
     # A type that TensorRT takes nowhere, or not here, is refused for the tensor that has it.
     made = [other.spec for other in operands.placements if other.spec.scale_type != "float32"]
     if made:
         return f"TensorRT multiplies two tensors of one format only, not {base} and {made[0]}; use one"
-    others = {_carrier(other.spec.qtype) for other in operands.placements} & {*_BOTH_SIDES} - {base}
-    if others:
-        return f"TensorRT multiplies two tensors of one type only, not {base} and {others.pop()}; use one"
-    return ""
+    return explain((MIXED_TYPES,), placement, operands)
 
 
 def _refuses_derived_scales(placement: Placement, operands: Operands) -> str:
@@ -94,7 +96,6 @@ def _carrier(qtype: QType) -> str:
 
 
 def _keeps_float(operands: Operands) -> str:
-    node = operands.node
     for placement in operands.placements:
         why = _blocks_in_float(placement, operands)
         if why:
@@ -102,12 +103,8 @@ def _keeps_float(operands: Operands) -> str:
         shape = operands.weight_shapes.get(placement.tensor)
         if shape is None:
             continue
-        if operands.weight_only and node.op in CONVOLUTIONS:
-            return f"TensorRT multiplies in float where only the weight of a {node.op} is quantized"
-        base = _carrier(placement.spec.qtype)
-        if node.op == "Conv" and base == "float8e4m3fn":
-            why = explain_window(shape[2:])
-        elif base == "int4":
+        why, base = explain((ALONE, FLOAT8_WINDOW), placement, operands), _carrier(placement.spec.qtype)
+        if not why and base == "int4":
             why = _int4_in_float(placement, shape)
         if not why and operands.weight_only and base in ("int4", "int8"):
             why = _alone_in_float(operands, placement, base)

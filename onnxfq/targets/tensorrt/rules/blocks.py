@@ -10,9 +10,10 @@ from onnx import TensorProto
 from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand, one_row_sizes
 from onnxfq.targets.reading.quantizer_reader import Quantizer
-from onnxfq.targets.tensorrt.limits import explain_int4, keeps_one_row_int4
+from onnxfq.targets.tensorrt.limits import EXPANDED, explain_int4, keeps_one_row_int4
 
 # Operators allowed between an int4 weight and its reader; behind others the weight is expanded.
 _INT4_PATH = frozenset({"Identity", "Transpose", "Unsqueeze"})
@@ -75,10 +76,9 @@ def blocks_on_both_sides(reading: CheckContext) -> Iterator[Finding]:
 
 
 def check_blocked_weights(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse or report int8 and float8 weights in blocks whose other side is float or per tensor.
+    """Refuse weights in blocks whose other side is quantized per tensor.
 
-    TensorRT for RTX 1.7.1 fails with "CHECK(is_constant())" for a quantized activation. For a float one it
-    expands the weight to float in front of a float product.
+    TensorRT for RTX 1.7.1 fails with "CHECK(is_constant())".
     """
     for promised, _, q in reading.weights():
         # Of convolutions see block_axes and placement.check_one_side.
@@ -92,12 +92,6 @@ def check_blocked_weights(reading: CheckContext) -> Iterator[Finding]:
                 "the builder refuses; leave activations in float, or use per_axis"
             )
             yield make_finding("blocked-weight", "refused", promised.site, message, q.data)
-        elif not quantized and q.qtype in (TensorProto.INT8, TensorProto.FLOAT8E4M3FN):
-            message = (
-                f"{q.type_name} weight {q.data!r} has scales in blocks, and TensorRT expands it to float "
-                "before it multiplies; use per_axis, or int4"
-            )
-            yield make_finding("blocked-weight", "float", promised.site, message, q.data)
 
 
 def even_counts(reading: CheckContext) -> Iterator[Finding]:
@@ -217,6 +211,7 @@ RULES: tuple[Rule, ...] = (
     block_sizes,
     blocks_on_both_sides,
     check_blocked_weights,
+    check_limits(EXPANDED),
     even_counts,
     int4_activations,
     int4_weights,

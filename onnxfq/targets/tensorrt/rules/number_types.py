@@ -12,8 +12,10 @@ from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, find_source, quantizer, type_name
+from onnxfq.targets.tensorrt.limits import MIXED_TYPES
 
 _CODES = dict(TensorProto.DataType.items())
 # By name: an installed onnx may be older than a type.
@@ -45,8 +47,6 @@ _PARSED: Mapping[str, frozenset[int]] = {
     **dict.fromkeys(SIZES, frozenset({0})),
 }
 _NOT_IN_INT8 = frozenset({"Einsum", "GridSample", "Mod"})
-# Multiplied with a partner of the same type only.
-_BOTH_SIDES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
 
 
 def check_tensor_types(reading: CheckContext) -> Iterator[Finding]:
@@ -201,22 +201,6 @@ def wide_integers(reading: CheckContext) -> Iterator[Finding]:
             )
 
 
-def check_mixed_types(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse a multiplication of int8 by float8e4m3fn, and a convolution of int4 by either.
-
-    Source: TensorRT for RTX 1.7.1 builds neither ("Input and filter have to be the same type",
-    "CHECK(dtype == W.type())"). `blocks` reports blocked weights. Products of int4 per channel by int8 are
-    built.
-    """
-    for promised in reading.promises:
-        types = {q.qtype for q in promised.pairs}
-        int4 = promised.site.op in CONVOLUTIONS and TensorProto.INT4 in types and len(types) > 1
-        if types == set(_BOTH_SIDES) or int4:
-            names = " by ".join(f"{q.type_name} ({q.data!r})" for q in promised.pairs)
-            message = f"multiplies {names}, and TensorRT multiplies two tensors of one type only; use one"
-            yield make_finding("mixed-types", "refused", promised.site, message)
-
-
 def check_opsets(reading: CheckContext) -> Iterator[Finding]:
     """Warn of a quantized type at an opset that has none of it: TensorRT takes it, ONNX and its tools do not.
 
@@ -278,7 +262,7 @@ RULES: tuple[Rule, ...] = (
     check_uint8,
     check_undeclared_types,
     wide_integers,
-    check_mixed_types,
+    check_limits(MIXED_TYPES),
     check_opsets,
     float_types,
 )

@@ -13,32 +13,23 @@ from onnx import TensorProto
 from onnxfq.graph.ops import CONVOLUTIONS
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
+from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand, one_row_sizes
 from onnxfq.targets.reading.quantizer_reader import QUANTIZE_OPS, Quantizer
-from onnxfq.targets.tensorrt.limits import explain_one_row, explain_window
+from onnxfq.targets.tensorrt.limits import ALONE, FLOAT8_WINDOW, explain_one_row
 
 
 def check_one_side(reading: CheckContext) -> Iterator[Finding]:
     """Report nodes with one multiplied input quantized and the other in float.
 
     Source: NVIDIA, explicit quantization: both inputs of a convolution or product. A quantized weight alone
-    makes a weight-only product, but not a weight-only convolution. The DQ may stand above operators that
-    change no number.
+    makes a weight-only product. The DQ may stand above operators that change no number.
     """
     for promised in reading.promises:
         # Joined constants are refused as a whole.
         missing = [o for o in promised.operands if o.pair is None and not _is_joined(o)]
-        if promised.site.op == "Attention" or not missing:
-            continue
-        if promised.expects == "weight-only":
-            if promised.site.op in CONVOLUTIONS:
-                message = (
-                    f"only the weight is quantized, and TensorRT convolves in float; quantize "
-                    f"{missing[0].tensor!r} as well, or nothing"
-                )
-                yield make_finding("weight-only-conv", "float", promised.site, message, missing[0].tensor)
-            continue
-        yield from (_make_side_finding(promised, operand) for operand in missing)
+        if promised.site.op != "Attention" and promised.expects != "weight-only":
+            yield from (_make_side_finding(promised, operand) for operand in missing)
 
 
 def _is_joined(operand: QuantizedOperand) -> bool:
@@ -166,19 +157,6 @@ def _is_summed(promised: ExpectedPrecision, operand: QuantizedOperand, q: Quanti
     return False
 
 
-def float8_kernels(reading: CheckContext) -> Iterator[Finding]:
-    """Report float8 convolutions with a window of more than 32 elements.
-
-    Source: TensorRT for RTX 1.7.1, and ModelOpt, which excludes them.
-    """
-    for promised, _, q in reading.weights():
-        if promised.site.op == "Conv" and promised.expects == "low" and q.qtype == TensorProto.FLOAT8E4M3FN:
-            why = explain_window([size or 0 for size in (q.shape or ())[2:]])
-            if why:
-                message = f"{why}; leave this node in float, or use int8"
-                yield make_finding("float8-kernel", "float", promised.site, message, q.data)
-
-
 def check_transposed_convolutions(reading: CheckContext) -> Iterator[Finding]:
     """Warn of quantized ConvTranspose: TensorRT for RTX runs it in float, and the axis is disputed.
 
@@ -202,10 +180,10 @@ def check_transposed_convolutions(reading: CheckContext) -> Iterator[Finding]:
 
 RULES: tuple[Rule, ...] = (
     check_one_side,
+    check_limits(ALONE, FLOAT8_WINDOW),
     weight_only_form,
     check_one_row,
     activation_scales,
     weight_axes,
-    float8_kernels,
     check_transposed_convolutions,
 )

@@ -1,0 +1,45 @@
+"""The graphs and nodes of a model, bodies included."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import onnx
+import onnx_graphsurgeon as gs
+
+Graph = TypeVar("Graph")
+"""An ONNX graph or a graphsurgeon graph."""
+
+
+def bodies(node: onnx.NodeProto | gs.Node) -> list[Any]:
+    """Return the bodies of `node`, an ONNX or graphsurgeon node, in the order of its attributes."""
+    if isinstance(node, gs.Node):
+        return [value for value in node.attrs.values() if isinstance(value, gs.Graph)]
+    kinds = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+    return [
+        g for a in node.attribute if a.type in kinds for g in (*a.graphs, *([a.g] if a.HasField("g") else []))
+    ]
+
+
+def list_graphs(graph: Graph) -> list[Graph]:
+    """Return `graph` and every body below it, outer ones first."""
+    found = [graph]
+    if isinstance(graph, gs.Graph):
+        inner = [node for node in graph.nodes if node.attrs]
+    else:
+        inner = [node for node in graph.node if node.attribute]  # type: ignore[attr-defined]
+    for node in inner:  # every stage asks for all bodies: nodes without attributes have none
+        for body in bodies(node):
+            found += list_graphs(body)
+    return found
+
+
+def list_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Return the nodes of `graph` and of every body below it; the nodes of a body follow its owner."""
+    found = []
+    for node in graph.node:
+        found.append(node)
+        if node.attribute:
+            for body in bodies(node):
+                found += list_nodes(body)
+    return found
