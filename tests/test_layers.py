@@ -29,6 +29,7 @@ ROOMS = (
     "calibration",
     "runtime",
     "documents",
+    "quantized",
     "placement",
     "interchange",
     "passes",
@@ -55,7 +56,16 @@ HOMES = {
     "tensorrt_rtx": {"targets"},
     "openvino": {"targets"},
     "onnxruntime_qnn": {"targets"},
-    "onnx_graphsurgeon": {"graph", "passes", "placement", "targets", "stages", "remedies", "tools"},
+    "onnx_graphsurgeon": {
+        "graph",
+        "passes",
+        "placement",
+        "quantized",
+        "targets",
+        "stages",
+        "remedies",
+        "tools",
+    },
 }
 
 

@@ -26,9 +26,9 @@ from onnxfq.graph.model import Model, list_nodes
 from onnxfq.graph.ops import MOVES, ONNXFQ_DOMAIN, QUANTIZED_OPS, SPLITS
 from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.graph.stored_grid import StoredWeight
-from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
-from onnxfq.interchange.quantized_models.operators import HANDLERS
-from onnxfq.interchange.quantized_models.qonnx import pairs_of_qonnx
+from onnxfq.quantized.float_form import FloatForm, Unfolding
+from onnxfq.quantized.forms import as_pairs
+from onnxfq.quantized.operators import HANDLERS
 from onnxfq.remedies.written_proof import MOST, Written, prove
 from onnxfq.stages.calibrate import calibrate_plan
 from onnxfq.stages.evaluate import evaluate
@@ -114,7 +114,7 @@ def convert(
     if output is not None:
         check_model_output(output, model, data)
     read, sha256, source = read_model(model)
-    proto = pairs_of_qonnx(read, source)
+    proto = as_pairs(read, source)
     if not {node.op_type for node in list_nodes(proto.graph)} & QUANTIZED_OPS:
         raise ModelError(f"{source} is not quantized; quantize it with `onnxfq quantize`")
     given = onnx.ModelProto()
@@ -177,7 +177,7 @@ def _recipe(form: FloatForm, name: str) -> Recipe:
     """Return recipe `name` for the source; weight-only and blocked nodes become overrides."""
     base = load_recipe(name)
     overrides = []
-    readers = {node.name: node for node in form.proto.graph.node}
+    readers = {node.name: node for node in list_nodes(form.proto.graph)}
     for name, slots in form.inputs.items():
         node = readers[name]
         if not slots:

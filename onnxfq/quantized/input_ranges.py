@@ -10,8 +10,8 @@ import onnx
 from onnxfq.data import Feed
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.node_fields import input_name
-from onnxfq.interchange.quantized_models.dequantize import find_stored_type
-from onnxfq.interchange.quantized_models.number_grids import NumberGrid
+from onnxfq.quantized.number_grids import NumberGrid
+from onnxfq.quantized.rounding import find_stored_type
 
 LOOKED_AT = 8
 """Feeds whose values are compared."""
