@@ -10,27 +10,23 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 import onnx
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from onnxfq.errors import ModelError, nearest
 from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
-from onnxfq.graph.constants import make_tensor
-from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import bodies, default_opset, list_graphs, replace_nodes
+from onnxfq.graph.model import bodies, list_graphs, replace_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name
-from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.normalize.steps import constant_value, evaluate_node
+from onnxfq.graph.normalize.steps import evaluate_node
 from onnxfq.graph.ops import (
-    FAKE_QUANTIZE_OPS,
     MOVES,
     QUANTIZED_OPS,
     RESHAPES,
@@ -50,9 +46,9 @@ from onnxfq.quantized.number_grids import (
     find_grids,
     joined_slots,
 )
-from onnxfq.quantized.rounding import ROUNDING, find_stored_type
+from onnxfq.quantized.rounding import find_stored_type
 from onnxfq.quantized.saturation import Clipping
-from onnxfq.support.records import join_lines
+from onnxfq.quantized.source_graph import SourceGraph
 
 log = logging.getLogger(__name__)
 
@@ -84,23 +80,10 @@ class FloatForm:
     changes: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """What rounds numbers that a DequantizeLinear reads straight, or a FakeQuantize.
-
-    Attributes:
-        quantizer: the node that rounds.
-        ends: the integers that a Clip between both leaves.
-    """
-
-    quantizer: onnx.NodeProto
-    ends: Bounds = UNKNOWN
-
-
 Handler = Callable[["Unfolding", onnx.NodeProto], None]
 
 
-class Unfolding:
+class Unfolding(SourceGraph):
     """Builder of the float form of one model, node by node; handlers convert quantized operators."""
 
     enters_bodies = True
@@ -117,32 +100,15 @@ class Unfolding:
             handlers: by op type, for operators of quantized numbers.
             keeps_names: whether what a pair gives keeps its name, with the limits of the pair behind it.
         """
-        self.source, self.handlers, self.opset = source, handlers, default_opset(proto)
-        self.form, self.keeps_names = FloatForm(onnx.ModelProto()), keeps_names
-        self.form.proto.CopyFrom(proto)
-        self.graph = self.form.proto.graph
-        self.index = GraphIndex(*(list_graphs(self.graph) if self.enters_bodies else [self.graph]))
-        self.constants, self.outputs = dict(self.index.constants), self.index.outputs
-        for node in self.index.nodes:
-            tensor = constant_value(node)
-            if tensor is not None:
-                self.constants[node.output[0]] = tensor
-        self.names = self.index.names
+        super().__init__(proto, source, enters_bodies=self.enters_bodies, keeps_names=keeps_names)
+        self.handlers, self.form = handlers, FloatForm(self.proto)
         self.nodes: list[onnx.NodeProto] = []
         # The node of the source that is converted.
         self.node = onnx.NodeProto()
-        # Tensor of the source -> its float tensor, if it differs or the source has quantized numbers there.
-        self.real: dict[str, str] = {}
         self.quantized: set[str] = set()
         # Tensors of the source that stand there as they were, for bodies.
         self.standing: set[str] = set()
         self.numbers: dict[str, NumberGrid] = {}
-        # By the output of its last node.
-        self.pairs: dict[str, Pair] = {}
-        # Float tensors that depend on constants alone, and those that were computed for a quantizer.
-        self._fixed, self._passed = self._find_fixed(), set[str]()
-        # Tensors of quantized numbers that depend on constants alone, and those that only pairs read.
-        self._folded, self._absorbed = set[str](), set[str]()
         # Ranks of float tensors that operators with their channels last need.
         self.ranks: dict[str, int] = {}
         self._bounds: dict[str, Bounds] = {}
@@ -153,14 +119,14 @@ class Unfolding:
 
     def run(self) -> FloatForm:
         """Return the float form. Raises ModelError for an operator without a float form."""
-        nodes = [node for node in self.index.nodes if not self._fold(node)]
-        self._find_pairs(nodes)
-        apart = self._absorbed | self.pairs.keys()
+        nodes = [node for node in self.index.nodes if not self.fold(node)]
+        self.find_pairs(nodes)
+        apart = self.absorbed | self.pairs.keys()
         joined = [node for node in nodes if apart.isdisjoint(node.output)]
         self.numbers = find_grids(joined, self.constants, self.grid, self.source)
         self._unfold(self.graph)
         remove_unread(
-            self.form.proto, list_graphs(self.graph), lambda n: not self._passed.isdisjoint(n.output)
+            self.form.proto, list_graphs(self.graph), lambda n: not self.passed.isdisjoint(n.output)
         )
         for graph in list_graphs(self.graph):  # tensors of quantized numbers have become float
             del graph.value_info[:]
@@ -172,7 +138,7 @@ class Unfolding:
         self._is_inside = graph is not self.graph
         known = dict(self.real), dict(self._clips)
         for node in graph.node:
-            if (self._folded | self._absorbed).isdisjoint(node.output):
+            if (self.folded | self.absorbed).isdisjoint(node.output):
                 self._convert(node)
         for output in sorted(value.name for value in graph.output):
             self._give_output(output)
@@ -182,7 +148,7 @@ class Unfolding:
         self._is_inside, self.nodes = outer
 
     def _convert(self, node: onnx.NodeProto) -> None:
-        self.keep_captured(node)
+        self._keep_captured(node)
         self.node = node
         handler = self.handlers.get(node.op_type)
         if handler is not None:
@@ -194,95 +160,6 @@ class Unfolding:
             )
         else:
             self.keep(node)
-
-    def _find_fixed(self) -> set[str]:
-        """Return the tensors that depend on constants alone."""
-        fixed = set(self.constants)
-        for node in self.index.nodes:
-            if node.input and not bodies(node) and fixed.issuperset(filter(None, node.input)):
-                fixed.update(node.output[:1])
-        return fixed
-
-    def value(self, name: str) -> NDArray[Any] | None:
-        """Return the values of a tensor that depends on constants alone; None for another."""
-        values = self.array(self.name(name))
-        if values is not None or name not in self._fixed:
-            return values
-        node = self.index.makers[name]
-        given = {one: self.value(one) for one in node.input if one}
-        if any(values is None for values in given.values()):
-            return None
-        self._passed.add(name)
-        if node.op_type in ROUNDING:
-            return ROUNDING[node.op_type](node, [given.get(one) for one in node.input])
-        if node.op_type in QUANTIZED_OPS or node.domain not in STANDARD_DOMAINS:
-            return None
-        try:
-            return evaluate_node(node, given, self.form.proto)[0]
-        except Exception as fault:  # an operator that ONNX's reference lacks, or any NumPy error
-            log.debug("%s is not evaluated: %s", name, join_lines(fault))
-            return None
-
-    def _find_pairs(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Find the pairs that are read as a whole, and the tensors inside that nothing else reads."""
-        nodes, inside = list(nodes), set[str]()
-        for node in nodes:
-            if node.op_type in FAKE_QUANTIZE_OPS:
-                self.pairs[node.output[0]] = Pair(node)
-            elif node.op_type == "DequantizeLinear" and node.input[0] not in self.constants:
-                pair, links = self._find_quantizer(node)
-                if pair is not None and (self.keeps_names or self._is_special(node, pair.quantizer)):
-                    self.pairs[node.output[0]] = pair
-                    inside |= links
-        for node in reversed(nodes):
-            readers = [reader.output[0] for reader in self.index.readers.get("".join(node.output[:1]), [])]
-            if inside & {*node.output[:1]} - self.outputs and (self.pairs.keys() | self._absorbed).issuperset(
-                readers
-            ):
-                self._absorbed.add(node.output[0])
-
-    def _is_special(self, *nodes: onnx.NodeProto) -> bool:
-        """Tell whether a pair has several scales, or computes one."""
-        scales = [self.array(name) for node in nodes for name in node.input[1:3] if name]
-        return any(values is None or values.size > 1 for values in scales)
-
-    def _find_quantizer(self, node: onnx.NodeProto) -> tuple[Pair | None, set[str]]:
-        """Return the QuantizeLinear that a DequantizeLinear reads, over Clips alone, and what is between."""
-        low, high = UNKNOWN
-        maker, links = self.index.makers.get(node.input[0]), {node.input[0]}
-        while maker is not None and maker.op_type == "Clip":
-            ends = [self.value(name) if name else None for name in [*maker.input[1:], "", ""][:2]]
-            if any(name and end is None for name, end in zip(maker.input[1:], ends, strict=False)):
-                return None, set()
-            low = low if ends[0] is None else max(low, float(ends[0].reshape(())))
-            high = high if ends[1] is None else min(high, float(ends[1].reshape(())))
-            links.add(maker.input[0])
-            maker = self.index.makers.get(maker.input[0])
-        is_pair = maker is not None and maker.op_type == "QuantizeLinear"
-        return (Pair(maker, (low, high)), links) if is_pair and maker is not None else (None, set())
-
-    def _fold(self, node: onnx.NodeProto) -> bool:
-        """Compute a node that quantizes a constant, or moves its numbers, at once; tell whether it did."""
-        if node.op_type == "DynamicQuantizeLinear":  # its numbers stand for x in units of 1
-            for name, value in zip(node.output[1:], (1.0, 0.0), strict=False):
-                self.real[name] = self.constant(f"{name}/unit", value)
-        if node.op_type == "QuantizeLinear" and (self.keeps_names or node.input[0] in self.constants):
-            numbers = self.value(node.output[0])
-            outputs = [] if numbers is None else [numbers]
-            self._passed -= {*node.output}
-        elif any(name and name not in self.constants for name in node.input):
-            return False
-        elif joined_slots(node)[1] and any(
-            self.constants[node.input[slot]].data_type in _NUMBERS for slot in joined_slots(node)[0]
-        ):
-            given = {name: self.array(name) for name in node.input if name}
-            outputs = evaluate_node(node, given, self.form.proto)
-        else:
-            return False
-        for name, values in zip(filter(None, node.output), outputs, strict=bool(outputs)):
-            self.constants[name] = numpy_helper.from_array(values, name)
-            self._folded.add(name)
-        return bool(outputs)
 
     def keep(self, node: onnx.NodeProto) -> None:
         """Keep a float node, or one that joins quantized numbers; its inputs become real numbers."""
@@ -440,29 +317,6 @@ class Unfolding:
         """Remember the bounds of a tensor of the source."""
         self._bounds[self.name(tensor)] = bounds
 
-    @cached_property
-    def shapes(self) -> GraphIndex:
-        """The source with inferred types and shapes."""
-        return GraphIndex.of_model(with_shapes(self.form.proto))
-
-    def name(self, tensor: str) -> str:
-        """Return the float tensor that replaces `tensor` of the source."""
-        return self.real.get(tensor, tensor)
-
-    def array(self, name: str) -> NDArray[Any] | None:
-        """Return the values of a constant; None for a computed or absent tensor."""
-        tensor = self.constants.get(name)
-        return None if tensor is None else tensor_array(tensor)
-
-    def constant(self, name: str, values: ArrayLike, kind: Any = np.float32) -> str:
-        """Add a constant of float type `kind` and return its name, `name` if no constant has it."""
-        free = name if name not in self.constants else self.names.claim(name)
-        tensor = make_tensor(free, np.asarray(values, kind))
-        self.names.add(free)
-        self.constants[free] = tensor
-        self.graph.initializer.append(tensor)
-        return free
-
     def own_name(self, node: onnx.NodeProto) -> str:
         """Return the name of a constant that replaces the output of `node`."""
         output = node.output[0]
@@ -602,19 +456,19 @@ class Unfolding:
         if not grid.is_dynamic and grid.kind != np.int32:
             self.form.ranges.setdefault(tensor, grid.covered(self.bounds(tensor)))
 
-    def keep_captured(self, node: onnx.NodeProto) -> None:
+    def _keep_captured(self, node: onnx.NodeProto) -> None:
         """Restore the original names of float tensors that bodies of `node` read, and convert the bodies."""
         if not bodies(node):
             return
         captured = GraphIndex(onnx.GraphProto(node=[node])).captured
+        self.meet_captured(node, captured)
         for name in sorted(captured & set(self.real) - self.numbers.keys() - self.standing):
             self._restore(name)
-        self.meet_bodies(node)
-
-    def meet_bodies(self, node: onnx.NodeProto) -> None:
-        """Convert the bodies of `node`."""
-        for body in bodies(node):
+        for body in bodies(node) if self.enters_bodies else ():
             self._unfold(body)
+
+    def meet_captured(self, node: onnx.NodeProto, captured: set[str]) -> None:
+        """Meet a node with bodies, and what these read from outside."""
 
     def _restore(self, tensor: str) -> None:
         """Give the float form of `tensor` its name of the source."""
@@ -625,7 +479,7 @@ class Unfolding:
     def _give_output(self, name: str) -> None:
         """Give an output of a graph its name; one of quantized numbers is rounded to them."""
         grid = self.numbers.get(name)
-        if name in self._folded:
+        if name in self.folded:
             numbers = self.array(name)
             stored = self.constant(f"{name}/numbers", np.asarray(numbers), np.asarray(numbers).dtype)
             self.emit("Identity", [stored], [name], self.names.claim(f"{name}/same"))

@@ -21,10 +21,11 @@ from onnxfq.graph.normalize.stored_scales import granularity_of
 from onnxfq.graph.stored_grid import grid_of
 from onnxfq.numerics.granularity import normalize_axis
 from onnxfq.numerics.qtypes import QType
-from onnxfq.quantized.float_form import Pair, Unfolding
+from onnxfq.quantized.float_form import Unfolding
 from onnxfq.quantized.number_grids import quantized_slots
 from onnxfq.quantized.rounding import find_qtype
 from onnxfq.quantized.saturation import Range, limit_of, saturate
+from onnxfq.quantized.source_graph import Pair
 
 _DEFAULTS = (("axis", 1), ("block_size", 0))
 

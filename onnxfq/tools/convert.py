@@ -23,7 +23,7 @@ from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_sto
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.model import Model, list_nodes
-from onnxfq.graph.ops import MOVES, ONNXFQ_DOMAIN, QUANTIZED_OPS, SPLITS
+from onnxfq.graph.ops import CONVOLUTIONS, MOVES, ONNXFQ_DOMAIN, QUANTIZED_OPS, SPLITS
 from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.quantized.float_form import FloatForm, Unfolding
@@ -101,7 +101,7 @@ def convert(
         target: a target with a conversion.
         data: real inputs to compare the result with the source on, to turn dynamic scales into constants, and
             to leave out limits of ranges that no value reaches; without data nodes with dynamic scales stay
-            in float.
+            in float. Of a file with weights of convolutions alone in integers, data give the ranges.
         options: batch, threads and device.
 
     Raises ModelError for a model that is not quantized or has an operator without a float form, RecipeError
@@ -129,7 +129,7 @@ def convert(
         drop_unreached_clips(
             form, open_feeds(given, data, options.batch, options.data.unsurveyed), options.threads
         )
-    recipe, folder = _recipe(form, recipes[target]), None if output is None else Path(output).parent
+    recipe, folder = _recipe(form, recipes[target], data), None if output is None else Path(output).parent
     if form.clips:
         # A Clip hides what a target fuses: where a pair of the same range takes its place, none is needed.
         bare = deepcopy(form)
@@ -173,16 +173,21 @@ _CLIPPED = "Clip put where the range of a pair may limit values; data shows wher
 _CLIPPED_BY_DATA = "Clip put where the range of a pair limits the values of the data"
 
 
-def _recipe(form: FloatForm, name: str) -> Recipe:
-    """Return recipe `name` for the source; weight-only and blocked nodes become overrides."""
+def _recipe(form: FloatForm, name: str, data: Data | None) -> Recipe:
+    """Return recipe `name` for the source; weight-only and blocked nodes become overrides.
+
+    No target multiplies a convolution of weights alone: of a file with no others, data give the ranges.
+    """
     base = load_recipe(name)
     overrides = []
     readers = {node.name: node for node in list_nodes(form.proto.graph)}
+    stored = {name: slots for name, slots in form.inputs.items() if slots}
+    is_lone = all(slots == {1} and readers[n].op_type in CONVOLUTIONS for n, slots in stored.items())
     for name, slots in form.inputs.items():
         node = readers[name]
         if not slots:
             overrides.append(Override(nodes=(name,), keep_float=True))
-        elif slots != {0, 1}:
+        elif slots != {0, 1} and (data is None or not is_lone):
             grid = next((form.grids[node.input[s]] for s in slots if node.input[s] in form.grids), None)
             weights = {}
             if grid is not None and grid.granularity.block_size is not None:

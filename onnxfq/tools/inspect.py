@@ -19,11 +19,12 @@ from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
-from onnxfq.graph.model import default_opset, list_nodes
+from onnxfq.graph.model import default_opset, list_graphs, list_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name, numbers_type
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names
 from onnxfq.interchange.genai_folder import find_decoder
+from onnxfq.quantized.forms import as_pairs
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 
@@ -97,16 +98,20 @@ class Inspection(Record):
 def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
     """Return a summary of a model. Raises ModelError in one line."""
     proto, _, source = read_model(find_decoder(model))
-    nodes = list_nodes(proto.graph)
-    counts = Counter(node.op_type for node in nodes)
-    index = GraphIndex.of_model(proto)
+    counts = Counter(node.op_type for node in list_nodes(proto.graph))
+    weight_bytes = sum(tensor_bytes(t) for graph in list_graphs(proto.graph) for t in graph.initializer)
+    # Quantizers of other tools keep the names of their nodes as pairs.
+    given = {node.name: node.op_type for node in list_nodes(proto.graph) if node.name}
+    pairs = as_pairs(proto, source)
+    nodes, index = list_nodes(pairs.graph), GraphIndex.of_model(pairs)
     constants, makers = index.constants, index.makers
     dtypes = {tensor.name: tensor.data_type for tensor in constants.values()}
     for node in nodes:
         if node.op_type == "QuantizeLinear":
             dtypes[node.output[0]] = numbers_type(node, dtypes.get(input_name(node, 2)))
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    found = [_quantizer(node, constants, dtypes, makers) for node in nodes]
+    rows = [(given.get(node.name), _quantizer(node, constants, dtypes, makers)) for node in nodes]
+    found = [row.model_copy(update={"op_type": op or row.op_type}) for op, row in rows if row is not None]
     return Inspection(
         source=source,
         opset=default_opset(proto),
@@ -116,11 +121,11 @@ def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
         outputs=output_names(proto),
         operators=dict(counts.most_common()),
         weighted={op: counts[op] for op in WEIGHTED_INPUTS if counts[op]},
-        weight_bytes=sum(tensor_bytes(t) for t in constants.values()),
-        quantized=tuple(_as_asked(q, metadata) for q in found if q is not None),
+        weight_bytes=weight_bytes,
+        quantized=tuple(_as_asked(q, metadata) for q in found),
         metadata=metadata,
         data=_describe_data(input_specs(proto)),
-        next=_next_command(model, bool(counts.keys() & QUANTIZED_OPS)),
+        next=_next_command(model, bool(found or counts.keys() & QUANTIZED_OPS)),
     )
 
 

@@ -17,7 +17,6 @@ from onnxfq.diagnosis.reading.prepare_form import KEPT, prepare_form
 from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, StoredConstant, SwitchedForm
 from onnxfq.errors import ModelError
 from onnxfq.graph.bounds import UNKNOWN
-from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_nodes
 from onnxfq.graph.node_fields import input_name
 from onnxfq.graph.ops import ONNX_QUANTIZERS, QUANTIZED_OPS
@@ -86,18 +85,14 @@ class _SwitchedUnfolding(Unfolding):
         else:
             super().keep(node)
 
-    def keep_captured(self, node: onnx.NodeProto) -> None:
-        read = GraphIndex(onnx.GraphProto(node=[node])).captured if bodies(node) else set()
-        for name in sorted(read & self.numbers.keys()):
+    def meet_captured(self, node: onnx.NodeProto, captured: set[str]) -> None:
+        for name in sorted(captured & self.numbers.keys()):
             maker = self._makers.get(name)
             if maker is None or maker.op_type not in ONNX_QUANTIZERS:
                 self.refuse(node, f"has a body that reads the quantized numbers of {name!r}")
             if self.standing.isdisjoint(maker.output):
                 self.emit(maker.op_type, [self.name(i) for i in maker.input], list(maker.output), maker)
                 self.standing.update(maker.output)
-        super().keep_captured(node)
-
-    def meet_bodies(self, node: onnx.NodeProto) -> None:
         for inner in (one for body in bodies(node) for one in list_nodes(body)):
             if inner.op_type in QUANTIZED_OPS and inner.op_type != "QuantizeLinear":  # its other half counts
                 self.switched.passed_over.append(f"quantizer in a body of {node.op_type}")
