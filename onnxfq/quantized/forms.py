@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx
 
+from onnxfq.graph.model import list_nodes
+from onnxfq.graph.ops import QUANTIZED_OPS
 from onnxfq.quantized.qonnx import pairs_of_qonnx
 from onnxfq.quantized.stored_casts import pairs_of_casts
 
@@ -14,3 +16,8 @@ def as_pairs(proto: onnx.ModelProto, source: str) -> onnx.ModelProto:
     A model without any is returned itself. Raises ModelError for a quantizer that no pair can be.
     """
     return pairs_of_casts(pairs_of_qonnx(proto, source), source)
+
+
+def is_quantized(proto: onnx.ModelProto) -> bool:
+    """Tell whether a model has a quantizer, or an operator of quantized numbers."""
+    return any(node.op_type in QUANTIZED_OPS for node in list_nodes(proto.graph))

@@ -23,12 +23,14 @@ from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_sto
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.model import Model, list_nodes
-from onnxfq.graph.ops import CONVOLUTIONS, MOVES, ONNXFQ_DOMAIN, QUANTIZED_OPS, SPLITS
+from onnxfq.graph.ops import CONVOLUTIONS, MOVES, ONNXFQ_DOMAIN, SPLITS
 from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.graph.stored_grid import StoredWeight
 from onnxfq.quantized.float_form import FloatForm, Unfolding
-from onnxfq.quantized.forms import as_pairs
+from onnxfq.quantized.forms import is_quantized
 from onnxfq.quantized.operators import HANDLERS
+from onnxfq.quantized.qonnx import pairs_of_qonnx
+from onnxfq.quantized.stored_casts import pairs_of_casts
 from onnxfq.remedies.written_proof import MOST, Written, prove
 from onnxfq.stages.calibrate import calibrate_plan
 from onnxfq.stages.evaluate import evaluate
@@ -114,8 +116,10 @@ def convert(
     if output is not None:
         check_model_output(output, model, data)
     read, sha256, source = read_model(model)
-    proto = as_pairs(read, source)
-    if not {node.op_type for node in list_nodes(proto.graph)} & QUANTIZED_OPS:
+    proto = pairs_of_qonnx(read, source)
+    if not is_quantized(proto):
+        proto = pairs_of_casts(proto, source)
+    if not is_quantized(proto):
         raise ModelError(f"{source} is not quantized; quantize it with `onnxfq quantize`")
     given = onnx.ModelProto()
     given.CopyFrom(proto)
