@@ -463,7 +463,11 @@ class Unfolding(SourceGraph):
         captured = GraphIndex(onnx.GraphProto(node=[node])).captured
         self.meet_captured(node, captured)
         for name in sorted(captured & set(self.real) - self.numbers.keys() - self.standing):
+            real = self.real[name]
             self._restore(name)
+            if real in self.constants:  # as a scale it is still known
+                self.real[name] = real
+                self.standing.add(name)
         for body in bodies(node) if self.enters_bodies else ():
             self._unfold(body)
 
@@ -490,7 +494,7 @@ class Unfolding(SourceGraph):
                     f"{self.source}: output {name!r} is quantized (type {kind}); export it in float"
                 )
             self.give_numbers(name, grid)
-        elif name in self.real:
+        elif name in self.real.keys() - self.standing:
             self._restore(name)
 
     def give_numbers(self, name: str, grid: NumberGrid) -> None:
