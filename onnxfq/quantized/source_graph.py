@@ -34,7 +34,7 @@ _NUMBERS = frozenset(one.onnx_type for one in QTYPES.values() if one.onnx_type)
 
 @dataclass(frozen=True)
 class Pair:
-    """What rounds numbers that a DequantizeLinear reads straight, or a FakeQuantize.
+    """A quantizer whose numbers a DequantizeLinear reads over Clips at most, or a FakeQuantize.
 
     Attributes:
         quantizer: the node that rounds.
@@ -59,7 +59,14 @@ class SourceGraph:
     def __init__(
         self, proto: onnx.ModelProto, source: str, *, enters_bodies: bool, keeps_names: bool
     ) -> None:
-        """Copy a model; the arguments are those of `Unfolding`."""
+        """Copy a normalised model.
+
+        Args:
+            proto: the model.
+            source: its name in messages.
+            enters_bodies: whether bodies are read too.
+            keeps_names: whether all pairs are read as a whole.
+        """
         self.source, self.keeps_names, self.opset = source, keeps_names, default_opset(proto)
         self.proto = onnx.ModelProto()
         self.proto.CopyFrom(proto)
