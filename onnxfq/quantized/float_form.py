@@ -136,9 +136,9 @@ class Unfolding(SourceGraph):
         """Convert the nodes of the main graph or of a body, in place."""
         outer, self.nodes = (self._is_inside, self.nodes), []
         self._is_inside = graph is not self.graph
-        known = dict(self.real), dict(self._clips)
+        known, gone = (dict(self.real), dict(self._clips)), self.folded | self.absorbed
         for node in graph.node:
-            if (self.folded | self.absorbed).isdisjoint(node.output):
+            if gone.isdisjoint(node.output):
                 self._convert(node)
         for output in sorted(value.name for value in graph.output):
             self._give_output(output)

@@ -168,12 +168,12 @@ class SourceGraph:
                 if pair is not None and (self.keeps_names or self._is_special(node, pair.quantizer)):
                     self.pairs[node.output[0]] = pair
                     inside |= links
+        within = set(self.pairs)
         for node in reversed(nodes):
-            readers = [reader.output[0] for reader in self.index.readers.get("".join(node.output[:1]), [])]
-            if inside & {*node.output[:1]} - self.outputs and (self.pairs.keys() | self.absorbed).issuperset(
-                readers
-            ):
-                self.absorbed.add(node.output[0])
+            for name in inside.intersection(node.output) - self.outputs:
+                if within.issuperset(reader.output[0] for reader in self.index.readers[name]):
+                    self.absorbed.add(name)
+                    within.add(name)
 
     def _is_special(self, *nodes: onnx.NodeProto) -> bool:
         """Tell whether a pair has several scales, or computes one."""
