@@ -20,7 +20,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from onnxfq.errors import ModelError, nearest
+from onnxfq.errors import ModelError, OnnxfqError, join_lines, nearest
 from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_graphs, replace_nodes
@@ -119,16 +119,26 @@ class Unfolding(SourceGraph):
 
     def run(self) -> FloatForm:
         """Return the float form. Raises ModelError for an operator without a float form."""
+        try:
+            return self._run()
+        except OnnxfqError:
+            raise
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as fault:
+            where = f"{self.node.op_type} {self.node.name!r}" if self.node.op_type else "a quantizer"
+            raise ModelError(
+                f"{self.source}: {where} does not fit its inputs ({join_lines(fault)[:200]}); export it again"
+            ) from None
+
+    def _run(self) -> FloatForm:
         nodes = [node for node in self.index.nodes if not self.fold(node)]
         self.find_pairs(nodes)
         apart = self.absorbed | self.pairs.keys()
         joined = [node for node in nodes if apart.isdisjoint(node.output)]
         self.numbers = find_grids(joined, self.constants, self.grid, self.source)
         self._unfold(self.graph)
-        remove_unread(
-            self.form.proto, list_graphs(self.graph), lambda n: not self.passed.isdisjoint(n.output)
-        )
-        for graph in list_graphs(self.graph):  # tensors of quantized numbers have become float
+        graphs = list_graphs(self.graph)
+        remove_unread(self.form.proto, graphs, lambda n: not self.passed.isdisjoint(n.output))
+        for graph in graphs:  # tensors of quantized numbers have become float
             del graph.value_info[:]
         return self.form
 

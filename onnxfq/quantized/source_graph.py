@@ -171,7 +171,8 @@ class SourceGraph:
         within = set(self.pairs)
         for node in reversed(nodes):
             for name in inside.intersection(node.output) - self.outputs:
-                if within.issuperset(reader.output[0] for reader in self.index.readers[name]):
+                readers = self.index.readers.get(name, [])
+                if within.issuperset(made for reader in readers for made in reader.output[:1]):
                     self.absorbed.add(name)
                     within.add(name)
 

@@ -187,7 +187,7 @@ def _quantizer(node: onnx.NodeProto, index: GraphIndex, dtypes: dict[str, int]) 
     elif node.op_type in _DYNAMIC:
         qtype = _DYNAMIC[node.op_type]
     else:
-        code = dtypes[node.input[0]] if reads_constant else dtypes[node.output[0]]
+        code = dtypes.get(node.input[0] if reads_constant else node.output[0], 0)
         qtype = onnx.TensorProto.DataType.Name(code).lower()
     return QuantizedTensor(
         tensor=node.input[0],

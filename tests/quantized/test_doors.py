@@ -15,6 +15,7 @@ from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
 from ort_quantizer import by_ort
 
 from onnxfq.diagnosis.diagnose import diagnose
+from onnxfq.errors import ModelError
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import quantize
 from onnxfq.quantized.qonnx import pairs_of_qonnx
@@ -170,3 +171,13 @@ def test_qonnx_in_evaluate_is_its_definition() -> None:
     both = {"a": by_qonnx(Path()), "b": pairs_of_qonnx(by_qonnx(Path()), "m")}
     first, second = evaluate(network(), both, DATA).candidates
     assert first.outputs == second.outputs
+
+
+def test_damaged_parameters_are_one_line() -> None:
+    """A zero point that does not fit its scale names the node."""
+    proto = build(
+        "g (float[N,8] x) => (float[N,6] y) { [wd] d = DequantizeLinear (w, s, z) y = MatMul (x, d) }",
+        {"w": np.ones((8, 6), np.int8), "s": np.float32(0.1), "z": np.zeros(4, np.int8)},
+    )
+    with pytest.raises(ModelError, match=r"DequantizeLinear 'wd' does not fit its inputs .*export it again"):
+        convert(proto)
