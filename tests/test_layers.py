@@ -30,6 +30,7 @@ ROOMS = (
     "calibration",
     "runtime",
     "documents",
+    "quantized",
     "placement",
     "interchange",
     "passes",
@@ -56,7 +57,16 @@ HOMES = {
     "tensorrt_rtx": {"targets"},
     "openvino": {"targets"},
     "onnxruntime_qnn": {"targets"},
-    "onnx_graphsurgeon": {"graph", "passes", "placement", "targets", "stages", "remedies", "tools"},
+    "onnx_graphsurgeon": {
+        "graph",
+        "passes",
+        "placement",
+        "quantized",
+        "targets",
+        "stages",
+        "remedies",
+        "tools",
+    },
 }
 
 

@@ -51,8 +51,8 @@ def calibrate(
     from onnxfq.calibration.weights import Moments
     from onnxfq.documents.encodings import Encodings
     from onnxfq.documents.plan import Plan
-    from onnxfq.graph.io.load import load
     from onnxfq.interchange import read_own
+    from onnxfq.quantized.existing import load_existing
     from onnxfq.report.calibrator_table import (
         calibrator_csv,
         calibrator_rows,
@@ -85,7 +85,7 @@ def calibrate(
             _export(own, decided, form, output, printer)
             return
     observed = None if statistics is None else Statistics.load(statistics)
-    loaded = load(model, decided.existing)
+    loaded = load_existing(model, decided.existing)
     matched = match_encodings(loaded, decided, encodings)
     if observed is None:
         matched.refuse_missing("give statistics from `onnxfq observe` with this plan")

@@ -28,9 +28,9 @@ def insert(
     """Q/DQ and FakeQuantize nodes of one plan compute the same."""
     from onnxfq.documents.plan import Plan
     from onnxfq.graph.external.scratch_file import scratch_for, weights_stored_in
-    from onnxfq.graph.io.load import load
     from onnxfq.graph.io.save import save
     from onnxfq.interchange import load_encodings
+    from onnxfq.quantized.existing import load_existing
     from onnxfq.report.text import coverage_line
     from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 
@@ -39,7 +39,7 @@ def insert(
         "--switchable needs --format fakequant; standard Q/DQ nodes cannot be switched",
     )
     planned, encoded = Plan.load(plan), load_encodings(encodings)
-    loaded = load(model, planned.existing)
+    loaded = load_existing(model, planned.existing)
     with weights_stored_in(scratch_for(loaded.proto, output.parent)):
         if form == "qdq":
             inserted = insert_qdq(loaded, planned, encoded)

@@ -68,6 +68,7 @@ def observe(
     from onnxfq.calibration.weights import Moments
     from onnxfq.documents.plan import Plan
     from onnxfq.graph.io.load import load
+    from onnxfq.quantized.existing import load_existing
     from onnxfq.stages.limits import with_limits
     from onnxfq.stages.observe import ObservationInterrupted, collect_statistics
     from onnxfq.stages.observers import ObserveOptions
@@ -97,7 +98,7 @@ def observe(
     model = files[0]
     if moments:
         chosen = recipe.load()
-        loaded = load(model, chosen.existing)
+        loaded = load_existing(model, chosen.existing)
         rounded = make_plan(prepare_model(loaded, chosen.target), chosen)
         with running.progress(printer) as options:
             statistics = gather_moments(
@@ -115,7 +116,7 @@ def observe(
     else:
         start = _load_interrupted(output) if resume else None
         wanted = None if plan is None else Plan.load(plan)
-        loaded = load(model) if wanted is None else load(model, wanted.existing)
+        loaded = load(model) if wanted is None else load_existing(model, wanted.existing)
         wanted = with_limits(wanted or observation_plan(loaded), loaded)
         feeds = open_feeds(loaded.proto, data, running.batch, running.described)
         with running.progress(printer) as options:

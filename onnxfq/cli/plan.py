@@ -28,7 +28,7 @@ def plan(
 
     --data provides one feed to infer the tensor ranks that ONNX cannot infer.
     """
-    from onnxfq.graph.io.load import load
+    from onnxfq.quantized.existing import load_existing
     from onnxfq.report.text import plan_summary
     from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
     from onnxfq.stages.options import open_feeds
@@ -40,7 +40,7 @@ def plan(
     hardware = target_by_name(chosen.target).hardware
     if gpu and hardware is not None:
         hardware.refuse(chosen, gpu)
-    loaded = prepare_model(load(model, chosen.existing), chosen.target)
+    loaded = prepare_model(load_existing(model, chosen.existing), chosen.target)
     unknown = lacks_ranks(loaded)
     feeds = None if data is None else open_feeds(loaded.proto, data, batch, described)
     ranked = with_run_ranks(loaded, next(iter(feeds))) if unknown and feeds is not None else loaded

@@ -17,6 +17,7 @@ from onnxfq.diagnosis.reading.board import Board, without_quantizers
 from onnxfq.diagnosis.reading.float_model import FloatModel
 from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.quantizers import SwitchedForm
+from onnxfq.diagnosis.reading.real_outputs import give_real_outputs, take_back_outputs
 from onnxfq.diagnosis.reading.switched_form import switch_form
 from onnxfq.diagnosis.recipe import recipe_text
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
@@ -30,10 +31,9 @@ from onnxfq.graph.io.load import read_model, standard_form
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
 from onnxfq.graph.signature import computed_tensors, output_names
-from onnxfq.interchange.quantized_models.qonnx import pairs_of_qonnx
-from onnxfq.interchange.quantized_models.stored_casts import pairs_of_casts
 from onnxfq.metrics import Metric
 from onnxfq.numerics.float_types import FLOAT_CODES
+from onnxfq.quantized.forms import as_pairs
 from onnxfq.remedies.written_proof import Written, prove
 from onnxfq.stages.insert import find_target
 from onnxfq.stages.options import RunOptions, open_feeds
@@ -92,7 +92,7 @@ def diagnose(
     repairs = Repairs(Measure.of(patient, options.threads, metric, labels))
     diagnosis = repairs.report(causes, (*LAYER_DETECTORS, *RANGE_DETECTORS))
     if output is not None and repairs.is_changed:
-        write_model(repairs.together, output, patient.feeds[:1], options.threads)
+        write_model(take_back_outputs(repairs.together), output, patient.feeds[:1], options.threads)
         proof = _prove(patient, repairs.together, options.threads)
         diagnosis = diagnosis.model_copy(update={"written": str(output), "proof": proof})
     if recipe_output is not None and recipe is not None:
@@ -127,11 +127,12 @@ def _open(
 ) -> Patient:
     """Return the file with its sessions and its data."""
     read, _, source = read_model(model)
-    proto = pairs_of_casts(pairs_of_qonnx(read, source), source)
+    proto = as_pairs(read, source)
     if any((node.op_type, node.domain) == ("FakeQuantize", ONNXFQ_DOMAIN) for node in proto.graph.node):
         lifted = lift(proto)
         proto = proto if lifted is None else lower(lifted)
     standard_form(proto)
+    give_real_outputs(proto)
     form = switch_form(proto, source)
     feeds = _read_feeds(proto, data, options, count)
     floats = None if reference is None else FloatModel.open(reference, proto, options.threads)

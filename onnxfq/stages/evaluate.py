@@ -25,12 +25,13 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
 from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.interchange.genai_folder import find_decoder, open_folder
-from onnxfq.interchange.quantized_models.input_ranges import InputRanges
 from onnxfq.metrics import Metric, find_metric, name_metric
 from onnxfq.passes.equalize import is_equalized
 from onnxfq.passes.float_caches import with_float_caches
 from onnxfq.passes.insert_fake_quantize import switch_activations
 from onnxfq.passes.integer_matmul import integer_products
+from onnxfq.quantized.input_ranges import InputRanges
+from onnxfq.quantized.qonnx import pairs_of_qonnx
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.inputs import QuantizeSession, with_unique_names
 from onnxfq.stages.insert import find_target
@@ -81,12 +82,9 @@ def evaluate(
     opener = _find_opener(runtime)
     given = candidate if isinstance(candidate, Mapping) else {_label(candidate, "candidate"): candidate}
     with open_folder(reference, data, None) as (decoder, feeds_given, _):
-        base = with_unique_names(read_model(decoder)[0])
+        base = _read_runnable(decoder)
     data = data if feeds_given is None else feeds_given
-    candidates = {
-        name: with_float_caches(with_unique_names(read_model(find_decoder(one))[0]))
-        for name, one in given.items()
-    }
+    candidates = {name: with_float_caches(_read_runnable(find_decoder(one))) for name, one in given.items()}
     notes = [] if opener is None else [f"the candidates ran in {runtime}, the reference in onnxruntime"]
     if kernels == "integer":
         for name, proto in candidates.items():
@@ -205,6 +203,12 @@ def number_samples(score: CandidateScore, kept: KeptFeeds | None, feeds: Sequenc
     numbers = [(None if kept is None else kept.number(feeds[one.sample]), one) for one in score.worst_samples]
     worst = (one.model_copy(update={"sample": at}) for at, one in numbers if at is not None)
     return score.model_copy(update={"worst_samples": tuple(worst)})
+
+
+def _read_runnable(model: str | Path | onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model as ONNX Runtime runs it, with pairs for quantizers of QONNX."""
+    proto, _, source = read_model(model)
+    return with_unique_names(pairs_of_qonnx(proto, source))
 
 
 def _find_opener(runtime: str) -> Opener | None:

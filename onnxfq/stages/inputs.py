@@ -23,7 +23,7 @@ from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_sto
 from onnxfq.graph.external.sizes import STAGED, is_large
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.external.weightless import with_weights
-from onnxfq.graph.io.load import normalize_model, read_model
+from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.steps import name_nodes
 from onnxfq.graph.normalize.write_out_functions import make_runnable
@@ -31,6 +31,8 @@ from onnxfq.graph.patterns.logits import JudgedTensors, judge_outputs
 from onnxfq.graph.patterns.parts import OutputPart
 from onnxfq.graph.signature import computed_tensors, output_names
 from onnxfq.numerics.float_types import HALF_TYPES
+from onnxfq.quantized.existing import normalize_existing
+from onnxfq.quantized.qonnx import pairs_of_qonnx
 from onnxfq.runtime.device_choice import choose_device
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.options import QuantizeOptions, RunOptions, open_feeds
@@ -166,9 +168,10 @@ def open_inputs(
     # The caller holds a given model; its weights are not copied in memory.
     scratch = scratch_for(model, folder, STAGED) if isinstance(model, onnx.ModelProto) else None
     with weights_stored_in(scratch):
-        proto, sha256, source = read_model(model, in_memory=STAGED)
+        read, sha256, source = read_model(model, in_memory=STAGED)
+        proto = pairs_of_qonnx(read, source)
     reference = with_unique_names(proto)
-    loaded = normalize_model(proto, sha256, source, recipe.existing)
+    loaded = normalize_existing(proto, sha256, source, recipe.existing)
     session = QuantizeSession(reference, loaded, loaded, None, None, scratch, loaded)
     session = session.for_target(recipe.target)
     prepared = session.model

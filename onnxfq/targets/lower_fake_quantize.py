@@ -7,9 +7,9 @@ import logging
 import onnx
 
 from onnxfq.graph.io.load import load
-from onnxfq.passes.extract_fake_quantize import Lifted, drop_copies, has_fake_quantize, lift_fake_quantize
 from onnxfq.passes.insert_qdq import with_qdq
-from onnxfq.passes.recognize_fake_quantize import recognize_rounding
+from onnxfq.quantized.extract_fake_quantize import Lifted, drop_copies, has_fake_quantize, lift_fake_quantize
+from onnxfq.quantized.recognize_fake_quantize import recognize_rounding
 from onnxfq.targets.target import DEFAULT_TARGET, prepare_model
 
 log = logging.getLogger(__name__)

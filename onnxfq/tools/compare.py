@@ -22,8 +22,8 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.ops import ONNX_QUANTIZERS
 from onnxfq.graph.signature import boundaries
-from onnxfq.interchange.quantized_models.input_ranges import InputRanges
 from onnxfq.numerics.metrics import ErrorSums
+from onnxfq.quantized.input_ranges import InputRanges
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines

@@ -23,12 +23,14 @@ from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_sto
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import load, read_model, standard_form
 from onnxfq.graph.model import Model, list_nodes
-from onnxfq.graph.ops import MOVES, ONNXFQ_DOMAIN, QUANTIZED_OPS, SPLITS
+from onnxfq.graph.ops import CONVOLUTIONS, MOVES, ONNXFQ_DOMAIN, SPLITS
 from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.graph.stored_grid import StoredWeight
-from onnxfq.interchange.quantized_models.dequantize import FloatForm, Unfolding
-from onnxfq.interchange.quantized_models.operators import HANDLERS
-from onnxfq.interchange.quantized_models.qonnx import pairs_of_qonnx
+from onnxfq.quantized.float_form import FloatForm, Unfolding
+from onnxfq.quantized.forms import is_quantized
+from onnxfq.quantized.operators import HANDLERS
+from onnxfq.quantized.qonnx import pairs_of_qonnx
+from onnxfq.quantized.stored_casts import pairs_of_casts
 from onnxfq.remedies.written_proof import MOST, Written, prove
 from onnxfq.stages.calibrate import calibrate_plan
 from onnxfq.stages.evaluate import evaluate
@@ -101,7 +103,7 @@ def convert(
         target: a target with a conversion.
         data: real inputs to compare the result with the source on, to turn dynamic scales into constants, and
             to leave out limits of ranges that no value reaches; without data nodes with dynamic scales stay
-            in float.
+            in float. Of a file with weights of convolutions alone in integers, data give the ranges.
         options: batch, threads and device.
 
     Raises ModelError for a model that is not quantized or has an operator without a float form, RecipeError
@@ -115,7 +117,9 @@ def convert(
         check_model_output(output, model, data)
     read, sha256, source = read_model(model)
     proto = pairs_of_qonnx(read, source)
-    if not {node.op_type for node in list_nodes(proto.graph)} & QUANTIZED_OPS:
+    if not is_quantized(proto):
+        proto = pairs_of_casts(proto, source)
+    if not is_quantized(proto):
         raise ModelError(f"{source} is not quantized; quantize it with `onnxfq quantize`")
     given = onnx.ModelProto()
     given.CopyFrom(proto)
@@ -129,7 +133,7 @@ def convert(
         drop_unreached_clips(
             form, open_feeds(given, data, options.batch, options.data.unsurveyed), options.threads
         )
-    recipe, folder = _recipe(form, recipes[target]), None if output is None else Path(output).parent
+    recipe, folder = _recipe(form, recipes[target], data), None if output is None else Path(output).parent
     if form.clips:
         # A Clip hides what a target fuses: where a pair of the same range takes its place, none is needed.
         bare = deepcopy(form)
@@ -173,16 +177,21 @@ _CLIPPED = "Clip put where the range of a pair may limit values; data shows wher
 _CLIPPED_BY_DATA = "Clip put where the range of a pair limits the values of the data"
 
 
-def _recipe(form: FloatForm, name: str) -> Recipe:
-    """Return recipe `name` for the source; weight-only and blocked nodes become overrides."""
+def _recipe(form: FloatForm, name: str, data: Data | None) -> Recipe:
+    """Return recipe `name` for the source; weight-only and blocked nodes become overrides.
+
+    No target multiplies a convolution of weights alone: of a file with no others, data give the ranges.
+    """
     base = load_recipe(name)
     overrides = []
-    readers = {node.name: node for node in form.proto.graph.node}
+    readers = {node.name: node for node in list_nodes(form.proto.graph)}
+    stored = {name: slots for name, slots in form.inputs.items() if slots}
+    is_lone = all(slots == {1} and readers[n].op_type in CONVOLUTIONS for n, slots in stored.items())
     for name, slots in form.inputs.items():
         node = readers[name]
         if not slots:
             overrides.append(Override(nodes=(name,), keep_float=True))
-        elif slots != {0, 1}:
+        elif slots != {0, 1} and (data is None or not is_lone):
             grid = next((form.grids[node.input[s]] for s in slots if node.input[s] in form.grids), None)
             weights = {}
             if grid is not None and grid.granularity.block_size is not None:

@@ -21,7 +21,7 @@ from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import DATA_MOVEMENT
 from onnxfq.graph.prune import leave_out
 from onnxfq.graph.saturation import ValueLimit
-from onnxfq.interchange.quantized_models.dequantize import FloatForm
+from onnxfq.quantized.float_form import FloatForm
 from onnxfq.runtime.segmented_session import open_in_segments
 from onnxfq.runtime.session import Session
 

@@ -19,11 +19,14 @@ from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
-from onnxfq.graph.model import default_opset, list_nodes
+from onnxfq.graph.model import default_opset, list_graphs, list_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name, numbers_type
+from onnxfq.graph.normalize.stored_scales import granularity_of
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS
 from onnxfq.graph.signature import output_names
 from onnxfq.interchange.genai_folder import find_decoder
+from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.quantized.forms import as_pairs
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
 
@@ -97,16 +100,19 @@ class Inspection(Record):
 def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
     """Return a summary of a model. Raises ModelError in one line."""
     proto, _, source = read_model(find_decoder(model))
-    nodes = list_nodes(proto.graph)
-    counts = Counter(node.op_type for node in nodes)
-    index = GraphIndex.of_model(proto)
-    constants, makers = index.constants, index.makers
-    dtypes = {tensor.name: tensor.data_type for tensor in constants.values()}
+    counts = Counter(node.op_type for node in list_nodes(proto.graph))
+    weight_bytes = sum(tensor_bytes(t) for graph in list_graphs(proto.graph) for t in graph.initializer)
+    # Quantizers of other tools keep the names of their nodes as pairs.
+    given = {node.name: node.op_type for node in list_nodes(proto.graph) if node.name}
+    pairs = as_pairs(proto, source)
+    nodes, index = list_nodes(pairs.graph), GraphIndex.of_model(pairs)
+    dtypes = {tensor.name: tensor.data_type for tensor in index.constants.values()}
     for node in nodes:
         if node.op_type == "QuantizeLinear":
             dtypes[node.output[0]] = numbers_type(node, dtypes.get(input_name(node, 2)))
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    found = [_quantizer(node, constants, dtypes, makers) for node in nodes]
+    rows = [(given.get(node.name), _quantizer(node, index, dtypes)) for node in nodes]
+    found = [row.model_copy(update={"op_type": op or row.op_type}) for op, row in rows if row is not None]
     return Inspection(
         source=source,
         opset=default_opset(proto),
@@ -116,11 +122,11 @@ def inspect_model(model: str | Path | onnx.ModelProto) -> Inspection:
         outputs=output_names(proto),
         operators=dict(counts.most_common()),
         weighted={op: counts[op] for op in WEIGHTED_INPUTS if counts[op]},
-        weight_bytes=sum(tensor_bytes(t) for t in constants.values()),
-        quantized=tuple(_as_asked(q, metadata) for q in found if q is not None),
+        weight_bytes=weight_bytes,
+        quantized=tuple(_as_asked(q, metadata) for q in found),
         metadata=metadata,
         data=_describe_data(input_specs(proto)),
-        next=_next_command(model, bool(counts.keys() & QUANTIZED_OPS)),
+        next=_next_command(model, bool(found or counts.keys() & QUANTIZED_OPS)),
     )
 
 
@@ -162,22 +168,18 @@ def _as_asked(quantized: QuantizedTensor, metadata: dict[str, str]) -> Quantized
     return quantized.model_copy(update={"qtype": metadata.get(FORMAT_KEY + name, quantized.qtype)})
 
 
-def _quantizer(
-    node: onnx.NodeProto,
-    constants: dict[str, onnx.TensorProto],
-    dtypes: dict[str, int],
-    makers: dict[str, onnx.NodeProto],
-) -> QuantizedTensor | None:
+def _quantizer(node: onnx.NodeProto, index: GraphIndex, dtypes: dict[str, int]) -> QuantizedTensor | None:
     """Return the summary of a quantizing node; DequantizeLinear counts if it reads a stored constant."""
     attributes = attributes_of(node)
-    reads_constant = node.op_type in _DEQUANTIZES and node.input[0] in constants
+    reads_constant = node.op_type in _DEQUANTIZES and node.input[0] in index.constants
+    has_axis = bool(attributes.get("block_shape"))
     if node.op_type in _DYNAMIC:
-        scale, rank = None, 1 if "axis" in attributes else 0
+        scale, has_axis = None, has_axis or "axis" in attributes
     elif node.op_type in ("QuantizeLinear", "FakeQuantize") or reads_constant:
-        scale = _constant_scale(node.input[1], constants, makers)
+        scale = _constant_scale(node.input[1], index)
         if scale is None or not scale.size:
             return None
-        rank = scale.ndim
+        has_axis |= scale.ndim > 0
     else:
         return None
     if "qtype" in attributes:
@@ -185,16 +187,16 @@ def _quantizer(
     elif node.op_type in _DYNAMIC:
         qtype = _DYNAMIC[node.op_type]
     else:
-        code = dtypes[node.input[0]] if reads_constant else dtypes[node.output[0]]
+        code = dtypes.get(node.input[0] if reads_constant else node.output[0], 0)
         qtype = onnx.TensorProto.DataType.Name(code).lower()
     return QuantizedTensor(
         tensor=node.input[0],
         op_type=node.op_type,
         qtype=qtype,
-        granularity=_granularity(rank, attributes),
+        granularity=str(granularity_of(node) if has_axis else PER_TENSOR),
         scale_min=None if scale is None else float(scale.min()),
         scale_max=None if scale is None else float(scale.max()),
-        zero_points="dynamic" if _asymmetric(node, attributes) else _zero_points(node, constants),
+        zero_points="dynamic" if _asymmetric(node, attributes) else _zero_points(node, index.constants),
     )
 
 
@@ -212,16 +214,15 @@ def _asymmetric(node: onnx.NodeProto, attributes: dict[str, Any]) -> bool:
     return node.op_type == "DynamicQuantizeLinear" or attributes.get("symmetric") == 0
 
 
-def _constant_scale(
-    name: str, constants: dict[str, onnx.TensorProto], makers: dict[str, onnx.NodeProto]
-) -> NDArray[np.float64] | None:
+def _constant_scale(name: str, index: GraphIndex) -> NDArray[np.float64] | None:
     """Return a scale that is a constant, or a product of two constants as for NVFP4; otherwise None."""
+    constants = index.constants
     if name in constants:
         values = tensor_array(constants[name])
         # MXFP8 in uint8 holds exponents, biased by 127.
         exponents = values.dtype == np.uint8
         return np.asarray(np.exp2(values.astype(np.float64) - 127) if exponents else values, np.float64)
-    node = makers.get(name)
+    node = index.makers.get(name)
     if node is None or node.op_type != "DequantizeLinear":
         return None
     factors = [constants[part] for part in node.input[:2] if part in constants]
@@ -229,15 +230,6 @@ def _constant_scale(
         return None
     first, second = (tensor_array(factor).astype(np.float64) for factor in factors)
     return np.asarray(first * second)
-
-
-def _granularity(rank: int, attributes: dict[str, Any]) -> str:
-    if attributes.get("block_shape"):
-        return f"blocks of {attributes['block_shape']}"
-    if rank == 0:
-        return "per-tensor"
-    axis, block = attributes.get("axis", 1), attributes.get("block_size", 0)
-    return f"blocks of {block} on axis {axis}" if block else f"per-axis {axis}"
 
 
 def _zero_points(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> str:

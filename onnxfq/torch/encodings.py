@@ -13,7 +13,7 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.errors import PlanError, StatisticsError, nearest
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.io.load import load
-from onnxfq.passes.extract_fake_quantize import has_fake_quantize
+from onnxfq.quantized.extract_fake_quantize import has_fake_quantize
 from onnxfq.torch.arguments import checked
 from onnxfq.torch.export import export_nodes
 from onnxfq.torch.layers import SUFFIX

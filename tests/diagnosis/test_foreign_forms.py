@@ -16,8 +16,8 @@ from onnxfq import convert, diagnose
 from onnxfq.diagnosis.reading.switched_form import switch_form
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import standard_form
-from onnxfq.interchange.quantized_models.qonnx import pairs_of_qonnx
-from onnxfq.interchange.quantized_models.stored_casts import pairs_of_casts
+from onnxfq.quantized.qonnx import pairs_of_qonnx
+from onnxfq.quantized.stored_casts import pairs_of_casts
 
 
 def normal(*shape: int, scale: float = 1.0, seed: int = 0) -> np.ndarray:

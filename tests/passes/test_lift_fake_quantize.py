@@ -10,8 +10,8 @@ from keyword_numerics import fake_quantize
 
 from onnxfq.errors import ModelError, PlanError
 from onnxfq.graph.io.load import load
-from onnxfq.passes.extract_fake_quantize import drop_copies, has_fake_quantize, lift_fake_quantize
 from onnxfq.passes.insert_qdq import with_qdq
+from onnxfq.quantized.extract_fake_quantize import drop_copies, has_fake_quantize, lift_fake_quantize
 from onnxfq.runtime.ort import onnxruntime
 
 

@@ -9,7 +9,7 @@ from builders import build
 from onnxfq.graph.io.load import load
 from onnxfq.numerics.affine import fake_quantize
 from onnxfq.numerics.qtypes import QTYPES
-from onnxfq.passes.recognize_fake_quantize import qtype_of_limits, recognize_rounding
+from onnxfq.quantized.recognize_fake_quantize import qtype_of_limits, recognize_rounding
 
 NUMBERS = {
     "s": 0.1, "r": 4.0, "q": 0.25, "z": 3.0, "two": 2.0,

@@ -28,9 +28,9 @@ from onnx import numpy_helper
 from onnxfq.cli.main import main
 from onnxfq.documents.recipe import Existing, Recipe
 from onnxfq.errors import ModelError, RuntimeLibraryError
-from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.pipeline import quantize
+from onnxfq.quantized.existing import load_existing
 from onnxfq.runtime import custom_ops as library
 from onnxfq.runtime.session import Session
 from onnxfq.stages.evaluate import evaluate
@@ -58,7 +58,7 @@ def test_requantize_takes_quantizers_out(name: str, insert: object) -> None:
     """Stripped, a quantized model is the float one except for the rounding of weights: the same plan."""
     one = stage(BUILDERS[name]())
     made = insert(one.model, one.plan, one.encodings)
-    model = load(made, "requantize")
+    model = load_existing(made, "requantize")
     assert any("quantizer(s) taken out" in note for note in model.notes)
     onnx.checker.check_model(model.proto, full_check=True)
     left = {node.op_type for node in list_nodes(model.proto.graph)}
@@ -84,17 +84,16 @@ def test_requantize_in_one_call(tmp_path: Path) -> None:
     assert result.plan.coverage() == one.plan.coverage()
 
 
-def test_what_is_no_pair_cannot_be_taken_out() -> None:
-    """An operator on integers is named, with what to do."""
+def test_what_has_no_float_form_cannot_be_taken_out() -> None:
+    """An unknown operator on integers is named, with what to do."""
     proto = build(
-        """g (float[N,4] x) => (float[N,4] y) { q = QuantizeLinear (x, s, z) [i] p = Identity (q)
-            [dq] y = DequantizeLinear (p, s, z) }""",
+        """g (float[N,4] x) => (float[N,4] y) { q = QuantizeLinear (x, s, z)
+            [odd] p = com.microsoft.QLinearOdd (q) y = DequantizeLinear (p, s, z) }""",
         {"s": np.float32(0.1), "z": np.int8(0)},
+        **{"com.microsoft": 1},
     )
-    with pytest.raises(
-        ModelError, match="DequantizeLinear 'dq' is not part of a Q/DQ pair .* --keep-existing"
-    ):
-        load(proto, "requantize")
+    with pytest.raises(ModelError, match="QLinearOdd 'odd' has no known float form.* --keep-existing"):
+        load_existing(proto, "requantize")
 
 
 def test_keep_existing_quantizes_the_rest() -> None:
@@ -102,7 +101,7 @@ def test_keep_existing_quantizes_the_rest() -> None:
     proto = in_part(two_branch(), "conv2")
     with pytest.raises(ModelError, match="already quantized .* --keep-existing to quantize the rest"):
         planned(proto)
-    plan = make_plan(load(proto, "keep"), asked("keep"))
+    plan = make_plan(load_existing(proto, "keep"), asked("keep"))
     assert [str(row) for row in plan.coverage() if row.op_type == "Conv"] == ["Conv 1/1"]
     kept = {s.name: s.why for s in plan.skipped if s.kind == "node"}
     assert kept["conv1"].endswith("already, and that is kept")

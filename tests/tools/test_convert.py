@@ -29,8 +29,8 @@ from onnxfq.graph.external import sizes
 from onnxfq.graph.io.load import load, standard_form
 from onnxfq.graph.ops import QUANTIZED_OPS
 from onnxfq.graph.stored_grid import grid_of
-from onnxfq.interchange.quantized_models.dequantize import Unfolding
-from onnxfq.interchange.quantized_models.operators import HANDLERS
+from onnxfq.quantized.float_form import Unfolding
+from onnxfq.quantized.operators import HANDLERS
 from onnxfq.runtime.session import Session
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.targets.target import BuildOptions
@@ -365,17 +365,17 @@ REFUSED = {
         ),
         "QLinearOdd 'odd' has no known float form",
     ),
-    "quantized output": (
+    "dynamic output": (
         build(
-            "g (float[4] x) => (uint8[4] y) { [q] y = QuantizeLinear (x, s, z) }",
-            {"s": np.float32(1), "z": np.uint8(3)},
+            """g (float[4] x) => (uint8[4] y, float s, uint8 z) {
+                [q] y, s, z = DynamicQuantizeLinear (x) }"""
         ),
         "output 'y' is quantized",
     ),
     "computed scale": (
         build(
-            """g (float[4] x, float s) => (float[4] y) {
-                [q] q = QuantizeLinear (x, s) [d] y = DequantizeLinear (q, s) }"""
+            """g (float[4] x, float s) => (float[4] y) { [q] q = QuantizeLinear (x, s)
+                i = Identity (q) [d] y = DequantizeLinear (i, s) }"""
         ),
         "QuantizeLinear 'q' computes its parameter 's'",
     ),

@@ -20,10 +20,10 @@ from onnxfq.cli.main import main
 from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError
-from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.pipeline import QuantizeResult, quantize
+from onnxfq.quantized.existing import load_existing
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.tools.convert import convert
@@ -448,7 +448,7 @@ def test_what_a_clip_cannot_express_is_refused(
         ir=10,
     )
     with pytest.raises(ModelError, match=f"{why}.*give the float model, or --keep-existing"):
-        load(proto, "requantize")
+        load_existing(proto, "requantize")
 
 
 def test_fake_quant_nodes_leave_their_range() -> None:
@@ -459,7 +459,7 @@ def test_fake_quant_nodes_leave_their_range() -> None:
         {"w": weights(64, 64), "v": W, "s": f32(0.01)},
         onnxfq=1,
     )
-    (limit,) = load(proto, "requantize").limits.values()
+    (limit,) = load_existing(proto, "requantize").limits.values()
     assert (limit.low, limit.high) == (0.0, pytest.approx(2.55))
 
 

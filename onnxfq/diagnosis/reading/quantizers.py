@@ -9,7 +9,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.graph.stored_grid import StoredGrid
-from onnxfq.interchange.quantized_models.number_grids import NumberGrid
+from onnxfq.quantized.number_grids import NumberGrid
 
 PREFIX = "diagnosed"
 """Begin of the names that the float form adds."""

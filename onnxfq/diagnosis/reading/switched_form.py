@@ -17,22 +17,26 @@ from onnxfq.diagnosis.reading.prepare_form import KEPT, prepare_form
 from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, StoredConstant, SwitchedForm
 from onnxfq.errors import ModelError
 from onnxfq.graph.bounds import UNKNOWN
+from onnxfq.graph.model import bodies, list_nodes
 from onnxfq.graph.node_fields import input_name
+from onnxfq.graph.ops import ONNX_QUANTIZERS, QUANTIZED_OPS
 from onnxfq.graph.stored_grid import StoredGrid
-from onnxfq.interchange.quantized_models.dequantize import Unfolding
-from onnxfq.interchange.quantized_models.number_grids import NumberGrid, quantized_slots
-from onnxfq.interchange.quantized_models.operators import HANDLERS
+from onnxfq.quantized.float_form import Unfolding
+from onnxfq.quantized.number_grids import NumberGrid, quantized_slots
+from onnxfq.quantized.operators import HANDLERS
 
 
 class _SwitchedUnfolding(Unfolding):
     """Builder of the form: where `Unfolding` leaves a Clip, it leaves a quantizer with its switch."""
+
+    enters_bodies = False
 
     def __init__(self, proto: onnx.ModelProto, source: str) -> None:
         super().__init__(proto, source, HANDLERS)
         self.switched = SwitchedForm(onnx.ModelProto())
         self._makers = {name: node for node in proto.graph.node for name in node.output}
         self._inputs: list[str] = []
-        self._absorbed: set[str] = set()
+        self._clips_within: set[str] = set()
 
     def give(self, node: onnx.NodeProto, tensor: str) -> None:
         grid = self.numbers[node.output[0]]
@@ -65,7 +69,7 @@ class _SwitchedUnfolding(Unfolding):
         readers = self.index.readers.get(numbers, [])
         ends = self._ends_of(readers[0]) if len(readers) == 1 else None
         if ends is not None:
-            self._absorbed.add(readers[0].output[0])
+            self._clips_within.add(readers[0].output[0])
         return ends
 
     def _ends_of(self, node: onnx.NodeProto | None) -> tuple[float, float] | None:
@@ -76,14 +80,22 @@ class _SwitchedUnfolding(Unfolding):
         return None if low is None or high is None else (float(low.reshape(())), float(high.reshape(())))
 
     def keep(self, node: onnx.NodeProto) -> None:
-        if node.output and node.output[0] in self._absorbed:
+        if node.output and node.output[0] in self._clips_within:
             self.real[node.output[0]] = self.real[node.input[0]]
         else:
             super().keep(node)
 
-    def meet_inner(self, node: onnx.NodeProto, inner: onnx.NodeProto) -> None:
-        if inner.op_type != "QuantizeLinear":  # its DequantizeLinear stands for the pair
-            self.switched.passed_over.append(f"quantizer in a body of {node.op_type}")
+    def meet_captured(self, node: onnx.NodeProto, captured: set[str]) -> None:
+        for name in sorted(captured & self.numbers.keys()):
+            maker = self._makers.get(name)
+            if maker is None or maker.op_type not in ONNX_QUANTIZERS:
+                self.refuse(node, f"has a body that reads the quantized numbers of {name!r}")
+            if self.standing.isdisjoint(maker.output):
+                self.emit(maker.op_type, [self.name(i) for i in maker.input], list(maker.output), maker)
+                self.standing.update(maker.output)
+        for inner in (one for body in bodies(node) for one in list_nodes(body)):
+            if inner.op_type in QUANTIZED_OPS and inner.op_type != "QuantizeLinear":  # its other half counts
+                self.switched.passed_over.append(f"quantizer in a body of {node.op_type}")
 
     def _limit(self, quantizer: ActivationQuantizer) -> ActivationQuantizer:
         """Add two ends that can do the work of a Relu or Clip where the quantizer is off; open by default."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from onnxfq.graph.external.weightless import move_weights
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.check_sizes import check_operands, check_products, check_sizes, check_unfolded
 from onnxfq.graph.io.data_paths import resolve
-from onnxfq.graph.model import Existing, Model, list_graphs, list_nodes
+from onnxfq.graph.model import Model, list_graphs, list_nodes
 from onnxfq.graph.normalize import steps as normalize
 from onnxfq.graph.normalize.decompose_attention import write_out_attention
 from onnxfq.graph.normalize.einsum_labels import lower_labels
@@ -31,7 +31,6 @@ from onnxfq.graph.normalize.opset import raise_opset
 from onnxfq.graph.normalize.repair import repair
 from onnxfq.graph.normalize.shapes import add_shapes, correct_shapes
 from onnxfq.graph.normalize.stored_scales import find_stored_scales
-from onnxfq.graph.normalize.strip_quantizers import strip_quantizers
 from onnxfq.graph.normalize.write_out_functions import lower_opset, write_out_functions
 from onnxfq.graph.saturation import ValueLimit
 from onnxfq.graph.stored_grid import StoredWeight
@@ -64,14 +63,17 @@ _FOLDS = (
 )
 
 
-def load(model: str | Path | onnx.ModelProto | Model, existing: Existing = "refuse") -> Model:
+TakeOut = Callable[[onnx.ModelProto, str], tuple[str, dict[str, ValueLimit]]]
+"""Removal of quantizers from a model, in place, with its source: a note, and the limits that it leaves."""
+
+
+def load(model: str | Path | onnx.ModelProto | Model) -> Model:
     """Read a model from a path or a ModelProto and normalise it; return a `Model` unchanged.
 
     The file and the ModelProto are never changed.
 
     Args:
         model: a path, a ModelProto or a `Model`.
-        existing: "requantize" removes the quantizers of a model that has some.
 
     Raises:
         ModelError: in one line, for a missing file, a file that is not ONNX, an invalid model, or an opset
@@ -79,10 +81,12 @@ def load(model: str | Path | onnx.ModelProto | Model, existing: Existing = "refu
     """
     if isinstance(model, Model):
         return model
-    return normalize_model(*read_model(model), existing)
+    return normalize_model(*read_model(model))
 
 
-def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: Existing = "refuse") -> Model:
+def normalize_model(
+    proto: onnx.ModelProto, sha256: str, source: str, take_out: TakeOut | None = None
+) -> Model:
     """Normalise the result of `read_model`; may change `proto`. Raises ModelError as `load` does."""
     try:
         notes = [step(proto) for step in _FORMS]
@@ -91,8 +95,8 @@ def normalize_model(proto: onnx.ModelProto, sha256: str, source: str, existing: 
         check_operands(proto, source)  # again: functions are inlined now
         check_unfolded(proto, source)
         limits: dict[str, ValueLimit] = {}
-        if existing == "requantize":
-            note, limits = strip_quantizers(proto, source)
+        if take_out is not None:
+            note, limits = take_out(proto, source)
             notes += [note, normalize.fold_moves(proto), fold_computed_weights(proto)]
         notes.append(correct_shapes(proto))
         proto, note = raise_opset(proto, MIN_OPSET, source)

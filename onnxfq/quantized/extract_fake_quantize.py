@@ -210,7 +210,7 @@ def _read_node(node: gs.Node) -> tuple[QuantSpec, np.ndarray[Any, Any], np.ndarr
         raise PlanError(
             f"tensor {name!r}: QuantizeLinear rounds half_even, found {rounding!r}; train with half_even"
         )
-    qtype = qtype_by_name(node.attrs["qtype"])
+    qtype = qtype_by_name(node.attrs.get("qtype", ""))
     scale = np.asarray(constant_array(node.inputs[1]), np.float32)
     zeros = np.asarray(constant_array(node.inputs[2]) if len(node.inputs) > 2 else 0.0, np.float32)
     if (zeros != np.rint(zeros)).any():

@@ -12,43 +12,16 @@ from onnx import helper
 from onnxfq.errors import ModelError
 from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.graph.stored_grid import grid_of
-from onnxfq.interchange.quantized_models.dequantize import Handler, Unfolding
-from onnxfq.interchange.quantized_models.number_grids import GridOperand, quantized_slots
+from onnxfq.quantized.float_form import Handler, Unfolding
+from onnxfq.quantized.nbits import read_nbits
+from onnxfq.quantized.number_grids import GridOperand, quantized_slots
+from onnxfq.quantized.pairs import give_numbers, read_dynamic_fake, read_fake, read_numbers
 
 _OWN_ATTRIBUTES = frozenset({"channels_last", "opset"})
-_DEFAULTS = (("axis", 1), ("block_size", 0))
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {name: value for name, value in attributes_of(node).items() if name not in _OWN_ATTRIBUTES}
-
-
-def _quantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    unfolding.give(node, unfolding.name(node.input[0]))
-
-
-def _dequantize(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    name, output = node.input[0], node.output[0]
-    stored = unfolding.array(name)
-    unfolding.quantized.add(output)
-    (operand,) = quantized_slots(node).operands
-    if stored is None:
-        unfolding.real[output] = unfolding.read_computed(name, unfolding.grid(node, operand))
-        return
-    scale, zero_point = unfolding.parameters(node, operand)
-    axis, block = (attributes_of(node).get(name, default) for name, default in _DEFAULTS)
-    constant = unfolding.own_name(node)
-    if "float" in stored.dtype.name:
-        factor = grid_of(np.ones(stored.shape, np.int8), scale, None, axis, block).values
-        unfolding.real[output] = unfolding.constant(constant, stored.astype(np.float32) * factor, scale.dtype)
-        return
-    unfolding.real[output] = unfolding.weight(
-        constant, grid_of(stored, scale, zero_point, axis, block), scale.dtype
-    )
-    if stored.dtype == np.int32:
-        unfolding.form.changes["int32 constant, such as a bias, made float"] += 1
-        unfolding.form.grids.pop(unfolding.real[output])
 
 
 def _dynamic(unfolding: Unfolding, node: onnx.NodeProto) -> None:
@@ -238,38 +211,25 @@ def _lstm(unfolding: Unfolding, node: onnx.NodeProto) -> None:
 
 
 def _matmul_nbits(unfolding: Unfolding, node: onnx.NodeProto) -> None:
-    """Convert MatMulNBits: numbers of 2, 4 or 8 bits packed along K in blocks, the lowest bits first."""
-    k, n, bits, block = (attributes_of(node)[name] for name in ("K", "N", "bits", "block_size"))
-    packed, scale = unfolding.array(node.input[1]), unfolding.array(node.input[2])
-    zeros, bias = unfolding.array(input_name(node, 3)), input_name(node, 5)
-    unknown = input_name(node, 4) or (zeros is not None and zeros.dtype != np.uint8)
-    if packed is None or scale is None or unknown:
-        raise ModelError(
-            f"MatMulNBits {node.name!r} has computed weights, a group index or zero points of another type "
-            "than uint8; only the plain form is known"
-        )
-    blocks = -(-k // block)
-    numbers = _unpack_bits(packed.reshape(n, -1), bits)[:, :k]
-    middle = np.full((n, blocks), 1 << (bits - 1), np.int32)
-    offset = middle if zeros is None else _unpack_bits(zeros.reshape(n, -1), bits)[:, :blocks]
-    grid = grid_of(numbers, scale.reshape(n, blocks), offset, 1, block).transpose()
-    inputs = [unfolding.name(node.input[0]), unfolding.weight(f"{node.input[1]}/weight", grid, scale.dtype)]
-    _product(unfolding, node, inputs, bias)
+    """Convert MatMulNBits."""
+    stored = read_nbits(node, unfolding.array)
+    inputs = [
+        unfolding.name(node.input[0]),
+        unfolding.weight(f"{node.input[1]}/weight", stored.grid.transpose(), stored.scale.dtype),
+    ]
+    _product(unfolding, node, inputs, input_name(node, 5))
     unfolding.form.inputs[node.name] = {1}
-
-
-def _unpack_bits(bytes_: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
-    parts = [(bytes_ >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
-    return np.stack(parts, -1).reshape(bytes_.shape[0], -1).astype(np.int32)
 
 
 HANDLERS: dict[str, Handler] = {
     "Cast": _cast,
     "ConvInteger": _linear("Conv"),
-    "DequantizeLinear": _dequantize,
+    "DequantizeLinear": read_numbers,
+    "DynamicFakeQuantize": read_dynamic_fake,
     "DynamicQuantizeLSTM": _lstm,
     "DynamicQuantizeLinear": _dynamic,
     "DynamicQuantizeMatMul": _product_of_stored,
+    "FakeQuantize": read_fake,
     "MatMulInteger": _linear("MatMul"),
     "MatMulIntegerToFloat": _product_of_stored,
     "MatMulNBits": _matmul_nbits,
@@ -287,5 +247,5 @@ HANDLERS: dict[str, Handler] = {
     "QLinearSigmoid": _linear("Sigmoid"),
     "QLinearSoftmax": _linear("Softmax"),
     "QLinearWhere": _linear("Where"),
-    "QuantizeLinear": _quantize,
+    "QuantizeLinear": give_numbers,
 }

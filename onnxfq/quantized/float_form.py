@@ -8,37 +8,49 @@ removes these. A Clip stands where values may be outside.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from onnxfq.errors import ModelError, nearest
+from onnxfq.errors import ModelError, OnnxfqError, join_lines, nearest
 from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
-from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import bodies, default_opset, list_nodes
-from onnxfq.graph.node_fields import attributes_of, input_name, numbers_type
+from onnxfq.graph.model import bodies, list_graphs, replace_nodes
+from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.steps import evaluate_node
-from onnxfq.graph.ops import MOVES, QUANTIZED_OPS, RESHAPES, SIZES, SPLITS, STANDARD_DOMAINS, WEIGHTED_INPUTS
-from onnxfq.graph.saturation import ValueLimit, make_clip
+from onnxfq.graph.ops import (
+    MOVES,
+    QUANTIZED_OPS,
+    RESHAPES,
+    SIZES,
+    SPLITS,
+    STANDARD_DOMAINS,
+    WEIGHTED_INPUTS,
+)
+from onnxfq.graph.prune import remove_unread
+from onnxfq.graph.saturation import ValueLimit
 from onnxfq.graph.stored_grid import StoredGrid, grid_of
-from onnxfq.interchange.quantized_models.number_grids import (
+from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.quantized.number_grids import (
     COMPARISONS,
     GridOperand,
     NumberGrid,
     find_grids,
     joined_slots,
 )
-from onnxfq.numerics.affine import quantize
-from onnxfq.numerics.granularity import Granularity
-from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.quantized.rounding import find_stored_type
+from onnxfq.quantized.saturation import Clipping
+from onnxfq.quantized.source_graph import SourceGraph
+
+log = logging.getLogger(__name__)
 
 # The data movement through which onnxruntime's quantizer passes dequantized numbers: it keeps their range.
 _MOVES = MOVES | SPLITS | {"MaxPool"}
@@ -71,79 +83,93 @@ class FloatForm:
 Handler = Callable[["Unfolding", onnx.NodeProto], None]
 
 
-class Unfolding:
+class Unfolding(SourceGraph):
     """Builder of the float form of one model, node by node; handlers convert quantized operators."""
 
-    def __init__(self, proto: onnx.ModelProto, source: str, handlers: dict[str, Handler]) -> None:
+    enters_bodies = True
+    """Whether quantizers in bodies are read."""
+
+    def __init__(
+        self, proto: onnx.ModelProto, source: str, handlers: dict[str, Handler], *, keeps_names: bool = False
+    ) -> None:
         """Take a normalised model.
 
         Args:
             proto: the model.
             source: its name in messages.
             handlers: by op type, for operators of quantized numbers.
+            keeps_names: whether what a pair gives keeps its name, with the limits of the pair behind it.
         """
-        self.source, self.handlers, self.opset = source, handlers, default_opset(proto)
-        self.form = FloatForm(onnx.ModelProto())
-        self.form.proto.CopyFrom(proto)
-        self.graph = self.form.proto.graph
-        self.index = GraphIndex(self.graph)
-        self.constants, self.outputs = dict(self.index.constants), self.index.outputs
-        self.names = self.index.names
+        super().__init__(proto, source, enters_bodies=self.enters_bodies, keeps_names=keeps_names)
+        self.handlers, self.form = handlers, FloatForm(self.proto)
         self.nodes: list[onnx.NodeProto] = []
         # The node of the source that is converted.
         self.node = onnx.NodeProto()
-        # Tensor of the source -> its float tensor, if it differs or the source has quantized numbers there.
-        self.real: dict[str, str] = {}
         self.quantized: set[str] = set()
+        # Tensors of the source that stand there as they were, for bodies.
+        self.standing: set[str] = set()
         self.numbers: dict[str, NumberGrid] = {}
-        # Tensors of quantized numbers that depend on constants alone.
-        self._folded: set[str] = set()
         # Ranks of float tensors that operators with their channels last need.
         self.ranks: dict[str, int] = {}
         self._bounds: dict[str, Bounds] = {}
         self._clips: dict[ValueLimit, str] = {}
+        # Pairs that left a limit.
+        self.limited = 0
+        self._is_inside = False
 
     def run(self) -> FloatForm:
         """Return the float form. Raises ModelError for an operator without a float form."""
-        nodes = [node for node in self.graph.node if not self._fold(node)]
-        self.numbers = find_grids(nodes, self.constants, self.grid, self.source)
-        for node in nodes:
-            self.node = node
-            self._keep_captured(node)
-            handler = self.handlers.get(node.op_type)
-            if handler is not None:
-                handler(self, node)
-            elif node.op_type in QUANTIZED_OPS or node.op_type.startswith(("QLinear", "QOrdered")):
-                raise ModelError(
-                    f"{self.source}: {node.op_type} {node.name!r} has no known float form"
-                    f"{nearest(node.op_type, self.handlers)}; export the model without it"
-                )
-            else:
-                self.keep(node)
-        self._finish()
+        try:
+            return self._run()
+        except OnnxfqError:
+            raise
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as fault:
+            where = f"{self.node.op_type} {self.node.name!r}" if self.node.op_type else "a quantizer"
+            raise ModelError(
+                f"{self.source}: {where} does not fit its inputs ({join_lines(fault)[:200]}); export it again"
+            ) from None
+
+    def _run(self) -> FloatForm:
+        nodes = [node for node in self.index.nodes if not self.fold(node)]
+        self.find_pairs(nodes)
+        apart = self.absorbed | self.pairs.keys()
+        joined = [node for node in nodes if apart.isdisjoint(node.output)]
+        self.numbers = find_grids(joined, self.constants, self.grid, self.source)
+        self._unfold(self.graph)
+        graphs = list_graphs(self.graph)
+        remove_unread(self.form.proto, graphs, lambda n: not self.passed.isdisjoint(n.output))
+        for graph in graphs:  # tensors of quantized numbers have become float
+            del graph.value_info[:]
         return self.form
 
-    def _fold(self, node: onnx.NodeProto) -> bool:
-        """Compute a node that quantizes a constant, or moves its numbers, at once; tell whether it did."""
-        if node.op_type == "DynamicQuantizeLinear":  # its numbers stand for x in units of 1
-            for name, value in zip(node.output[1:], (1.0, 0.0), strict=False):
-                self.real[name] = self.constant(f"{name}/unit", value)
-        first = self.array(node.input[0]) if node.input else None
-        if first is None or any(name and name not in self.constants for name in node.input):
-            return False
-        if node.op_type == "QuantizeLinear":
-            outputs = [_quantize_constant(node, first, *map(self.parameter, [node] * 2, (1, 2)))]
-        elif joined_slots(node)[1] and any(
-            self.constants[node.input[slot]].data_type in _NUMBERS for slot in joined_slots(node)[0]
-        ):
-            given = {name: self.array(name) for name in node.input if name}
-            outputs = evaluate_node(node, given, self.form.proto)
+    def _unfold(self, graph: onnx.GraphProto) -> None:
+        """Convert the nodes of the main graph or of a body, in place."""
+        outer, self.nodes = (self._is_inside, self.nodes), []
+        self._is_inside = graph is not self.graph
+        known, gone = (dict(self.real), dict(self._clips)), self.folded | self.absorbed
+        for node in graph.node:
+            if gone.isdisjoint(node.output):
+                self._convert(node)
+        for output in sorted(value.name for value in graph.output):
+            self._give_output(output)
+        replace_nodes(graph, self.nodes)
+        if self._is_inside:  # what a body computes is not there outside
+            self.real, self._clips = known
+        self._is_inside, self.nodes = outer
+
+    def _convert(self, node: onnx.NodeProto) -> None:
+        self._keep_captured(node)
+        self.node = node
+        handler = self.handlers.get(node.op_type)
+        if handler is not None:
+            handler(self, node)
+        elif node.op_type in QUANTIZED_OPS or node.op_type.startswith(("QLinear", "QOrdered")):
+            raise ModelError(
+                f"{self.source}: {node.op_type} {node.name!r} has no known float form"
+                f"{nearest(node.op_type, self.handlers)}; export the model without it"
+            )
         else:
-            return False
-        for name, values in zip(filter(None, node.output), outputs, strict=True):
-            self.constants[name] = numpy_helper.from_array(values, name)
-            self._folded.add(name)
-        return True
+            self.keep(node)
 
     def keep(self, node: onnx.NodeProto) -> None:
         """Keep a float node, or one that joins quantized numbers; its inputs become real numbers."""
@@ -152,7 +178,7 @@ class Unfolding:
         grid = next((self.numbers[name] for name in joined if name in self.numbers), None)
         for slot, name in enumerate(node.input):
             if name in self.numbers and slot not in inputs:
-                self._refuse(node, f"computes with the quantized numbers of {name!r}")
+                self.refuse(node, f"computes with the quantized numbers of {name!r}")
         if node.op_type == "ConstantOfShape" and node.output[0] in self.numbers:
             self._fill(node, self.numbers[node.output[0]])
             return
@@ -173,7 +199,8 @@ class Unfolding:
             self._scale(node)
         self.emit(node.op_type, [self.name(i) for i in node.input], list(node.output), node)
 
-    def _refuse(self, node: onnx.NodeProto, why: str) -> None:
+    def refuse(self, node: onnx.NodeProto, why: str) -> NoReturn:
+        """Raise ModelError for a node that computes with quantized numbers."""
         raise ModelError(
             f"{self.source}: {node.op_type} {node.name!r} {why}; only what moves, picks, orders or compares "
             "numbers can be converted between a pair, so dequantize in front of it"
@@ -194,11 +221,11 @@ class Unfolding:
         ]
         op = node.op_type
         if attributes.get("reduction", b"none") != b"none":
-            self._refuse(node, f"reduces quantized numbers by {attributes['reduction'].decode()}")
+            self.refuse(node, f"reduces quantized numbers by {attributes['reduction'].decode()}")
         if attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize":
-            self._refuse(node, "fills quantized numbers beyond the image")
+            self.refuse(node, "fills quantized numbers beyond the image")
         if grid.zero and op == "Trilu":
-            self._refuse(node, f"writes 0, which stands for {grid.value(0):g} here,")
+            self.refuse(node, f"writes 0, which stands for {grid.value(0):g} here,")
         zero = [] if not grid.zero else [self.constant(f"{node.name}/zero", grid.value(0), grid.floats)]
         if zero and op == "Pad" and attributes.get("mode", b"constant") == b"constant" and 2 not in slots:
             inputs[2:3] = zero
@@ -215,14 +242,14 @@ class Unfolding:
         if stored is None:
             return self.real_numbers(name)
         if grid.is_dynamic:
-            self._refuse(node, f"reads the constant {name!r} beside numbers whose scale is dynamic")
+            self.refuse(node, f"reads the constant {name!r} beside numbers whose scale is dynamic")
         scale, zero = np.asarray(grid.scale, grid.floats), np.asarray(grid.zero, np.float32)
         return self.weight(self.names.claim(f"{name}/real"), grid_of(stored, scale, zero), grid.floats)
 
     def _fill(self, node: onnx.NodeProto, grid: NumberGrid) -> None:
         """Keep a node that fills a tensor with one quantized number."""
         if grid.is_dynamic:
-            self._refuse(node, "fills a tensor beside numbers whose scale is dynamic")
+            self.refuse(node, "fills a tensor beside numbers whose scale is dynamic")
         number = next((numpy_helper.to_array(a.t) for a in node.attribute), np.zeros(1, grid.kind))
         real = np.asarray([grid.value(float(number.astype(np.float32).item()))], grid.floats)
         fill, stem = {"value": numpy_helper.from_array(real)}, f"{node.output[0]}/real"
@@ -296,23 +323,9 @@ class Unfolding:
             self._bounds[tensor] = (float(values.min()), float(values.max()))
         return self._bounds.get(tensor, UNKNOWN)
 
-    def name(self, tensor: str) -> str:
-        """Return the float tensor that replaces `tensor` of the source."""
-        return self.real.get(tensor, tensor)
-
-    def array(self, name: str) -> NDArray[Any] | None:
-        """Return the values of a constant; None for a computed or absent tensor."""
-        tensor = self.constants.get(name)
-        return None if tensor is None else tensor_array(tensor)
-
-    def constant(self, name: str, values: ArrayLike, kind: Any = np.float32) -> str:
-        """Add a constant of float type `kind` and return its name, `name` if no constant has it."""
-        free = name if name not in self.constants else self.names.claim(name)
-        tensor = numpy_helper.from_array(np.asarray(values, kind), free)
-        self.names.add(free)
-        self.constants[free] = tensor
-        self.graph.initializer.append(tensor)
-        return free
+    def know(self, tensor: str, bounds: Bounds) -> None:
+        """Remember the bounds of a tensor of the source."""
+        self._bounds[self.name(tensor)] = bounds
 
     def own_name(self, node: onnx.NodeProto) -> str:
         """Return the name of a constant that replaces the output of `node`."""
@@ -413,6 +426,23 @@ class Unfolding:
             self.form.changes[f"activation of {grid.kind.name} made symmetric"] += 1
         self.real[node.output[0]] = self.saturate(tensor, grid)
 
+    def clipping(self, limited: str, name: str, floats: Any) -> Clipping:
+        """Return how a Clip is written, with ends of the type `floats`."""
+        return Clipping(limited, name, self.opset, partial(self.constant, kind=floats))
+
+    def stand_for(self, node: onnx.NodeProto, tensor: str) -> None:
+        """Give what `node` computes as `tensor`, under its own name if names are kept."""
+        if self.keeps_names:  # runtimes remove an Identity
+            self.emit("Identity", [tensor], [node.output[0]], node.name)
+        else:
+            self.real[node.output[0]] = tensor
+
+    def note_limit(self, limited: str, limit: ValueLimit | None) -> None:
+        """Remember a Clip or Relu that a pair left, None for one along an axis; data judges those outside."""
+        self.limited += 1
+        if limit is not None and (self.keeps_names or not self._is_inside):
+            self.form.clips[limited] = limit
+
     def saturate(self, tensor: str, grid: NumberGrid) -> str:
         """Return `tensor`, or its Clip to the range of `grid` if values may be outside of it."""
         (low, high), (least, most), half = grid.limits, self.bounds(tensor), grid.scale / 2
@@ -425,10 +455,9 @@ class Unfolding:
         clipped = self._clips.get(wanted, "")
         if not clipped:
             clipped = self._clips[wanted] = self.names.claim(f"{tensor}/clipped")
-            constant = partial(self.constant, kind=grid.floats)
-            clip = make_clip(tensor, clipped, ends, self.opset, constant, clipped)
+            clip = self.clipping(clipped, clipped, grid.floats).make(tensor, ends)
             self.emit("Clip", list(clip.input), [clipped], clip)
-            self.form.clips[clipped] = wanted
+            self.note_limit(clipped, wanted)
         self._note_range(clipped, grid)
         return clipped
 
@@ -438,25 +467,22 @@ class Unfolding:
             self.form.ranges.setdefault(tensor, grid.covered(self.bounds(tensor)))
 
     def _keep_captured(self, node: onnx.NodeProto) -> None:
-        """Restore the original names of tensors that bodies of `node` read."""
+        """Restore the original names of float tensors that bodies of `node` read, and convert the bodies."""
         if not bodies(node):
             return
-        alone = onnx.GraphProto(node=[node])
-        captured = GraphIndex(alone).captured
-        for inner in list_nodes(alone):
-            if inner.op_type in QUANTIZED_OPS:
-                self.meet_inner(node, inner)
-        for name in sorted(captured & self.numbers.keys()):
-            self._refuse(node, f"has a body that reads the quantized numbers of {name!r}")
-        for name in sorted(captured & set(self.real)):
+        captured = GraphIndex(onnx.GraphProto(node=[node])).captured
+        self.meet_captured(node, captured)
+        for name in sorted(captured & set(self.real) - self.numbers.keys() - self.standing):
+            real = self.real[name]
             self._restore(name)
+            if real in self.constants:  # as a scale it is still known
+                self.real[name] = real
+                self.standing.add(name)
+        for body in bodies(node) if self.enters_bodies else ():
+            self._unfold(body)
 
-    def meet_inner(self, node: onnx.NodeProto, inner: onnx.NodeProto) -> None:
-        """Raise ModelError for a quantizer inside a body of `node`."""
-        raise ModelError(
-            f"{self.source}: {inner.op_type} {inner.name!r} is inside a body of {node.op_type} "
-            f"{node.name!r}; only the main graph can be converted"
-        )
+    def meet_captured(self, node: onnx.NodeProto, captured: set[str]) -> None:
+        """Meet a node with bodies, and what these read from outside."""
 
     def _restore(self, tensor: str) -> None:
         """Give the float form of `tensor` its name of the source."""
@@ -464,39 +490,37 @@ class Unfolding:
         if real != tensor:
             self.emit("Identity", [real], [tensor], self.names.claim(f"{tensor}/identity"))
 
-    def _finish(self) -> None:
-        for name in sorted(self.outputs & (self.numbers.keys() | self._folded)):
-            kind = self.index.types.get(name, 0)
-            raise ModelError(f"{self.source}: output {name!r} is quantized (type {kind}); export it in float")
-        for output in sorted(self.outputs & set(self.real)):
-            self._restore(output)
-        read = {name for node in self.nodes for name in node.input} | self.outputs
-        read |= self.index.captured
-        kept = [tensor for tensor in self.graph.initializer if tensor.name in read]
-        copies = onnx.GraphProto(node=self.nodes, initializer=kept)
-        for name in ("node", "initializer"):
-            self.graph.ClearField(name)
-            getattr(self.graph, name).extend(getattr(copies, name))
-        # Tensors of quantized numbers have become float.
-        del self.graph.value_info[:]
+    def _give_output(self, name: str) -> None:
+        """Give an output of a graph its name; one of quantized numbers is rounded to them."""
+        grid = self.numbers.get(name)
+        if name in self.folded:
+            numbers = self.array(name)
+            stored = self.constant(f"{name}/numbers", np.asarray(numbers), np.asarray(numbers).dtype)
+            self.emit("Identity", [stored], [name], self.names.claim(f"{name}/same"))
+        elif grid is not None and name in self.real:
+            if grid.is_dynamic or grid.kind == np.int32:
+                kind = self.index.types.get(name, 0)
+                raise ModelError(
+                    f"{self.source}: output {name!r} is quantized (type {kind}); export it in float"
+                )
+            self.give_numbers(name, grid)
+        elif name in self.real.keys() - self.standing:
+            self._restore(name)
 
-
-def _quantize_constant(
-    node: onnx.NodeProto, values: NDArray[Any], scale: Any, zero_point: NDArray[Any] | None
-) -> NDArray[Any]:
-    """Return the numbers that a QuantizeLinear makes of a constant."""
-    kind = helper.np_dtype_to_tensor_dtype(find_stored_type(node, zero_point))
-    qtype = next(known for known in QTYPES.values() if known.onnx_type == kind)
-    given = attributes_of(node)
-    granularity = Granularity.of(given.get("axis", 1), given.get("block_size", 0))
-    offset = 0 if zero_point is None else zero_point
-    codes = quantize(values.astype(np.float32), scale, offset, qtype=qtype, granularity=granularity)
-    return np.asarray(codes)
-
-
-def find_stored_type(node: onnx.NodeProto, zero_point: NDArray[Any] | None) -> np.dtype[Any]:
-    """Return the type of the numbers of a QuantizeLinear: of its zero point, or from its attribute."""
-    if zero_point is not None:
-        return zero_point.dtype
-    kind: np.dtype[Any] = helper.tensor_dtype_to_np_dtype(numbers_type(node, None))
-    return kind
+    def give_numbers(self, name: str, grid: NumberGrid) -> None:
+        """Compute an output of quantized numbers from its real ones."""
+        real, floats = self.real.pop(name), partial(self.constant, kind=grid.floats)
+        if real == name:
+            real = self.names.claim(f"{name}/real")
+            for node in self.nodes:
+                for names in (node.input, node.output):
+                    names[:] = [real if one == name else one for one in names]
+        steps = self.compute("Div", [real, floats(f"{name}/scale", grid.scale)], f"{name}/steps")
+        whole = self.compute("Round", [steps], f"{name}/rounded") if "int" in grid.kind.name else steps
+        shifted = self.compute("Add", [whole, floats(f"{name}/zero", grid.zero)], f"{name}/numbers")
+        within = self.names.claim(f"{name}/within")
+        ends = dict(zip(("min", "max"), grid.codes, strict=True))
+        clip = self.clipping(within, within, grid.floats).make(shifted, ends)
+        self.emit("Clip", list(clip.input), [within], clip)
+        kind = int(helper.np_dtype_to_tensor_dtype(grid.kind))
+        self.emit("Cast", [within], [name], self.names.claim(f"{name}/cast"), to=kind)

@@ -9,9 +9,8 @@ import onnx
 
 from onnxfq.data import Feed
 from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.node_fields import input_name
-from onnxfq.interchange.quantized_models.dequantize import find_stored_type
-from onnxfq.interchange.quantized_models.number_grids import NumberGrid
+from onnxfq.quantized.number_grids import NumberGrid
+from onnxfq.quantized.rounding import find_stored_type
 
 LOOKED_AT = 8
 """Feeds whose values are compared."""
@@ -29,24 +28,19 @@ def input_grids(proto: onnx.ModelProto) -> dict[str, NumberGrid]:
     inputs = {value.name for value in proto.graph.input} - constants.keys()
     grids: dict[str, NumberGrid] = {}
     for node in proto.graph.node:
-        scale = constants.get(input_name(node, 1))
-        if node.op_type != "QuantizeLinear" or node.input[0] not in inputs or scale is None:
+        names = [name for name in node.input[1:3] if name]
+        if (
+            node.op_type != "QuantizeLinear"
+            or node.input[0] not in inputs
+            or not constants.keys() >= {*names}
+        ):
             continue
-        zero = constants.get(input_name(node, 2))
-        if not input_name(node, 2) or zero is not None:
-            grids |= _grid(node, scale, zero)
+        scale, *zeros = (tensor_array(constants[name]) for name in names)
+        if scale.size == 1:
+            kind = find_stored_type(node, zeros[0] if zeros else None)
+            zero = float(zeros[0].astype(np.float32).reshape(())) if zeros else 0.0
+            grids[node.input[0]] = NumberGrid(float(scale.reshape(())), zero, kind, scale.dtype)
     return grids
-
-
-def _grid(
-    node: onnx.NodeProto, scale: onnx.TensorProto, zero: onnx.TensorProto | None
-) -> dict[str, NumberGrid]:
-    values, offset = tensor_array(scale), None if zero is None else tensor_array(zero)
-    if values.size != 1:
-        return {}
-    kind = find_stored_type(node, offset)
-    number = 0.0 if offset is None else float(np.asarray(offset).astype(np.float32).reshape(()))
-    return {node.input[0]: NumberGrid(float(values.reshape(())), number, kind, values.dtype)}
 
 
 class InputRanges:

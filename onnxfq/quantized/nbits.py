@@ -1,0 +1,69 @@
+"""`read_nbits`: the matrix of a MatMulNBits, whose numbers of 2, 4 or 8 bits are packed along K in blocks.
+
+Source: the schema of `com.microsoft.MatMulNBits` in ONNX Runtime 1.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxfq.errors import ModelError
+from onnxfq.graph.node_fields import attributes_of, input_name
+from onnxfq.graph.stored_grid import StoredGrid, grid_of
+
+
+@dataclass(frozen=True, eq=False)
+class BlockedNumbers:
+    """A stored matrix [N, K].
+
+    Attributes:
+        numbers: int32 from 0.
+        scale: [N, blocks], of the type of the products.
+        zero_point: int32, [N, blocks].
+        block_size: numbers along K that share a scale.
+    """
+
+    numbers: NDArray[np.int32]
+    scale: NDArray[Any]
+    zero_point: NDArray[np.int32]
+    block_size: int
+
+    @property
+    def grid(self) -> StoredGrid:
+        """The numbers as steps times scales."""
+        return grid_of(self.numbers, self.scale, self.zero_point, 1, self.block_size)
+
+
+def read_nbits(node: onnx.NodeProto, array: Callable[[str], NDArray[Any] | None]) -> BlockedNumbers:
+    """Return the matrix of a MatMulNBits.
+
+    array: gives the values of a constant, None for another tensor and for an empty name.
+
+    Raises ModelError for computed weights, an order of the inputs and zero points that are not packed.
+    """
+    k, n, bits, block = (attributes_of(node)[name] for name in ("K", "N", "bits", "block_size"))
+    packed, scale = array(node.input[1]), array(node.input[2])
+    zeros = array(input_name(node, 3))
+    unknown = input_name(node, 4) or (zeros is not None and zeros.dtype != np.uint8)
+    if packed is None or scale is None or unknown:
+        raise ModelError(
+            f"MatMulNBits {node.name!r} has computed weights, a group index or zero points of another type "
+            "than uint8; only the plain form is known"
+        )
+    blocks = -(-k // block)
+    middle = np.full((n, blocks), 1 << (bits - 1), np.int32)
+    zero_point = middle if zeros is None else _unpack(zeros.reshape(n, -1), bits)[:, :blocks]
+    numbers = _unpack(packed.reshape(n, -1), bits)[:, :k]
+    return BlockedNumbers(numbers, scale.reshape(n, blocks), zero_point, block)
+
+
+def _unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """Return the numbers of each row, the lowest bits of a byte first."""
+    parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+    return np.stack(parts, -1).reshape(packed.shape[0], -1).astype(np.int32)
