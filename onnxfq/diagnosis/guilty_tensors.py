@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onnxfq.calibration.calibrators.entropy import linear_histogram
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.documents.layers import ChannelSizes, TensorRow
@@ -29,11 +30,10 @@ def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRo
     rows = []
     for number, names in list(kinds.items())[:MOST]:
         quantizer, values = patient.form.activations[number], patient.values[number]
-        if not values.sample.size:
+        seen, (low, high) = values.seen, quantizer.grid.limits
+        if not seen.finite:
             continue
-        low, high = quantizer.grid.limits
-        ends = min(values.low, low), max(values.high, high)  # a wide grid is seen beside its values
-        counts, edges = np.histogram(values.sample, BINS, ends)
+        edges = np.linspace(min(seen.rmin, low), max(seen.rmax, high), BINS + 1)  # a wide grid is seen too
         noise = values.noise(quantizer.grid.scale, quantizer.grid.zero, quantizer)
         rows.append(
             TensorRow(
@@ -44,11 +44,11 @@ def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRo
                 calibrator="of the file",
                 why=", ".join(dict.fromkeys(names)).replace("_", " "),
                 sqnr_db=ratio_db(values.power, noise),
-                observed=(values.low, values.high),
+                observed=(seen.rmin, seen.rmax),
                 grid=quantizer.grid.limits,
                 edges=(float(edges[0]), float(edges[-1])),
-                counts=tuple(int(count) for count in counts),
-                sizes=ChannelSizes.of(values.channels, len(values.lows)),
+                counts=tuple(map(int, linear_histogram(values.density, edges))),
+                sizes=ChannelSizes.of(values.channels, len(seen.feed_ranges)),
             )
         )
     return tuple(rows)

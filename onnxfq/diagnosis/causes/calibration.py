@@ -114,7 +114,7 @@ def _recalibrate(
 
 def _read(patient: Patient, feeds: list[Feed] | Any) -> list[RangeReading]:
     values = patient.values if feeds is patient.feeds else patient.collect(feeds)
-    readings = [RangeReading.of(group, patient.group_values(group, values)) for group in patient.groups]
+    readings = [RangeReading(group, patient.group_values(group, values)) for group in patient.groups]
     return [reading for reading in readings if reading.values.power]
 
 

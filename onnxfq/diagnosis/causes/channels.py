@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.calibration.calibrators import MSE
 from onnxfq.diagnosis.causes.weight_reading import WeightReading, is_per_axis, read_weights, round_again
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
@@ -28,7 +29,7 @@ def find_activation_channels(patient: Patient) -> Iterator[Suspicion]:
         return
     for quantizer in patient.form.activations:
         values = patient.values[quantizer.number]
-        sizes = ChannelSizes.of(values.channels, len(values.lows))
+        sizes = ChannelSizes.of(values.channels, len(values.seen.feed_ranges))
         if sizes is None or not sizes.median or sizes.ratio < WIDE:
             continue
         if patient.share((quantizer.number,)) < HALF:
@@ -76,7 +77,7 @@ def _equalize(patient: Patient, quantizer: ActivationQuantizer) -> tuple[Callabl
         for feed in patient.feeds
         for array in patient.inner(feed, [quantizer])
     ]
-    fit = TensorValues.over(parts).best_fit(quantizer)
+    fit = TensorValues.over(parts).fit(quantizer, MSE)
     edits: list[Callable[[FileEditor], None]] = [
         partial(FileEditor.divide, quantizer=quantizer, factors=shaped),
         partial(FileEditor.set_grid, quantizer=quantizer, fit=fit),

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.diagnosis.reading.board import Change
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
@@ -59,7 +60,7 @@ def find_ranges(patient: Patient) -> Iterator[Suspicion]:
     """Yield scales whose range is too wide or too narrow for the data, or cannot hold its sign."""
     if patient.board is None:
         return
-    readings = [RangeReading.of(group, patient.group_values(group)) for group in patient.groups]
+    readings = [RangeReading(group, patient.group_values(group)) for group in patient.groups]
     misfits = [r.misfit for r in readings]
     shifts = [abs(r.shift) for r in readings]
     found = []
@@ -87,10 +88,10 @@ def _explain(
     """Return the kind of fault, its evidence, and whether it is a fault at any harm; empty without one."""
     quantizer, values = reading.quantizer, reading.values
     low, high = quantizer.grid.limits
-    covers = f"the range is {low:.4g}..{high:.4g} and the data is {values.low:.4g}..{values.high:.4g}"
+    seen, half = values.seen, quantizer.grid.scale / 2
+    covers = f"the range is {low:.4g}..{high:.4g} and the data is {seen.rmin:.4g}..{seen.rmax:.4g}"
     below, above = values.saturated(quantizer)
-    sample = values.sample
-    if quantizer.starts_at_zero and values.is_signed and values.low < -quantizer.grid.scale / 2:
+    if quantizer.starts_at_zero and values.is_signed and seen.rmin < -half:
         part, energy = values.below_zero
         return (
             "unsigned_on_signed",
@@ -114,9 +115,7 @@ def _explain(
             )
         return "clipping", f"{share}, {reading.excess_db:.1f} dB over the best range", far
     if reading.excess_db >= LOST_DB and not below + above:
-        half = quantizer.grid.scale / 2
-        zeros = float((abs(sample) < half).mean())
-        lost = f"{covers}: {100 * zeros:.3g}% of the values become 0"
+        lost = f"{covers}: {100 * values.share_between(-half, half):.3g}% of the values become 0"
         return "lost_values", f"{lost}, {reading.excess_db:.1f} dB over the best range", False
     return "", "", False
 
@@ -189,5 +188,5 @@ def all_fits(patient: Patient) -> Change:
     change = Change()
     for group in patient.groups:
         values = patient.group_values(group)
-        change |= patient.fit_change(group, values.full_fit(group[0]))
+        change |= patient.fit_change(group, values.fit(group[0], MINMAX))
     return change

@@ -77,7 +77,7 @@ def _factor_by_bias(patient: Patient, reading: WeightReading) -> float | None:
     group = group_in_front(patient, layer)
     if bias is None or group is None or patient.board is None:
         return None
-    if not 1 / WIDE < RangeReading.of(group, patient.group_values(group)).ratio < WIDE:
+    if not 1 / WIDE < RangeReading(group, patient.group_values(group)).ratio < WIDE:
         return None
     product = np.float64(group[0].grid.scale) * reading.constant.grid.scale.reshape(-1).astype(np.float64)
     factors = product / bias.grid.scale.reshape(-1)
@@ -89,13 +89,13 @@ def _factor_by_ranges(patient: Patient, reading: WeightReading) -> float | None:
     if patient.board is None:
         return None
     data = group_in_front(patient, reading.layer)
-    if data is None or not 1 / WIDE < RangeReading.of(data, patient.group_values(data)).ratio < WIDE:
+    if data is None or not 1 / WIDE < RangeReading(data, patient.group_values(data)).ratio < WIDE:
         return None
     numbers = _next_quantizers(patient, reading.layer)
     groups = [group for group in patient.groups if any(q.number >= min(numbers, default=0) for q in group)]
     if not numbers or len(groups) < 3:
         return None
-    first = RangeReading.of([patient.form.activations[numbers[0]]], patient.values[numbers[0]])
+    first = RangeReading([patient.form.activations[numbers[0]]], patient.values[numbers[0]])
     if 1 / WIDE < first.ratio < WIDE or not first.ratio:
         return None
     change = Change(constants={reading.constant.constant: reading.values * np.float32(first.ratio)})
@@ -105,7 +105,7 @@ def _factor_by_ranges(patient: Patient, reading: WeightReading) -> float | None:
 
 
 def _misfit(values: Sequence[TensorValues], groups: Sequence[Sequence[ActivationQuantizer]]) -> float:
-    return float(np.mean([RangeReading.of(group, values[group[0].number]).misfit for group in groups]))
+    return float(np.mean([RangeReading(group, values[group[0].number]).misfit for group in groups]))
 
 
 def _next_quantizers(patient: Patient, layer: onnx.NodeProto) -> list[int]:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from onnxfq.calibration.calibrators import MINMAX, MSE
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.values import GridFit, TensorValues
 from onnxfq.numerics.metrics import ratio_db
@@ -20,18 +21,10 @@ class RangeReading:
     Attributes:
         group: quantizers with this scale.
         values: of their tensors.
-        noise: mean square error of the grid on the values.
     """
 
     group: Sequence[ActivationQuantizer]
     values: TensorValues
-    noise: float
-
-    @staticmethod
-    def of(group: Sequence[ActivationQuantizer], values: TensorValues) -> RangeReading:
-        """Return the reading of one scale."""
-        grid = group[0].grid
-        return RangeReading(group, values, values.noise(grid.scale, grid.zero, group[0]))
 
     @property
     def quantizer(self) -> ActivationQuantizer:
@@ -47,7 +40,7 @@ class RangeReading:
     def ends(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """The ends of the range and of the values, 0 included; of a symmetric grid both sides are one."""
         low, high = self.quantizer.grid.limits
-        least, most = min(self.values.low, 0.0), max(self.values.high, 0.0)
+        least, most = min(self.values.seen.rmin, 0.0), max(self.values.seen.rmax, 0.0)
         if self.quantizer.is_symmetric:
             reach = max(-least, most)
             return (-high, high), (-reach, reach)
@@ -69,11 +62,11 @@ class RangeReading:
     def wander(self) -> tuple[float, float]:
         """How far each end differs between two halves of the samples, over the width; the smaller first."""
         (_, _), (least, most) = self.ends
-        lows, highs = self.values.lows, self.values.highs
-        if lows.size < 2 or most <= least:
+        feeds = self.values.seen.feed_ranges.astype(np.float64) * (-1, 1)
+        if len(feeds) < 2 or most <= least:
             return 0.0, 0.0
-        moves = [abs(lows[::2].min() - lows[1::2].min()), abs(highs[::2].max() - highs[1::2].max())]
-        return float(min(moves)) / (most - least), float(max(moves)) / (most - least)
+        moves = np.abs(feeds[::2].max(0) - feeds[1::2].max(0)) / (most - least)
+        return float(moves.min()), float(moves.max())
 
     @property
     def shift(self) -> float:
@@ -93,19 +86,27 @@ class RangeReading:
     @cached_property
     def fits(self) -> tuple[GridFit, GridFit]:
         """The grid that holds all values, and the one of least error."""
-        return self.values.full_fit(self.quantizer), self.values.best_fit(self.quantizer)
+        return self.values.fit(self.quantizer, MINMAX), self.values.fit(self.quantizer, MSE)
+
+    @cached_property
+    def noises(self) -> tuple[float, float]:
+        """Mean square error of the grid, and the least that one of its type has."""
+        grid = self.quantizer.grid
+        own, *best = (
+            self.values.noise(*fit, self.quantizer) for fit in ((grid.scale, grid.zero), *self.fits)
+        )
+        return own, min(best)
 
     @property
     def excess(self) -> float:
         """Error of the grid over the best one's of its type, over the mean square of the values."""
-        best = min(fit.noise for fit in self.fits)
-        return (self.noise - best) / self.values.power if self.values.power else 0.0
+        noise, best = self.noises
+        return (noise - best) / self.values.power if self.values.power else 0.0
 
     @property
     def excess_db(self) -> float:
         """Error of the grid over the best one's of its type, in dB."""
-        best = min(fit.noise for fit in self.fits)
-        return ratio_db(self.noise, best) if self.noise > 0 and best > 0 else 0.0
+        return ratio_db(*self.noises) if min(self.noises) > 0 else 0.0
 
     @property
     def steps_used(self) -> float:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.calibration.calibrators import Calibrator
+from onnxfq.calibration.calibrators.entropy import linear_histogram
+from onnxfq.calibration.calibrators.grid_error import Density, estimate_noise
+from onnxfq.calibration.statistics import TensorStatistics
+from onnxfq.calibration.statistics.bins import NEGATIVE
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.qtypes import QType, qtype_by_name, qtype_of_integers
+from onnxfq.numerics.spec import QuantSpec
 
 SAMPLED = 4096
 """Values that are kept of a tensor from each feed, evenly spaced."""
@@ -17,17 +26,12 @@ SAMPLED = 4096
 SIGNED = 0.01
 """Share of values below 0, and of their energy, from which a tensor is signed."""
 
-_SHRINKS = np.linspace(1.0, 0.2, 17)
-"""Parts of the full range that are tried for the least error; a finer search gains less than 0.1 dB."""
 
-
-@dataclass(frozen=True)
-class GridFit:
-    """A scale and zero point, and their error on the sampled values."""
+class GridFit(NamedTuple):
+    """A scale and a zero point."""
 
     scale: float
     zero: float
-    noise: float
 
 
 @dataclass(frozen=True)
@@ -35,19 +39,11 @@ class TensorValues:
     """Values of one tensor over all feeds.
 
     Attributes:
-        low: the smallest.
-        high: the largest.
-        sample: evenly spaced values of all feeds, float64.
-        lows: the smallest of each feed.
-        highs: the largest of each feed.
+        seen: statistics of evenly spaced values, with the ends of all values, of all feeds and of each.
         channels: the largest magnitude of each channel; empty without a channel axis.
     """
 
-    low: float
-    high: float
-    sample: NDArray[np.float64]
-    lows: NDArray[np.float64]
-    highs: NDArray[np.float64]
+    seen: TensorStatistics
     channels: NDArray[np.float64]
 
     @staticmethod
@@ -56,95 +52,81 @@ class TensorValues:
         flat = array.ravel()
         if flat.size and not (np.isfinite(flat.min()) and np.isfinite(flat.max())):
             flat = flat[np.isfinite(flat)]
-        ends = flat[[flat.argmin(), flat.argmax()]].astype(np.float64) if flat.size else np.zeros(2)
+        seen = TensorStatistics.from_array(flat[:: max(1, flat.size // SAMPLED)])
+        if flat.size:
+            low, high = float(flat.min()), float(flat.max())
+            seen = replace(seen, rmin=low, rmax=high, feed_ranges=np.asarray([[low, high]], np.float32))
         channels = np.zeros(0)
         if array.ndim > 1 and array.size:
-            axis = array.ndim - 1 if channels_last else 1
-            others = tuple(at for at in range(array.ndim) if at != axis)
+            others = tuple(at for at in range(array.ndim) if at != (array.ndim - 1 if channels_last else 1))
             channels = np.maximum(array.max(others), -array.min(others)).astype(np.float64)
-        return TensorValues(
-            low=float(ends[0]),
-            high=float(ends[1]),
-            sample=flat[:: max(1, flat.size // SAMPLED)].astype(np.float64),
-            lows=ends[:1] if flat.size else ends[:0],
-            highs=ends[1:] if flat.size else ends[:0],
-            channels=channels,
-        )
+        return TensorValues(seen, channels)
 
     @staticmethod
     def over(parts: Sequence[TensorValues]) -> TensorValues:
         """Return the values of several feeds, or of several tensors as a grid that they share sees them."""
-        lows, highs, sample = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("lows", "highs", "sample")
-        )
         same = len({part.channels.shape for part in parts}) == 1
-        return TensorValues(
-            low=float(lows.min()) if lows.size else 0.0,
-            high=float(highs.max()) if highs.size else 0.0,
-            sample=sample,
-            lows=lows,
-            highs=highs,
-            channels=np.max([part.channels for part in parts], 0) if same else np.zeros(0),
-        )
+        channels = np.max([part.channels for part in parts], 0) if same else np.zeros(0)
+        return TensorValues(reduce(TensorStatistics.merge, (part.seen for part in parts)), channels)
+
+    @cached_property
+    def density(self) -> Density:
+        """The histogram of the values."""
+        return Density.from_statistics(self.seen)
 
     @property
     def power(self) -> float:
-        """Mean square of the sampled values."""
-        return float(np.mean(self.sample**2)) if self.sample.size else 0.0
+        """Mean square of the values."""
+        return self.density.power / max(self.seen.finite, 1)
 
     def noise(self, scale: float, zero: float, quantizer: ActivationQuantizer) -> float:
         """Return the mean square error of a grid of the quantizer's type."""
-        low, high = quantizer.grid.codes
-        if "float" in quantizer.grid.kind.name:
-            codes = np.clip(self.sample / scale, low, high).astype(quantizer.grid.kind).astype(np.float64)
-        else:
-            codes = np.clip(np.rint(self.sample / scale) + zero, low, high) - zero
-        return float(np.mean((codes * scale - self.sample) ** 2)) if self.sample.size else 0.0
+        return estimate_noise(self.density, scale, zero, number_type(quantizer)) / max(self.seen.finite, 1)
+
+    def share_between(self, low: float, high: float) -> float:
+        """Return the share of values from `low` to `high`."""
+        edges = np.asarray([min(self.seen.rmin, low), low, high, max(self.seen.rmax, high)])
+        return float(linear_histogram(self.density, edges)[1]) / max(self.seen.finite, 1)
 
     def saturated(self, quantizer: ActivationQuantizer) -> tuple[float, float]:
         """Return the shares of values that saturate at the lower and at the upper end."""
-        low, high = quantizer.grid.limits
-        half = quantizer.grid.scale / 2
-        sides = (self.sample < low - half, self.sample > high + half)
-        below, above = (float(np.mean(side)) if side.size else 0.0 for side in sides)
-        return below, above
+        (low, high), half = quantizer.grid.limits, quantizer.grid.scale / 2
+        return self.share_between(-np.inf, low - half), self.share_between(high + half, np.inf)
 
-    @property
+    @cached_property
     def below_zero(self) -> tuple[float, float]:
         """Shares of the values below 0, and of their energy."""
-        negative = self.sample[self.sample < 0]
-        energy = float((self.sample**2).sum())
-        if not energy:
-            return 0.0, 0.0
-        return negative.size / self.sample.size, float((negative**2).sum()) / energy
+        negative = self.density.select(self.seen.bins >= NEGATIVE)
+        power = self.density.power
+        return (negative.counts.sum() / self.seen.finite, negative.power / power) if power else (0.0, 0.0)
 
     @property
     def is_signed(self) -> bool:
         """Whether values below 0 are more than a few."""
         return min(self.below_zero) >= SIGNED
 
-    def full_fit(self, quantizer: ActivationQuantizer) -> GridFit:
-        """Return the grid that holds all values, of the quantizer's type and symmetry.
+    def fit(self, quantizer: ActivationQuantizer, calibrator: Calibrator) -> GridFit:
+        """Return the grid that a calibrator gives the values, of the quantizer's type and symmetry.
 
         A grid without negative numbers is given some if the values need them.
         """
-        return self._fit(quantizer, 1.0)
-
-    def best_fit(self, quantizer: ActivationQuantizer) -> GridFit:
-        """Return the grid of least error, of those that hold all values or a part of their range."""
-        shrinks = (1.0,) if "float" in quantizer.grid.kind.name else _SHRINKS
-        return min((self._fit(quantizer, float(part)) for part in shrinks), key=lambda fit: fit.noise)
-
-    def _fit(self, quantizer: ActivationQuantizer, part: float) -> GridFit:
-        low, high = min(self.low, 0.0) * part, max(self.high, 0.0) * part
-        first, last = quantizer.grid.codes
-        scale, zero = (high - low) / (last - first), 0.0
-        if quantizer.is_symmetric:
-            middle = quantizer.grid.zero
-            scale, zero = max(high / (last - middle), -low / max(last - middle, 1.0)), middle
+        grid, seen, numbers = quantizer.grid, self.seen, number_type(quantizer)
+        if not self.power:
+            return GridFit(grid.scale, grid.zero)
+        if quantizer.is_symmetric and not numbers.is_float:
+            most = grid.codes[1] - grid.zero
+            numbers = qtype_of_integers(int(-most), int(most))
         elif quantizer.starts_at_zero and not self.is_signed:
-            scale, zero = high / (last - first), first
-        elif scale:
-            zero = float(np.clip(np.rint(first - low / scale), first, last))
-        scale = float(np.float32(scale)) or quantizer.grid.scale
-        return GridFit(scale, zero, self.noise(scale, zero, quantizer))
+            kept = seen.bins < NEGATIVE
+            seen = replace(seen, rmin=0.0, bins=seen.bins[kept], counts=seen.counts[kept])
+        spec = QuantSpec(qtype=numbers, symmetric=quantizer.is_symmetric)
+        scale, zero = choose_qparams(*calibrator(seen, spec), spec.qtype, spec.symmetric)
+        return GridFit(float(scale), grid.zero if quantizer.is_symmetric else float(zero))
+
+
+def number_type(quantizer: ActivationQuantizer) -> QType:
+    """Return the type of the numbers of a quantizer, with its limits."""
+    grid = quantizer.grid
+    if "int" not in grid.kind.name:
+        return qtype_by_name(grid.kind.name.replace("_", ""))
+    return qtype_of_integers(*map(int, grid.codes))
