@@ -13,11 +13,11 @@ from onnxfq.data.labels import Labels
 from onnxfq.diagnosis.diagnosis import Diagnosis
 from onnxfq.diagnosis.measure import Measure
 from onnxfq.diagnosis.ranking import find_suspicions, rank
-from onnxfq.diagnosis.reading.board import Board, without_quantizers
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.float_model import FloatModel
-from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.quantizers import SwitchedForm
 from onnxfq.diagnosis.reading.switched_form import switch_form
+from onnxfq.diagnosis.reading.toggles import FileToggles, without_quantizers
 from onnxfq.diagnosis.recipe import recipe_text
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.diagnosis.repairs import Repairs
@@ -86,35 +86,28 @@ def diagnose(
         if data is None:
             raise DataError("a repair is measured; give data")
     count = FEEDS if labels is None and metric is None else TASK_FEEDS
-    patient = _open(model, reference, data, target or "", options, count)
-    recipe = None if recipe_output is None else recipe_text(patient)
-    causes = rank(patient, find_suspicions(patient))
-    repairs = Repairs(Measure.of(patient, options.threads, metric, labels))
+    candidate = _open(model, reference, data, target or "", options, count)
+    recipe = None if recipe_output is None else recipe_text(candidate)
+    causes = rank(candidate, find_suspicions(candidate))
+    repairs = Repairs(Measure.of(candidate, options.threads, metric, labels))
     diagnosis = repairs.report(causes, (*LAYER_DETECTORS, *RANGE_DETECTORS))
     if output is not None and repairs.is_changed:
-        write_model(repairs.together, output, patient.feeds[:1], options.threads)
-        proof = _prove(patient, repairs.together, options.threads)
+        write_model(repairs.together, output, candidate.feeds[:1], options.threads)
+        proof = _prove(candidate, repairs.together, options.threads)
         diagnosis = diagnosis.model_copy(update={"written": str(output), "proof": proof})
     if recipe_output is not None and recipe is not None:
         write_text(recipe_output, recipe)
     return diagnosis
 
 
-def _prove(patient: Patient, repaired: onnx.ModelProto, threads: int) -> Proof | None:
+def _prove(candidate: FileCandidate, repaired: onnx.ModelProto, threads: int) -> Proof | None:
     """Return the proof of a repaired file in the runtime of its target; None without a target."""
-    target = patient.target or find_target(repaired)
-    if not target or patient.board is None:
+    target = candidate.target or find_target(repaired)
+    if not target or candidate.opened is None:
         return None
-    feeds = patient.proving
-    # Outputs of integers have no noise, and no reference.
-    alone = onnx.ModelProto()
-    alone.CopyFrom(repaired)
-    kept = [value for value in repaired.graph.output if value.name in patient.board.outputs]
-    del alone.graph.output[:]
-    alone.graph.output.extend(kept)
-    expected = [patient.references[id(feed)] for feed in feeds]
-    written = Written(alone, alone, alone, feeds, threads=threads)
-    return prove(target_by_name(target), written, lambda: iter(expected))
+    feeds, form = candidate.split.proving, candidate.form.proto
+    written = Written(repaired, repaired, form, feeds, candidate.toggles.judged, threads)
+    return prove(target_by_name(target), written, lambda: candidate.expected(feeds))
 
 
 def _open(
@@ -124,7 +117,7 @@ def _open(
     target: str,
     options: RunOptions,
     count: int = FEEDS,
-) -> Patient:
+) -> FileCandidate:
     """Return the file with its sessions and its data."""
     read, _, source = read_model(model)
     proto = pairs_of_casts(pairs_of_qonnx(read, source), source)
@@ -135,8 +128,8 @@ def _open(
     form = switch_form(proto, source)
     feeds = _read_feeds(proto, data, options, count)
     floats = None if reference is None else FloatModel.open(reference, proto, options.threads)
-    board = None if data is None else _open_board(form, proto, floats, feeds, source, options.threads)
-    return Patient(source, proto, form, board, floats, feeds, target)
+    toggles = None if data is None else _open_toggles(form, proto, floats, feeds, source, options.threads)
+    return FileCandidate(source, proto, form, toggles, floats, feeds, target)
 
 
 def _read_feeds(proto: onnx.ModelProto, data: Data | None, options: RunOptions, count: int) -> Sequence[Feed]:
@@ -150,29 +143,29 @@ def _read_feeds(proto: onnx.ModelProto, data: Data | None, options: RunOptions, 
     return feeds
 
 
-def _open_board(
+def _open_toggles(
     form: SwitchedForm,
     file: onnx.ModelProto,
     floats: FloatModel | None,
     feeds: Sequence[Feed],
     source: str,
     threads: int,
-) -> Board:
+) -> FileToggles:
     """Return the session, whose model takes the choices of the reference."""
     reference = without_quantizers(form, {}) if floats is None else floats.proto
     common = computed_tensors(file) & computed_tensors(form.proto) & computed_tensors(reference)
-    judged = judge_given(reference, common)
+    judged = _judge(form, source, judge_given(reference, common), common)
     given = feeds_with_choices(reference, judged.choices, feeds, threads)
     chosen = {id(feed): one for feed, one in zip(feeds, given, strict=True)}
-    return Board(form, _compared(form, source, judged, common), threads, judged.choices, chosen)
+    return FileToggles(form, judged, threads, chosen)
 
 
-def _compared(form: SwitchedForm, source: str, judged: JudgedTensors, common: Container[str]) -> list[str]:
+def _judge(form: SwitchedForm, source: str, judged: JudgedTensors, common: Container[str]) -> JudgedTensors:
     """Return the float outputs in place and what others come from. Raises ModelError without any."""
     types = GraphIndex.of_model(form.proto).types
     names = [name for name in output_names(form.proto) if types.get(name, 0) in FLOAT_CODES]
-    placed = [name for name in names if name not in judged.moved]
-    placed += [name for name in judged.sources if name in common]
+    sources = {name: of for name, of in judged.sources.items() if name in common}
+    placed = [*(name for name in names if name not in judged.moved), *sources]
     if not placed and not names:
         raise ModelError(f"{source} has no output of floats; cut it in front of its last choice of a class")
-    return placed or names
+    return JudgedTensors(tuple(placed or names), sources=sources, choices=judged.choices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Feed
 from onnxfq.diagnosis.causes.ranges import APART, BETTER, LEAVING, TRIED, all_fits, grid_edits
-from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
-from onnxfq.diagnosis.reading.patient import Patient
-from onnxfq.diagnosis.reading.range_reading import RangeReading
+from onnxfq.diagnosis.reading.range_reading import RangeReading, mean_misfit
+from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.remedies.judge import GAINED_SHARE
 
 A_BIT = 0.75
@@ -42,27 +42,28 @@ USED = 0.5
 Transform = Callable[[NDArray[Any]], NDArray[Any]]
 
 
-def find_other_preprocessing(patient: Patient) -> Iterator[Suspicion]:
+def find_other_preprocessing(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield the preprocessing under which the ranges of the whole file fit the data.
 
     The range next to the inputs must not fit worse: ranges that training learnt differ from the data's too.
     """
-    readings = _read(patient, patient.feeds[:TRIED]) if patient.board is not None else []
-    before = _mean_misfit(readings)
+    readings = _with_values(candidate.read_ranges(candidate.feeds[:TRIED]))
+    before = mean_misfit(readings)
     if len(readings) < 2 or before < APART:
         return
     misfits, known = {}, {reading.numbers: reading.misfit for reading in readings}
-    for name, transform in _transforms(patient).items():
-        tried = _read(patient, [_apply(feed, transform) for feed in patient.feeds[:TRIED]])
+    for name, transform in _transforms(candidate).items():
+        feeds = [_apply(feed, transform) for feed in candidate.feeds[:TRIED]]
+        tried = _with_values(candidate.read_ranges(feeds))
         gains = [known.get(reading.numbers, 0.0) - reading.misfit for reading in tried]
         if 2 * sum(gain > 0 for gain in gains) > len(readings) and gains[0] >= 0:
-            misfits[name] = _mean_misfit(tried)
+            misfits[name] = mean_misfit(tried)
     name = min(misfits, key=lambda one: misfits[one], default="")
     if not name or misfits[name] > BETTER * before:
         return
-    inputs = [value.name for value in patient.proto.graph.input]
+    inputs = [value.name for value in candidate.proto.graph.input]
     yield _recalibrate(
-        patient,
+        candidate,
         "preprocessing",
         f"the file was calibrated on other values: its {len(readings)} ranges are {before:.0%} off "
         f"those of the data, and {misfits[name]:.0%} for data {name}",
@@ -71,19 +72,19 @@ def find_other_preprocessing(patient: Patient) -> Iterator[Suspicion]:
     )
 
 
-def find_few_samples(patient: Patient) -> Iterator[Suspicion]:
+def find_few_samples(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield a calibration whose ranges are left by unseen samples all over the file."""
-    readings = _read(patient, patient.feeds) if patient.board is not None else []
+    readings = _with_values(candidate.ranges)
     left = [reading for reading in readings if reading.overrun > LEAVING]
     if len(left) < 3 or 2 * len(left) < len(readings):
         return
     most = max(left, key=lambda reading: reading.overrun)
-    change = all_fits(patient)
-    alone = patient.gain(Change(grids={number: change.grids[number] for number in most.numbers}))
-    if patient.gain(change) < max(A_BIT, alone + GAINED_SHARE):
+    trial = all_fits(candidate)
+    alone = candidate.gain(TrialState(grids={number: trial.grids[number] for number in most.numbers}))
+    if candidate.gain(trial) < max(A_BIT, alone + GAINED_SHARE):
         return
     yield _recalibrate(
-        patient,
+        candidate,
         "few_samples",
         f"unseen samples leave {len(left)} of {len(readings)} ranges, at {most.quantizer.tensor!r} by "
         f"{most.overrun:.0%} of the width: too few samples calibrated it",
@@ -91,35 +92,27 @@ def find_few_samples(patient: Patient) -> Iterator[Suspicion]:
 
 
 def _recalibrate(
-    patient: Patient, kind: str, evidence: str, tensor: str = "", *, is_certain: bool = False
+    candidate: FileCandidate, kind: str, evidence: str, tensor: str = "", *, is_certain: bool = False
 ) -> Suspicion:
     """Return the suspicion that every range has to come from the data."""
-    change = all_fits(patient)
-    edits = [
-        edit for group in patient.groups for edit in grid_edits(patient, group, change.grids[group[0].number])
-    ]
+    trial = all_fits(candidate)
+    edits = [edit for one in candidate.ranges for edit in grid_edits(candidate, one.group, one.fits[0])]
     return Suspicion(
         kind=kind,
         evidence=evidence,
         tensor=tensor,
-        repair=f"the ranges of the data for all {len(patient.groups)} scales",
-        harm=patient.gain(change),
+        repair=f"the ranges of the data for all {len(candidate.ranges)} scales",
+        harm=candidate.gain(trial),
         is_whole=True,
         is_certain=is_certain,
-        numbers=tuple(quantizer.number for quantizer in patient.form.activations),
-        change=change,
+        numbers=tuple(quantizer.number for quantizer in candidate.form.activations),
+        trial=trial,
         edits=tuple(edits),
     )
 
 
-def _read(patient: Patient, feeds: list[Feed] | Any) -> list[RangeReading]:
-    values = patient.values if feeds is patient.feeds else patient.collect(feeds)
-    readings = [RangeReading(group, patient.group_values(group, values)) for group in patient.groups]
+def _with_values(readings: Sequence[RangeReading]) -> list[RangeReading]:
     return [reading for reading in readings if reading.values.power]
-
-
-def _mean_misfit(readings: list[RangeReading]) -> float:
-    return float(np.mean([reading.misfit for reading in readings])) if readings else 0.0
 
 
 def _apply(feed: Feed, transform: Transform) -> Feed:
@@ -129,10 +122,10 @@ def _apply(feed: Feed, transform: Transform) -> Feed:
     }
 
 
-def _transforms(patient: Patient) -> dict[str, Transform]:
+def _transforms(candidate: FileCandidate) -> dict[str, Transform]:
     """Return other preprocessings that the data may have, as far as its values tell."""
     found: dict[str, Transform] = {}
-    arrays = [array for feed in patient.feeds for array in feed.values() if array.dtype.kind == "f"]
+    arrays = [array for feed in candidate.feeds for array in feed.values() if array.dtype.kind == "f"]
     axis = next((at for at in (1, 3) if all(a.ndim == 4 and a.shape[at] == 3 for a in arrays)), None)
     units: dict[str, tuple[Any, Any]] = dict(_UNITS)
     if arrays and axis is not None:

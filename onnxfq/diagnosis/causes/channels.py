@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import MSE
-from onnxfq.diagnosis.causes.weight_reading import WeightReading, is_per_axis, read_weights, round_again
-from onnxfq.diagnosis.reading.board import Change
-from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.causes.weight_reading import WeightReading, read_weights
+from onnxfq.diagnosis.reading.candidate import FileCandidate
+from onnxfq.diagnosis.reading.cause import Edit, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
+from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.diagnosis.reading.values import TensorValues
 from onnxfq.documents.layers import WIDE, ChannelSizes
 from onnxfq.graph.node_fields import attributes_of
@@ -23,22 +23,20 @@ HALF = 0.5
 """Share of the noise of the file from which such a tensor is a cause: many sound networks have one."""
 
 
-def find_activation_channels(patient: Patient) -> Iterator[Suspicion]:
+def find_activation_channels(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield tensors whose largest channel is far larger than the typical one, at most of the noise."""
-    if patient.board is None:
-        return
-    for quantizer in patient.form.activations:
-        values = patient.values[quantizer.number]
+    for quantizer in candidate.form.activations:
+        values = candidate.values[quantizer.number]
         sizes = ChannelSizes.of(values.channels, len(values.seen.feed_ranges))
         if sizes is None or not sizes.median or sizes.ratio < WIDE:
             continue
-        if patient.share((quantizer.number,)) < HALF:
+        if candidate.share((quantizer.number,)) < HALF:
             continue
-        repair = Change(off=frozenset({quantizer.number}))
-        harm = patient.harm((quantizer.number,), repair)
+        repair = TrialState(off=frozenset({quantizer.number}))
+        harm = candidate.harm((quantizer.number,), repair)
         if harm < HALF:
             continue
-        edits = _equalize(patient, quantizer)
+        edits = _equalize(candidate, quantizer)
         by_hand = "quantize the float model again: `onnxfq quantize` evens out channels with --repair auto"
         yield Suspicion(
             kind="channel_spread",
@@ -48,22 +46,22 @@ def find_activation_channels(patient: Patient) -> Iterator[Suspicion]:
             repair="a Mul that evens out the channels, and its inverse in the weights" if edits else by_hand,
             harm=harm,
             numbers=(quantizer.number,),
-            change=repair,
+            trial=repair,
             edits=edits,
         )
 
 
-def _equalize(patient: Patient, quantizer: ActivationQuantizer) -> tuple[Callable[[FileEditor], None], ...]:
+def _equalize(candidate: FileCandidate, quantizer: ActivationQuantizer) -> tuple[Edit, ...]:
     """Return the edits that divide the channels of a tensor by factors; none if not only layers read it.
 
     The factors follow SmoothQuant (Xiao et al., 2022, equation 4, alpha 0.5).
     """
-    readers = {node.name for node in patient.readers(quantizer)}
-    layers = [one for one in read_weights(patient) if one.layer.name in readers and one.constant.is_editable]
-    is_shared = any(quantizer in group and len(group) > 1 for group in patient.groups)
+    readers = {node.name for node in candidate.readers(quantizer)}
+    layers = [r for r in read_weights(candidate) if r.layer.name in readers and r.constant.is_editable]
+    is_shared = any(quantizer in one.group and len(one.group) > 1 for one in candidate.ranges)
     if quantizer.op_type != "QuantizeLinear" or is_shared or not readers or len(layers) < len(readers):
         return ()
-    sizes = patient.values[quantizer.number].channels
+    sizes = candidate.values[quantizer.number].channels
     weights = [_weight_sizes(one) for one in layers]
     if any(one is None or one.shape != sizes.shape for one in weights):
         return ()
@@ -74,11 +72,11 @@ def _equalize(patient: Patient, quantizer: ActivationQuantizer) -> tuple[Callabl
     shaped = factors.reshape(-1, *[1] * spatial)
     parts = [
         TensorValues.of(array / shaped, not spatial)
-        for feed in patient.feeds
-        for array in patient.inner(feed, [quantizer])
+        for feed in candidate.feeds
+        for array in candidate.inner(feed, [quantizer])
     ]
     fit = TensorValues.over(parts).fit(quantizer, MSE)
-    edits: list[Callable[[FileEditor], None]] = [
+    edits: list[Edit] = [
         partial(FileEditor.divide, quantizer=quantizer, factors=shaped),
         partial(FileEditor.set_grid, quantizer=quantizer, fit=fit),
     ]
@@ -86,7 +84,7 @@ def _equalize(patient: Patient, quantizer: ActivationQuantizer) -> tuple[Callabl
         values = one.values if one.floats is None else one.floats
         wide = [-1 if at == _input_axis(one) else 1 for at in range(values.ndim)]
         weight = (values * factors.reshape(wide)).astype(np.float32)
-        edits.append(round_again(one, weight, one.axis if is_per_axis(one) else None)[1])
+        edits.append(one.round_again(weight, one.own_axis)[1])
     return tuple(edits)
 
 

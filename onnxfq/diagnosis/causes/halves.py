@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.shapes import add_shapes
@@ -22,12 +22,12 @@ LARGEST = 65504.0
 """The largest number of float16."""
 
 
-def find_overflow(patient: Patient) -> Iterator[Suspicion]:
+def find_overflow(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield the first tensors of float16 that become infinite or no number."""
-    if patient.board is None:
+    if candidate.opened is None:
         return
     proto = onnx.ModelProto()
-    proto.CopyFrom(patient.proto)
+    proto.CopyFrom(candidate.proto)
     add_shapes(proto)
     index = GraphIndex.of_model(proto)
     halves = [n for node in index.nodes for n in node.output if index.types.get(n) == TensorProto.FLOAT16]
@@ -35,7 +35,7 @@ def find_overflow(patient: Patient) -> Iterator[Suspicion]:
         return
     session = Session(with_outputs(proto, halves), 1, as_written=True)
     counts = dict.fromkeys(halves, 0)
-    for feed in patient.choosing:
+    for feed in candidate.split.choosing:
         for name, array in zip(halves, session.run(feed, halves), strict=True):
             counts[name] += int((~np.isfinite(array.astype(np.float32))).sum())
     for node in index.nodes:

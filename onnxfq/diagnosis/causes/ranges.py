@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
 
-from onnxfq.calibration.calibrators import MINMAX
-from onnxfq.diagnosis.reading.board import Change
-from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.candidate import FileCandidate
+from onnxfq.diagnosis.reading.cause import Edit, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
-from onnxfq.diagnosis.reading.range_reading import RangeReading, typical
+from onnxfq.diagnosis.reading.range_reading import WIDE, RangeReading, typical
+from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.diagnosis.reading.values import GridFit
-
-WIDE = 1.5
-"""Width of a range over its values' from which it is too wide: samples of one kind differ by less."""
 
 WIDEST = 0.9
 """Part of the other ranges than which a certain fault is wider: of many ranges some are, by their data."""
@@ -56,11 +52,9 @@ LOST_DB = 6.0
 """Error over a better range's from which typical values are lost: a bit of precision."""
 
 
-def find_ranges(patient: Patient) -> Iterator[Suspicion]:
+def find_ranges(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield scales whose range is too wide or too narrow for the data, or cannot hold its sign."""
-    if patient.board is None:
-        return
-    readings = [RangeReading(group, patient.group_values(group)) for group in patient.groups]
+    readings = candidate.ranges
     misfits = [r.misfit for r in readings]
     shifts = [abs(r.shift) for r in readings]
     found = []
@@ -72,14 +66,14 @@ def find_ranges(patient: Patient) -> Iterator[Suspicion]:
     found = [row for row in found if row[1]]
     for place, (reading, kind, evidence, is_certain) in enumerate(found):
         is_measured = place < MEASURED
-        if is_certain or (is_measured and patient.share(reading.numbers) >= MINOR):
+        if is_certain or (is_measured and candidate.share(reading.numbers) >= MINOR):
             other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
-            if other is not None and patient.are_tied(reading.numbers, other.numbers):
+            if other is not None and candidate.are_tied(reading.numbers, other.numbers):
                 continue
             if other is not None:
                 kind = "foreign_parameters"
                 evidence += f"; its scale and zero point are those of {other.quantizer.tensor!r}"
-            yield _suspect(patient, reading, kind, evidence, is_certain, is_measured)
+            yield _suspect(candidate, reading, kind, evidence, is_certain, is_measured)
 
 
 def _explain(
@@ -125,19 +119,24 @@ def _owner(reading: RangeReading, readings: Sequence[RangeReading]) -> RangeRead
     grid = reading.quantizer.grid
     for other in readings:
         same = (other.quantizer.grid.scale, other.quantizer.grid.zero) == (grid.scale, grid.zero)
-        if other is not reading and same and 1 / WIDE < other.ratio < WIDE:
+        if other is not reading and same and other.is_near:
             return other
     return None
 
 
 def _suspect(
-    patient: Patient, reading: RangeReading, kind: str, evidence: str, is_certain: bool, is_measured: bool
+    candidate: FileCandidate,
+    reading: RangeReading,
+    kind: str,
+    evidence: str,
+    is_certain: bool,
+    is_measured: bool,
 ) -> Suspicion:
     quantizer = reading.quantizer
-    is_input = any(value.name == quantizer.tensor for value in patient.proto.graph.input)
+    is_input = any(value.name == quantizer.tensor for value in candidate.proto.graph.input)
     if is_input and kind in ("wide_range", "clipping"):
         kind, evidence = "preprocessing", f"the input was calibrated on other values: {evidence}"
-    fit, harm = choose_fit(patient, reading) if is_measured else (reading.fits[1], 0.0)
+    fit, harm = choose_fit(candidate, reading) if is_measured else (reading.fits[1], 0.0)
     return Suspicion(
         kind=kind,
         evidence=evidence,
@@ -147,46 +146,39 @@ def _suspect(
         harm=harm,
         is_certain=is_certain,
         numbers=reading.numbers,
-        change=patient.fit_change(reading.group, fit),
-        edits=tuple(grid_edits(patient, reading.group, fit)),
+        trial=TrialState(grids=dict.fromkeys(reading.numbers, fit)),
+        edits=tuple(grid_edits(candidate, reading.group, fit)),
     )
 
 
-def choose_fit(patient: Patient, reading: RangeReading) -> tuple[GridFit, float]:
+def choose_fit(candidate: FileCandidate, reading: RangeReading) -> tuple[GridFit, float]:
     """Return the grid that holds all values or the one of least error, whichever is better, and the harm."""
     fits = dict.fromkeys(reading.fits)
-    harms = [(patient.harm(reading.numbers, patient.fit_change(reading.group, fit)), fit) for fit in fits]
+    numbers = reading.numbers
+    harms = [(candidate.harm(numbers, TrialState(grids=dict.fromkeys(numbers, fit))), fit) for fit in fits]
     harm, fit = max(harms, key=lambda row: row[0])
     return fit, harm
 
 
-def grid_edits(
-    patient: Patient, group: Sequence[ActivationQuantizer], fit: GridFit
-) -> list[Callable[[FileEditor], None]]:
+def grid_edits(candidate: FileCandidate, group: Sequence[ActivationQuantizer], fit: GridFit) -> list[Edit]:
     """Return the edits that give quantizers a grid, and the layers behind them the float model's biases.
 
     A bias in integers was rounded in steps of the range of its layer's input, and is as wrong as that.
     """
-    edits: list[Callable[[FileEditor], None]] = [
-        partial(FileEditor.set_grid, quantizer=group[0], fit=fit),
-    ]
-    if patient.floats is None:
+    edits: list[Edit] = [partial(FileEditor.set_grid, quantizer=group[0], fit=fit)]
+    if candidate.floats is None:
         return edits
     outputs = {quantizer.output for quantizer in group}
-    stored = {one.constant for one in patient.form.constants if one.is_bias}
-    integer = {node.name for node in patient.index.nodes if node.op_type in ("QGemm", "QLinearConv")}
-    for node in patient.form_index.nodes:
-        layer = patient.floats.layers.get(node.name)
+    stored = {one.constant for one in candidate.form.constants if one.is_bias}
+    integer = {node.name for node in candidate.index.nodes if node.op_type in ("QGemm", "QLinearConv")}
+    for node in candidate.form_index.nodes:
+        layer = candidate.floats.layers.get(node.name)
         has_stored = len(node.input) > 2 and (node.input[2] in stored or node.name in integer)
         if layer is not None and layer.bias is not None and node.input[0] in outputs and has_stored:
             edits.append(partial(FileEditor.set_bias, layer=node.name, values=layer.bias))
     return edits
 
 
-def all_fits(patient: Patient) -> Change:
-    """Return the change that gives every scale the range of the data."""
-    change = Change()
-    for group in patient.groups:
-        values = patient.group_values(group)
-        change |= patient.fit_change(group, values.fit(group[0], MINMAX))
-    return change
+def all_fits(candidate: FileCandidate) -> TrialState:
+    """Return the trial that gives every scale the range of the data."""
+    return TrialState(grids={number: one.fits[0] for one in candidate.ranges for number in one.numbers})

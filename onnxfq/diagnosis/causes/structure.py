@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 import onnx
 
-from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.stored_weight import channel_axis
+from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import MOVES, WEIGHTED_INPUTS
@@ -27,15 +27,15 @@ MOST_LEFT = 1 / 3
 """Part of the layers up to which those in float are exceptions, not the way of a file."""
 
 
-def find_double(patient: Patient) -> Iterator[Suspicion]:
+def find_double(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield tensors that are quantized twice in a row, on two grids."""
-    makers = patient.index.makers
-    for quantizer in patient.form.activations:
+    makers = candidate.index.makers
+    for quantizer in candidate.form.activations:
         before = makers.get(quantizer.tensor)
         if quantizer.op_type != "QuantizeLinear" or before is None or before.op_type != "DequantizeLinear":
             continue
         first = next(
-            (q for q in patient.form.activations if q.scale == before.input[1] and q is not quantizer), None
+            (q for q in candidate.form.activations if q.scale == before.input[1] and q is not quantizer), None
         )
         grid = quantizer.grid
         if first is None or first.grid.agrees(grid):
@@ -48,19 +48,19 @@ def find_double(patient: Patient) -> Iterator[Suspicion]:
         )
 
 
-def find_inside_fusion(patient: Patient) -> Iterator[Suspicion]:
+def find_inside_fusion(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield pairs between a layer and the Relu or BatchNormalization behind it, if they are few.
 
     Quantizers of some tools put one there always: that is their way, and no fault of the file.
     """
-    index = patient.index
+    index = candidate.index
     direct = sum(
         index.makers[node.input[0]].op_type in _LAYERS
         for node in index.nodes
         if node.op_type in FUSED and node.input[0] in index.makers
     )
     inside = []
-    for quantizer in patient.form.activations:
+    for quantizer in candidate.form.activations:
         maker = index.makers.get(quantizer.tensor)
         if quantizer.op_type != "QuantizeLinear" or maker is None or maker.op_type not in _LAYERS:
             continue
@@ -89,7 +89,7 @@ def _suspect_pair(quantizer: ActivationQuantizer, *, kind: str, evidence: str, r
         repair=repair,
         is_certain=True,
         numbers=(quantizer.number,),
-        change=Change(off=frozenset({quantizer.number})),
+        trial=TrialState(off=frozenset({quantizer.number})),
         edits=(partial(FileEditor.bypass, quantizing=quantizer.node),),
     )
 
@@ -101,13 +101,13 @@ def _readers_of_pair(index: GraphIndex, tensor: str) -> list[onnx.NodeProto]:
     return [node for name in values for node in index.readers.get(name, ())]
 
 
-def find_missing(patient: Patient) -> Iterator[Suspicion]:
+def find_missing(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield sums that read a tensor in float although it has a pair.
 
     Either other sums read pairs, or a kernel would compute the sum with the layer in front if it had one.
     """
-    index = patient.index
-    pairs = _pairs_by_tensor(patient)
+    index = candidate.index
+    pairs = _pairs_by_tensor(candidate)
     sums = [n for n in index.nodes if n.op_type == "Add" and all(name in index.makers for name in n.input)]
     full = [node for node in sums if all(_is_pair(index, name) for name in node.input)]
     for node in sums:
@@ -130,16 +130,16 @@ def find_missing(patient: Patient) -> Iterator[Suspicion]:
         )
 
 
-def find_left_in_float(patient: Patient) -> Iterator[Suspicion]:
+def find_left_in_float(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield layers of the middle in float between quantized ones, where these are few."""
-    index, constants = patient.index, patient.index.constants
+    index, constants = candidate.index, candidate.index.constants
     layers = [
         node
         for node in index.nodes
         if node.op_type in WEIGHTED_INPUTS and any(_is_weight(index, name) for name in node.input[:2])
     ]
     floats = [n for n in layers if not any(_is_pair(index, name) for name in n.input[:2])]
-    pairs = _pairs_by_tensor(patient)
+    pairs = _pairs_by_tensor(candidate)
     if len(floats) > MOST_LEFT * len(layers):
         return
     for node in floats:
@@ -158,9 +158,9 @@ def find_left_in_float(patient: Patient) -> Iterator[Suspicion]:
         )
 
 
-def find_shifted(patient: Patient) -> Iterator[Suspicion]:
+def find_shifted(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield numbers that are read by another scale or zero point than they were given."""
-    for node, tensor in patient.form.shifted:
+    for node, tensor in candidate.form.shifted:
         yield Suspicion(
             kind="mismatched_pair",
             evidence="its numbers are written by one scale or zero point and read by another",
@@ -195,12 +195,12 @@ def _is_weight(index: GraphIndex, name: str) -> bool:
     return name in index.constants and len(index.constants[name].dims) > 1
 
 
-def _pairs_by_tensor(patient: Patient) -> dict[str, str]:
+def _pairs_by_tensor(candidate: FileCandidate) -> dict[str, str]:
     """Return the dequantized form of each tensor with a pair."""
     found = {}
-    for node in patient.index.nodes:
+    for node in candidate.index.nodes:
         if node.op_type == "QuantizeLinear":
-            for reader in patient.index.readers.get(node.output[0], ()):
+            for reader in candidate.index.readers.get(node.output[0], ()):
                 if reader.op_type == "DequantizeLinear":
                     found[node.input[0]] = reader.output[0]
     return found

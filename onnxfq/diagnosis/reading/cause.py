@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.support.records import Record
 
 if TYPE_CHECKING:
+    from onnxfq.diagnosis.reading.candidate import FileCandidate
     from onnxfq.diagnosis.reading.file_editor import FileEditor
-    from onnxfq.diagnosis.reading.patient import Patient
 
 
 class Cause(Record):
@@ -40,6 +40,10 @@ FOUND = ("kind", "tensor", "node", "evidence", "repair")
 """Fields that a cause takes from its suspicion."""
 
 
+Edit = Callable[["FileEditor"], None]
+"""A change of the file, for its editor."""
+
+
 @dataclass(frozen=True)
 class Suspicion:
     """A cause before it is measured against the others.
@@ -50,7 +54,7 @@ class Suspicion:
         is_certain: whether it is a fault at any harm.
         is_whole: whether it explains what other causes say about single tensors.
         numbers: the quantizers that it concerns.
-        change: the repair, for the board.
+        trial: the repair, for the toggles.
         edits: the repair, for the file; none if there is no repair.
     """
 
@@ -63,9 +67,9 @@ class Suspicion:
     is_certain: bool = False
     is_whole: bool = False
     numbers: tuple[int, ...] = ()
-    change: Change = field(default_factory=Change)
-    edits: tuple[Callable[[FileEditor], None], ...] = ()
+    trial: TrialState = AS_WRITTEN
+    edits: tuple[Edit, ...] = ()
 
 
-Detector = Callable[["Patient"], Iterator[Suspicion]]
+Detector = Callable[["FileCandidate"], Iterator[Suspicion]]
 """Yields what one kind of cause suspects."""

@@ -13,8 +13,8 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.reading.board import Board, Change, Limit
 from onnxfq.diagnosis.reading.quantizers import SwitchedForm
+from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, FileToggles, Limit
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
@@ -102,18 +102,18 @@ class FloatModel:
             )
         return [mine[all_of_file.index(name)] if name in all_of_file else name for name in outputs]
 
-    def match(self, board: Board, feeds: Sequence[Feed], *, keeps_relus: bool) -> None:
+    def match(self, toggles: FileToggles, feeds: Sequence[Feed], *, keeps_relus: bool) -> None:
         """Match tensors by values on some feeds, and the weights of layers by values too.
 
         keeps_relus: whether the file has its Relu and Clip operators; else ranges do their work.
         """
         candidates = [*feeds[0], *self.session.output_names]
         floats = _stack(self.run(feed, candidates) for feed in feeds)
-        inner = _stack(board.run(feed, Change(), board.inner) for feed in feeds)
+        inner = _stack(toggles.run(feed, AS_WRITTEN, toggles.inner) for feed in feeds)
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for at, array in enumerate(floats):
             by_shape.setdefault(array.shape, []).append(at)
-        for quantizer, array in zip(board.form.activations, inner, strict=True):
+        for quantizer, array in zip(toggles.form.activations, inner, strict=True):
             places = by_shape.get(array.shape, [])
             alike = {candidates[at]: correlate(array, floats[at]) for at in places}
             best = max(alike.values(), default=0.0)
@@ -130,7 +130,7 @@ class FloatModel:
                 self.unmatched.append(quantizer.tensor)
             if not keeps_relus and quantizer.starts_at_zero and quantizer.number in self.tensors:
                 self._advance(quantizer.number)
-        self._match_layers(board.form)
+        self._match_layers(toggles.form)
 
     def _advance(self, number: int) -> None:
         """Go from a tensor to the Relu or Clip that is its only reader: the range does the work of that."""

@@ -13,6 +13,9 @@ from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.values import GridFit, TensorValues
 from onnxfq.numerics.metrics import ratio_db
 
+WIDE = 1.5
+"""Width of a range over its values' from which it is too wide: samples of one kind differ by less."""
+
 
 @dataclass(frozen=True)
 class RangeReading:
@@ -51,6 +54,11 @@ class RangeReading:
         """Width of the range over the values'; 1 where all values are 0."""
         (low, high), (least, most) = self.ends
         return (high - low) / (most - least) if most > least else 1.0
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the range is about as wide as the values."""
+        return 1 / WIDE < self.ratio < WIDE
 
     @property
     def overrun(self) -> float:
@@ -112,6 +120,11 @@ class RangeReading:
     def steps_used(self) -> float:
         """Share of the numbers of the grid that lie within the values."""
         return min(1.0, 1.0 / self.ratio) if self.ratio else 1.0
+
+
+def mean_misfit(readings: Sequence[RangeReading]) -> float:
+    """Return how far the ends of ranges and values are apart on average; 0 without ranges."""
+    return float(np.mean([reading.misfit for reading in readings])) if readings else 0.0
 
 
 def typical(figures: Sequence[float]) -> float:

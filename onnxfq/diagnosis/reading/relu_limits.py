@@ -6,8 +6,8 @@ import math
 
 import onnx
 
-from onnxfq.diagnosis.reading.board import Limit
 from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, SwitchedForm
+from onnxfq.diagnosis.reading.toggles import Limit
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 

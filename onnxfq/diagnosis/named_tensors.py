@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnxfq.calibration.calibrators.entropy import linear_histogram
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
-from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.documents.layers import ChannelSizes, TensorRow
 from onnxfq.numerics.metrics import ratio_db
 
@@ -19,9 +19,9 @@ MOST = 24
 """Tensors that are drawn."""
 
 
-def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRow, ...]:
+def named_rows(candidate: FileCandidate, causes: Sequence[Suspicion]) -> tuple[TensorRow, ...]:
     """Return a row for each activation that a cause names, in the order of the causes; none without data."""
-    if patient.board is None:
+    if candidate.opened is None:
         return ()
     kinds: dict[int, list[str]] = {}
     for cause in causes:
@@ -29,7 +29,7 @@ def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRo
             kinds.setdefault(number, []).append(cause.kind)
     rows = []
     for number, names in list(kinds.items())[:MOST]:
-        quantizer, values = patient.form.activations[number], patient.values[number]
+        quantizer, values = candidate.form.activations[number], candidate.values[number]
         seen, (low, high) = values.seen, quantizer.grid.limits
         if not seen.finite:
             continue
