@@ -126,21 +126,13 @@ def _open(
         proto = proto if lifted is None else lower(lifted)
     standard_form(proto)
     form = switch_form(proto, source)
-    feeds = _read_feeds(proto, data, options, count)
+    opened = () if data is None else open_feeds(proto, data, options.batch, options.data.unsurveyed)
+    feeds = list(islice(opened, count))
+    if data is not None and not feeds:
+        raise DataError("there is no sample in the data; give at least 1")
     floats = None if reference is None else FloatModel.open(reference, proto, options.threads)
     toggles = None if data is None else _open_toggles(form, proto, floats, feeds, source, options.threads)
     return FileCandidate(source, proto, form, toggles, floats, feeds, target)
-
-
-def _read_feeds(proto: onnx.ModelProto, data: Data | None, options: RunOptions, count: int) -> Sequence[Feed]:
-    """Return the first samples of the data. Raises DataError if there is none."""
-    if data is None:
-        return []
-    opened = open_feeds(proto, data, options.batch, options.data.unsurveyed)
-    feeds = list(islice(opened, count))
-    if not feeds:
-        raise DataError("there is no sample in the data; give at least 1")
-    return feeds
 
 
 def _open_toggles(

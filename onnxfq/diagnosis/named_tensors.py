@@ -9,6 +9,7 @@ import numpy as np
 from onnxfq.calibration.calibrators.entropy import linear_histogram
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.range_reading import RangeReading
 from onnxfq.documents.layers import ChannelSizes, TensorRow
 from onnxfq.numerics.metrics import ratio_db
 
@@ -34,7 +35,7 @@ def named_rows(candidate: FileCandidate, causes: Sequence[Suspicion]) -> tuple[T
         if not seen.finite:
             continue
         edges = np.linspace(min(seen.rmin, low), max(seen.rmax, high), BINS + 1)  # a wide grid is seen too
-        noise = values.noise(quantizer.grid.scale, quantizer.grid.zero, quantizer)
+        noise, _ = RangeReading([quantizer], values).noises
         rows.append(
             TensorRow(
                 tensor=quantizer.tensor,

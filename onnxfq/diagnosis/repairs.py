@@ -33,9 +33,7 @@ class Repairs:
         """Return the diagnosis with what each repair restores; `together` gets those that do no harm."""
         candidate, measure = self._candidate, self._measure
         causes: list[Cause] = []
-        before = after = None
-        if candidate.opened is not None:
-            before = measure.reported(candidate.proto)
+        before = None if candidate.opened is None else measure.reported(candidate.proto)
         repairs: list[Suspicion] = []
         good: list[Suspicion] = []
         for suspicion in suspicions:
@@ -46,26 +44,21 @@ class Repairs:
                 repairs.append(suspicion)
                 if alone is None or measure.function is not None or keeps_sqnr([before], [alone]):
                     good.append(suspicion)
-            known = {name: getattr(suspicion, name) for name in FOUND}
-            causes.append(Cause(**known, before=before, after=alone))
+            found = {name: getattr(suspicion, name) for name in FOUND}
+            causes.append(Cause(**found, before=before, after=alone))
         if repairs:
             self._combine(repairs, good)
-        if self.is_changed:
-            after = measure.reported(self.together)
-        count = len(candidate.form.activations) + len(candidate.form.constants)
-        verdict = NOTHING_READ
-        if count:
-            with_float = candidate.floats is not None
-            verdict = verdict_of(tuple(causes), before, after, measure.unit, with_float=with_float)
+        after = measure.reported(self.together) if self.is_changed else None
+        form, floats = candidate.form, candidate.floats
+        count = len(form.activations) + len(form.constants)
+        verdict = verdict_of(tuple(causes), before, after, measure.unit, with_float=floats is not None)
         return Diagnosis(
             source=candidate.source,
-            verdict=verdict,
+            verdict=verdict if count else NOTHING_READ,
             causes=tuple(causes),
             looked_at=looked_at,
-            not_looked_at=tuple(
-                f"{kind}: {count}" for kind, count in Counter(candidate.form.passed_over).items()
-            ),
-            unmatched=() if candidate.floats is None else tuple(candidate.floats.unmatched),
+            not_looked_at=tuple(f"{kind}: {n}" for kind, n in Counter(form.passed_over).items()),
+            unmatched=() if floats is None else tuple(floats.unmatched),
             quantizers=count,
             samples=len(candidate.feeds),
             unit=measure.unit,

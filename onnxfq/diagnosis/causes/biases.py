@@ -27,7 +27,7 @@ CHANGED = 0.5
 
 def find_biases(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield biases that are missing, saturated or another one than the float model's."""
-    stored = {one.constant: one for one in candidate.form.constants}
+    stored = {one.constant: one.grid.steps for one in candidate.form.constants if one.is_bias}
     layers = [node for node in candidate.form_index.nodes if node.op_type in _BIASED and len(node.input) > 2]
     values = {
         node.name: np.asarray(tensor_array(candidate.form_index.constants[node.input[2]]), np.float32)
@@ -37,10 +37,8 @@ def find_biases(candidate: FileCandidate) -> Iterator[Suspicion]:
     for node in layers:
         if node.name not in values:
             continue
-        bias, constant = values[node.name], stored.get(node.input[2])
-        full = 0
-        if constant is not None and constant.is_bias:
-            full = int((np.abs(constant.grid.steps.astype(np.int64)) >= FULL).sum())
+        bias, steps = values[node.name], stored.get(node.input[2], np.zeros(0))
+        full = int((np.abs(steps.astype(np.int64)) >= FULL).sum())
         layer = None if candidate.floats is None else candidate.floats.layers.get(node.name)
         wanted = None if layer is None else layer.bias
         if full:
@@ -63,24 +61,25 @@ def _others_have_one(
     node: onnx.NodeProto, layers: list[onnx.NodeProto], values: dict[str, NDArray[np.float32]]
 ) -> bool:
     """Tell whether there are several layers of the same kind, and all have a bias."""
-    others = [
-        values[o.name] for o in layers if o.op_type == node.op_type and o is not node and o.name in values
-    ]
-    return len(others) > 1 and all(np.any(bias) for bias in others)
+    alike = [one.name for one in layers if one.op_type == node.op_type and one is not node]
+    others = [values[name] for name in alike if name in values]
+    return len(others) > 1 and all(map(np.any, others))
 
 
 def _suspect(
     candidate: FileCandidate, node: onnx.NodeProto, kind: str, text: str, wanted: Any, *, is_certain: bool
 ) -> Suspicion:
-    trial = AS_WRITTEN if wanted is None else TrialState(constants={node.input[2]: wanted})
-    edits = () if wanted is None else (partial(FileEditor.set_bias, layer=node.name, values=wanted),)
+    trial, edits, repair = AS_WRITTEN, [], "give the float model, which has it"
+    if wanted is not None:
+        trial, repair = TrialState(constants={node.input[2]: wanted}), "the bias of the float layer"
+        edits = [partial(FileEditor.set_bias, layer=node.name, values=wanted)]
     return Suspicion(
         kind=kind,
         evidence=text,
         tensor=node.output[0] if node.output[0] in candidate.index.makers else "",
         node=node.name,
-        repair="the bias of the float layer" if wanted is not None else "give the float model, which has it",
+        repair=repair,
         is_certain=is_certain,
         trial=trial,
-        edits=edits,
+        edits=tuple(edits),
     )

@@ -8,16 +8,18 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.calibration.calibrators import MSE
 from onnxfq.diagnosis.causes.weight_reading import WeightReading, read_weights
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Edit, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
+from onnxfq.diagnosis.reading.range_reading import RangeReading
 from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.diagnosis.reading.values import TensorValues
 from onnxfq.documents.layers import WIDE, ChannelSizes
 from onnxfq.graph.node_fields import attributes_of
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.layout import Layout
 
 HALF = 0.5
 """Share of the noise of the file from which such a tensor is a cause: many sound networks have one."""
@@ -30,22 +32,18 @@ def find_activation_channels(candidate: FileCandidate) -> Iterator[Suspicion]:
         sizes = ChannelSizes.of(values.channels, len(values.seen.feed_ranges))
         if sizes is None or not sizes.median or sizes.ratio < WIDE:
             continue
-        if candidate.share((quantizer.number,)) < HALF:
-            continue
-        repair = TrialState(off=frozenset({quantizer.number}))
-        harm = candidate.harm((quantizer.number,), repair)
-        if harm < HALF:
+        numbers = (quantizer.number,)
+        repair = TrialState(off=frozenset(numbers))
+        if candidate.share(numbers) < HALF or (harm := candidate.harm(numbers, repair)) < HALF:
             continue
         edits = _equalize(candidate, quantizer)
         by_hand = "quantize the float model again: `onnxfq quantize` evens out channels with --repair auto"
-        yield Suspicion(
+        yield Suspicion.of(
+            [quantizer],
             kind="channel_spread",
             evidence=f"{sizes}: that one has {100 / sizes.ratio:.2g}% of the grid",
-            tensor=quantizer.tensor,
-            node=quantizer.node,
             repair="a Mul that evens out the channels, and its inverse in the weights" if edits else by_hand,
             harm=harm,
-            numbers=(quantizer.number,),
             trial=repair,
             edits=edits,
         )
@@ -63,27 +61,24 @@ def _equalize(candidate: FileCandidate, quantizer: ActivationQuantizer) -> tuple
         return ()
     sizes = candidate.values[quantizer.number].channels
     weights = [_weight_sizes(one) for one in layers]
-    if any(one is None or one.shape != sizes.shape for one in weights):
+    if any(one.shape != sizes.shape for one in weights):
         return ()
-    largest = np.max([one for one in weights if one is not None], 0)
-    factors = np.sqrt(np.where(sizes > 0, sizes, 1) / np.where(largest > 0, largest, 1)).astype(np.float32)
-    factors = np.where((sizes > 0) & (largest > 0), factors, 1).astype(np.float32)
+    largest = np.max(weights, 0)
+    is_used = (sizes > 0) & (largest > 0)
+    factors = np.sqrt(np.where(is_used, sizes, 1) / np.where(is_used, largest, 1)).astype(np.float32)
     spatial = layers[0].values.ndim - 2 if layers[0].layer.op_type == "Conv" else 0
     shaped = factors.reshape(-1, *[1] * spatial)
-    parts = [
-        TensorValues.of(array / shaped, not spatial)
-        for feed in candidate.feeds
-        for array in candidate.inner(feed, [quantizer])
-    ]
-    fit = TensorValues.over(parts).fit(quantizer, MSE)
+    runs = (candidate.inner(feed, [quantizer]) for feed in candidate.feeds)
+    values = TensorValues.over([TensorValues.of(array / shaped, not spatial) for (array,) in runs])
+    _, fit = RangeReading([quantizer], values).fits
     edits: list[Edit] = [
         partial(FileEditor.divide, quantizer=quantizer, factors=shaped),
         partial(FileEditor.set_grid, quantizer=quantizer, fit=fit),
     ]
     for one in layers:
-        values = one.values if one.floats is None else one.floats
-        wide = [-1 if at == _input_axis(one) else 1 for at in range(values.ndim)]
-        weight = (values * factors.reshape(wide)).astype(np.float32)
+        floats = one.values if one.floats is None else one.floats
+        wide = [-1 if at == _input_axis(one) else 1 for at in range(floats.ndim)]
+        weight = (floats * factors.reshape(wide)).astype(np.float32)
         edits.append(one.round_again(weight, one.own_axis)[1])
     return tuple(edits)
 
@@ -96,10 +91,9 @@ def _input_axis(reading: WeightReading) -> int:
     return 1 if layer.op_type == "Gemm" and attributes_of(layer).get("transB") else len(shape) - 2
 
 
-def _weight_sizes(reading: WeightReading) -> NDArray[np.float32] | None:
-    """Return the largest weight of each channel of the data; None where channels are in groups."""
+def _weight_sizes(reading: WeightReading) -> NDArray[np.float32]:
+    """Return the largest weight of each channel of the data; nothing for other operators."""
     if reading.layer.op_type not in ("Conv", "Gemm", "MatMul"):
-        return None
-    at = _input_axis(reading)
-    others = tuple(axis for axis in range(reading.values.ndim) if axis != at)
-    return np.asarray(np.abs(reading.values).max(others))
+        return np.zeros(0, np.float32)
+    layout = Layout(Granularity(_input_axis(reading)), reading.values.shape)
+    return layout.reduce(np.maximum, np.abs(reading.values), 0.0)

@@ -58,24 +58,12 @@ def _region(index: GraphIndex, start: onnx.NodeProto) -> list[str]:
     """Return the outputs of the nodes between the casts around a node; none if it is not between casts."""
     if start.op_type != "Cast":
         return []
-    region, waiting = [], [start]
-    while waiting:
-        node = waiting.pop()
-        if node.output[0] in region:
-            continue
-        region.append(node.output[0])
-        readers = index.readers.get(node.output[0], [])
-        if node.output[0] in index.outputs:
-            return []
-        if node is start or node.op_type != "Cast":
-            waiting += readers
-    inside = {name for name in region}
-    for name in region:
-        node = index.makers[name]
-        given = [read for read in node.input if read and read not in inside and read not in index.constants]
-        if node is not start and given:
-            return []
-    return region
+    casts = [node.output[0] for node in index.nodes if node.op_type == "Cast" and node is not start]
+    behind = {node.output[0]: node for node in index.nodes_behind(start.output, casts)}
+    region = [start.output[0], *behind]
+    given = {read for node in behind.values() for read in node.input if read}
+    is_inside = given <= {*region, *index.constants} and index.outputs.isdisjoint(region)
+    return region if is_inside else []
 
 
 def _widen(editor: FileEditor, region: tuple[str, ...]) -> None:

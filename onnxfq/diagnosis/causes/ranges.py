@@ -55,16 +55,9 @@ LOST_DB = 6.0
 def find_ranges(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield scales whose range is too wide or too narrow for the data, or cannot hold its sign."""
     readings = candidate.ranges
-    misfits = [r.misfit for r in readings]
-    shifts = [abs(r.shift) for r in readings]
-    found = []
-    for reading in readings:
-        others = [other.ratio for other in readings if other is not reading]
-        if reading.values.power:
-            found.append((reading, *_explain(reading, others, typical(misfits), typical(shifts))))
-    found.sort(key=lambda row: row[0].excess, reverse=True)
-    found = [row for row in found if row[1]]
-    for place, (reading, kind, evidence, is_certain) in enumerate(found):
+    found = [(one, *_explain(one, readings)) for one in readings if one.values.power]
+    faults = sorted((row for row in found if row[1]), key=lambda row: row[0].excess, reverse=True)
+    for place, (reading, kind, evidence, is_certain) in enumerate(faults):
         is_measured = place < MEASURED
         if is_certain or (is_measured and candidate.share(reading.numbers) >= MINOR):
             other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
@@ -76,22 +69,18 @@ def find_ranges(candidate: FileCandidate) -> Iterator[Suspicion]:
             yield _suspect(candidate, reading, kind, evidence, is_certain, is_measured)
 
 
-def _explain(
-    reading: RangeReading, others: list[float], misfit: float, shift: float
-) -> tuple[str, str, bool]:
+def _explain(reading: RangeReading, readings: Sequence[RangeReading]) -> tuple[str, str, bool]:
     """Return the kind of fault, its evidence, and whether it is a fault at any harm; empty without one."""
+    others = [other.ratio for other in readings if other is not reading]
     quantizer, values = reading.quantizer, reading.values
     low, high = quantizer.grid.limits
     seen, half = values.seen, quantizer.grid.scale / 2
     covers = f"the range is {low:.4g}..{high:.4g} and the data is {seen.rmin:.4g}..{seen.rmax:.4g}"
-    below, above = values.saturated(quantizer)
+    below, above = reading.saturated
     if quantizer.starts_at_zero and values.is_signed and seen.rmin < -half:
         part, energy = values.below_zero
-        return (
-            "unsigned_on_signed",
-            f"{covers}: {100 * part:.3g}% of the values, with {100 * energy:.3g}% of the energy, become 0",
-            True,
-        )
+        zeros = f"{100 * part:.3g}% of the values, with {100 * energy:.3g}% of the energy, become 0"
+        return "unsigned_on_signed", f"{covers}: {zeros}", True
     if reading.ratio > WIDE and reading.ratio > WIDE * min(typical(others), 1.0):
         used = f"{covers}: {100 * reading.steps_used:.2g}% of its grid is used"
         widest = float(np.quantile(others, WIDEST, method="lower")) if others else 1.0
@@ -100,14 +89,11 @@ def _explain(
     if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING + most:
         side = "both ends" if min(below, above) > 0 else ("the lower end" if below else "the upper end")
         share = f"{covers}: {100 * (below + above):.3g}% of the values saturate at {side}"
-        is_outlier = reading.misfit > OUTLYING * misfit
-        far = reading.overrun > 1 - 1 / WIDE and is_outlier
-        if abs(reading.shift) > max(SHIFTED + least, OUTLYING * shift):
-            share, far = (
-                f"{share}, the other is {100 * abs(reading.shift):.2g}% of the width too far out",
-                True,
-            )
-        return "clipping", f"{share}, {reading.excess_db:.1f} dB over the best range", far
+        is_outlier = reading.misfit > OUTLYING * typical([one.misfit for one in readings])
+        is_far, moved = reading.overrun > 1 - 1 / WIDE and is_outlier, abs(reading.shift)
+        if moved > max(SHIFTED + least, OUTLYING * typical([abs(one.shift) for one in readings])):
+            share, is_far = f"{share}, the other is {100 * moved:.2g}% of the width too far out", True
+        return "clipping", f"{share}, {reading.excess_db:.1f} dB over the best range", is_far
     if reading.excess_db >= LOST_DB and not below + above:
         lost = f"{covers}: {100 * values.share_between(-half, half):.3g}% of the values become 0"
         return "lost_values", f"{lost}, {reading.excess_db:.1f} dB over the best range", False
@@ -117,11 +103,8 @@ def _explain(
 def _owner(reading: RangeReading, readings: Sequence[RangeReading]) -> RangeReading | None:
     """Return another tensor that has the same scale and zero point, and whose values they fit."""
     grid = reading.quantizer.grid
-    for other in readings:
-        same = (other.quantizer.grid.scale, other.quantizer.grid.zero) == (grid.scale, grid.zero)
-        if other is not reading and same and other.is_near:
-            return other
-    return None
+    near = (other for other in readings if other is not reading and other.is_near)
+    return next((other for other in near if other.quantizer.grid.agrees(grid)), None)
 
 
 def _suspect(
@@ -137,15 +120,13 @@ def _suspect(
     if is_input and kind in ("wide_range", "clipping"):
         kind, evidence = "preprocessing", f"the input was calibrated on other values: {evidence}"
     fit, harm = choose_fit(candidate, reading) if is_measured else (reading.fits[1], 0.0)
-    return Suspicion(
+    return Suspicion.of(
+        reading.group,
         kind=kind,
         evidence=evidence,
-        tensor=quantizer.tensor,
-        node=quantizer.node,
         repair=f"the range of the data: scale {fit.scale:.4g}, zero point {fit.zero:g}",
         harm=harm,
         is_certain=is_certain,
-        numbers=reading.numbers,
         trial=TrialState(grids=dict.fromkeys(reading.numbers, fit)),
         edits=tuple(grid_edits(candidate, reading.group, fit)),
     )
@@ -153,11 +134,10 @@ def _suspect(
 
 def choose_fit(candidate: FileCandidate, reading: RangeReading) -> tuple[GridFit, float]:
     """Return the grid that holds all values or the one of least error, whichever is better, and the harm."""
-    fits = dict.fromkeys(reading.fits)
-    numbers = reading.numbers
-    harms = [(candidate.harm(numbers, TrialState(grids=dict.fromkeys(numbers, fit))), fit) for fit in fits]
-    harm, fit = max(harms, key=lambda row: row[0])
-    return fit, harm
+    trials = {fit: TrialState(grids=dict.fromkeys(reading.numbers, fit)) for fit in reading.fits}
+    harms = {fit: candidate.harm(reading.numbers, trial) for fit, trial in trials.items()}
+    fit = max(harms, key=lambda one: harms[one])
+    return fit, harms[fit]
 
 
 def grid_edits(candidate: FileCandidate, group: Sequence[ActivationQuantizer], fit: GridFit) -> list[Edit]:

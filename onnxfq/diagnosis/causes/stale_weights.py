@@ -44,7 +44,7 @@ def find_stale(reading: WeightReading, others: Sequence[WeightReading]) -> Suspi
         f"{factors.max():.3g} times those of the float model, and the weight has not the inverse factors"
     )
     repair = "the weight of the float layer with the inverse factors"
-    return reading.suspect("stale_weights", text, repair, fix, is_certain=False)
+    return reading.suspect(text, repair, fix, kind="stale_weights", is_certain=False)
 
 
 def _channel_factors(candidate: FileCandidate, number: int, name: str) -> NDArray[np.float64] | None:

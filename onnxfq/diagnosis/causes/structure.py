@@ -8,15 +8,20 @@ from functools import partial
 import numpy as np
 import onnx
 
-from onnxfq.diagnosis.reading.candidate import FileCandidate
+from onnxfq.calibration.calibrators import MINMAX
+from onnxfq.calibration.calibrators.groups import group_ranges
+from onnxfq.diagnosis.reading.candidate import FileCandidate, find_origin
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.stored_weight import channel_axis
 from onnxfq.diagnosis.reading.toggles import TrialState
-from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.ops import MOVES, WEIGHTED_INPUTS
+from onnxfq.graph.ops import MOVES, QDQ_OPS, WEIGHTED_INPUTS
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.numerics.spec import QuantSpec
 
 FUSED = ("BatchNormalization", "Clip", "Relu")
 """Operators that kernels compute with the convolution in front."""
@@ -34,18 +39,12 @@ def find_double(candidate: FileCandidate) -> Iterator[Suspicion]:
         before = makers.get(quantizer.tensor)
         if quantizer.op_type != "QuantizeLinear" or before is None or before.op_type != "DequantizeLinear":
             continue
-        first = next(
-            (q for q in candidate.form.activations if q.scale == before.input[1] and q is not quantizer), None
-        )
-        grid = quantizer.grid
+        others = (one for one in candidate.form.activations if one is not quantizer)
+        first, grid = next((one for one in others if one.scale == before.input[1]), None), quantizer.grid
         if first is None or first.grid.agrees(grid):
             continue
-        yield _suspect_pair(
-            quantizer,
-            kind="double_quantization",
-            evidence=f"quantized by a scale of {first.grid.scale:.4g}, and again by one of {grid.scale:.4g}",
-            repair="the second pair removed",
-        )
+        evidence = f"quantized by a scale of {first.grid.scale:.4g}, and again by one of {grid.scale:.4g}"
+        yield _suspect_pair(quantizer, evidence, "the second pair removed", kind="double_quantization")
 
 
 def find_inside_fusion(candidate: FileCandidate) -> Iterator[Suspicion]:
@@ -54,17 +53,14 @@ def find_inside_fusion(candidate: FileCandidate) -> Iterator[Suspicion]:
     Quantizers of some tools put one there always: that is their way, and no fault of the file.
     """
     index = candidate.index
-    direct = sum(
-        index.makers[node.input[0]].op_type in _LAYERS
-        for node in index.nodes
-        if node.op_type in FUSED and node.input[0] in index.makers
-    )
+    fused = [index.makers.get(node.input[0]) for node in index.nodes if node.op_type in FUSED]
+    direct = sum(maker is not None and maker.op_type in _LAYERS for maker in fused)
     inside = []
     for quantizer in candidate.form.activations:
         maker = index.makers.get(quantizer.tensor)
         if quantizer.op_type != "QuantizeLinear" or maker is None or maker.op_type not in _LAYERS:
             continue
-        readers = _readers_of_pair(index, quantizer.tensor)
+        readers = candidate.readers(quantizer)
         if readers and all(node.op_type in FUSED for node in readers):
             inside.append((quantizer, maker, readers))
     if len(inside) > direct:
@@ -74,31 +70,20 @@ def find_inside_fusion(candidate: FileCandidate) -> Iterator[Suspicion]:
             f"a pair stands between {maker.op_type} {maker.name!r} and {readers[0].op_type} "
             f"{readers[0].name!r}, which a kernel computes together; {direct} others have none"
         )
-        yield _suspect_pair(
-            quantizer, kind="pair_inside_fusion", evidence=evidence, repair="the pair removed"
-        )
+        yield _suspect_pair(quantizer, evidence, "the pair removed", kind="pair_inside_fusion")
 
 
-def _suspect_pair(quantizer: ActivationQuantizer, *, kind: str, evidence: str, repair: str) -> Suspicion:
+def _suspect_pair(quantizer: ActivationQuantizer, evidence: str, repair: str, *, kind: str) -> Suspicion:
     """Return the suspicion of a pair that should not be there; its repair is to remove it."""
-    return Suspicion(
+    return Suspicion.of(
+        [quantizer],
         kind=kind,
         evidence=evidence,
-        tensor=quantizer.tensor,
-        node=quantizer.node,
         repair=repair,
         is_certain=True,
-        numbers=(quantizer.number,),
         trial=TrialState(off=frozenset({quantizer.number})),
         edits=(partial(FileEditor.bypass, quantizing=quantizer.node),),
     )
-
-
-def _readers_of_pair(index: GraphIndex, tensor: str) -> list[onnx.NodeProto]:
-    """Return what reads the dequantized form of a tensor."""
-    codes = [n.output[0] for n in index.readers.get(tensor, ()) if n.op_type == "QuantizeLinear"]
-    values = [n.output[0] for name in codes for n in index.readers.get(name, ())]
-    return [node for name in values for node in index.readers.get(name, ())]
 
 
 def find_missing(candidate: FileCandidate) -> Iterator[Suspicion]:
@@ -180,18 +165,13 @@ def _is_quantized(index: GraphIndex, node: onnx.NodeProto) -> bool:
 
 def _is_pair(index: GraphIndex, name: str) -> bool:
     """Tell whether a tensor comes from a DequantizeLinear, moves between them left aside."""
-    maker = index.makers.get(name)
-    while maker is not None and maker.op_type in MOVES:
-        maker = index.makers.get(maker.input[0])
+    maker = index.makers.get(find_origin(index, name, MOVES))
     return maker is not None and maker.op_type == "DequantizeLinear"
 
 
 def _is_weight(index: GraphIndex, name: str) -> bool:
     """Tell whether a tensor is a constant, behind its pair or not."""
-    maker = index.makers.get(name)
-    while maker is not None and maker.op_type in (*MOVES, "QuantizeLinear", "DequantizeLinear"):
-        name = maker.input[0]
-        maker = index.makers.get(name)
+    name = find_origin(index, name, MOVES | QDQ_OPS)
     return name in index.constants and len(index.constants[name].dims) > 1
 
 
@@ -210,8 +190,8 @@ def _quantize_layer(editor: FileEditor, node: str, old: str, new: str) -> None:
     """Give a layer the pair of its input, and its weight a pair of int8 with a scale for each channel."""
     editor.redirect(old, new, (node,))
     layer = next(one for one in editor.graph.node if one.name == node)
-    values = np.asarray(tensor_array(editor.constant(layer.input[1])), np.float32)
+    values = np.asarray(editor.array(layer.input[1]), np.float32)
     axis = channel_axis(layer, values.ndim) or 0
-    around = tuple(at for at in range(values.ndim) if at != axis)
-    scale = np.maximum(np.abs(values).max(around) / 127, np.finfo(np.float32).tiny).astype(np.float32)
+    spec = QuantSpec(qtype=qtype_by_name("int8[-127,127]"), granularity=Granularity(axis))
+    scale, _ = choose_qparams(*group_ranges(values, spec, MINMAX), spec.qtype, spec.symmetric)
     editor.insert_pair(layer.input[1], scale, np.zeros(scale.shape, np.int8), (node,), axis)

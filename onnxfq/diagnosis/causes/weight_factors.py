@@ -38,7 +38,7 @@ def find_factor(reading: WeightReading, others: Sequence[WeightReading]) -> Susp
     kind = "foreign_parameters" if owner is not None else "weight_scale"
     edit = partial(FileEditor.scale_weight, constant=reading.constant, factor=factor)
     repair = f"the scale divided by {factor:.3g}"
-    return reading.suspect(kind, text, repair, (right, edit))
+    return reading.suspect(text, repair, (right, edit), kind=kind)
 
 
 def _factor_of(reading: WeightReading) -> float | None:

@@ -44,7 +44,7 @@ def find_axis(reading: WeightReading, others: Sequence[WeightReading]) -> Suspic
     )
     edit = partial(FileEditor.set_axes, scale=reading.constant.scale, axis=right)
     repair = f"the scales along axis {right}"
-    return reading.suspect("wrong_axis", text, repair, (turned.values, edit))
+    return reading.suspect(text, repair, (turned.values, edit), kind="wrong_axis")
 
 
 def find_spread(reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:
@@ -61,9 +61,9 @@ def find_spread(reading: WeightReading, others: Sequence[WeightReading]) -> Susp
     )
     text += "the grid"
     if reading.floats is None:
-        return reading.suspect("channel_spread", text, "a scale for each channel; give the float model")
+        return reading.suspect(text, "a scale for each channel; give the float model", kind="channel_spread")
     fix = reading.round_again(reading.floats, axis)
-    return reading.suspect("channel_spread", text, f"a scale for each of {used.size} channels", fix)
+    return reading.suspect(text, f"a scale for each of {used.size} channels", fix, kind="channel_spread")
 
 
 def find_unused(reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:
@@ -86,7 +86,7 @@ def find_unused(reading: WeightReading, others: Sequence[WeightReading]) -> Susp
         repair, fix = "give the float model, which has its range", None
     else:
         repair, fix = "the range of its values", reading.round_again(reading.floats, reading.own_axis)
-    return reading.suspect("weight_scale", text, repair, fix, is_certain=is_alone)
+    return reading.suspect(text, repair, fix, kind="weight_scale", is_certain=is_alone)
 
 
 def _use(steps: NDArray[np.int32], axis: int) -> NDArray[np.float64]:

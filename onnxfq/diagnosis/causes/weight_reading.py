@@ -75,7 +75,7 @@ class WeightReading:
         return float((step.astype(np.float64) ** 2 / 12).sum())
 
     def suspect(
-        self, kind: str, evidence: str, repair: str, fix: Fix | None = None, *, is_certain: bool = True
+        self, evidence: str, repair: str, fix: Fix | None = None, *, kind: str, is_certain: bool = True
     ) -> Suspicion:
         """Return a suspicion of the weight; a dynamic product has no edit."""
         constant, edits = self.constant, fix[1:] if fix and self.constant.is_editable else ()
@@ -93,7 +93,7 @@ class WeightReading:
     def round_again(self, values: NDArray[np.float32], axis: int | None) -> Fix:
         """Return what stores the weight as `values`, with a scale a channel along `axis`."""
         weight = requantize(values, self.constant, axis)
-        return weight.rounded, partial(FileEditor.set_weight, constant=self.constant, weight=weight)
+        return weight.grid.values, partial(FileEditor.set_weight, constant=self.constant, weight=weight)
 
 
 def read_weights(candidate: FileCandidate) -> list[WeightReading]:
@@ -105,10 +105,10 @@ def read_weights(candidate: FileCandidate) -> list[WeightReading]:
         readers = candidate.form_index.readers.get(constant.constant, ())
         for layer in [node for node in readers if node.op_type in WEIGHTED_INPUTS][:1]:
             matched = None if candidate.floats is None else candidate.floats.layers.get(layer.name)
-            is_alike = matched is not None and matched.weight.shape == constant.grid.steps.shape
-            rows.append(
-                WeightReading(candidate, constant, layer, matched.weight if is_alike else constant.floats)
-            )
+            floats = constant.floats
+            if matched is not None and matched.weight.shape == constant.grid.steps.shape:
+                floats = matched.weight
+            rows.append(WeightReading(candidate, constant, layer, floats))
     return rows
 
 

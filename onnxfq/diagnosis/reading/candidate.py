@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -29,7 +29,9 @@ FAITHFUL_DB = 20.0
 """SQNR from which the float form of the file computes what the float model does; int8 weights keep it."""
 
 Noise = NDArray[np.float64]
-"""Squared error over squared reference of each output that decides; inf for values that are no numbers."""
+"""Noise over signal of each output that decides; inf for infinite outputs and NaN."""
+
+_MOVING = DATA_MOVEMENT | {"Resize", "Upsample"}
 
 
 @dataclass
@@ -246,18 +248,17 @@ class FileCandidate:
         """Tell whether some of these quantizers and some others meet at a Concat, whose grid may be one."""
         sides = [[self.form.activations[number] for number in side] for side in (numbers, others)]
         for node in (node for node in self.form_index.nodes if node.op_type == "Concat"):
-            sources = {*map(self._source, node.input)}
+            sources = {find_origin(self.form_index, name, _MOVING) for name in node.input}
             if all(any(q.output in sources or q.plain in node.output for q in side) for side in sides):
                 return True
         return False
 
-    def _source(self, name: str) -> str:
-        """Return the tensor that a moved or resized one comes from."""
-        maker = self.form_index.makers.get(name)
-        while maker is not None and maker.op_type in (*DATA_MOVEMENT, "Resize", "Upsample"):
-            name = maker.input[0]
-            maker = self.form_index.makers.get(name)
-        return name
+
+def find_origin(index: GraphIndex, name: str, moves: Collection[str]) -> str:
+    """Return the tensor that one comes from by operators in `moves`."""
+    while (maker := index.makers.get(name)) is not None and maker.op_type in moves:
+        name = maker.input[0]
+    return name
 
 
 def worst_db(noise: Noise) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.support.records import Record
 
@@ -41,7 +42,7 @@ FOUND = ("kind", "tensor", "node", "evidence", "repair")
 
 
 Edit = Callable[["FileEditor"], None]
-"""A change of the file, for its editor."""
+"""Changes a file by its editor."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,12 @@ class Suspicion:
     numbers: tuple[int, ...] = ()
     trial: TrialState = AS_WRITTEN
     edits: tuple[Edit, ...] = ()
+
+    @staticmethod
+    def of(group: Sequence[ActivationQuantizer], **found: Any) -> Suspicion:
+        """Return a suspicion of the quantizers that share a scale; `found` are the other fields."""
+        numbers = tuple(quantizer.number for quantizer in group)
+        return Suspicion(tensor=group[0].tensor, node=group[0].node, numbers=numbers, **found)
 
 
 Detector = Callable[["FileCandidate"], Iterator[Suspicion]]

@@ -86,10 +86,6 @@ class GraphEditor:
                 helper.make_node("Identity", [new], [old], self.names.claim(f"{old}/same"))
             )
 
-    def constant(self, name: str) -> onnx.TensorProto:
-        """Return an initializer."""
-        return self._tensors[name]
-
     def insert_pair(
         self,
         tensor: str,

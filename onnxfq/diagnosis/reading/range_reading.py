@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from onnxfq.calibration.calibrators import MINMAX, MSE
+from onnxfq.calibration.calibrators import MINMAX, MSE, Calibrator
+from onnxfq.calibration.calibrators.grid_error import estimate_noise
+from onnxfq.calibration.statistics.bins import NEGATIVE
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.values import GridFit, TensorValues
 from onnxfq.numerics.metrics import ratio_db
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.qtypes import QType, qtype_by_name, qtype_of_integers
+from onnxfq.numerics.spec import QuantSpec
 
 WIDE = 1.5
 """Width of a range over its values' from which it is too wide: samples of one kind differ by less."""
@@ -76,7 +81,7 @@ class RangeReading:
         moves = np.abs(feeds[::2].max(0) - feeds[1::2].max(0)) / (most - least)
         return float(moves.min()), float(moves.max())
 
-    @property
+    @cached_property
     def shift(self) -> float:
         """How far both ends lie to one side of the values' ends, over their width; 0 if they do not."""
         (low, high), (least, most) = self.ends
@@ -85,7 +90,7 @@ class RangeReading:
             return 0.0
         return float(np.sign(below)) * min(abs(below), abs(above)) / (most - least)
 
-    @property
+    @cached_property
     def misfit(self) -> float:
         """How far the ends of range and values are apart, over the wider of both: 0 to 1."""
         (low, high), (least, most) = self.ends
@@ -94,14 +99,48 @@ class RangeReading:
     @cached_property
     def fits(self) -> tuple[GridFit, GridFit]:
         """The grid that holds all values, and the one of least error."""
-        return self.values.fit(self.quantizer, MINMAX), self.values.fit(self.quantizer, MSE)
+        return self._fit(MINMAX), self._fit(MSE)
+
+    def _fit(self, calibrator: Calibrator) -> GridFit:
+        """Return the grid that a calibrator gives the values, of the type and symmetry of this one.
+
+        A grid without negative numbers is given some if the values need them.
+        """
+        quantizer, values, numbers = self.quantizer, self.values, self.numbers_type
+        grid, seen = quantizer.grid, values.seen
+        if not values.power:
+            return GridFit(grid.scale, grid.zero)
+        if quantizer.is_symmetric and not numbers.is_float:
+            most = grid.codes[1] - grid.zero
+            numbers = qtype_of_integers(int(-most), int(most))
+        elif quantizer.starts_at_zero and not values.is_signed:
+            kept = seen.bins < NEGATIVE
+            seen = replace(seen, rmin=0.0, bins=seen.bins[kept], counts=seen.counts[kept])
+        spec = QuantSpec(qtype=numbers, symmetric=quantizer.is_symmetric)
+        scale, zero = choose_qparams(*calibrator(seen, spec), spec.qtype, spec.symmetric)
+        return GridFit(float(scale), grid.zero if quantizer.is_symmetric else float(zero))
+
+    @cached_property
+    def numbers_type(self) -> QType:
+        """The type of the numbers, with their limits."""
+        grid = self.quantizer.grid
+        if "int" not in grid.kind.name:
+            return qtype_by_name(grid.kind.name.replace("_", ""))
+        return qtype_of_integers(*map(int, grid.codes))
+
+    @property
+    def saturated(self) -> tuple[float, float]:
+        """The shares of values that saturate at the lower and at the upper end."""
+        (low, high), half = self.quantizer.grid.limits, self.quantizer.grid.scale / 2
+        return self.values.share_between(-np.inf, low - half), self.values.share_between(high + half, np.inf)
 
     @cached_property
     def noises(self) -> tuple[float, float]:
         """Mean square error of the grid, and the least that one of its type has."""
-        grid = self.quantizer.grid
+        grid, values = self.quantizer.grid, self.values
         own, *best = (
-            self.values.noise(*fit, self.quantizer) for fit in ((grid.scale, grid.zero), *self.fits)
+            estimate_noise(values.density, *one, self.numbers_type) / max(values.seen.finite, 1)
+            for one in ((grid.scale, grid.zero), *self.fits)
         )
         return own, min(best)
 
