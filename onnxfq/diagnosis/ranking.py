@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from onnxfq.diagnosis.reading.candidate import FileCandidate, worst_db
 from onnxfq.diagnosis.reading.cause import Suspicion
-from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
+from onnxfq.diagnosis.reading.toggles import AS_WRITTEN
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.remedies.judge import GAINED_SHARE
 
@@ -51,21 +51,16 @@ def find_suspicions(candidate: FileCandidate) -> list[Suspicion]:
             layers.append(one)
             if one.is_certain and one.trial.constants:
                 candidate.keep(one.trial)  # later detectors look behind it
-    if candidate.opened is not None:
-        layers = [
-            replace(one, harm=candidate.harm(one.numbers, one.trial)) if one.trial != AS_WRITTEN else one
-            for one in layers
-        ]
+    for at, one in enumerate(layers if candidate.opened is not None else ()):
+        if one.trial != AS_WRITTEN:
+            layers[at] = replace(one, harm=candidate.harm(one.numbers, one.trial))
     broken = {one.node for one in layers if one.kind in BROKEN and not one.edits}
     outputs = [name for node in candidate.index.nodes if node.name in broken for name in node.output]
     behind = broken | {node.name for node in candidate.index.nodes_behind(outputs)}
     detectors = () if candidate.opened is None else RANGE_DETECTORS.values()
     ranges = [one for find in detectors for one in find(candidate)]
-    return layers + [
-        one
-        for one in ranges
-        if not broken or (not one.is_whole and (one.is_certain and one.node not in behind))
-    ]
+    apart = [one for one in ranges if one.is_certain and not one.is_whole and one.node not in behind]
+    return layers + (apart if broken else ranges)
 
 
 def rank(candidate: FileCandidate, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
@@ -80,12 +75,9 @@ def rank(candidate: FileCandidate, suspicions: Sequence[Suspicion]) -> list[Susp
         one for one in suspicions if one.kind not in EXPLAINED or not placed & {*one.numbers} or one.is_whole
     ]
     is_sound = candidate.opened is not None and worst_db(candidate.whole) >= SOUND_DB
-    wholes = [
-        one
-        for one in suspicions
-        if one.is_whole and one.harm >= GAINED_SHARE and (one.is_certain or not is_sound)
-    ]
-    whole = max(wholes, key=lambda one: one.harm, default=None)
+    wholes = [one for one in suspicions if one.is_whole and (one.is_certain or not is_sound)]
+    harmful = [one for one in wholes if one.harm >= GAINED_SHARE]
+    whole = max(harmful, key=lambda one: one.harm, default=None)
     causes = [] if whole is None else [whole]
     repaired = AS_WRITTEN if whole is None else whole.trial
     for one in sorted(suspicions, key=lambda suspicion: suspicion.harm, reverse=True):
@@ -93,12 +85,8 @@ def rank(candidate: FileCandidate, suspicions: Sequence[Suspicion]) -> list[Susp
             continue
         least = HALF if one.kind in EXPLAINED else GAINED_SHARE
         least = ALMOST_ALL if is_sound else least
-        is_clear = one.harm >= least * _left(candidate, repaired)
-        if one.is_certain or is_clear:
+        left = math.inf if candidate.opened is None else candidate.left_by(repaired)
+        if one.is_certain or one.harm >= least * left:
             causes.append(one)
             repaired |= one.trial
     return causes
-
-
-def _left(candidate: FileCandidate, repaired: TrialState) -> float:
-    return math.inf if candidate.opened is None else candidate.left_by(repaired)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -73,13 +74,6 @@ def _suspect(
     if wanted is not None:
         trial, repair = TrialState(constants={node.input[2]: wanted}), "the bias of the float layer"
         edits = [partial(FileEditor.set_bias, layer=node.name, values=wanted)]
-    return Suspicion(
-        kind=kind,
-        evidence=text,
-        tensor=node.output[0] if node.output[0] in candidate.index.makers else "",
-        node=node.name,
-        repair=repair,
-        is_certain=is_certain,
-        trial=trial,
-        edits=tuple(edits),
-    )
+    tensor = node.output[0] if node.output[0] in candidate.index.makers else ""
+    found = Suspicion(kind=kind, evidence=text, tensor=tensor, node=node.name, repair=repair, trial=trial)
+    return replace(found, is_certain=is_certain, edits=tuple(edits))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,9 @@ NEAR = 0.05
 USED = 0.5
 """Part of 0..1 that the largest value may leave unused."""
 
+Unit = tuple[Any, Any]
+"""The value of the middle or zero in 0..1, and of one: numbers, or one for each channel."""
+
 Transform = Callable[[NDArray[Any]], NDArray[Any]]
 
 
@@ -61,15 +66,10 @@ def find_other_preprocessing(candidate: FileCandidate) -> Iterator[Suspicion]:
     name = min(misfits, key=lambda one: misfits[one], default="")
     if not name or misfits[name] > BETTER * before:
         return
-    inputs = [value.name for value in candidate.proto.graph.input]
-    yield _recalibrate(
-        candidate,
-        "preprocessing",
-        f"the file was calibrated on other values: its {len(readings)} ranges are {before:.0%} off "
-        f"those of the data, and {misfits[name]:.0%} for data {name}",
-        tensor=inputs[0],
-        is_certain=True,
-    )
+    first = candidate.proto.graph.input[0].name
+    text = f"the file was calibrated on other values: its {len(readings)} ranges are {before:.0%} off "
+    text += f"those of the data, and {misfits[name]:.0%} for data {name}"
+    yield replace(_recalibrate(candidate, text, kind="preprocessing"), tensor=first, is_certain=True)
 
 
 def find_few_samples(candidate: FileCandidate) -> Iterator[Suspicion]:
@@ -83,32 +83,19 @@ def find_few_samples(candidate: FileCandidate) -> Iterator[Suspicion]:
     alone = candidate.gain(TrialState(grids={number: trial.grids[number] for number in most.numbers}))
     if candidate.gain(trial) < max(A_BIT, alone + GAINED_SHARE):
         return
-    yield _recalibrate(
-        candidate,
-        "few_samples",
-        f"unseen samples leave {len(left)} of {len(readings)} ranges, at {most.quantizer.tensor!r} by "
-        f"{most.overrun:.0%} of the width: too few samples calibrated it",
-    )
+    text = f"unseen samples leave {len(left)} of {len(readings)} ranges, at {most.quantizer.tensor!r} by "
+    text += f"{most.overrun:.0%} of the width: too few samples calibrated it"
+    yield _recalibrate(candidate, text, kind="few_samples")
 
 
-def _recalibrate(
-    candidate: FileCandidate, kind: str, evidence: str, tensor: str = "", *, is_certain: bool = False
-) -> Suspicion:
+def _recalibrate(candidate: FileCandidate, evidence: str, *, kind: str) -> Suspicion:
     """Return the suspicion that every range has to come from the data."""
     trial = all_fits(candidate)
-    edits = [edit for one in candidate.ranges for edit in grid_edits(candidate, one.group, one.fits[0])]
-    return Suspicion(
-        kind=kind,
-        evidence=evidence,
-        tensor=tensor,
-        repair=f"the ranges of the data for all {len(candidate.ranges)} scales",
-        harm=candidate.gain(trial),
-        is_whole=True,
-        is_certain=is_certain,
-        numbers=tuple(quantizer.number for quantizer in candidate.form.activations),
-        trial=trial,
-        edits=tuple(edits),
-    )
+    edits = [edit for one in candidate.ranges for edit in grid_edits(candidate, one, one.fits[0])]
+    numbers = tuple(quantizer.number for quantizer in candidate.form.activations)
+    repair, harm = f"the ranges of the data for all {len(candidate.ranges)} scales", candidate.gain(trial)
+    found = Suspicion(kind=kind, evidence=evidence, repair=repair, harm=harm, is_whole=True)
+    return replace(found, numbers=numbers, trial=trial, edits=tuple(edits))
 
 
 def _with_values(readings: Sequence[RangeReading]) -> list[RangeReading]:
@@ -116,10 +103,13 @@ def _with_values(readings: Sequence[RangeReading]) -> list[RangeReading]:
 
 
 def _apply(feed: Feed, transform: Transform) -> Feed:
-    return {
-        name: transform(array).astype(array.dtype) if array.dtype.kind == "f" else array
-        for name, array in feed.items()
-    }
+    floats = {name: array for name, array in feed.items() if array.dtype.kind == "f"}
+    return {**feed, **{name: transform(array).astype(array.dtype) for name, array in floats.items()}}
+
+
+def _convert(values: NDArray[Any], own: Unit, other: Unit) -> NDArray[Any]:
+    """Return values of one unit in another one."""
+    return np.asarray((values * own[1] + own[0] - other[0]) / other[1])
 
 
 def _transforms(candidate: FileCandidate) -> dict[str, Transform]:
@@ -127,18 +117,14 @@ def _transforms(candidate: FileCandidate) -> dict[str, Transform]:
     found: dict[str, Transform] = {}
     arrays = [array for feed in candidate.feeds for array in feed.values() if array.dtype.kind == "f"]
     axis = next((at for at in (1, 3) if all(a.ndim == 4 and a.shape[at] == 3 for a in arrays)), None)
-    units: dict[str, tuple[Any, Any]] = dict(_UNITS)
+    units: dict[str, Unit] = dict(_UNITS)
     if arrays and axis is not None:
         shape = [3 if at == axis else 1 for at in range(4)]
         units[_NORMALIZED] = np.reshape(_MEAN, shape), np.reshape(_DEVIATION, shape)
-        found["with channels in the other order"] = lambda x, a=axis: np.flip(x, a)  # type: ignore[misc]
-    for own, (mean, width) in units.items():
-        if all(_is_unit(array * width + mean) for array in arrays):
-            for other, (shift, size) in units.items():
-                if other != own:
-                    found[f"{other} in place of {own}"] = (
-                        lambda x, m=mean, w=width, s=shift, d=size: (x * w + m - s) / d  # type: ignore[misc]
-                    )
+        found["with channels in the other order"] = partial(np.flip, axis=axis)
+    fitting = [own for own, (mean, width) in units.items() if all(_is_unit(a * width + mean) for a in arrays)]
+    for own, other in ((own, other) for own in fitting for other in units if other != own):
+        found[f"{other} in place of {own}"] = partial(_convert, own=units[own], other=units[other])
     return found
 
 

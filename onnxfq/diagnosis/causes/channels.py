@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -33,20 +34,15 @@ def find_activation_channels(candidate: FileCandidate) -> Iterator[Suspicion]:
         if sizes is None or not sizes.median or sizes.ratio < WIDE:
             continue
         numbers = (quantizer.number,)
-        repair = TrialState(off=frozenset(numbers))
-        if candidate.share(numbers) < HALF or (harm := candidate.harm(numbers, repair)) < HALF:
+        trial = TrialState(off=frozenset(numbers))
+        if candidate.share(numbers) < HALF or (harm := candidate.harm(numbers, trial)) < HALF:
             continue
         edits = _equalize(candidate, quantizer)
         by_hand = "quantize the float model again: `onnxfq quantize` evens out channels with --repair auto"
-        yield Suspicion.of(
-            [quantizer],
-            kind="channel_spread",
-            evidence=f"{sizes}: that one has {100 / sizes.ratio:.2g}% of the grid",
-            repair="a Mul that evens out the channels, and its inverse in the weights" if edits else by_hand,
-            harm=harm,
-            trial=repair,
-            edits=edits,
-        )
+        repair = "a Mul that evens out the channels, and its inverse in the weights" if edits else by_hand
+        text = f"{sizes}: that one has {100 / sizes.ratio:.2g}% of the grid"
+        found = Suspicion.of([quantizer], kind="channel_spread", evidence=text, repair=repair, harm=harm)
+        yield replace(found, trial=trial, edits=edits)
 
 
 def _equalize(candidate: FileCandidate, quantizer: ActivationQuantizer) -> tuple[Edit, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -41,17 +42,14 @@ def find_overflow(candidate: FileCandidate) -> Iterator[Suspicion]:
     for node in index.nodes:
         name = node.output[0] if node.output else ""
         if counts.get(name, 0) and not any(counts.get(read, 0) for read in node.input):
-            region = _region(index, node)
-            yield Suspicion(
-                kind="float16_overflow",
-                evidence=f"{counts[name]} values leave float16, whose largest number is {LARGEST:g}",
-                tensor=name,
-                node=node.name,
-                repair="this part in float32" if region else "",
-                harm=1.0,
-                is_certain=True,
-                edits=(partial(_widen, region=tuple(region)),) if region else (),
+            text = f"{counts[name]} values leave float16, whose largest number is {LARGEST:g}"
+            found = Suspicion(
+                kind="float16_overflow", evidence=text, tensor=name, node=node.name, harm=1.0, is_certain=True
             )
+            if region := _region(index, node):
+                edit = partial(_widen, region=tuple(region))
+                found = replace(found, repair="this part in float32", edits=(edit,))
+            yield found
 
 
 def _region(index: GraphIndex, start: onnx.NodeProto) -> list[str]:

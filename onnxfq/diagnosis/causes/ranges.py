@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Edit, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.range_reading import WIDE, RangeReading, typical
 from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.diagnosis.reading.values import GridFit
@@ -54,19 +54,29 @@ LOST_DB = 6.0
 
 def find_ranges(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield scales whose range is too wide or too narrow for the data, or cannot hold its sign."""
-    readings = candidate.ranges
-    found = [(one, *_explain(one, readings)) for one in readings if one.values.power]
-    faults = sorted((row for row in found if row[1]), key=lambda row: row[0].excess, reverse=True)
-    for place, (reading, kind, evidence, is_certain) in enumerate(faults):
+    readings, inputs = candidate.ranges, {value.name for value in candidate.proto.graph.input}
+    found = [(one, _explain(one, readings)) for one in readings if one.values.power]
+    faults = [row for row in sorted(found, key=lambda row: row[0].excess, reverse=True) if row[1][0]]
+    for place, (reading, (kind, evidence, is_certain)) in enumerate(faults):
         is_measured = place < MEASURED
-        if is_certain or (is_measured and candidate.share(reading.numbers) >= MINOR):
-            other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
-            if other is not None and candidate.are_tied(reading.numbers, other.numbers):
-                continue
-            if other is not None:
-                kind = "foreign_parameters"
-                evidence += f"; its scale and zero point are those of {other.quantizer.tensor!r}"
-            yield _suspect(candidate, reading, kind, evidence, is_certain, is_measured)
+        if not is_certain and (not is_measured or candidate.share(reading.numbers) < MINOR):
+            continue
+        other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
+        if other is not None and candidate.are_tied(reading.numbers, other.numbers):
+            continue
+        if other is not None:
+            kind = "foreign_parameters"
+            evidence += f"; its scale and zero point are those of {other.quantizer.tensor!r}"
+        if kind in ("wide_range", "clipping") and reading.quantizer.tensor in inputs:
+            kind, evidence = "preprocessing", f"the input was calibrated on other values: {evidence}"
+        fit, harm = choose_fit(candidate, reading) if is_measured else (reading.fits[1], 0.0)
+        repair = f"the range of the data: scale {fit.scale:.4g}, zero point {fit.zero:g}"
+        fault = Suspicion.of(reading.group, kind=kind, evidence=evidence, repair=repair, harm=harm)
+        trial, edits = (
+            TrialState(grids=dict.fromkeys(reading.numbers, fit)),
+            grid_edits(candidate, reading, fit),
+        )
+        yield replace(fault, is_certain=is_certain, trial=trial, edits=tuple(edits))
 
 
 def _explain(reading: RangeReading, readings: Sequence[RangeReading]) -> tuple[str, str, bool]:
@@ -107,31 +117,6 @@ def _owner(reading: RangeReading, readings: Sequence[RangeReading]) -> RangeRead
     return next((other for other in near if other.quantizer.grid.agrees(grid)), None)
 
 
-def _suspect(
-    candidate: FileCandidate,
-    reading: RangeReading,
-    kind: str,
-    evidence: str,
-    is_certain: bool,
-    is_measured: bool,
-) -> Suspicion:
-    quantizer = reading.quantizer
-    is_input = any(value.name == quantizer.tensor for value in candidate.proto.graph.input)
-    if is_input and kind in ("wide_range", "clipping"):
-        kind, evidence = "preprocessing", f"the input was calibrated on other values: {evidence}"
-    fit, harm = choose_fit(candidate, reading) if is_measured else (reading.fits[1], 0.0)
-    return Suspicion.of(
-        reading.group,
-        kind=kind,
-        evidence=evidence,
-        repair=f"the range of the data: scale {fit.scale:.4g}, zero point {fit.zero:g}",
-        harm=harm,
-        is_certain=is_certain,
-        trial=TrialState(grids=dict.fromkeys(reading.numbers, fit)),
-        edits=tuple(grid_edits(candidate, reading.group, fit)),
-    )
-
-
 def choose_fit(candidate: FileCandidate, reading: RangeReading) -> tuple[GridFit, float]:
     """Return the grid that holds all values or the one of least error, whichever is better, and the harm."""
     trials = {fit: TrialState(grids=dict.fromkeys(reading.numbers, fit)) for fit in reading.fits}
@@ -140,15 +125,15 @@ def choose_fit(candidate: FileCandidate, reading: RangeReading) -> tuple[GridFit
     return fit, harms[fit]
 
 
-def grid_edits(candidate: FileCandidate, group: Sequence[ActivationQuantizer], fit: GridFit) -> list[Edit]:
+def grid_edits(candidate: FileCandidate, reading: RangeReading, fit: GridFit) -> list[Edit]:
     """Return the edits that give quantizers a grid, and the layers behind them the float model's biases.
 
     A bias in integers was rounded in steps of the range of its layer's input, and is as wrong as that.
     """
-    edits: list[Edit] = [partial(FileEditor.set_grid, quantizer=group[0], fit=fit)]
+    edits: list[Edit] = [partial(FileEditor.set_grid, quantizer=reading.quantizer, fit=fit)]
     if candidate.floats is None:
         return edits
-    outputs = {quantizer.output for quantizer in group}
+    outputs = {quantizer.output for quantizer in reading.group}
     stored = {one.constant for one in candidate.form.constants if one.is_bias}
     integer = {node.name for node in candidate.index.nodes if node.op_type in ("QGemm", "QLinearConv")}
     for node in candidate.form_index.nodes:

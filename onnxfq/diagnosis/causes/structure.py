@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.calibration.calibrators.groups import group_ranges
 from onnxfq.diagnosis.reading.candidate import FileCandidate, find_origin
-from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.cause import Edit, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.stored_weight import channel_axis
@@ -75,15 +76,9 @@ def find_inside_fusion(candidate: FileCandidate) -> Iterator[Suspicion]:
 
 def _suspect_pair(quantizer: ActivationQuantizer, evidence: str, repair: str, *, kind: str) -> Suspicion:
     """Return the suspicion of a pair that should not be there; its repair is to remove it."""
-    return Suspicion.of(
-        [quantizer],
-        kind=kind,
-        evidence=evidence,
-        repair=repair,
-        is_certain=True,
-        trial=TrialState(off=frozenset({quantizer.number})),
-        edits=(partial(FileEditor.bypass, quantizing=quantizer.node),),
-    )
+    found = Suspicion.of([quantizer], kind=kind, evidence=evidence, repair=repair, is_certain=True)
+    edit = partial(FileEditor.bypass, quantizing=quantizer.node)
+    return replace(found, trial=TrialState(off=frozenset(found.numbers)), edits=(edit,))
 
 
 def find_missing(candidate: FileCandidate) -> Iterator[Suspicion]:
@@ -104,15 +99,9 @@ def find_missing(candidate: FileCandidate) -> Iterator[Suspicion]:
         if not beside or not (is_fused or has_others):
             continue
         name = beside[-1]
-        yield Suspicion(
-            kind="missing_pair",
-            evidence=f"{node.op_type} {node.name!r} reads {name!r} in float; other readers have its pair",
-            tensor=name,
-            node=node.name,
-            repair="the pair that stands beside it",
-            is_certain=True,
-            edits=(partial(FileEditor.redirect, old=name, new=pairs[name], only=(node.name,)),),
-        )
+        evidence = f"{node.op_type} {node.name!r} reads {name!r} in float; other readers have its pair"
+        edit = partial(FileEditor.redirect, old=name, new=pairs[name], only=(node.name,))
+        yield _suspect(node, name, evidence, "the pair that stands beside it", edit, kind="missing_pair")
 
 
 def find_left_in_float(candidate: FileCandidate) -> Iterator[Suspicion]:
@@ -131,28 +120,26 @@ def find_left_in_float(candidate: FileCandidate) -> Iterator[Suspicion]:
         name, weight = node.input[0], node.input[1]
         if node in (layers[0], layers[-1]) or name not in pairs or weight not in constants:
             continue
-        yield Suspicion(
-            kind="left_in_float",
-            evidence=f"{node.op_type} {node.name!r} is in float between quantized layers; "
-            f"{len(layers) - len(floats)} of {len(layers)} are quantized, and its input has a pair",
-            tensor=name,
-            node=node.name,
-            repair="the pair of its input, and a pair for its weight",
-            is_certain=True,
-            edits=(partial(_quantize_layer, node=node.name, old=name, new=pairs[name]),),
-        )
+        evidence = f"{node.op_type} {node.name!r} is in float between quantized layers; "
+        evidence += f"{len(layers) - len(floats)} of {len(layers)} are quantized, and its input has a pair"
+        edit = partial(_quantize_layer, node=node.name, old=name, new=pairs[name])
+        repair = "the pair of its input, and a pair for its weight"
+        yield _suspect(node, name, evidence, repair, edit, kind="left_in_float")
+
+
+def _suspect(
+    node: onnx.NodeProto, tensor: str, evidence: str, repair: str, edit: Edit, *, kind: str
+) -> Suspicion:
+    """Return the suspicion of a node that reads a tensor in float."""
+    found = Suspicion(kind=kind, evidence=evidence, tensor=tensor, node=node.name, repair=repair)
+    return replace(found, is_certain=True, edits=(edit,))
 
 
 def find_shifted(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield numbers that are read by another scale or zero point than they were given."""
     for node, tensor in candidate.form.shifted:
-        yield Suspicion(
-            kind="mismatched_pair",
-            evidence="its numbers are written by one scale or zero point and read by another",
-            tensor=tensor,
-            node=node,
-            is_certain=True,
-        )
+        text = "its numbers are written by one scale or zero point and read by another"
+        yield Suspicion(kind="mismatched_pair", evidence=text, tensor=tensor, node=node, is_certain=True)
 
 
 def _is_quantized(index: GraphIndex, node: onnx.NodeProto) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -79,16 +79,11 @@ class WeightReading:
     ) -> Suspicion:
         """Return a suspicion of the weight; a dynamic product has no edit."""
         constant, edits = self.constant, fix[1:] if fix and self.constant.is_editable else ()
-        return Suspicion(
-            kind=kind,
-            evidence=evidence,
-            tensor=constant.data,
-            node=self.layer.name,
-            repair=repair if constant.is_editable else f"quantize the float model again: {repair}",
-            is_certain=is_certain,
-            trial=TrialState(constants={constant.constant: fix[0]}) if fix else AS_WRITTEN,
-            edits=edits,
-        )
+        repair = repair if constant.is_editable else f"quantize the float model again: {repair}"
+        trial = TrialState(constants={constant.constant: fix[0]}) if fix else AS_WRITTEN
+        place = {"tensor": constant.data, "node": self.layer.name}
+        found = Suspicion(kind=kind, evidence=evidence, repair=repair, is_certain=is_certain, **place)
+        return replace(found, trial=trial, edits=edits)
 
     def round_again(self, values: NDArray[np.float32], axis: int | None) -> Fix:
         """Return what stores the weight as `values`, with a scale a channel along `axis`."""

@@ -11,7 +11,6 @@ from onnx import helper, numpy_helper
 
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.names import Names
 
 
 class GraphEditor:
@@ -22,8 +21,8 @@ class GraphEditor:
         self.proto = onnx.ModelProto()
         self.proto.CopyFrom(proto)
         self.graph = self.proto.graph
-        self.names: Names = GraphIndex.of_model(self.proto).names
-        self._tensors = {tensor.name: tensor for tensor in self.graph.initializer}
+        index = GraphIndex.of_model(self.proto)
+        self.names, self._tensors = index.names, index.constants
 
     def array(self, name: str) -> NDArray[np.generic] | None:
         """Return the values of an initializer; None for another tensor."""

@@ -104,11 +104,11 @@ class FileToggles:
         kept, changed = ({*map(id, values.values())} for values in (self._kept, state.constants))
         if len(state.off) == len(self.inner) and kept == changed:
             return self._without_quantizers().run(given, wanted)
-        given |= {self.form.activations[number].switch: np.asarray(False) for number in state.off}
+        given |= {self.form.activations[number].name("on"): np.asarray(False) for number in state.off}
         for number, fit in state.grids.items():
             quantizer = self.form.activations[number]
-            given[quantizer.scale_input] = np.asarray(fit.scale, quantizer.grid.floats)
-            given[quantizer.zero_input] = np.asarray(fit.zero).astype(quantizer.grid.kind)
+            given[quantizer.name("scale")] = np.asarray(fit.scale, quantizer.grid.floats)
+            given[quantizer.name("zero_point")] = np.asarray(fit.zero).astype(quantizer.grid.kind)
         return self._session.run({**given, **self._ends(), **state.constants}, wanted)
 
     def _without_quantizers(self) -> Session:
@@ -120,11 +120,10 @@ class FileToggles:
 
     def _ends(self) -> dict[str, NDArray[Any]]:
         """Return the ends of limited tensors by their inputs."""
+        limited = [(self.form.activations[number], ends) for number, ends in self.limits.items()]
         return {
-            f"{self.form.activations[number].limit_input}/{letter}": np.asarray(
-                end, self.form.activations[number].grid.floats
-            )
-            for number, ends in self.limits.items()
+            quantizer.name(f"limit/{letter}"): np.asarray(end, quantizer.grid.floats)
+            for quantizer, ends in limited
             for letter, end in zip(("low", "high"), ends, strict=True)
         }
 
