@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from itertools import islice
 from pathlib import Path
 
 import onnx
 
-from onnxfq.data import Data, Feed
+from onnxfq.data import Data
 from onnxfq.data.labels import Labels
 from onnxfq.diagnosis.diagnosis import Diagnosis
 from onnxfq.diagnosis.measure import Measure
 from onnxfq.diagnosis.ranking import find_suspicions, rank
 from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.float_model import FloatModel
-from onnxfq.diagnosis.reading.quantizers import SwitchedForm
 from onnxfq.diagnosis.reading.switched_form import switch_form
 from onnxfq.diagnosis.reading.toggles import FileToggles, without_quantizers
 from onnxfq.diagnosis.recipe import recipe_text
@@ -24,7 +23,6 @@ from onnxfq.diagnosis.repairs import Repairs
 from onnxfq.documents.proof import Proof
 from onnxfq.errors import DataError, ModelError
 from onnxfq.execution.given_choices import feeds_with_choices
-from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import read_model, standard_form
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
@@ -131,33 +129,31 @@ def _open(
     if data is not None and not feeds:
         raise DataError("there is no sample in the data; give at least 1")
     floats = None if reference is None else FloatModel.open(reference, proto, options.threads)
-    toggles = None if data is None else _open_toggles(form, proto, floats, feeds, source, options.threads)
-    return FileCandidate(source, proto, form, toggles, floats, feeds, target)
+    candidate = FileCandidate(source, proto, form, floats, feeds, target)
+    if data is not None:
+        candidate.open(_open_toggles(candidate, options.threads))
+    return candidate
 
 
-def _open_toggles(
-    form: SwitchedForm,
-    file: onnx.ModelProto,
-    floats: FloatModel | None,
-    feeds: Sequence[Feed],
-    source: str,
-    threads: int,
-) -> FileToggles:
+def _open_toggles(candidate: FileCandidate, threads: int) -> FileToggles:
     """Return the session, whose model takes the choices of the reference."""
+    form, floats, feeds = candidate.form, candidate.floats, candidate.feeds
     reference = without_quantizers(form, {}) if floats is None else floats.proto
-    common = computed_tensors(file) & computed_tensors(form.proto) & computed_tensors(reference)
-    judged = _judge(form, source, judge_given(reference, common), common)
+    common = computed_tensors(candidate.proto) & computed_tensors(form.proto) & computed_tensors(reference)
+    judged = _judge(candidate, judge_given(reference, common), common)
     given = feeds_with_choices(reference, judged.choices, feeds, threads)
     chosen = {id(feed): one for feed, one in zip(feeds, given, strict=True)}
     return FileToggles(form, judged, threads, chosen)
 
 
-def _judge(form: SwitchedForm, source: str, judged: JudgedTensors, common: Container[str]) -> JudgedTensors:
+def _judge(candidate: FileCandidate, judged: JudgedTensors, common: Container[str]) -> JudgedTensors:
     """Return the float outputs in place and what others come from. Raises ModelError without any."""
-    types = GraphIndex.of_model(form.proto).types
-    names = [name for name in output_names(form.proto) if types.get(name, 0) in FLOAT_CODES]
+    types, names = candidate.form_index.types, output_names(candidate.form.proto)
+    names = tuple(name for name in names if types.get(name, 0) in FLOAT_CODES)
     sources = {name: of for name, of in judged.sources.items() if name in common}
-    placed = [*(name for name in names if name not in judged.moved), *sources]
+    placed = (*(name for name in names if name not in judged.moved), *sources)
     if not placed and not names:
-        raise ModelError(f"{source} has no output of floats; cut it in front of its last choice of a class")
-    return JudgedTensors(tuple(placed or names), sources=sources, choices=judged.choices)
+        raise ModelError(
+            f"{candidate.source} has no output of floats; cut it in front of its last choice of a class"
+        )
+    return JudgedTensors(placed or names, sources=sources, choices=judged.choices)

@@ -91,12 +91,7 @@ def _wrap(text: str, indent: str = "") -> list[str]:
 
 
 def verdict_of(
-    causes: tuple[Cause, ...],
-    before: float | None,
-    after: float | None,
-    unit: str = "dB",
-    *,
-    with_float: bool = True,
+    causes: tuple[Cause, ...], before: float | None, after: float | None, unit: str, *, with_float: bool
 ) -> str:
     """Return at most three lines of 80 characters: the first cause, its repair, how many causes there are.
 

@@ -49,15 +49,13 @@ class Measure:
         if candidate.opened is None:
             raise DataError("labels and a metric are measured on data; give data")
         truth = None if labels is None else read_labels(labels, whole=metric is None)
-        if metric is None:
-            return Measure(candidate, threads, "points of top-1", top1, truth)
-        return Measure(candidate, threads, *raise_metric(metric), truth)
+        unit, function = ("points of top-1", top1) if metric is None else raise_metric(metric)
+        return Measure(candidate, threads, unit, function, truth)
 
     def reported(self, proto: onnx.ModelProto) -> float:
         """Return the figure that is reported: on samples that chose nothing, or of the task on all."""
-        return (
-            self.sqnr_db(proto, self.candidate.split.proving) if self.function is None else self._task(proto)
-        )
+        proving = self.candidate.split.proving
+        return self.sqnr_db(proto, proving) if self.function is None else self._task(proto)
 
     def sqnr_db(self, proto: onnx.ModelProto, feeds: Sequence[Feed]) -> float:
         """Return the SQNR in dB of the worst output of a file; -inf if an output is NaN."""

@@ -23,13 +23,10 @@ def recipe_text(candidate: FileCandidate) -> str:
         )
     symmetric = all(quantizer.is_centered for quantizer in candidate.form.activations)
     stored = {one.constant for one in candidate.form.constants}
-    floats = [
-        candidate.floats.layers[node.name].node
-        for node in candidate.form_index.nodes
-        if node.op_type in WEIGHTED_INPUTS
-        and node.name in candidate.floats.layers
-        and not stored & {*node.input}
-    ]
+    layers = candidate.floats.layers
+    weighted = [node for node in candidate.form_index.nodes if node.op_type in WEIGHTED_INPUTS]
+    unquantized = [node.name for node in weighted if not stored & {*node.input}]
+    floats = [layers[name].node for name in unquantized if name in layers]
     recipe: dict[str, Any] = {"base": "tensorrt-int8" if symmetric else "onnxruntime-int8"}
     if floats:
         recipe["overrides"] = [{"nodes": floats, "keep_float": True}]

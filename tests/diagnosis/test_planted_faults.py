@@ -87,7 +87,7 @@ def test_channels_are_evened_out(tmp_path: Path) -> None:
 def test_the_session_without_quantizers_is_the_form_with_all_of_them_off() -> None:
     """It computes what the switched form does, with other constants too, to 1e-5: sums have another order."""
     form = switch_form(sound("conv", "qdq"), "m")
-    toggles, feed = FileToggles(form, NOTHING_KNOWN, 1), network("conv").feeds(1, seed=2)[0]
+    toggles, feed = FileToggles(form, NOTHING_KNOWN, 1, {}), network("conv").feeds(1, seed=2)[0]
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in form.proto.graph.initializer}
     stored = {one.constant: tensors[one.constant] for one in form.constants}
     first = next(iter(stored))

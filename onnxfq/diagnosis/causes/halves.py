@@ -34,8 +34,7 @@ def find_overflow(candidate: FileCandidate) -> Iterator[Suspicion]:
     halves = [n for node in index.nodes for n in node.output if index.types.get(n) == TensorProto.FLOAT16]
     if not halves:
         return
-    session = Session(with_outputs(proto, halves), 1, as_written=True)
-    counts = dict.fromkeys(halves, 0)
+    session, counts = Session(with_outputs(proto, halves), 1, as_written=True), dict.fromkeys(halves, 0)
     for feed in candidate.split.choosing:
         for name, array in zip(halves, session.run(feed, halves), strict=True):
             counts[name] += int((~np.isfinite(array.astype(np.float32))).sum())
@@ -66,9 +65,7 @@ def _region(index: GraphIndex, start: onnx.NodeProto) -> list[str]:
 
 def _widen(editor: FileEditor, region: tuple[str, ...]) -> None:
     """Make a part of the graph float32: its cast, and its constants."""
-    for node in editor.graph.node:
-        if not node.output or node.output[0] not in region:
-            continue
+    for node in [node for node in editor.graph.node if node.output and node.output[0] in region]:
         if node.op_type == "Cast" and attributes_of(node).get("to") == TensorProto.FLOAT16:
             del node.attribute[:]
             node.attribute.append(helper.make_attribute("to", TensorProto.FLOAT))

@@ -67,10 +67,8 @@ def find_inside_fusion(candidate: FileCandidate) -> Iterator[Suspicion]:
     if len(inside) > direct:
         return
     for quantizer, maker, readers in inside:
-        evidence = (
-            f"a pair stands between {maker.op_type} {maker.name!r} and {readers[0].op_type} "
-            f"{readers[0].name!r}, which a kernel computes together; {direct} others have none"
-        )
+        evidence = f"a pair stands between {maker.op_type} {maker.name!r} and {readers[0].op_type} "
+        evidence += f"{readers[0].name!r}, which a kernel computes together; {direct} others have none"
         yield _suspect_pair(quantizer, evidence, "the pair removed", kind="pair_inside_fusion")
 
 
@@ -107,11 +105,8 @@ def find_missing(candidate: FileCandidate) -> Iterator[Suspicion]:
 def find_left_in_float(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield layers of the middle in float between quantized ones, where these are few."""
     index, constants = candidate.index, candidate.index.constants
-    layers = [
-        node
-        for node in index.nodes
-        if node.op_type in WEIGHTED_INPUTS and any(_is_weight(index, name) for name in node.input[:2])
-    ]
+    products = [node for node in index.nodes if node.op_type in WEIGHTED_INPUTS]
+    layers = [node for node in products if any(_is_weight(index, name) for name in node.input[:2])]
     floats = [n for n in layers if not any(_is_pair(index, name) for name in n.input[:2])]
     pairs = _pairs_by_tensor(candidate)
     if len(floats) > MOST_LEFT * len(layers):
@@ -145,9 +140,9 @@ def find_shifted(candidate: FileCandidate) -> Iterator[Suspicion]:
 def _is_quantized(index: GraphIndex, node: onnx.NodeProto) -> bool:
     """Tell whether the result of a node is quantized, behind a Relu or not."""
     readers = index.readers.get(node.output[0], ())
-    return any(
-        r.op_type == "QuantizeLinear" or (r.op_type in FUSED and _is_quantized(index, r)) for r in readers
-    )
+    fused = [reader for reader in readers if reader.op_type in FUSED]
+    first = any(reader.op_type == "QuantizeLinear" for reader in readers)
+    return first or any(_is_quantized(index, reader) for reader in fused)
 
 
 def _is_pair(index: GraphIndex, name: str) -> bool:
@@ -164,13 +159,10 @@ def _is_weight(index: GraphIndex, name: str) -> bool:
 
 def _pairs_by_tensor(candidate: FileCandidate) -> dict[str, str]:
     """Return the dequantized form of each tensor with a pair."""
-    found = {}
-    for node in candidate.index.nodes:
-        if node.op_type == "QuantizeLinear":
-            for reader in candidate.index.readers.get(node.output[0], ()):
-                if reader.op_type == "DequantizeLinear":
-                    found[node.input[0]] = reader.output[0]
-    return found
+    index = candidate.index
+    first = [node for node in index.nodes if node.op_type == "QuantizeLinear"]
+    pairs = ((node, reader) for node in first for reader in index.readers.get(node.output[0], ()))
+    return {node.input[0]: one.output[0] for node, one in pairs if one.op_type == "DequantizeLinear"}
 
 
 def _quantize_layer(editor: FileEditor, node: str, old: str, new: str) -> None:
@@ -181,4 +173,4 @@ def _quantize_layer(editor: FileEditor, node: str, old: str, new: str) -> None:
     axis = channel_axis(layer, values.ndim) or 0
     spec = QuantSpec(qtype=qtype_by_name("int8[-127,127]"), granularity=Granularity(axis))
     scale, _ = choose_qparams(*group_ranges(values, spec, MINMAX), spec.qtype, spec.symmetric)
-    editor.insert_pair(layer.input[1], scale, np.zeros(scale.shape, np.int8), (node,), axis)
+    editor.insert_pair(layer.input[1], scale, node, axis)

@@ -38,10 +38,8 @@ def find_axis(reading: WeightReading, others: Sequence[WeightReading]) -> Suspic
     if right == axis or fills[right] < FILLED or fills.get(axis, 1.0) >= FILLED:
         return None
     turned = StoredGrid(grid.steps, grid.scale, replace(grid.granularity, axis=right))
-    text = (
-        f"its {grid.scale.size} scales are applied along axis {axis}, and its integers fill the grid along "
-        f"axis {right}"
-    )
+    text = f"its {grid.scale.size} scales are applied along axis {axis}, "
+    text += f"and its integers fill the grid along axis {right}"
     edit = partial(FileEditor.set_axes, scale=reading.constant.scale, axis=right)
     repair = f"the scales along axis {right}"
     return reading.suspect(text, repair, (turned.values, edit), kind="wrong_axis")
@@ -56,10 +54,8 @@ def find_spread(reading: WeightReading, others: Sequence[WeightReading]) -> Susp
     typical = float(np.median(used))
     if typical >= LEAST_GRID:
         return None
-    text = (
-        f"channel {np.argmax(used)} of {used.size} sets the scale of all: others use {100 * typical:.2g}% of "
-    )
-    text += "the grid"
+    text = f"channel {np.argmax(used)} of {used.size} sets the scale of all: "
+    text += f"others use {100 * typical:.2g}% of the grid"
     if reading.floats is None:
         return reading.suspect(text, "a scale for each channel; give the float model", kind="channel_spread")
     fix = reading.round_again(reading.floats, axis)

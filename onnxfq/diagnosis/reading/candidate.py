@@ -42,35 +42,32 @@ class FileCandidate:
         source: its name in messages.
         proto: the file, normalised; never changed.
         form: its float form with switches.
-        opened: the toggles of the form; None without data.
         floats: the float model; None if none was given.
         feeds: of the data.
         target: whose rules count; empty for none.
         kept: repairs of constants, which hold for what is measured in float.
+        opened: the toggles of the form; None without data.
     """
 
     source: str
     proto: onnx.ModelProto
     form: SwitchedForm
-    opened: FileToggles | None
     floats: FloatModel | None
     feeds: Sequence[Feed]
     target: str = ""
     kept: TrialState = AS_WRITTEN
+    opened: FileToggles | None = None
     _alone: dict[tuple[int, ...], Noise] = field(default_factory=dict, init=False)
 
-    def __post_init__(self) -> None:
-        """Match the float model."""
-        if self.opened is None:
-            return
+    def open(self, toggles: FileToggles) -> None:
+        """Take the toggles, which run the data, and match the float model."""
         guessed = guess_limits(self.form, self.form_index)
         if self.floats is not None:
-            self.floats.match(
-                self.opened, self.feeds[:2], keeps_relus=keeps_relus(self.form, self.form_index)
-            )
+            has_relus = keeps_relus(self.form, self.form_index)
+            self.floats.match(toggles, self.feeds[:2], keeps_relus=has_relus)
             guessed = {n: ends for n, ends in guessed.items() if n not in self.floats.tensors}
             guessed |= self.floats.limits(self.form)
-        self.opened.limits = guessed
+        toggles.limits, self.opened = guessed, toggles
 
     @cached_property
     def index(self) -> GraphIndex:
@@ -98,10 +95,9 @@ class FileCandidate:
         """The outputs in float, and what judges with them, of each feed that measures, by its identity."""
         toggles, floats, found = self.toggles, self.floats, {}
         names = [] if floats is None else floats.match_outputs(self.form, toggles.fetches)
+        state = toggles.nothing | self.kept
         for feed in (*self.split.choosing, *self.split.proving):
-            run = (
-                toggles.run(feed, toggles.nothing | self.kept) if floats is None else floats.run(feed, names)
-            )
+            run = toggles.run(feed, state) if floats is None else floats.run(feed, names)
             choices = {name: toggles.given(feed)[given_name(name)] for name in toggles.judged.choices}
             found[id(feed)] = dict(zip(toggles.fetches, run, strict=True)) | choices
         return found
@@ -145,10 +141,8 @@ class FileCandidate:
         groups: dict[str, list[ActivationQuantizer]] = {}
         for quantizer in self.form.activations:
             groups.setdefault(quantizer.scale, []).append(quantizer)
-        return [
-            RangeReading(group, TensorValues.over([values[one.number] for one in group]))
-            for group in groups.values()
-        ]
+        pooled = (TensorValues.over([values[one.number] for one in group]) for group in groups.values())
+        return [RangeReading(*pair) for pair in zip(groups.values(), pooled, strict=True)]
 
     @cached_property
     def values(self) -> list[TensorValues]:
@@ -160,15 +154,14 @@ class FileCandidate:
 
         They are the float model's where the form of the file computes something else.
         """
-        replaced = {} if self.floats is None or self.is_faithful else self.floats.tensors
+        floats = None if self.is_faithful else self.floats
+        replaced = {} if floats is None else floats.tensors
         parts: list[list[TensorValues]] = [[] for _ in self.form.activations]
         for feed in feeds:  # the tensors of all feeds at once can fill the memory
             row = self.inner(feed, self.form.activations, state)
-            if replaced and self.floats is not None:
-                for number, array in zip(
-                    replaced, self.floats.run(feed, list(replaced.values())), strict=True
-                ):
-                    row[number] = array
+            more = [] if floats is None else floats.run(feed, [*replaced.values()])
+            for number, array in zip(replaced, more, strict=True):
+                row[number] = array
             for quantizer, array in zip(self.form.activations, row, strict=True):
                 one = TensorValues.of(self._limited(quantizer, array), self._channels_last(quantizer))
                 parts[quantizer.number].append(one)

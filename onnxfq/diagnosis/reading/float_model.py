@@ -174,10 +174,8 @@ def _weights(index: GraphIndex, node: onnx.NodeProto) -> list[NDArray[np.float32
 def _stack(runs: Iterable[list[NDArray[Any]]]) -> list[NDArray[Any]]:
     """Return each tensor over all runs, one behind the other; of runs of several shapes the first."""
     rows = list(runs)
-    return [
-        np.stack(arrays) if len({a.shape for a in arrays}) == 1 else arrays[0][None]
-        for arrays in zip(*rows, strict=True)
-    ]
+    alike = ((arrays, len({array.shape for array in arrays}) == 1) for arrays in zip(*rows, strict=True))
+    return [np.stack(arrays) if is_same else arrays[0][None] for arrays, is_same in alike]
 
 
 def correlate(one: NDArray[Any], other: NDArray[Any]) -> float:

@@ -59,9 +59,8 @@ def _set_aside(proto: onnx.ModelProto) -> list[str]:
 def _is_constant(index: GraphIndex, name: str) -> bool:
     """Tell whether a tensor is computed from constants alone."""
     maker = index.makers.get(name)
-    return name in index.constants or (
-        maker is not None and all(_is_constant(index, read) for read in maker.input if read)
-    )
+    reads = [] if maker is None else filter(None, maker.input)
+    return name in index.constants or (maker is not None and all(_is_constant(index, one) for one in reads))
 
 
 def _write_products(proto: onnx.ModelProto) -> None:
@@ -98,11 +97,8 @@ def _chain_behind(index: GraphIndex, node: onnx.NodeProto) -> dict[str, onnx.Nod
     name = node.output[0]
     for op in ("Add", "Cast", "Mul"):
         readers = index.readers.get(name, [])
-        if (
-            len(readers) == 1
-            and readers[0].op_type == op
-            and (op != "Add" or _float_bias(index, readers[0])[1])
-        ):
+        is_alone = len(readers) == 1 and readers[0].op_type == op
+        if is_alone and (op != "Add" or _float_bias(index, readers[0])[1]):
             chain[op] = readers[0]
             name = readers[0].output[0]
     return chain if {"Cast", "Mul"} <= chain.keys() else {}

@@ -54,11 +54,7 @@ class FileToggles:
     """The session."""
 
     def __init__(
-        self,
-        form: SwitchedForm,
-        judged: JudgedTensors,
-        threads: int,
-        chosen: Mapping[int, Feed] | None = None,
+        self, form: SwitchedForm, judged: JudgedTensors, threads: int, chosen: Mapping[int, Feed]
     ) -> None:
         """Create the session.
 
@@ -68,7 +64,7 @@ class FileToggles:
             threads: of the session, 0 for one per core.
             chosen: by the identity of a feed, the feed with these choices.
         """
-        self.judged, self._chosen = judged, chosen or {}
+        self.judged, self._chosen = judged, chosen
         self.form = replace(form, proto=with_given_choices(form.proto, judged.choices))
         self.inner = [quantizer.plain for quantizer in form.activations]
         self.fetches = [*dict.fromkeys((*output_names(form.proto), *judged.sources))]
