@@ -1,4 +1,4 @@
-"""`diagnose`: what is wrong with a quantized file that somebody else made, and what cures it."""
+"""`diagnose`: what is wrong with a quantized file that somebody else made, and what repairs it."""
 
 from __future__ import annotations
 

@@ -56,9 +56,8 @@ class Diagnosis(Record):
 
     def cells(self) -> list[tuple[str, ...]]:
         """Return the cells of a table of the causes, headings first."""
-        rows: list[tuple[str, ...]] = [
-            ("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")
-        ]
+        head = ("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")
+        rows: list[tuple[str, ...]] = [head]
         for cause in self.causes:
             before, after = ("" if db is None else f"{db:.1f}" for db in (cause.before, cause.after))
             where = cause.tensor or cause.node

@@ -23,7 +23,7 @@ class Cause(Record):
         tensor: by its name in the file; empty for a cause of the whole file.
         node: the node of the file that it concerns; empty for a cause of the whole file.
         evidence: what was found, in figures.
-        repair: what cures it; empty if nothing here does.
+        repair: what restores it; empty if nothing here does.
         before: SQNR of the file in dB, on samples that chose nothing; None if it was not measured.
         after: the same with this repair alone.
     """

@@ -89,11 +89,7 @@ class FileEditor(GraphEditor):
         slot = _INTEGER_BIASES.get(node.op_type, 2)
         if not input_name(node, slot):
             kind = np.int32 if node.op_type in _INTEGER_BIASES else np.float32
-            name = self.add(f"{layer}/bias", np.zeros(values.shape, kind))
-            if slot < len(node.input):
-                node.input[slot] = name
-            else:
-                node.input.append(name)
+            node.input[slot : slot + 1] = [self.add(f"{layer}/bias", np.zeros(values.shape, kind))]
         self._store_bias(node, values)
 
     def _scales(self, node: onnx.NodeProto) -> list[str]:
@@ -121,10 +117,8 @@ class FileEditor(GraphEditor):
     def _bias_values(self, node: onnx.NodeProto) -> NDArray[np.float64] | None:
         """Return the real values of a stored bias; None if it is not stored in integers."""
         name, pair = self._find_bias(node)
-        stored, scale = (
-            self.array(name),
-            self._bias_scale(node) if pair is None else self.array(pair.input[1]),
-        )
+        stored = self.array(name)
+        scale = self._bias_scale(node) if pair is None else self.array(pair.input[1])
         if stored is None or stored.dtype.kind == "f" or scale is None:
             return None
         return np.asarray(stored, np.float64) * np.asarray(scale, np.float64)

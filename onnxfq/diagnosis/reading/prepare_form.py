@@ -145,10 +145,7 @@ def _give_biases(proto: onnx.ModelProto) -> None:
         kind = np.float32 if node.op_type in ("Conv", "Gemm") else np.int32
         name = f"{PREFIX}/{node.name}/bias"
         proto.graph.initializer.append(numpy_helper.from_array(np.zeros(shape[int(by_columns)], kind), name))
-        if slot < len(node.input):
-            node.input[slot] = name
-        else:
-            node.input.append(name)
+        node.input[slot : slot + 1] = [name]
 
 
 def _weight_shape(index: GraphIndex, name: str) -> tuple[int, ...] | None:
