@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
-from onnxfq.calibration.calibrators import MINMAX, MSE, Calibrator
-from onnxfq.calibration.calibrators.grid_error import estimate_noise
+from onnxfq.calibration.calibrators.grid_error import Density, estimate_noise, grid_error
 from onnxfq.calibration.statistics.bins import NEGATIVE
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.values import GridFit, TensorValues
@@ -20,6 +20,10 @@ from onnxfq.numerics.spec import QuantSpec
 
 WIDE = 1.5
 """Width of a range over its values' from which it is too wide: samples of one kind differ by less."""
+
+_SHRINKS = np.linspace(1.0, 0.2, 17)
+# Parts of the full range that are tried for the least error. The calibrator mse, which moves each end by
+# itself, has less error at the tensor and 0.3 dB more at the outputs: unseen values lie beyond its range.
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,10 @@ class RangeReading:
     @cached_property
     def fits(self) -> tuple[GridFit, GridFit]:
         """The grid that holds all values, and the one of least error."""
-        return self._fit(MINMAX), self._fit(MSE)
+        return self._fit(_SHRINKS[:1]), self._fit(_SHRINKS[:1] if self.numbers_type.is_float else _SHRINKS)
 
-    def _fit(self, calibrator: Calibrator) -> GridFit:
-        """Return the grid that a calibrator gives the values, of the type and symmetry of this one.
+    def _fit(self, parts: NDArray[np.float64]) -> GridFit:
+        """Return the grid of least error for these parts of the range, of the type and symmetry of this one.
 
         A grid without negative numbers is given some if the values need them.
         """
@@ -117,7 +121,9 @@ class RangeReading:
             kept = seen.bins < NEGATIVE
             seen = replace(seen, rmin=0.0, bins=seen.bins[kept], counts=seen.counts[kept])
         spec = QuantSpec(qtype=numbers, symmetric=quantizer.is_symmetric)
-        scale, zero = choose_qparams(*calibrator(seen, spec), spec.qtype, spec.symmetric)
+        low, high = min(seen.rmin, 0.0) * parts, max(seen.rmax, 0.0) * parts
+        best = int(np.argmin(grid_error(Density.from_statistics(seen), low, high, spec)))
+        scale, zero = choose_qparams(low[best], high[best], spec.qtype, spec.symmetric)
         return GridFit(float(scale), grid.zero if quantizer.is_symmetric else float(zero))
 
     @cached_property
