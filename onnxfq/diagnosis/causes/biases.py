@@ -16,6 +16,7 @@ from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.node_fields import input_name
 
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
 
@@ -29,15 +30,11 @@ CHANGED = 0.5
 def find_biases(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield biases that are missing, saturated or another one than the float model's."""
     stored = {one.constant: one.grid.steps for one in candidate.form.constants if one.is_bias}
-    layers = [node for node in candidate.form_index.nodes if node.op_type in _BIASED and len(node.input) > 2]
-    values = {
-        node.name: np.asarray(tensor_array(candidate.form_index.constants[node.input[2]]), np.float32)
-        for node in layers
-        if node.input[2] in candidate.form_index.constants
-    }
+    index, constants = candidate.form_index, candidate.form_index.constants
+    biased = [node for node in index.nodes if node.op_type in _BIASED]
+    layers = [node for node in biased if input_name(node, 2) in constants]
+    values = {one.name: np.asarray(tensor_array(constants[one.input[2]]), np.float32) for one in layers}
     for node in layers:
-        if node.name not in values:
-            continue
         bias, steps = values[node.name], stored.get(node.input[2], np.zeros(0))
         full = int((np.abs(steps.astype(np.int64)) >= FULL).sum())
         layer = None if candidate.floats is None else candidate.floats.layers.get(node.name)
@@ -62,8 +59,7 @@ def _others_have_one(
     node: onnx.NodeProto, layers: list[onnx.NodeProto], values: dict[str, NDArray[np.float32]]
 ) -> bool:
     """Tell whether there are several layers of the same kind, and all have a bias."""
-    alike = [one.name for one in layers if one.op_type == node.op_type and one is not node]
-    others = [values[name] for name in alike if name in values]
+    others = [values[one.name] for one in layers if one.op_type == node.op_type and one is not node]
     return len(others) > 1 and all(map(np.any, others))
 
 

@@ -136,7 +136,8 @@ def without_quantizers(form: SwitchedForm, constants: Mapping[str, NDArray[Any]]
     real = {quantizer.output: quantizer.real for quantizer in form.activations}
     for node in (node for node in graph.node if real.keys() & {*node.output}):
         node.CopyFrom(helper.make_node("Identity", [real[node.output[0]]], node.output, node.name))
-    remove_unread(proto, [graph])
+    parts = {one.name(part) for one in form.activations for part in ("q", "clipped", "dq")}
+    remove_unread(proto, [graph], lambda node: not parts.isdisjoint(node.output))
     for tensor in graph.initializer:
         if tensor.name in constants:
             values = np.asarray(constants[tensor.name], tensor_array(tensor).dtype)
