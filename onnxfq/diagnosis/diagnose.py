@@ -1,31 +1,29 @@
-"""`diagnose`: what is wrong with a quantized file that somebody else made, and what cures it."""
+"""`diagnose`: what is wrong with a quantized file that somebody else made, and what repairs it."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from itertools import islice
 from pathlib import Path
 
 import onnx
 
-from onnxfq.data import Data, Feed
+from onnxfq.data import Data
 from onnxfq.data.labels import Labels
 from onnxfq.diagnosis.diagnosis import Diagnosis
 from onnxfq.diagnosis.measure import Measure
 from onnxfq.diagnosis.ranking import find_suspicions, rank
-from onnxfq.diagnosis.reading.board import Board, without_quantizers
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.float_model import FloatModel
-from onnxfq.diagnosis.reading.patient import Patient
-from onnxfq.diagnosis.reading.quantizers import SwitchedForm
 from onnxfq.diagnosis.reading.real_outputs import give_real_outputs, take_back_outputs
 from onnxfq.diagnosis.reading.switched_form import switch_form
+from onnxfq.diagnosis.reading.toggles import FileToggles, without_quantizers
 from onnxfq.diagnosis.recipe import recipe_text
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.diagnosis.repairs import Repairs
 from onnxfq.documents.proof import Proof
 from onnxfq.errors import DataError, ModelError
 from onnxfq.execution.given_choices import feeds_with_choices
-from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.data_paths import check_model_output
 from onnxfq.graph.io.load import read_model, standard_form
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
@@ -86,35 +84,28 @@ def diagnose(
         if data is None:
             raise DataError("a repair is measured; give data")
     count = FEEDS if labels is None and metric is None else TASK_FEEDS
-    patient = _open(model, reference, data, target or "", options, count)
-    recipe = None if recipe_output is None else recipe_text(patient)
-    causes = rank(patient, find_suspicions(patient))
-    repairs = Repairs(Measure.of(patient, options.threads, metric, labels))
+    candidate = _open(model, reference, data, target or "", options, count)
+    recipe = None if recipe_output is None else recipe_text(candidate)
+    causes = rank(candidate, find_suspicions(candidate))
+    repairs = Repairs(Measure.of(candidate, options.threads, metric, labels))
     diagnosis = repairs.report(causes, (*LAYER_DETECTORS, *RANGE_DETECTORS))
     if output is not None and repairs.is_changed:
-        write_model(take_back_outputs(repairs.together), output, patient.feeds[:1], options.threads)
-        proof = _prove(patient, repairs.together, options.threads)
+        write_model(take_back_outputs(repairs.together), output, candidate.feeds[:1], options.threads)
+        proof = _prove(candidate, repairs.together, options.threads)
         diagnosis = diagnosis.model_copy(update={"written": str(output), "proof": proof})
     if recipe_output is not None and recipe is not None:
         write_text(recipe_output, recipe)
     return diagnosis
 
 
-def _prove(patient: Patient, repaired: onnx.ModelProto, threads: int) -> Proof | None:
+def _prove(candidate: FileCandidate, repaired: onnx.ModelProto, threads: int) -> Proof | None:
     """Return the proof of a repaired file in the runtime of its target; None without a target."""
-    target = patient.target or find_target(repaired)
-    if not target or patient.board is None:
+    target = candidate.target or find_target(repaired)
+    if not target or candidate.opened is None:
         return None
-    feeds = patient.proving
-    # Outputs of integers have no noise, and no reference.
-    alone = onnx.ModelProto()
-    alone.CopyFrom(repaired)
-    kept = [value for value in repaired.graph.output if value.name in patient.board.outputs]
-    del alone.graph.output[:]
-    alone.graph.output.extend(kept)
-    expected = [patient.references[id(feed)] for feed in feeds]
-    written = Written(alone, alone, alone, feeds, threads=threads)
-    return prove(target_by_name(target), written, lambda: iter(expected))
+    feeds, form = candidate.split.proving, candidate.form.proto
+    written = Written(repaired, repaired, form, feeds, candidate.toggles.judged, threads)
+    return prove(target_by_name(target), written, lambda: candidate.expected(feeds))
 
 
 def _open(
@@ -124,7 +115,7 @@ def _open(
     target: str,
     options: RunOptions,
     count: int = FEEDS,
-) -> Patient:
+) -> FileCandidate:
     """Return the file with its sessions and its data."""
     read, _, source = read_model(model)
     proto = as_pairs(read, source)
@@ -134,46 +125,36 @@ def _open(
     standard_form(proto)
     give_real_outputs(proto)
     form = switch_form(proto, source)
-    feeds = _read_feeds(proto, data, options, count)
-    floats = None if reference is None else FloatModel.open(reference, proto, options.threads)
-    board = None if data is None else _open_board(form, proto, floats, feeds, source, options.threads)
-    return Patient(source, proto, form, board, floats, feeds, target)
-
-
-def _read_feeds(proto: onnx.ModelProto, data: Data | None, options: RunOptions, count: int) -> Sequence[Feed]:
-    """Return the first samples of the data. Raises DataError if there is none."""
-    if data is None:
-        return []
-    opened = open_feeds(proto, data, options.batch, options.data.unsurveyed)
+    opened = () if data is None else open_feeds(proto, data, options.batch, options.data.unsurveyed)
     feeds = list(islice(opened, count))
-    if not feeds:
+    if data is not None and not feeds:
         raise DataError("there is no sample in the data; give at least 1")
-    return feeds
+    floats = None if reference is None else FloatModel.open(reference, proto, options.threads)
+    candidate = FileCandidate(source, proto, form, floats, feeds, target)
+    if data is not None:
+        candidate.open(_open_toggles(candidate, options.threads))
+    return candidate
 
 
-def _open_board(
-    form: SwitchedForm,
-    file: onnx.ModelProto,
-    floats: FloatModel | None,
-    feeds: Sequence[Feed],
-    source: str,
-    threads: int,
-) -> Board:
+def _open_toggles(candidate: FileCandidate, threads: int) -> FileToggles:
     """Return the session, whose model takes the choices of the reference."""
+    form, floats, feeds = candidate.form, candidate.floats, candidate.feeds
     reference = without_quantizers(form, {}) if floats is None else floats.proto
-    common = computed_tensors(file) & computed_tensors(form.proto) & computed_tensors(reference)
-    judged = judge_given(reference, common)
+    common = computed_tensors(candidate.proto) & computed_tensors(form.proto) & computed_tensors(reference)
+    judged = _judge(candidate, judge_given(reference, common), common)
     given = feeds_with_choices(reference, judged.choices, feeds, threads)
     chosen = {id(feed): one for feed, one in zip(feeds, given, strict=True)}
-    return Board(form, _compared(form, source, judged, common), threads, judged.choices, chosen)
+    return FileToggles(form, judged, threads, chosen)
 
 
-def _compared(form: SwitchedForm, source: str, judged: JudgedTensors, common: Container[str]) -> list[str]:
+def _judge(candidate: FileCandidate, judged: JudgedTensors, common: Container[str]) -> JudgedTensors:
     """Return the float outputs in place and what others come from. Raises ModelError without any."""
-    types = GraphIndex.of_model(form.proto).types
-    names = [name for name in output_names(form.proto) if types.get(name, 0) in FLOAT_CODES]
-    placed = [name for name in names if name not in judged.moved]
-    placed += [name for name in judged.sources if name in common]
+    types, names = candidate.form_index.types, output_names(candidate.form.proto)
+    names = tuple(name for name in names if types.get(name, 0) in FLOAT_CODES)
+    sources = {name: of for name, of in judged.sources.items() if name in common}
+    placed = (*(name for name in names if name not in judged.moved), *sources)
     if not placed and not names:
-        raise ModelError(f"{source} has no output of floats; cut it in front of its last choice of a class")
-    return placed or names
+        raise ModelError(
+            f"{candidate.source} has no output of floats; cut it in front of its last choice of a class"
+        )
+    return JudgedTensors(placed or names, sources=sources, choices=judged.choices)

@@ -56,9 +56,8 @@ class Diagnosis(Record):
 
     def cells(self) -> list[tuple[str, ...]]:
         """Return the cells of a table of the causes, headings first."""
-        rows: list[tuple[str, ...]] = [
-            ("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")
-        ]
+        head = ("cause", "tensor", f"{self.unit} before", "after", "evidence", "repair")
+        rows: list[tuple[str, ...]] = [head]
         for cause in self.causes:
             before, after = ("" if db is None else f"{db:.1f}" for db in (cause.before, cause.after))
             where = cause.tensor or cause.node
@@ -91,12 +90,7 @@ def _wrap(text: str, indent: str = "") -> list[str]:
 
 
 def verdict_of(
-    causes: tuple[Cause, ...],
-    before: float | None,
-    after: float | None,
-    unit: str = "dB",
-    *,
-    with_float: bool = True,
+    causes: tuple[Cause, ...], before: float | None, after: float | None, unit: str, *, with_float: bool
 ) -> str:
     """Return at most three lines of 80 characters: the first cause, its repair, how many causes there are.
 

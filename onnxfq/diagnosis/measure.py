@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +10,13 @@ import onnx
 
 from onnxfq.data import Feed
 from onnxfq.data.labels import Labels, read_labels
-from onnxfq.diagnosis.reading.board import sum_errors
-from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.errors import DataError
-from onnxfq.graph.signature import output_names, with_outputs
+from onnxfq.graph.signature import output_names
 from onnxfq.metrics import Metric, check_metric_name, raise_metric, read_value
-from onnxfq.numerics.metrics import ratio_db
-from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.remedies.task_metric import top1
 from onnxfq.runtime.session import Session
+from onnxfq.stages.score import score_models
 from onnxfq.support.user_code import faults_of
 
 
@@ -28,51 +25,57 @@ class Measure:
     """Figure of a file: SQNR, or the metric of a task.
 
     Attributes:
-        patient: with the samples and the outputs in float.
+        candidate: with the samples and the outputs in float.
         threads: of sessions.
         unit: of the figures.
         function: metric of the task; None for the SQNR.
         labels: for the metric; None without.
     """
 
-    patient: Patient
+    candidate: FileCandidate
     threads: int
     unit: str = "dB"
     function: Metric | None = None
     labels: Any = None
 
     @staticmethod
-    def of(patient: Patient, threads: int, metric: str | Metric | None, labels: Labels | None) -> Measure:
+    def of(
+        candidate: FileCandidate, threads: int, metric: str | Metric | None, labels: Labels | None
+    ) -> Measure:
         """Return the measure; labels alone are for top-1 accuracy. Raises DataError without data."""
         check_metric_name(metric)
         if metric is None and labels is None:
-            return Measure(patient, threads)
-        if patient.board is None:
+            return Measure(candidate, threads)
+        if candidate.opened is None:
             raise DataError("labels and a metric are measured on data; give data")
         truth = None if labels is None else read_labels(labels, whole=metric is None)
-        if metric is None:
-            return Measure(patient, threads, "points of top-1", top1, truth)
-        return Measure(patient, threads, *raise_metric(metric), truth)
+        unit, function = ("points of top-1", top1) if metric is None else raise_metric(metric)
+        return Measure(candidate, threads, unit, function, truth)
 
     def reported(self, proto: onnx.ModelProto) -> float:
         """Return the figure that is reported: on samples that chose nothing, or of the task on all."""
-        return self.sqnr_db(proto, self.patient.proving) if self.function is None else self._task(proto)
+        proving = self.candidate.split.proving
+        return self.sqnr_db(proto, proving) if self.function is None else self._task(proto)
 
     def sqnr_db(self, proto: onnx.ModelProto, feeds: Sequence[Feed]) -> float:
         """Return the SQNR in dB of the worst output of a file; -inf if an output is NaN."""
-        board = self.patient.board
-        if board is None:
-            raise DataError("a repair is measured; give data")
-        session = Session(with_outputs(with_given_choices(proto, board.choices), board.outputs), self.threads)
-        wanted = [self.patient.references[id(feed)] for feed in feeds]
-        sums = sum_errors(wanted, (session.run(board.given(feed), board.outputs) for feed in feeds))
-        ratios = [ratio_db(total.signal, total.noise) for total in sums]
-        return -math.inf if any(map(math.isnan, ratios)) else min(ratios)
+        candidate = self.candidate
+        found = score_models(
+            candidate.form.proto,
+            {candidate.source: proto},
+            feeds,
+            threads=self.threads,
+            device="cpu",
+            exact=False,
+            expected=candidate.expected(feeds),
+            judged=candidate.toggles.judged,
+        )
+        return found.candidates[0].lowest_db
 
     def _task(self, proto: onnx.ModelProto) -> float:
         """Return the metric on all samples that were read."""
         assert self.function is not None
-        session, names, feeds = Session(proto, self.threads), output_names(proto), self.patient.feeds
+        session, names, feeds = Session(proto, self.threads), output_names(proto), self.candidate.feeds
         outputs = (dict(zip(names, session.run(feed, list(names)), strict=True)) for feed in feeds)
         truth: Any = feeds
         if self.labels is not None:

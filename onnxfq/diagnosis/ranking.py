@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.candidate import FileCandidate, worst_db
 from onnxfq.diagnosis.reading.cause import Suspicion
-from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.toggles import AS_WRITTEN
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 from onnxfq.remedies.judge import GAINED_SHARE
 
@@ -40,34 +40,30 @@ ALMOST_ALL = 0.9
 """Share of the noise without which the SQNR is 10 dB higher."""
 
 
-def find_suspicions(patient: Patient) -> list[Suspicion]:
+def find_suspicions(candidate: FileCandidate) -> list[Suspicion]:
     """Return what all detectors suspect, layers first and taken as repaired for the others.
 
     A layer that is certainly wrong and cannot be repaired here explains the ranges behind it.
     """
     layers = []
     for find in LAYER_DETECTORS.values():
-        for one in find(patient):
+        for one in find(candidate):
             layers.append(one)
-            if one.is_certain and one.change.constants:
-                patient.cure(one.change)  # later detectors look behind it
-    if patient.board is not None:
-        layers = [
-            replace(one, harm=patient.harm(one.numbers, one.change)) if one.change != Change() else one
-            for one in layers
-        ]
+            if one.is_certain and one.trial.constants:
+                candidate.keep(one.trial)  # later detectors look behind it
+    for at, one in enumerate(layers if candidate.opened is not None else ()):
+        if one.trial != AS_WRITTEN:
+            layers[at] = replace(one, harm=candidate.harm(one.numbers, one.trial))
     broken = {one.node for one in layers if one.kind in BROKEN and not one.edits}
-    outputs = [name for node in patient.index.nodes if node.name in broken for name in node.output]
-    behind = broken | {node.name for node in patient.index.nodes_behind(outputs)}
-    ranges = [one for find in RANGE_DETECTORS.values() for one in find(patient)]
-    return layers + [
-        one
-        for one in ranges
-        if not broken or (not one.is_whole and (one.is_certain and one.node not in behind))
-    ]
+    outputs = [name for node in candidate.index.nodes if node.name in broken for name in node.output]
+    behind = broken | {node.name for node in candidate.index.nodes_behind(outputs)}
+    detectors = () if candidate.opened is None else RANGE_DETECTORS.values()
+    ranges = [one for find in detectors for one in find(candidate)]
+    apart = [one for one in ranges if one.is_certain and not one.is_whole and one.node not in behind]
+    return layers + (apart if broken else ranges)
 
 
-def rank(patient: Patient, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
+def rank(candidate: FileCandidate, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
     """Return the suspicions that are causes, the most harmful first.
 
     One that is not certain must be due to a part of the noise that the worse ones leave: as much as a remedy
@@ -78,26 +74,19 @@ def rank(patient: Patient, suspicions: Sequence[Suspicion]) -> list[Suspicion]:
     suspicions = [
         one for one in suspicions if one.kind not in EXPLAINED or not placed & {*one.numbers} or one.is_whole
     ]
-    is_sound = patient.board is not None and patient.whole.db >= SOUND_DB
-    wholes = [
-        one
-        for one in suspicions
-        if one.is_whole and one.harm >= GAINED_SHARE and (one.is_certain or not is_sound)
-    ]
-    whole = max(wholes, key=lambda one: one.harm, default=None)
+    is_sound = candidate.opened is not None and worst_db(candidate.whole) >= SOUND_DB
+    wholes = [one for one in suspicions if one.is_whole and (one.is_certain or not is_sound)]
+    harmful = [one for one in wholes if one.harm >= GAINED_SHARE]
+    whole = max(harmful, key=lambda one: one.harm, default=None)
     causes = [] if whole is None else [whole]
-    repaired = Change() if whole is None else whole.change
+    repaired = AS_WRITTEN if whole is None else whole.trial
     for one in sorted(suspicions, key=lambda suspicion: suspicion.harm, reverse=True):
         if one.is_whole or (whole is not None and one.kind in EXPLAINED):
             continue
         least = HALF if one.kind in EXPLAINED else GAINED_SHARE
         least = ALMOST_ALL if is_sound else least
-        is_clear = one.harm >= least * _left(patient, repaired)
-        if one.is_certain or is_clear:
+        left = math.inf if candidate.opened is None else candidate.left_by(repaired)
+        if one.is_certain or one.harm >= least * left:
             causes.append(one)
-            repaired |= one.change
+            repaired |= one.trial
     return causes
-
-
-def _left(patient: Patient, repaired: Change) -> float:
-    return math.inf if patient.board is None else patient.left_by(repaired)

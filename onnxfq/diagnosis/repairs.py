@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import onnx
 
 from onnxfq.diagnosis.diagnosis import NOTHING_READ, Diagnosis, verdict_of
-from onnxfq.diagnosis.guilty_tensors import guilty_rows
 from onnxfq.diagnosis.measure import Measure
+from onnxfq.diagnosis.named_tensors import named_rows
 from onnxfq.diagnosis.reading.cause import FOUND, Cause, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.remedies.judge import keeps_sqnr
@@ -24,64 +24,57 @@ class Repairs:
 
     def __init__(self, measure: Measure) -> None:
         """Begin with the file as it is."""
-        self._patient, self._measure = measure.patient, measure
-        self.together: onnx.ModelProto = measure.patient.proto
+        self._candidate, self._measure = measure.candidate, measure
+        self.together: onnx.ModelProto = measure.candidate.proto
         self.is_changed = False
         self._budget = Budget(RUNS)
 
     def report(self, suspicions: Sequence[Suspicion], looked_at: tuple[str, ...]) -> Diagnosis:
         """Return the diagnosis with what each repair restores; `together` gets those that do no harm."""
-        patient, measure = self._patient, self._measure
+        candidate, measure = self._candidate, self._measure
         causes: list[Cause] = []
-        before = after = None
-        if patient.board is not None:
-            before = measure.reported(patient.proto)
+        before = None if candidate.opened is None else measure.reported(candidate.proto)
         repairs: list[Suspicion] = []
         good: list[Suspicion] = []
         for suspicion in suspicions:
             alone = None
             if suspicion.edits and before is not None:
-                if self._can_run(len(patient.proving)):
-                    alone = measure.reported(self._edit(patient.proto, suspicion))
+                if self._can_run(len(candidate.split.proving)):
+                    alone = measure.reported(self._edit(candidate.proto, suspicion))
                 repairs.append(suspicion)
                 if alone is None or measure.function is not None or keeps_sqnr([before], [alone]):
                     good.append(suspicion)
-            known = {name: getattr(suspicion, name) for name in FOUND}
-            causes.append(Cause(**known, before=before, after=alone))
+            found = {name: getattr(suspicion, name) for name in FOUND}
+            causes.append(Cause(**found, before=before, after=alone))
         if repairs:
             self._combine(repairs, good)
-        if self.is_changed:
-            after = measure.reported(self.together)
-        count = len(patient.form.activations) + len(patient.form.constants)
-        verdict = NOTHING_READ
-        if count:
-            with_float = patient.floats is not None
-            verdict = verdict_of(tuple(causes), before, after, measure.unit, with_float=with_float)
+        after = measure.reported(self.together) if self.is_changed else None
+        form, floats = candidate.form, candidate.floats
+        count = len(form.activations) + len(form.constants)
+        verdict = verdict_of(tuple(causes), before, after, measure.unit, with_float=floats is not None)
         return Diagnosis(
-            source=patient.source,
-            verdict=verdict,
+            source=candidate.source,
+            verdict=verdict if count else NOTHING_READ,
             causes=tuple(causes),
             looked_at=looked_at,
-            not_looked_at=tuple(
-                f"{kind}: {count}" for kind, count in Counter(patient.form.passed_over).items()
-            ),
-            unmatched=() if patient.floats is None else tuple(patient.floats.unmatched),
+            not_looked_at=tuple(f"{kind}: {n}" for kind, n in Counter(form.passed_over).items()),
+            unmatched=() if floats is None else tuple(floats.unmatched),
             quantizers=count,
-            samples=len(patient.feeds),
+            samples=len(candidate.feeds),
             unit=measure.unit,
-            tensors=guilty_rows(patient, suspicions),
+            tensors=named_rows(candidate, suspicions),
             before=before,
             after=after,
         )
 
     def _combine(self, repairs: Sequence[Suspicion], good: Sequence[Suspicion]) -> None:
         """Give `together` all repairs, or those that do no harm alone, else each that keeps the SQNR."""
-        file = self._patient.proto
+        file = self._candidate.proto
         best = self._scores(file)
         for tried in (repairs, good if len(good) < len(repairs) else ()):
             best = self._try(file, tried, best) if tried else best
         for one in () if self.is_changed or len(repairs) == 1 else repairs:
-            if self._can_run(len(self._patient.choosing) + len(self._patient.proving)):
+            if self._can_run(len(self._candidate.split.choosing) + len(self._candidate.split.proving)):
                 best = self._try(self.together, [one], best)
 
     def _try(self, proto: onnx.ModelProto, tried: Sequence[Suspicion], best: list[float]) -> list[float]:
@@ -95,7 +88,7 @@ class Repairs:
 
     def _scores(self, proto: onnx.ModelProto) -> list[float]:
         """Return the SQNR in dB on the samples that choose, and on those that prove."""
-        return [self._measure.sqnr_db(proto, f) for f in (self._patient.choosing, self._patient.proving)]
+        return [self._measure.sqnr_db(proto, f) for f in self._candidate.split[:2]]
 
     def _can_run(self, samples: int) -> bool:
         """Take so many runs from the budget; tell whether there were as many."""

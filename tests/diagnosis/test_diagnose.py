@@ -116,7 +116,7 @@ def test_metric_replaces_the_sqnr(files: Files) -> None:
     assert result.causes[0].before == result.before
 
 
-def test_page_shows_the_guilty_tensor(files: Files, tmp_path: Path) -> None:
+def test_page_shows_the_named_tensor(files: Files, tmp_path: Path) -> None:
     """The page has the verdict, and the histogram and the grid of the tensor that a cause names."""
     page = tmp_path / "page.html"
     words = ["--data", str(files["d"]), "--report", str(page), "-q"]

@@ -15,8 +15,9 @@ from quantized_files import make, sound
 from unseen_cases import sound_cases
 
 from onnxfq import diagnose
-from onnxfq.diagnosis.reading.board import Board, Change
 from onnxfq.diagnosis.reading.switched_form import switch_form
+from onnxfq.diagnosis.reading.toggles import FileToggles, TrialState
+from onnxfq.graph.patterns.logits import NOTHING_KNOWN
 
 EVERY = 6
 """One file in so many is diagnosed, unless all cases are asked for."""
@@ -86,14 +87,14 @@ def test_channels_are_evened_out(tmp_path: Path) -> None:
 def test_the_session_without_quantizers_is_the_form_with_all_of_them_off() -> None:
     """It computes what the switched form does, with other constants too, to 1e-5: sums have another order."""
     form = switch_form(sound("conv", "qdq"), "m")
-    board, feed = Board(form, ["y"], 1), network("conv").feeds(1, seed=2)[0]
+    toggles, feed = FileToggles(form, NOTHING_KNOWN, 1, {}), network("conv").feeds(1, seed=2)[0]
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in form.proto.graph.initializer}
     stored = {one.constant: tensors[one.constant] for one in form.constants}
     first = next(iter(stored))
     for constants in ({}, {first: stored[first] / 2}):
-        board.embed(constants)
+        toggles.keep(constants)
         plain, switched = (
-            board.run(feed, board.nothing | Change(constants=given), ["y", *board.inner])
+            toggles.run(feed, toggles.nothing | TrialState(constants=given), ["y", *toggles.inner])
             for given in (constants, stored | constants)
         )
         for one, other in zip(plain, switched, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.node_fields import input_name
 
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
 
@@ -25,62 +27,49 @@ CHANGED = 0.5
 """Part of the size of a bias from which its difference is more than a correction of a layer's mean error."""
 
 
-def find_biases(patient: Patient) -> Iterator[Suspicion]:
+def find_biases(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield biases that are missing, saturated or another one than the float model's."""
-    stored = {one.constant: one for one in patient.form.constants}
-    layers = [node for node in patient.form_index.nodes if node.op_type in _BIASED and len(node.input) > 2]
-    values = {
-        node.name: np.asarray(tensor_array(patient.form_index.constants[node.input[2]]), np.float32)
-        for node in layers
-        if node.input[2] in patient.form_index.constants
-    }
+    stored = {one.constant: one.grid.steps for one in candidate.form.constants if one.is_bias}
+    index, constants = candidate.form_index, candidate.form_index.constants
+    biased = [node for node in index.nodes if node.op_type in _BIASED]
+    layers = [node for node in biased if input_name(node, 2) in constants]
+    values = {one.name: np.asarray(tensor_array(constants[one.input[2]]), np.float32) for one in layers}
     for node in layers:
-        if node.name not in values:
-            continue
-        bias, constant = values[node.name], stored.get(node.input[2])
-        full = 0
-        if constant is not None and constant.is_bias:
-            full = int((np.abs(constant.grid.steps.astype(np.int64)) >= FULL).sum())
-        layer = None if patient.floats is None else patient.floats.layers.get(node.name)
+        bias, steps = values[node.name], stored.get(node.input[2], np.zeros(0))
+        full = int((np.abs(steps.astype(np.int64)) >= FULL).sum())
+        layer = None if candidate.floats is None else candidate.floats.layers.get(node.name)
         wanted = None if layer is None else layer.bias
         if full:
             text = f"{full} of {bias.size} numbers of the bias are at the end of int32"
-            yield _suspect(patient, node, "saturated_bias", text, wanted, is_certain=True)
+            yield _suspect(candidate, node, "saturated_bias", text, wanted, is_certain=True)
         elif wanted is not None and wanted.shape == bias.shape and np.any(wanted):
             off = float(np.linalg.norm(bias - wanted) / np.linalg.norm(wanted))
             if not np.any(bias):
                 text = f"the float layer has a bias of up to {np.abs(wanted).max():.4g}, the file has none"
-                yield _suspect(patient, node, "lost_bias", text, wanted, is_certain=True)
+                yield _suspect(candidate, node, "lost_bias", text, wanted, is_certain=True)
             elif off > CHANGED:
                 text = f"the bias is {off:.0%} off that of the float layer"
-                yield _suspect(patient, node, "lost_bias", text, wanted, is_certain=False)
-        elif patient.floats is None and not np.any(bias) and _others_have_one(node, layers, values):
+                yield _suspect(candidate, node, "lost_bias", text, wanted, is_certain=False)
+        elif candidate.floats is None and not np.any(bias) and _others_have_one(node, layers, values):
             text = f"the other {node.op_type} layers have a bias, this one has none"
-            yield _suspect(patient, node, "lost_bias", text, None, is_certain=True)
+            yield _suspect(candidate, node, "lost_bias", text, None, is_certain=True)
 
 
 def _others_have_one(
     node: onnx.NodeProto, layers: list[onnx.NodeProto], values: dict[str, NDArray[np.float32]]
 ) -> bool:
     """Tell whether there are several layers of the same kind, and all have a bias."""
-    others = [
-        values[o.name] for o in layers if o.op_type == node.op_type and o is not node and o.name in values
-    ]
-    return len(others) > 1 and all(np.any(bias) for bias in others)
+    others = [values[one.name] for one in layers if one.op_type == node.op_type and one is not node]
+    return len(others) > 1 and all(map(np.any, others))
 
 
 def _suspect(
-    patient: Patient, node: onnx.NodeProto, kind: str, text: str, wanted: Any, *, is_certain: bool
+    candidate: FileCandidate, node: onnx.NodeProto, kind: str, text: str, wanted: Any, *, is_certain: bool
 ) -> Suspicion:
-    change = Change() if wanted is None else Change(constants={node.input[2]: wanted})
-    edits = () if wanted is None else (partial(FileEditor.set_bias, layer=node.name, values=wanted),)
-    return Suspicion(
-        kind=kind,
-        evidence=text,
-        tensor=node.output[0] if node.output[0] in patient.index.makers else "",
-        node=node.name,
-        repair="the bias of the float layer" if wanted is not None else "give the float model, which has it",
-        is_certain=is_certain,
-        change=change,
-        edits=edits,
-    )
+    trial, edits, repair = AS_WRITTEN, [], "give the float model, which has it"
+    if wanted is not None:
+        trial, repair = TrialState(constants={node.input[2]: wanted}), "the bias of the float layer"
+        edits = [partial(FileEditor.set_bias, layer=node.name, values=wanted)]
+    tensor = node.output[0] if node.output[0] in candidate.index.makers else ""
+    found = Suspicion(kind=kind, evidence=text, tensor=tensor, node=node.name, repair=repair, trial=trial)
+    return replace(found, is_certain=is_certain, edits=tuple(edits))

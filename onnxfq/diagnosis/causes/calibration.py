@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,10 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Feed
 from onnxfq.diagnosis.causes.ranges import APART, BETTER, LEAVING, TRIED, all_fits, grid_edits
-from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
-from onnxfq.diagnosis.reading.patient import Patient
-from onnxfq.diagnosis.reading.range_reading import RangeReading
+from onnxfq.diagnosis.reading.range_reading import RangeReading, mean_misfit
+from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.remedies.judge import GAINED_SHARE
 
 A_BIT = 0.75
@@ -39,113 +41,90 @@ NEAR = 0.05
 USED = 0.5
 """Part of 0..1 that the largest value may leave unused."""
 
+Unit = tuple[Any, Any]
+"""The value of the middle or zero in 0..1, and of one: numbers, or one for each channel."""
+
 Transform = Callable[[NDArray[Any]], NDArray[Any]]
 
 
-def find_other_preprocessing(patient: Patient) -> Iterator[Suspicion]:
+def find_other_preprocessing(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield the preprocessing under which the ranges of the whole file fit the data.
 
     The range next to the inputs must not fit worse: ranges that training learnt differ from the data's too.
     """
-    readings = _read(patient, patient.feeds[:TRIED]) if patient.board is not None else []
-    before = _mean_misfit(readings)
+    readings = _with_values(candidate.read_ranges(candidate.feeds[:TRIED]))
+    before = mean_misfit(readings)
     if len(readings) < 2 or before < APART:
         return
     misfits, known = {}, {reading.numbers: reading.misfit for reading in readings}
-    for name, transform in _transforms(patient).items():
-        tried = _read(patient, [_apply(feed, transform) for feed in patient.feeds[:TRIED]])
+    for name, transform in _transforms(candidate).items():
+        feeds = [_apply(feed, transform) for feed in candidate.feeds[:TRIED]]
+        tried = _with_values(candidate.read_ranges(feeds))
         gains = [known.get(reading.numbers, 0.0) - reading.misfit for reading in tried]
         if 2 * sum(gain > 0 for gain in gains) > len(readings) and gains[0] >= 0:
-            misfits[name] = _mean_misfit(tried)
+            misfits[name] = mean_misfit(tried)
     name = min(misfits, key=lambda one: misfits[one], default="")
     if not name or misfits[name] > BETTER * before:
         return
-    inputs = [value.name for value in patient.proto.graph.input]
-    yield _recalibrate(
-        patient,
-        "preprocessing",
-        f"the file was calibrated on other values: its {len(readings)} ranges are {before:.0%} off "
-        f"those of the data, and {misfits[name]:.0%} for data {name}",
-        tensor=inputs[0],
-        is_certain=True,
-    )
+    first = candidate.proto.graph.input[0].name
+    text = f"the file was calibrated on other values: its {len(readings)} ranges are {before:.0%} off "
+    text += f"those of the data, and {misfits[name]:.0%} for data {name}"
+    yield replace(_recalibrate(candidate, text, kind="preprocessing"), tensor=first, is_certain=True)
 
 
-def find_few_samples(patient: Patient) -> Iterator[Suspicion]:
+def find_few_samples(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield a calibration whose ranges are left by unseen samples all over the file."""
-    readings = _read(patient, patient.feeds) if patient.board is not None else []
+    readings = _with_values(candidate.ranges)
     left = [reading for reading in readings if reading.overrun > LEAVING]
     if len(left) < 3 or 2 * len(left) < len(readings):
         return
     most = max(left, key=lambda reading: reading.overrun)
-    change = all_fits(patient)
-    alone = patient.gain(Change(grids={number: change.grids[number] for number in most.numbers}))
-    if patient.gain(change) < max(A_BIT, alone + GAINED_SHARE):
+    trial = all_fits(candidate)
+    alone = candidate.gain(TrialState(grids={number: trial.grids[number] for number in most.numbers}))
+    if candidate.gain(trial) < max(A_BIT, alone + GAINED_SHARE):
         return
-    yield _recalibrate(
-        patient,
-        "few_samples",
-        f"unseen samples leave {len(left)} of {len(readings)} ranges, at {most.quantizer.tensor!r} by "
-        f"{most.overrun:.0%} of the width: too few samples calibrated it",
-    )
+    text = f"unseen samples leave {len(left)} of {len(readings)} ranges, at {most.quantizer.tensor!r} by "
+    text += f"{most.overrun:.0%} of the width: too few samples calibrated it"
+    yield _recalibrate(candidate, text, kind="few_samples")
 
 
-def _recalibrate(
-    patient: Patient, kind: str, evidence: str, tensor: str = "", *, is_certain: bool = False
-) -> Suspicion:
+def _recalibrate(candidate: FileCandidate, evidence: str, *, kind: str) -> Suspicion:
     """Return the suspicion that every range has to come from the data."""
-    change = all_fits(patient)
-    edits = [
-        edit for group in patient.groups for edit in grid_edits(patient, group, change.grids[group[0].number])
-    ]
-    return Suspicion(
-        kind=kind,
-        evidence=evidence,
-        tensor=tensor,
-        repair=f"the ranges of the data for all {len(patient.groups)} scales",
-        harm=patient.gain(change),
-        is_whole=True,
-        is_certain=is_certain,
-        numbers=tuple(quantizer.number for quantizer in patient.form.activations),
-        change=change,
-        edits=tuple(edits),
-    )
+    trial = all_fits(candidate)
+    edits = [edit for one in candidate.ranges for edit in grid_edits(candidate, one, one.fits[0])]
+    numbers = tuple(quantizer.number for quantizer in candidate.form.activations)
+    repair, harm = f"the ranges of the data for all {len(candidate.ranges)} scales", candidate.gain(trial)
+    found = Suspicion(kind=kind, evidence=evidence, repair=repair, harm=harm, is_whole=True)
+    return replace(found, numbers=numbers, trial=trial, edits=tuple(edits))
 
 
-def _read(patient: Patient, feeds: list[Feed] | Any) -> list[RangeReading]:
-    values = patient.values if feeds is patient.feeds else patient.collect(feeds)
-    readings = [RangeReading.of(group, patient.group_values(group, values)) for group in patient.groups]
+def _with_values(readings: Sequence[RangeReading]) -> list[RangeReading]:
     return [reading for reading in readings if reading.values.power]
 
 
-def _mean_misfit(readings: list[RangeReading]) -> float:
-    return float(np.mean([reading.misfit for reading in readings])) if readings else 0.0
-
-
 def _apply(feed: Feed, transform: Transform) -> Feed:
-    return {
-        name: transform(array).astype(array.dtype) if array.dtype.kind == "f" else array
-        for name, array in feed.items()
-    }
+    floats = {name: array for name, array in feed.items() if array.dtype.kind == "f"}
+    return {**feed, **{name: transform(array).astype(array.dtype) for name, array in floats.items()}}
 
 
-def _transforms(patient: Patient) -> dict[str, Transform]:
+def _convert(values: NDArray[Any], own: Unit, other: Unit) -> NDArray[Any]:
+    """Return values of one unit in another one."""
+    return np.asarray((values * own[1] + own[0] - other[0]) / other[1])
+
+
+def _transforms(candidate: FileCandidate) -> dict[str, Transform]:
     """Return other preprocessings that the data may have, as far as its values tell."""
     found: dict[str, Transform] = {}
-    arrays = [array for feed in patient.feeds for array in feed.values() if array.dtype.kind == "f"]
+    arrays = [array for feed in candidate.feeds for array in feed.values() if array.dtype.kind == "f"]
     axis = next((at for at in (1, 3) if all(a.ndim == 4 and a.shape[at] == 3 for a in arrays)), None)
-    units: dict[str, tuple[Any, Any]] = dict(_UNITS)
+    units: dict[str, Unit] = dict(_UNITS)
     if arrays and axis is not None:
         shape = [3 if at == axis else 1 for at in range(4)]
         units[_NORMALIZED] = np.reshape(_MEAN, shape), np.reshape(_DEVIATION, shape)
-        found["with channels in the other order"] = lambda x, a=axis: np.flip(x, a)  # type: ignore[misc]
-    for own, (mean, width) in units.items():
-        if all(_is_unit(array * width + mean) for array in arrays):
-            for other, (shift, size) in units.items():
-                if other != own:
-                    found[f"{other} in place of {own}"] = (
-                        lambda x, m=mean, w=width, s=shift, d=size: (x * w + m - s) / d  # type: ignore[misc]
-                    )
+        found["with channels in the other order"] = partial(np.flip, axis=axis)
+    fitting = [own for own, (mean, width) in units.items() if all(_is_unit(a * width + mean) for a in arrays)]
+    for own, other in ((own, other) for own in fitting for other in units if other != own):
+        found[f"{other} in place of {own}"] = partial(_convert, own=units[own], other=units[other])
     return found
 
 

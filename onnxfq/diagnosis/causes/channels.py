@@ -2,90 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.causes.weight_reading import WeightReading, is_per_axis, read_weights, round_again
-from onnxfq.diagnosis.reading.board import Change
-from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.causes.weight_reading import WeightReading, read_weights
+from onnxfq.diagnosis.reading.candidate import FileCandidate
+from onnxfq.diagnosis.reading.cause import Edit, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
-from onnxfq.diagnosis.reading.values import TensorValues
+from onnxfq.diagnosis.reading.range_reading import RangeReading
+from onnxfq.diagnosis.reading.toggles import TrialState
+from onnxfq.diagnosis.reading.values import SampledFeed, TensorValues
 from onnxfq.documents.layers import WIDE, ChannelSizes
 from onnxfq.graph.node_fields import attributes_of
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.layout import Layout
 
 HALF = 0.5
 """Share of the noise of the file from which such a tensor is a cause: many sound networks have one."""
 
 
-def find_activation_channels(patient: Patient) -> Iterator[Suspicion]:
+def find_activation_channels(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield tensors whose largest channel is far larger than the typical one, at most of the noise."""
-    if patient.board is None:
-        return
-    for quantizer in patient.form.activations:
-        values = patient.values[quantizer.number]
-        sizes = ChannelSizes.of(values.channels, len(values.lows))
+    for quantizer in candidate.form.activations:
+        values = candidate.values[quantizer.number]
+        sizes = ChannelSizes.of(values.channels, len(values.seen.feed_ranges))
         if sizes is None or not sizes.median or sizes.ratio < WIDE:
             continue
-        if patient.share((quantizer.number,)) < HALF:
+        numbers = (quantizer.number,)
+        trial = TrialState(off=frozenset(numbers))
+        if candidate.share(numbers) < HALF or (harm := candidate.harm(numbers, trial)) < HALF:
             continue
-        repair = Change(off=frozenset({quantizer.number}))
-        harm = patient.harm((quantizer.number,), repair)
-        if harm < HALF:
-            continue
-        edits = _equalize(patient, quantizer)
+        edits = _equalize(candidate, quantizer)
         by_hand = "quantize the float model again: `onnxfq quantize` evens out channels with --repair auto"
-        yield Suspicion(
-            kind="channel_spread",
-            evidence=f"{sizes}: that one has {100 / sizes.ratio:.2g}% of the grid",
-            tensor=quantizer.tensor,
-            node=quantizer.node,
-            repair="a Mul that evens out the channels, and its inverse in the weights" if edits else by_hand,
-            harm=harm,
-            numbers=(quantizer.number,),
-            change=repair,
-            edits=edits,
-        )
+        repair = "a Mul that evens out the channels, and its inverse in the weights" if edits else by_hand
+        text = f"{sizes}: that one has {100 / sizes.ratio:.2g}% of the grid"
+        found = Suspicion.of([quantizer], kind="channel_spread", evidence=text, repair=repair, harm=harm)
+        yield replace(found, trial=trial, edits=edits)
 
 
-def _equalize(patient: Patient, quantizer: ActivationQuantizer) -> tuple[Callable[[FileEditor], None], ...]:
+def _equalize(candidate: FileCandidate, quantizer: ActivationQuantizer) -> tuple[Edit, ...]:
     """Return the edits that divide the channels of a tensor by factors; none if not only layers read it.
 
     The factors follow SmoothQuant (Xiao et al., 2022, equation 4, alpha 0.5).
     """
-    readers = {node.name for node in patient.readers(quantizer)}
-    layers = [one for one in read_weights(patient) if one.layer.name in readers and one.constant.is_editable]
-    is_shared = any(quantizer in group and len(group) > 1 for group in patient.groups)
+    readers = {node.name for node in candidate.readers(quantizer)}
+    layers = [r for r in read_weights(candidate) if r.layer.name in readers and r.constant.is_editable]
+    is_shared = any(quantizer in one.group and len(one.group) > 1 for one in candidate.ranges)
     if quantizer.op_type != "QuantizeLinear" or is_shared or not readers or len(layers) < len(readers):
         return ()
-    sizes = patient.values[quantizer.number].channels
+    sizes = candidate.values[quantizer.number].channels
     weights = [_weight_sizes(one) for one in layers]
-    if any(one is None or one.shape != sizes.shape for one in weights):
+    if any(one.shape != sizes.shape for one in weights):
         return ()
-    largest = np.max([one for one in weights if one is not None], 0)
-    factors = np.sqrt(np.where(sizes > 0, sizes, 1) / np.where(largest > 0, largest, 1)).astype(np.float32)
-    factors = np.where((sizes > 0) & (largest > 0), factors, 1).astype(np.float32)
+    largest = np.max(weights, 0)
+    is_used = (sizes > 0) & (largest > 0)
+    factors = np.sqrt(np.where(is_used, sizes, 1) / np.where(is_used, largest, 1)).astype(np.float32)
     spatial = layers[0].values.ndim - 2 if layers[0].layer.op_type == "Conv" else 0
     shaped = factors.reshape(-1, *[1] * spatial)
-    parts = [
-        TensorValues.of(array / shaped, not spatial)
-        for feed in patient.feeds
-        for array in patient.inner(feed, [quantizer])
-    ]
-    fit = TensorValues.over(parts).best_fit(quantizer)
-    edits: list[Callable[[FileEditor], None]] = [
+    runs = (candidate.inner(feed, [quantizer]) for feed in candidate.feeds)
+    values = TensorValues.of([SampledFeed.of(array / shaped, not spatial) for (array,) in runs])
+    _, fit = RangeReading([quantizer], values).fits
+    edits: list[Edit] = [
         partial(FileEditor.divide, quantizer=quantizer, factors=shaped),
         partial(FileEditor.set_grid, quantizer=quantizer, fit=fit),
     ]
     for one in layers:
-        values = one.values if one.floats is None else one.floats
-        wide = [-1 if at == _input_axis(one) else 1 for at in range(values.ndim)]
-        weight = (values * factors.reshape(wide)).astype(np.float32)
-        edits.append(round_again(one, weight, one.axis if is_per_axis(one) else None)[1])
+        floats = one.values if one.floats is None else one.floats
+        wide = [-1 if at == _input_axis(one) else 1 for at in range(floats.ndim)]
+        weight = (floats * factors.reshape(wide)).astype(np.float32)
+        edits.append(one.round_again(weight, one.own_axis)[1])
     return tuple(edits)
 
 
@@ -97,10 +87,9 @@ def _input_axis(reading: WeightReading) -> int:
     return 1 if layer.op_type == "Gemm" and attributes_of(layer).get("transB") else len(shape) - 2
 
 
-def _weight_sizes(reading: WeightReading) -> NDArray[np.float32] | None:
-    """Return the largest weight of each channel of the data; None where channels are in groups."""
+def _weight_sizes(reading: WeightReading) -> NDArray[np.float32]:
+    """Return the largest weight of each channel of the data; nothing for other operators."""
     if reading.layer.op_type not in ("Conv", "Gemm", "MatMul"):
-        return None
-    at = _input_axis(reading)
-    others = tuple(axis for axis in range(reading.values.ndim) if axis != at)
-    return np.asarray(np.abs(reading.values).max(others))
+        return np.zeros(0, np.float32)
+    layout = Layout(Granularity(_input_axis(reading)), reading.values.shape)
+    return layout.reduce(np.maximum, np.abs(reading.values), 0.0)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from onnxfq.diagnosis.reading.board import Change
-from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.candidate import FileCandidate
+from onnxfq.diagnosis.reading.cause import Edit, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.diagnosis.reading.patient import Patient
-from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
-from onnxfq.diagnosis.reading.range_reading import RangeReading, typical
+from onnxfq.diagnosis.reading.range_reading import WIDE, RangeReading, typical
+from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.diagnosis.reading.values import GridFit
-
-WIDE = 1.5
-"""Width of a range over its values' from which it is too wide: samples of one kind differ by less."""
 
 WIDEST = 0.9
 """Part of the other ranges than which a certain fault is wider: of many ranges some are, by their data."""
@@ -55,48 +52,45 @@ LOST_DB = 6.0
 """Error over a better range's from which typical values are lost: a bit of precision."""
 
 
-def find_ranges(patient: Patient) -> Iterator[Suspicion]:
+def find_ranges(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield scales whose range is too wide or too narrow for the data, or cannot hold its sign."""
-    if patient.board is None:
-        return
-    readings = [RangeReading.of(group, patient.group_values(group)) for group in patient.groups]
-    misfits = [r.misfit for r in readings]
-    shifts = [abs(r.shift) for r in readings]
-    found = []
-    for reading in readings:
-        others = [other.ratio for other in readings if other is not reading]
-        if reading.values.power:
-            found.append((reading, *_explain(reading, others, typical(misfits), typical(shifts))))
-    found.sort(key=lambda row: row[0].excess, reverse=True)
-    found = [row for row in found if row[1]]
-    for place, (reading, kind, evidence, is_certain) in enumerate(found):
+    readings, inputs = candidate.ranges, {value.name for value in candidate.proto.graph.input}
+    found = [(one, _explain(one, readings)) for one in readings if one.values.power]
+    faults = [row for row in sorted(found, key=lambda row: row[0].excess, reverse=True) if row[1][0]]
+    for place, (reading, (kind, evidence, is_certain)) in enumerate(faults):
         is_measured = place < MEASURED
-        if is_certain or (is_measured and patient.share(reading.numbers) >= MINOR):
-            other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
-            if other is not None and patient.are_tied(reading.numbers, other.numbers):
-                continue
-            if other is not None:
-                kind = "foreign_parameters"
-                evidence += f"; its scale and zero point are those of {other.quantizer.tensor!r}"
-            yield _suspect(patient, reading, kind, evidence, is_certain, is_measured)
+        if not is_certain and (not is_measured or candidate.share(reading.numbers) < MINOR):
+            continue
+        other = _owner(reading, readings) if kind != "unsigned_on_signed" else None
+        if other is not None and candidate.are_tied(reading.numbers, other.numbers):
+            continue
+        if other is not None:
+            kind = "foreign_parameters"
+            evidence += f"; its scale and zero point are those of {other.quantizer.tensor!r}"
+        if kind in ("wide_range", "clipping") and reading.quantizer.tensor in inputs:
+            kind, evidence = "preprocessing", f"the input was calibrated on other values: {evidence}"
+        fit, harm = choose_fit(candidate, reading) if is_measured else (reading.fits[1], 0.0)
+        repair = f"the range of the data: scale {fit.scale:.4g}, zero point {fit.zero:g}"
+        fault = Suspicion.of(reading.group, kind=kind, evidence=evidence, repair=repair, harm=harm)
+        trial, edits = (
+            TrialState(grids=dict.fromkeys(reading.numbers, fit)),
+            grid_edits(candidate, reading, fit),
+        )
+        yield replace(fault, is_certain=is_certain, trial=trial, edits=tuple(edits))
 
 
-def _explain(
-    reading: RangeReading, others: list[float], misfit: float, shift: float
-) -> tuple[str, str, bool]:
+def _explain(reading: RangeReading, readings: Sequence[RangeReading]) -> tuple[str, str, bool]:
     """Return the kind of fault, its evidence, and whether it is a fault at any harm; empty without one."""
+    others = [other.ratio for other in readings if other is not reading]
     quantizer, values = reading.quantizer, reading.values
     low, high = quantizer.grid.limits
-    covers = f"the range is {low:.4g}..{high:.4g} and the data is {values.low:.4g}..{values.high:.4g}"
-    below, above = values.saturated(quantizer)
-    sample = values.sample
-    if quantizer.starts_at_zero and values.is_signed and values.low < -quantizer.grid.scale / 2:
+    seen, half = values.seen, quantizer.grid.scale / 2
+    covers = f"the range is {low:.4g}..{high:.4g} and the data is {seen.rmin:.4g}..{seen.rmax:.4g}"
+    below, above = reading.saturated
+    if quantizer.starts_at_zero and values.is_signed and seen.rmin < -half:
         part, energy = values.below_zero
-        return (
-            "unsigned_on_signed",
-            f"{covers}: {100 * part:.3g}% of the values, with {100 * energy:.3g}% of the energy, become 0",
-            True,
-        )
+        zeros = f"{100 * part:.3g}% of the values, with {100 * energy:.3g}% of the energy, become 0"
+        return "unsigned_on_signed", f"{covers}: {zeros}", True
     if reading.ratio > WIDE and reading.ratio > WIDE * min(typical(others), 1.0):
         used = f"{covers}: {100 * reading.steps_used:.2g}% of its grid is used"
         widest = float(np.quantile(others, WIDEST, method="lower")) if others else 1.0
@@ -105,18 +99,13 @@ def _explain(
     if reading.excess_db >= COARSE_DB and reading.overrun > LEAVING + most:
         side = "both ends" if min(below, above) > 0 else ("the lower end" if below else "the upper end")
         share = f"{covers}: {100 * (below + above):.3g}% of the values saturate at {side}"
-        is_outlier = reading.misfit > OUTLYING * misfit
-        far = reading.overrun > 1 - 1 / WIDE and is_outlier
-        if abs(reading.shift) > max(SHIFTED + least, OUTLYING * shift):
-            share, far = (
-                f"{share}, the other is {100 * abs(reading.shift):.2g}% of the width too far out",
-                True,
-            )
-        return "clipping", f"{share}, {reading.excess_db:.1f} dB over the best range", far
+        is_outlier = reading.misfit > OUTLYING * typical([one.misfit for one in readings])
+        is_far, moved = reading.overrun > 1 - 1 / WIDE and is_outlier, abs(reading.shift)
+        if moved > max(SHIFTED + least, OUTLYING * typical([abs(one.shift) for one in readings])):
+            share, is_far = f"{share}, the other is {100 * moved:.2g}% of the width too far out", True
+        return "clipping", f"{share}, {reading.excess_db:.1f} dB over the best range", is_far
     if reading.excess_db >= LOST_DB and not below + above:
-        half = quantizer.grid.scale / 2
-        zeros = float((abs(sample) < half).mean())
-        lost = f"{covers}: {100 * zeros:.3g}% of the values become 0"
+        lost = f"{covers}: {100 * values.share_between(-half, half):.3g}% of the values become 0"
         return "lost_values", f"{lost}, {reading.excess_db:.1f} dB over the best range", False
     return "", "", False
 
@@ -124,70 +113,37 @@ def _explain(
 def _owner(reading: RangeReading, readings: Sequence[RangeReading]) -> RangeReading | None:
     """Return another tensor that has the same scale and zero point, and whose values they fit."""
     grid = reading.quantizer.grid
-    for other in readings:
-        same = (other.quantizer.grid.scale, other.quantizer.grid.zero) == (grid.scale, grid.zero)
-        if other is not reading and same and 1 / WIDE < other.ratio < WIDE:
-            return other
-    return None
+    near = (other for other in readings if other is not reading and other.is_near)
+    return next((other for other in near if other.quantizer.grid.agrees(grid)), None)
 
 
-def _suspect(
-    patient: Patient, reading: RangeReading, kind: str, evidence: str, is_certain: bool, is_measured: bool
-) -> Suspicion:
-    quantizer = reading.quantizer
-    is_input = any(value.name == quantizer.tensor for value in patient.proto.graph.input)
-    if is_input and kind in ("wide_range", "clipping"):
-        kind, evidence = "preprocessing", f"the input was calibrated on other values: {evidence}"
-    fit, harm = choose_fit(patient, reading) if is_measured else (reading.fits[1], 0.0)
-    return Suspicion(
-        kind=kind,
-        evidence=evidence,
-        tensor=quantizer.tensor,
-        node=quantizer.node,
-        repair=f"the range of the data: scale {fit.scale:.4g}, zero point {fit.zero:g}",
-        harm=harm,
-        is_certain=is_certain,
-        numbers=reading.numbers,
-        change=patient.fit_change(reading.group, fit),
-        edits=tuple(grid_edits(patient, reading.group, fit)),
-    )
-
-
-def choose_fit(patient: Patient, reading: RangeReading) -> tuple[GridFit, float]:
+def choose_fit(candidate: FileCandidate, reading: RangeReading) -> tuple[GridFit, float]:
     """Return the grid that holds all values or the one of least error, whichever is better, and the harm."""
-    fits = dict.fromkeys(reading.fits)
-    harms = [(patient.harm(reading.numbers, patient.fit_change(reading.group, fit)), fit) for fit in fits]
-    harm, fit = max(harms, key=lambda row: row[0])
-    return fit, harm
+    trials = {fit: TrialState(grids=dict.fromkeys(reading.numbers, fit)) for fit in reading.fits}
+    harms = {fit: candidate.harm(reading.numbers, trial) for fit, trial in trials.items()}
+    fit = max(harms, key=lambda one: harms[one])
+    return fit, harms[fit]
 
 
-def grid_edits(
-    patient: Patient, group: Sequence[ActivationQuantizer], fit: GridFit
-) -> list[Callable[[FileEditor], None]]:
+def grid_edits(candidate: FileCandidate, reading: RangeReading, fit: GridFit) -> list[Edit]:
     """Return the edits that give quantizers a grid, and the layers behind them the float model's biases.
 
     A bias in integers was rounded in steps of the range of its layer's input, and is as wrong as that.
     """
-    edits: list[Callable[[FileEditor], None]] = [
-        partial(FileEditor.set_grid, quantizer=group[0], fit=fit),
-    ]
-    if patient.floats is None:
+    edits: list[Edit] = [partial(FileEditor.set_grid, quantizer=reading.quantizer, fit=fit)]
+    if candidate.floats is None:
         return edits
-    outputs = {quantizer.output for quantizer in group}
-    stored = {one.constant for one in patient.form.constants if one.is_bias}
-    integer = {node.name for node in patient.index.nodes if node.op_type in ("QGemm", "QLinearConv")}
-    for node in patient.form_index.nodes:
-        layer = patient.floats.layers.get(node.name)
+    outputs = {quantizer.output for quantizer in reading.group}
+    stored = {one.constant for one in candidate.form.constants if one.is_bias}
+    integer = {node.name for node in candidate.index.nodes if node.op_type in ("QGemm", "QLinearConv")}
+    for node in candidate.form_index.nodes:
+        layer = candidate.floats.layers.get(node.name)
         has_stored = len(node.input) > 2 and (node.input[2] in stored or node.name in integer)
         if layer is not None and layer.bias is not None and node.input[0] in outputs and has_stored:
             edits.append(partial(FileEditor.set_bias, layer=node.name, values=layer.bias))
     return edits
 
 
-def all_fits(patient: Patient) -> Change:
-    """Return the change that gives every scale the range of the data."""
-    change = Change()
-    for group in patient.groups:
-        values = patient.group_values(group)
-        change |= patient.fit_change(group, values.full_fit(group[0]))
-    return change
+def all_fits(candidate: FileCandidate) -> TrialState:
+    """Return the trial that gives every scale the range of the data."""
+    return TrialState(grids={number: one.fits[0] for one in candidate.ranges for number in one.numbers})

@@ -7,54 +7,42 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.causes.weight_reading import (
-    OFF,
-    WeightReading,
-    is_per_axis,
-    round_again,
-    suspect_weight,
-)
+from onnxfq.diagnosis.causes.weight_reading import OFF, WeightReading
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
-from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 
 
-def find_stale(patient: Patient, reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:
+def find_stale(reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:
     """Return that the channels of the data have factors that the weight lacks, or the other way."""
-    if patient.floats is None or patient.board is None or reading.floats is None or reading.values.ndim != 2:
+    values, floats, data = reading.values, reading.floats, reading.layer.input[0]
+    quantizer = next((one for one in reading.candidate.form.activations if one.output == data), None)
+    if quantizer is None or floats is None or values.ndim != 2:
         return None
-    data = reading.layer.input[0]
-    number = next((q.number for q in patient.form.activations if data == q.output), None)
-    name = None if number is None else patient.floats.tensors.get(number)
-    if number is None or name is None:
+    kept = reading.axis or 0
+    factors = _channel_factors(reading.candidate, quantizer)
+    if factors is None or factors.size != values.shape[1 - kept]:
         return None
-    summed = 1 - (reading.axis or 0)
-    factors = _channel_factors(patient, number, name)
-    if factors is None or factors.size != reading.values.shape[summed]:
+    given = (values * floats).sum(kept) / np.maximum((floats**2).sum(kept), 1e-30)
+    if np.abs(factors * given - 1).max() <= 4 * OFF:
         return None
-    shape = [-1 if at == summed else 1 for at in range(2)]
-    given = (reading.values * reading.floats).sum(1 - summed) / np.maximum(
-        (reading.floats**2).sum(1 - summed), 1e-30
-    )
-    product = factors * given
-    if np.abs(product - 1).max() <= 4 * OFF:
-        return None
-    right = (reading.floats / factors.reshape(shape)).astype(np.float32)
-    change, edit = round_again(reading, right, reading.axis if is_per_axis(reading) else None)
-    text = (
-        f"the channels of {patient.form.activations[number].tensor!r} are {factors.min():.3g} to "
-        f"{factors.max():.3g} times those of the float model, and the weight has not the inverse factors"
-    )
+    right = (floats / np.expand_dims(factors, kept)).astype(np.float32)
+    fix = reading.round_again(right, reading.own_axis)
+    text = f"the channels of {quantizer.tensor!r} are {factors.min():.3g} to {factors.max():.3g} times those "
+    text += "of the float model, and the weight has not the inverse factors"
     repair = "the weight of the float layer with the inverse factors"
-    return suspect_weight(reading, "stale_weights", text, repair, change, False, edit)
+    return reading.suspect(text, repair, fix, kind="stale_weights", is_certain=False)
 
 
-def _channel_factors(patient: Patient, number: int, name: str) -> NDArray[np.float64] | None:
+def _channel_factors(candidate: FileCandidate, quantizer: ActivationQuantizer) -> NDArray[np.float64] | None:
     """Return the factor of each channel, along the last axis, of a tensor against the float one."""
-    assert patient.board is not None and patient.floats is not None
+    floats = candidate.floats
+    if floats is None or candidate.opened is None or quantizer.number not in floats.tensors:
+        return None
     products = squares = mine = 0.0
-    for feed in patient.choosing:
-        (have,) = patient.inner(feed, [patient.form.activations[number]])
-        (want,) = patient.floats.run(feed, [name])
+    for feed in candidate.split.choosing:
+        (have,) = candidate.inner(feed, [quantizer])
+        (want,) = floats.run(feed, [floats.tensors[quantizer.number]])
         if have.shape != want.shape or have.ndim < 2:
             return None
         a, b = (np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in (have, want))

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import onnx
 
-from onnxfq.diagnosis.reading.board import Change
-from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.calibration.calibrators import MINMAX
+from onnxfq.calibration.calibrators.groups import group_ranges
+from onnxfq.diagnosis.reading.candidate import FileCandidate, find_origin
+from onnxfq.diagnosis.reading.cause import Edit, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
 from onnxfq.diagnosis.reading.stored_weight import channel_axis
-from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.ops import MOVES, WEIGHTED_INPUTS
+from onnxfq.graph.ops import MOVES, QDQ_OPS, WEIGHTED_INPUTS
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.numerics.spec import QuantSpec
 
 FUSED = ("BatchNormalization", "Clip", "Relu")
 """Operators that kernels compute with the convolution in front."""
@@ -27,87 +33,59 @@ MOST_LEFT = 1 / 3
 """Part of the layers up to which those in float are exceptions, not the way of a file."""
 
 
-def find_double(patient: Patient) -> Iterator[Suspicion]:
+def find_double(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield tensors that are quantized twice in a row, on two grids."""
-    makers = patient.index.makers
-    for quantizer in patient.form.activations:
+    makers = candidate.index.makers
+    for quantizer in candidate.form.activations:
         before = makers.get(quantizer.tensor)
         if quantizer.op_type != "QuantizeLinear" or before is None or before.op_type != "DequantizeLinear":
             continue
-        first = next(
-            (q for q in patient.form.activations if q.scale == before.input[1] and q is not quantizer), None
-        )
-        grid = quantizer.grid
+        others = (one for one in candidate.form.activations if one is not quantizer)
+        first, grid = next((one for one in others if one.scale == before.input[1]), None), quantizer.grid
         if first is None or first.grid.agrees(grid):
             continue
-        yield _suspect_pair(
-            quantizer,
-            kind="double_quantization",
-            evidence=f"quantized by a scale of {first.grid.scale:.4g}, and again by one of {grid.scale:.4g}",
-            repair="the second pair removed",
-        )
+        evidence = f"quantized by a scale of {first.grid.scale:.4g}, and again by one of {grid.scale:.4g}"
+        yield _suspect_pair(quantizer, evidence, "the second pair removed", kind="double_quantization")
 
 
-def find_inside_fusion(patient: Patient) -> Iterator[Suspicion]:
+def find_inside_fusion(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield pairs between a layer and the Relu or BatchNormalization behind it, if they are few.
 
     Quantizers of some tools put one there always: that is their way, and no fault of the file.
     """
-    index = patient.index
-    direct = sum(
-        index.makers[node.input[0]].op_type in _LAYERS
-        for node in index.nodes
-        if node.op_type in FUSED and node.input[0] in index.makers
-    )
+    index = candidate.index
+    fused = [index.makers.get(node.input[0]) for node in index.nodes if node.op_type in FUSED]
+    direct = sum(maker is not None and maker.op_type in _LAYERS for maker in fused)
     inside = []
-    for quantizer in patient.form.activations:
+    for quantizer in candidate.form.activations:
         maker = index.makers.get(quantizer.tensor)
         if quantizer.op_type != "QuantizeLinear" or maker is None or maker.op_type not in _LAYERS:
             continue
-        readers = _readers_of_pair(index, quantizer.tensor)
+        readers = candidate.readers(quantizer)
         if readers and all(node.op_type in FUSED for node in readers):
             inside.append((quantizer, maker, readers))
     if len(inside) > direct:
         return
     for quantizer, maker, readers in inside:
-        evidence = (
-            f"a pair stands between {maker.op_type} {maker.name!r} and {readers[0].op_type} "
-            f"{readers[0].name!r}, which a kernel computes together; {direct} others have none"
-        )
-        yield _suspect_pair(
-            quantizer, kind="pair_inside_fusion", evidence=evidence, repair="the pair removed"
-        )
+        evidence = f"a pair stands between {maker.op_type} {maker.name!r} and {readers[0].op_type} "
+        evidence += f"{readers[0].name!r}, which a kernel computes together; {direct} others have none"
+        yield _suspect_pair(quantizer, evidence, "the pair removed", kind="pair_inside_fusion")
 
 
-def _suspect_pair(quantizer: ActivationQuantizer, *, kind: str, evidence: str, repair: str) -> Suspicion:
+def _suspect_pair(quantizer: ActivationQuantizer, evidence: str, repair: str, *, kind: str) -> Suspicion:
     """Return the suspicion of a pair that should not be there; its repair is to remove it."""
-    return Suspicion(
-        kind=kind,
-        evidence=evidence,
-        tensor=quantizer.tensor,
-        node=quantizer.node,
-        repair=repair,
-        is_certain=True,
-        numbers=(quantizer.number,),
-        change=Change(off=frozenset({quantizer.number})),
-        edits=(partial(FileEditor.bypass, quantizing=quantizer.node),),
-    )
+    found = Suspicion.of([quantizer], kind=kind, evidence=evidence, repair=repair, is_certain=True)
+    edit = partial(FileEditor.bypass, quantizing=quantizer.node)
+    return replace(found, trial=TrialState(off=frozenset(found.numbers)), edits=(edit,))
 
 
-def _readers_of_pair(index: GraphIndex, tensor: str) -> list[onnx.NodeProto]:
-    """Return what reads the dequantized form of a tensor."""
-    codes = [n.output[0] for n in index.readers.get(tensor, ()) if n.op_type == "QuantizeLinear"]
-    values = [n.output[0] for name in codes for n in index.readers.get(name, ())]
-    return [node for name in values for node in index.readers.get(name, ())]
-
-
-def find_missing(patient: Patient) -> Iterator[Suspicion]:
+def find_missing(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield sums that read a tensor in float although it has a pair.
 
     Either other sums read pairs, or a kernel would compute the sum with the layer in front if it had one.
     """
-    index = patient.index
-    pairs = _pairs_by_tensor(patient)
+    index = candidate.index
+    pairs = _pairs_by_tensor(candidate)
     sums = [n for n in index.nodes if n.op_type == "Add" and all(name in index.makers for name in n.input)]
     full = [node for node in sums if all(_is_pair(index, name) for name in node.input)]
     for node in sums:
@@ -119,99 +97,80 @@ def find_missing(patient: Patient) -> Iterator[Suspicion]:
         if not beside or not (is_fused or has_others):
             continue
         name = beside[-1]
-        yield Suspicion(
-            kind="missing_pair",
-            evidence=f"{node.op_type} {node.name!r} reads {name!r} in float; other readers have its pair",
-            tensor=name,
-            node=node.name,
-            repair="the pair that stands beside it",
-            is_certain=True,
-            edits=(partial(FileEditor.redirect, old=name, new=pairs[name], only=(node.name,)),),
-        )
+        evidence = f"{node.op_type} {node.name!r} reads {name!r} in float; other readers have its pair"
+        edit = partial(FileEditor.redirect, old=name, new=pairs[name], only=(node.name,))
+        yield _suspect(node, name, evidence, "the pair that stands beside it", edit, kind="missing_pair")
 
 
-def find_left_in_float(patient: Patient) -> Iterator[Suspicion]:
+def find_left_in_float(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield layers of the middle in float between quantized ones, where these are few."""
-    index, constants = patient.index, patient.index.constants
-    layers = [
-        node
-        for node in index.nodes
-        if node.op_type in WEIGHTED_INPUTS and any(_is_weight(index, name) for name in node.input[:2])
-    ]
+    index, constants = candidate.index, candidate.index.constants
+    products = [node for node in index.nodes if node.op_type in WEIGHTED_INPUTS]
+    layers = [node for node in products if any(_is_weight(index, name) for name in node.input[:2])]
     floats = [n for n in layers if not any(_is_pair(index, name) for name in n.input[:2])]
-    pairs = _pairs_by_tensor(patient)
+    pairs = _pairs_by_tensor(candidate)
     if len(floats) > MOST_LEFT * len(layers):
         return
     for node in floats:
         name, weight = node.input[0], node.input[1]
         if node in (layers[0], layers[-1]) or name not in pairs or weight not in constants:
             continue
-        yield Suspicion(
-            kind="left_in_float",
-            evidence=f"{node.op_type} {node.name!r} is in float between quantized layers; "
-            f"{len(layers) - len(floats)} of {len(layers)} are quantized, and its input has a pair",
-            tensor=name,
-            node=node.name,
-            repair="the pair of its input, and a pair for its weight",
-            is_certain=True,
-            edits=(partial(_quantize_layer, node=node.name, old=name, new=pairs[name]),),
-        )
+        evidence = f"{node.op_type} {node.name!r} is in float between quantized layers; "
+        evidence += f"{len(layers) - len(floats)} of {len(layers)} are quantized, and its input has a pair"
+        edit = partial(_quantize_layer, node=node.name, old=name, new=pairs[name])
+        repair = "the pair of its input, and a pair for its weight"
+        yield _suspect(node, name, evidence, repair, edit, kind="left_in_float")
 
 
-def find_shifted(patient: Patient) -> Iterator[Suspicion]:
+def _suspect(
+    node: onnx.NodeProto, tensor: str, evidence: str, repair: str, edit: Edit, *, kind: str
+) -> Suspicion:
+    """Return the suspicion of a node that reads a tensor in float."""
+    found = Suspicion(kind=kind, evidence=evidence, tensor=tensor, node=node.name, repair=repair)
+    return replace(found, is_certain=True, edits=(edit,))
+
+
+def find_shifted(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield numbers that are read by another scale or zero point than they were given."""
-    for node, tensor in patient.form.shifted:
-        yield Suspicion(
-            kind="mismatched_pair",
-            evidence="its numbers are written by one scale or zero point and read by another",
-            tensor=tensor,
-            node=node,
-            is_certain=True,
-        )
+    for node, tensor in candidate.form.shifted:
+        text = "its numbers are written by one scale or zero point and read by another"
+        yield Suspicion(kind="mismatched_pair", evidence=text, tensor=tensor, node=node, is_certain=True)
 
 
 def _is_quantized(index: GraphIndex, node: onnx.NodeProto) -> bool:
     """Tell whether the result of a node is quantized, behind a Relu or not."""
     readers = index.readers.get(node.output[0], ())
-    return any(
-        r.op_type == "QuantizeLinear" or (r.op_type in FUSED and _is_quantized(index, r)) for r in readers
-    )
+    fused = [reader for reader in readers if reader.op_type in FUSED]
+    first = any(reader.op_type == "QuantizeLinear" for reader in readers)
+    return first or any(_is_quantized(index, reader) for reader in fused)
 
 
 def _is_pair(index: GraphIndex, name: str) -> bool:
     """Tell whether a tensor comes from a DequantizeLinear, moves between them left aside."""
-    maker = index.makers.get(name)
-    while maker is not None and maker.op_type in MOVES:
-        maker = index.makers.get(maker.input[0])
+    maker = index.makers.get(find_origin(index, name, MOVES))
     return maker is not None and maker.op_type == "DequantizeLinear"
 
 
 def _is_weight(index: GraphIndex, name: str) -> bool:
     """Tell whether a tensor is a constant, behind its pair or not."""
-    maker = index.makers.get(name)
-    while maker is not None and maker.op_type in (*MOVES, "QuantizeLinear", "DequantizeLinear"):
-        name = maker.input[0]
-        maker = index.makers.get(name)
+    name = find_origin(index, name, MOVES | QDQ_OPS)
     return name in index.constants and len(index.constants[name].dims) > 1
 
 
-def _pairs_by_tensor(patient: Patient) -> dict[str, str]:
+def _pairs_by_tensor(candidate: FileCandidate) -> dict[str, str]:
     """Return the dequantized form of each tensor with a pair."""
-    found = {}
-    for node in patient.index.nodes:
-        if node.op_type == "QuantizeLinear":
-            for reader in patient.index.readers.get(node.output[0], ()):
-                if reader.op_type == "DequantizeLinear":
-                    found[node.input[0]] = reader.output[0]
-    return found
+    index = candidate.index
+    first = [node for node in index.nodes if node.op_type == "QuantizeLinear"]
+    pairs = ((node, reader) for node in first for reader in index.readers.get(node.output[0], ()))
+    return {node.input[0]: one.output[0] for node, one in pairs if one.op_type == "DequantizeLinear"}
 
 
 def _quantize_layer(editor: FileEditor, node: str, old: str, new: str) -> None:
     """Give a layer the pair of its input, and its weight a pair of int8 with a scale for each channel."""
     editor.redirect(old, new, (node,))
     layer = next(one for one in editor.graph.node if one.name == node)
-    values = np.asarray(tensor_array(editor.constant(layer.input[1])), np.float32)
+    values = np.asarray(editor.array(layer.input[1]), np.float32)
     axis = channel_axis(layer, values.ndim) or 0
-    around = tuple(at for at in range(values.ndim) if at != axis)
-    scale = np.maximum(np.abs(values).max(around) / 127, np.finfo(np.float32).tiny).astype(np.float32)
-    editor.insert_pair(layer.input[1], scale, np.zeros(scale.shape, np.int8), (node,), axis)
+    spec = QuantSpec(qtype=qtype_by_name("int8[-127,127]"), granularity=Granularity(axis))
+    scale, _ = choose_qparams(*group_ranges(values, spec, MINMAX), spec.qtype, spec.symmetric)
+    editor.insert_pair(layer.input[1], scale, node, axis)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
-from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.targets.findings import Finding
 from onnxfq.tools.check import check
 
 _SYMMETRY = ("zero point", "zero_point", "uint8", "asymmetric")
 
 
-def find_rules(patient: Patient) -> Iterator[Suspicion]:
+def find_rules(candidate: FileCandidate) -> Iterator[Suspicion]:
     """Yield the rules of the target by which it refuses nodes, computes others or leaves them in float."""
-    if not patient.target:
+    if not candidate.target:
         return
     by_rule: dict[str, list[Finding]] = {}
-    for finding in check(patient.proto, patient.target).findings:
+    for finding in check(candidate.proto, candidate.target).findings:
         if finding.severity != "warning":
             by_rule.setdefault(finding.rule, []).append(finding)
     for rule, findings in by_rule.items():
@@ -26,9 +26,9 @@ def find_rules(patient: Patient) -> Iterator[Suspicion]:
         others = f", and {len(findings) - 1} more by this rule" if len(findings) > 1 else ""
         yield Suspicion(
             kind="asymmetric_for_target" if is_asymmetric else "unsupported_by_target",
-            evidence=f"{patient.target}, rule {rule}: {first.message}{others}",
+            evidence=f"{candidate.target}, rule {rule}: {first.message}{others}",
             tensor=first.tensor,
             node=first.node,
-            repair=f"`onnxfq convert` for {patient.target}",
+            repair=f"`onnxfq convert` for {candidate.target}",
             is_certain=True,
         )

@@ -9,17 +9,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.causes.weight_reading import (
-    WeightReading,
-    is_per_axis,
-    round_again,
-    suspect_weight,
-)
-from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.causes.weight_reading import WeightReading
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.diagnosis.reading.patient import Patient
 from onnxfq.graph.stored_grid import StoredGrid
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.layout import Layout
 
 FILLED = 0.98
 """Part of the largest number that each channel reaches along the axis by which it was rounded."""
@@ -31,55 +26,43 @@ LEAST_GRID = 0.1
 """Part of the grid that a channel uses, below which its scale is one for others."""
 
 
-def find_axis(patient: Patient, reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:
+def find_axis(reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:
     """Return that the scales belong to another axis: along that one each channel fills the grid."""
     grid = reading.constant.grid
     axis = grid.granularity.axis
     if axis is None or grid.granularity.block_size is not None:
         return None
-    fills = {at: _fill(grid.steps, at) for at, size in enumerate(grid.steps.shape) if size == grid.scale.size}
+    shape = grid.steps.shape
+    fills = {at: _use(grid.steps, at).min() for at, size in enumerate(shape) if size == grid.scale.size}
     right = max(fills, key=lambda at: fills[at], default=axis)
     if right == axis or fills[right] < FILLED or fills.get(axis, 1.0) >= FILLED:
         return None
     turned = StoredGrid(grid.steps, grid.scale, replace(grid.granularity, axis=right))
-    text = (
-        f"its {grid.scale.size} scales are applied along axis {axis}, and its integers fill the grid along "
-        f"axis {right}"
-    )
-    change = Change(constants={reading.constant.constant: turned.values})
+    text = f"its {grid.scale.size} scales are applied along axis {axis}, "
+    text += f"and its integers fill the grid along axis {right}"
     edit = partial(FileEditor.set_axes, scale=reading.constant.scale, axis=right)
     repair = f"the scales along axis {right}"
-    return suspect_weight(reading, "wrong_axis", text, repair, change, True, edit)
+    return reading.suspect(text, repair, (turned.values, edit), kind="wrong_axis")
 
 
-def find_spread(
-    patient: Patient, reading: WeightReading, others: Sequence[WeightReading]
-) -> Suspicion | None:
+def find_spread(reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:
     """Return that channels of very different size share one scale."""
     axis, steps = reading.axis, reading.constant.grid.steps
-    if axis is None or is_per_axis(reading) or steps.shape[axis] < 2:
+    if axis is None or reading.own_axis is not None or steps.shape[axis] < 2:
         return None
-    around = tuple(at for at in range(steps.ndim) if at != axis)
-    reach = np.abs(steps).max(around)
-    used = reach / max(int(reach.max()), 1)
+    used = _use(steps, axis)
     typical = float(np.median(used))
     if typical >= LEAST_GRID:
         return None
-    channel = int(np.argmax(reach))
-    text = (
-        f"channel {channel} of {used.size} sets the scale of all: others use {100 * typical:.2g}% of the grid"
-    )
+    text = f"channel {np.argmax(used)} of {used.size} sets the scale of all: "
+    text += f"others use {100 * typical:.2g}% of the grid"
     if reading.floats is None:
-        repair = "a scale for each channel; give the float model"
-        return suspect_weight(reading, "channel_spread", text, repair, Change(), True)
-    change, edit = round_again(reading, reading.floats, axis)
-    repair = f"a scale for each of {used.size} channels"
-    return suspect_weight(reading, "channel_spread", text, repair, change, True, edit)
+        return reading.suspect(text, "a scale for each channel; give the float model", kind="channel_spread")
+    fix = reading.round_again(reading.floats, axis)
+    return reading.suspect(text, f"a scale for each of {used.size} channels", fix, kind="channel_spread")
 
 
-def find_unused(
-    patient: Patient, reading: WeightReading, others: Sequence[WeightReading]
-) -> Suspicion | None:
+def find_unused(reading: WeightReading, others: Sequence[WeightReading]) -> Suspicion | None:
     """Return that the scale is too wide for every channel.
 
     Every calibration gives the largest value the last number, or saturates. Some tools leave a bit unused, in
@@ -96,15 +79,13 @@ def find_unused(
     others_text = ", and all others its end" if is_alone else ""
     text = f"its numbers reach {100 * reading.use:.2g}% of the grid{others_text}"
     if reading.floats is None:
-        repair = "give the float model, which has its range"
-        return suspect_weight(reading, "weight_scale", text, repair, Change(), is_alone)
-    change, edit = round_again(reading, reading.floats, reading.axis if is_per_axis(reading) else None)
-    repair = "the range of its values"
-    return suspect_weight(reading, "weight_scale", text, repair, change, is_alone, edit)
+        repair, fix = "give the float model, which has its range", None
+    else:
+        repair, fix = "the range of its values", reading.round_again(reading.floats, reading.own_axis)
+    return reading.suspect(text, repair, fix, kind="weight_scale", is_certain=is_alone)
 
 
-def _fill(steps: NDArray[np.int32], axis: int) -> float:
-    """Return the least part of the largest number that a channel along `axis` reaches."""
-    around = tuple(at for at in range(steps.ndim) if at != axis)
-    reach = np.abs(steps).max(around)
-    return float(reach.min()) / max(float(reach.max()), 1.0)
+def _use(steps: NDArray[np.int32], axis: int) -> NDArray[np.float64]:
+    """Return the part of the largest number that each channel along `axis` reaches."""
+    reach = Layout(Granularity(axis), steps.shape).reduce(np.maximum, np.abs(steps), 0)
+    return reach / max(float(reach.max()), 1.0)

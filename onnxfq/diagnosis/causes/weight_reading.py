@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.diagnosis.reading.board import Change
-from onnxfq.diagnosis.reading.cause import Suspicion
+from onnxfq.diagnosis.reading.candidate import FileCandidate
+from onnxfq.diagnosis.reading.cause import Edit, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.diagnosis.reading.patient import Patient
-from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
+from onnxfq.diagnosis.reading.quantizers import StoredConstant
+from onnxfq.diagnosis.reading.range_reading import RangeReading
 from onnxfq.diagnosis.reading.stored_weight import channel_axis, requantize
+from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.numerics.granularity import Granularity
+from onnxfq.numerics.granularity import PER_TENSOR
 
 OFF = 0.05
 """Difference of a factor from 1 that is more than rounding."""
+
+
+Fix = tuple[NDArray[np.float32], Edit]
+"""Right values of a weight, and the edit that stores them."""
 
 
 @dataclass(frozen=True)
 class WeightReading:
     """A stored weight, the layer of the float form that reads it, and its float values if they are known."""
 
+    candidate: FileCandidate
     constant: StoredConstant
     layer: onnx.NodeProto
     floats: NDArray[np.float32] | None
@@ -39,6 +45,18 @@ class WeightReading:
     def axis(self) -> int | None:
         """The axis of the output channels."""
         return channel_axis(self.layer, self.values.ndim)
+
+    @property
+    def own_axis(self) -> int | None:
+        """The axis of the output channels; None if they share one scale."""
+        return None if self.constant.grid.granularity == PER_TENSOR else self.axis
+
+    @cached_property
+    def data(self) -> RangeReading | None:
+        """The range of the data of the layer against its values; None in float, and without data."""
+        ranges = () if self.candidate.opened is None else self.candidate.ranges
+        name = self.layer.input[0]
+        return next((one for one in ranges if any(of.output == name for of in one.group)), None)
 
     @cached_property
     def use(self) -> float:
@@ -56,67 +74,37 @@ class WeightReading:
         step = np.broadcast_to(self.constant.grid.stored_scale.elementwise, self.values.shape)
         return float((step.astype(np.float64) ** 2 / 12).sum())
 
+    def suspect(
+        self, evidence: str, repair: str, fix: Fix | None = None, *, kind: str, is_certain: bool = True
+    ) -> Suspicion:
+        """Return a suspicion of the weight; a dynamic product has no edit."""
+        constant, edits = self.constant, fix[1:] if fix and self.constant.is_editable else ()
+        repair = repair if constant.is_editable else f"quantize the float model again: {repair}"
+        trial = TrialState(constants={constant.constant: fix[0]}) if fix else AS_WRITTEN
+        place = {"tensor": constant.data, "node": self.layer.name}
+        found = Suspicion(kind=kind, evidence=evidence, repair=repair, is_certain=is_certain, **place)
+        return replace(found, trial=trial, edits=edits)
 
-def read_weights(patient: Patient) -> list[WeightReading]:
+    def round_again(self, values: NDArray[np.float32], axis: int | None) -> Fix:
+        """Return what stores the weight as `values`, with a scale a channel along `axis`."""
+        weight = requantize(values, self.constant, axis)
+        return weight.grid.values, partial(FileEditor.set_weight, constant=self.constant, weight=weight)
+
+
+def read_weights(candidate: FileCandidate) -> list[WeightReading]:
     """Return the stored weights that layers read."""
     rows = []
-    for constant in patient.form.constants:
+    for constant in candidate.form.constants:
         if constant.is_bias or not constant.scale or not constant.grid.steps.size:
             continue
-        for layer in patient.form_index.readers.get(constant.constant, ()):
-            if layer.op_type not in WEIGHTED_INPUTS:
-                continue
+        readers = candidate.form_index.readers.get(constant.constant, ())
+        for layer in [node for node in readers if node.op_type in WEIGHTED_INPUTS][:1]:
+            matched = None if candidate.floats is None else candidate.floats.layers.get(layer.name)
             floats = constant.floats
-            matched = patient.floats.layers.get(layer.name) if patient.floats is not None else None
             if matched is not None and matched.weight.shape == constant.grid.steps.shape:
                 floats = matched.weight
-            rows.append(WeightReading(constant, layer, floats))
-            break
+            rows.append(WeightReading(candidate, constant, layer, floats))
     return rows
-
-
-def group_in_front(patient: Patient, layer: onnx.NodeProto) -> list[ActivationQuantizer] | None:
-    """Return the quantizers that share the scale of the data of a layer; None if it is in float."""
-    for group in patient.groups:
-        if any(quantizer.output == layer.input[0] for quantizer in group):
-            return group
-    return None
-
-
-def suspect_weight(
-    reading: WeightReading,
-    kind: str,
-    evidence: str,
-    repair: str,
-    change: Change,
-    is_certain: bool,
-    *edits: partial[None],
-) -> Suspicion:
-    """Return a suspicion of a weight; a dynamic product has no edit."""
-    return Suspicion(
-        kind=kind,
-        evidence=evidence,
-        tensor=reading.constant.data,
-        node=reading.layer.name,
-        repair=repair if reading.constant.is_editable else f"quantize the float model again: {repair}",
-        is_certain=is_certain,
-        change=change,
-        edits=edits if reading.constant.is_editable else (),
-    )
-
-
-def round_again(
-    reading: WeightReading, values: NDArray[np.float32], axis: int | None
-) -> tuple[Change, partial[None]]:
-    """Return the change and the edit that store a weight as `values`, with a scale a channel along `axis`."""
-    weight = requantize(values, reading.constant, axis)
-    change = Change(constants={reading.constant.constant: weight.rounded})
-    return change, partial(FileEditor.set_weight, constant=reading.constant, weight=weight)
-
-
-def is_per_axis(reading: WeightReading) -> bool:
-    """Tell whether a weight has several scales."""
-    return reading.constant.grid.granularity != Granularity()
 
 
 def squared_error(one: NDArray[np.floating], other: NDArray[np.floating] | None) -> float:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from onnxfq.diagnosis.reading.board import Change
+from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
+from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, TrialState
 from onnxfq.support.records import Record
 
 if TYPE_CHECKING:
+    from onnxfq.diagnosis.reading.candidate import FileCandidate
     from onnxfq.diagnosis.reading.file_editor import FileEditor
-    from onnxfq.diagnosis.reading.patient import Patient
 
 
 class Cause(Record):
@@ -22,7 +23,7 @@ class Cause(Record):
         tensor: by its name in the file; empty for a cause of the whole file.
         node: the node of the file that it concerns; empty for a cause of the whole file.
         evidence: what was found, in figures.
-        repair: what cures it; empty if nothing here does.
+        repair: what restores it; empty if nothing here does.
         before: SQNR of the file in dB, on samples that chose nothing; None if it was not measured.
         after: the same with this repair alone.
     """
@@ -40,6 +41,10 @@ FOUND = ("kind", "tensor", "node", "evidence", "repair")
 """Fields that a cause takes from its suspicion."""
 
 
+Edit = Callable[["FileEditor"], None]
+"""Changes a file by its editor."""
+
+
 @dataclass(frozen=True)
 class Suspicion:
     """A cause before it is measured against the others.
@@ -50,7 +55,7 @@ class Suspicion:
         is_certain: whether it is a fault at any harm.
         is_whole: whether it explains what other causes say about single tensors.
         numbers: the quantizers that it concerns.
-        change: the repair, for the board.
+        trial: the repair, for the toggles.
         edits: the repair, for the file; none if there is no repair.
     """
 
@@ -63,9 +68,15 @@ class Suspicion:
     is_certain: bool = False
     is_whole: bool = False
     numbers: tuple[int, ...] = ()
-    change: Change = field(default_factory=Change)
-    edits: tuple[Callable[[FileEditor], None], ...] = ()
+    trial: TrialState = AS_WRITTEN
+    edits: tuple[Edit, ...] = ()
+
+    @staticmethod
+    def of(group: Sequence[ActivationQuantizer], **found: Any) -> Suspicion:
+        """Return a suspicion of the quantizers that share a scale; `found` are the other fields."""
+        numbers = tuple(quantizer.number for quantizer in group)
+        return Suspicion(tensor=group[0].tensor, node=group[0].node, numbers=numbers, **found)
 
 
-Detector = Callable[["Patient"], Iterator[Suspicion]]
+Detector = Callable[["FileCandidate"], Iterator[Suspicion]]
 """Yields what one kind of cause suspects."""

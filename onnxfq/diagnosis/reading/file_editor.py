@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +12,7 @@ from onnx import helper
 
 from onnxfq.diagnosis.reading.graph_editor import GraphEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer, StoredConstant
-from onnxfq.diagnosis.reading.stored_weight import RequantizedWeight, is_per_axis
+from onnxfq.diagnosis.reading.stored_weight import RequantizedWeight
 from onnxfq.diagnosis.reading.values import GridFit
 from onnxfq.graph.node_fields import input_name
 
@@ -33,12 +32,13 @@ class FileEditor(GraphEditor):
             zero = np.asarray(fit.zero).astype(quantizer.grid.kind)
             shape = self.shape(quantizer.zero_point) if quantizer.zero_point else ()
             name = self.add(f"{scale}/zero_point", zero.reshape(shape))
-            for node in self.graph.node:
-                for slot, read in enumerate(node.input):
-                    if read == scale and slot + 1 < len(node.input):
-                        node.input[slot + 1] = name
-                    elif read == scale:
-                        node.input.append(name)
+            self._give(scale, scale, name)
+
+    def _give(self, old: str, scale: str, zero: str) -> None:
+        """Give the readers of a scale another one, and a zero point."""
+        for node in self.graph.node:
+            for slot in [at for at, name in enumerate(node.input) if name == old]:
+                node.input[slot : slot + 2] = [scale, zero]
 
     def divide(self, quantizer: ActivationQuantizer, factors: NDArray[np.float32]) -> None:
         """Divide the channels of a tensor by factors, of a shape that broadcasts, in front of its pair."""
@@ -55,8 +55,8 @@ class FileEditor(GraphEditor):
         is_float = stored is not None and stored.dtype.kind == "f"
         self.store(constant.data, weight.values if is_float else weight.numbers)
         with self._same_biases(constant.scale):
-            if old is not None and old.size == weight.scale.size:
-                self.store(constant.scale, weight.scale.reshape(old.shape))
+            if old is not None and old.size == weight.grid.scale.size:
+                self.store(constant.scale, weight.grid.scale.reshape(old.shape))
             else:
                 self._widen(constant, weight)
         zero = self.array(constant.zero_point)
@@ -71,25 +71,17 @@ class FileEditor(GraphEditor):
     @contextmanager
     def _same_biases(self, scale: str) -> Iterator[None]:
         """Keep the real values of biases whose unit an edit of a scale changes."""
-        biases = [(node, self._bias_values(node)) for node in self.graph.node if self._reads(node, scale)]
+        biases = [(node, self._bias_values(node)) for node in self.graph.node if scale in self._scales(node)]
         yield
         for node, values in biases:
             self._store_bias(node, values)
 
     def _widen(self, constant: StoredConstant, weight: RequantizedWeight) -> None:
         """Give a weight with one scale a scale for each channel."""
-        names = [
-            self.add(f"{constant.scale}/channels", weight.scale),
-            self.add(f"{constant.scale}/zero_points", weight.zero),
-        ]
-        for node in self.graph.node:
-            for slot, read in enumerate(list(node.input)):
-                if read == constant.scale:
-                    node.input[slot] = names[0]
-                    if slot + 1 < len(node.input):
-                        node.input[slot + 1] = names[1]
-                    if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
-                        self.set_axis(node, weight.axis or 0)
+        zero = weight.zero.astype(weight.numbers.dtype)
+        scale = self.add(f"{constant.scale}/channels", weight.grid.scale)
+        self._give(constant.scale, scale, self.add(f"{constant.scale}/zero_points", zero))
+        self.set_axes(scale, weight.grid.granularity.axis or 0)
 
     def set_bias(self, layer: str, values: NDArray[np.float32]) -> None:
         """Give a layer, by its name, a bias of these real values."""
@@ -97,74 +89,66 @@ class FileEditor(GraphEditor):
         slot = _INTEGER_BIASES.get(node.op_type, 2)
         if not input_name(node, slot):
             kind = np.int32 if node.op_type in _INTEGER_BIASES else np.float32
-            name = self.add(f"{layer}/bias", np.zeros(values.shape, kind))
-            if slot < len(node.input):
-                node.input[slot] = name
-            else:
-                node.input.append(name)
+            node.input[slot : slot + 1] = [self.add(f"{layer}/bias", np.zeros(values.shape, kind))]
         self._store_bias(node, values)
 
-    def _reads(self, node: onnx.NodeProto, scale: str) -> bool:
-        """Tell whether a layer with a bias has an operand with this scale."""
+    def _scales(self, node: onnx.NodeProto) -> list[str]:
+        """Return the names of the scales of data and weight of a layer with a bias, as far as it has them."""
         if node.op_type in _INTEGER_BIASES:
-            return scale in (node.input[1], node.input[4])
+            return [node.input[1], node.input[4]]
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or not input_name(node, 2):
-            return False
+            return []
         pairs = [self.maker(node.input[slot]) for slot in (0, 1)]
-        return any(p is not None and p.op_type == "DequantizeLinear" and p.input[1] == scale for p in pairs)
+        return [pair.input[1] for pair in pairs if pair is not None and pair.op_type == "DequantizeLinear"]
 
     def _bias_scale(self, node: onnx.NodeProto) -> NDArray[np.float64] | None:
         """Return the product of the scales of data and weight of a layer."""
-        if node.op_type in _INTEGER_BIASES:
-            scales = [self.array(node.input[slot]) for slot in (1, 4)]
-        else:
-            pairs = [self.maker(node.input[slot]) for slot in (0, 1)]
-            are_pairs = all(pair is not None and pair.op_type == "DequantizeLinear" for pair in pairs)
-            scales = [self.array(pair.input[1]) if pair and are_pairs else None for pair in pairs]
-        if scales[0] is None or scales[1] is None or scales[0].size != 1:
+        scales = [self.array(name) for name in self._scales(node)]
+        if len(scales) < 2 or scales[0] is None or scales[1] is None or scales[0].size != 1:
             return None
         return np.asarray(scales[0], np.float64).reshape(()) * np.asarray(scales[1], np.float64).reshape(-1)
 
+    def _find_bias(self, node: onnx.NodeProto) -> tuple[str, onnx.NodeProto | None]:
+        """Return the constant that holds the bias of a layer, and the DequantizeLinear that reads it."""
+        name = input_name(node, _INTEGER_BIASES.get(node.op_type, 2))
+        pair = self.maker(name)
+        return (name, None) if pair is None or pair.op_type != "DequantizeLinear" else (pair.input[0], pair)
+
     def _bias_values(self, node: onnx.NodeProto) -> NDArray[np.float64] | None:
         """Return the real values of a stored bias; None if it is not stored in integers."""
-        scale: NDArray[Any] | None
-        if node.op_type in _INTEGER_BIASES:
-            scale = self._bias_scale(node)
-            stored = self.array(input_name(node, _INTEGER_BIASES[node.op_type]))
-        else:
-            pair = self.maker(node.input[2])
-            if pair is None or pair.op_type != "DequantizeLinear":
-                return None
-            stored, scale = self.array(pair.input[0]), self.array(pair.input[1])
-        if stored is None or scale is None:
+        name, pair = self._find_bias(node)
+        stored = self.array(name)
+        scale = self._bias_scale(node) if pair is None else self.array(pair.input[1])
+        if stored is None or stored.dtype.kind == "f" or scale is None:
             return None
         return np.asarray(stored, np.float64) * np.asarray(scale, np.float64)
 
     def _store_bias(self, node: onnx.NodeProto, values: NDArray[np.generic] | None) -> None:
         """Store the real values of a bias, in integers if the layer has them; None stores nothing."""
-        if values is None:
+        name, pair = self._find_bias(node)
+        stored, scale = self.array(name), self._bias_scale(node)
+        if values is None or stored is None:
             return
-        scale = self._bias_scale(node)
-        if node.op_type in _INTEGER_BIASES:
-            if scale is not None:
-                self.store(input_name(node, _INTEGER_BIASES[node.op_type]), to_int32(values, scale))
+        if stored.dtype.kind == "f":
+            self.store(name, np.asarray(values))
             return
-        pair = self.maker(node.input[2])
-        if pair is None:
-            if input_name(node, 2) in self._tensors:
-                self.store(node.input[2], np.asarray(values))
-        elif pair.op_type == "DequantizeLinear":
-            if scale is None:
-                scale = np.asarray(self.array(pair.input[1]), np.float64)
-            name = pair.input[1]
-            if np.prod(self.shape(name)) == scale.size:
-                self.store(name, scale.reshape(self.shape(name)))
-            elif is_per_axis(scale):
-                pair.input[1] = self.add(f"{name}/channels", scale.astype(np.float32))
-                if input_name(pair, 2):
-                    pair.input[2] = self.add(f"{pair.input[2]}/channels", np.zeros(scale.size, np.int32))
-                self.set_axis(pair, 0)
-            self.store(pair.input[0], to_int32(values, scale))
+        if pair is not None:
+            scale = self._scale_bias(pair, scale)
+        if scale is not None:
+            self.store(name, to_int32(values, scale))
+
+    def _scale_bias(self, pair: onnx.NodeProto, scale: NDArray[np.float64] | None) -> NDArray[np.float64]:
+        """Give the pair of a bias a scale, by default its own, and return it."""
+        name = pair.input[1]
+        own = np.asarray(self.array(name), np.float64)
+        if scale is not None and own.size == scale.size:
+            self.store(name, scale.reshape(own.shape))
+        elif scale is not None and scale.size > 1:
+            pair.input[1] = self.add(f"{name}/channels", scale.astype(np.float32))
+            if input_name(pair, 2):
+                pair.input[2] = self.add(f"{pair.input[2]}/channels", np.zeros(scale.size, np.int32))
+            self.set_axis(pair, 0)
+        return own if scale is None else scale
 
 
 def to_int32(values: NDArray[np.generic], scale: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +12,10 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.data import Feed
-from onnxfq.diagnosis.reading.board import Board, Change, Limit
 from onnxfq.diagnosis.reading.quantizers import SwitchedForm
+from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, FileToggles, Limit
 from onnxfq.errors import DataError, ModelError
+from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import load
@@ -102,88 +102,61 @@ class FloatModel:
             )
         return [mine[all_of_file.index(name)] if name in all_of_file else name for name in outputs]
 
-    def match(self, board: Board, feeds: Sequence[Feed], *, keeps_relus: bool) -> None:
+    def match(self, toggles: FileToggles, feeds: Sequence[Feed], *, keeps_relus: bool) -> None:
         """Match tensors by values on some feeds, and the weights of layers by values too.
 
         keeps_relus: whether the file has its Relu and Clip operators; else ranges do their work.
         """
-        candidates = [*feeds[0], *self.session.output_names]
-        floats = _stack(self.run(feed, candidates) for feed in feeds)
-        inner = _stack(board.run(feed, Change(), board.inner) for feed in feeds)
-        by_shape: dict[tuple[int, ...], list[int]] = {}
-        for at, array in enumerate(floats):
-            by_shape.setdefault(array.shape, []).append(at)
-        for quantizer, array in zip(board.form.activations, inner, strict=True):
-            places = by_shape.get(array.shape, [])
-            alike = {candidates[at]: correlate(array, floats[at]) for at in places}
-            best = max(alike.values(), default=0.0)
-            own = (
-                quantizer.tensor if quantizer.tensor in alike else quantizer.tensor.removesuffix("_quantized")
-            )
-            if own in alike and alike[own] >= best - _NEAR:
-                self.tensors[quantizer.number] = own
-            elif best >= ALIKE:
-                self.tensors[quantizer.number] = max(alike, key=lambda name: alike[name])
-            elif own in alike:
-                self.tensors[quantizer.number] = own
-            else:
-                self.unmatched.append(quantizer.tensor)
-            if not keeps_relus and quantizer.starts_at_zero and quantizer.number in self.tensors:
-                self._advance(quantizer.number)
-        self._match_layers(board.form)
+        names = [*feeds[0], *self.session.output_names]
+        floats = dict(zip(names, _stack(self.run(feed, names) for feed in feeds), strict=True))
+        inner = _stack(toggles.run(feed, AS_WRITTEN, toggles.inner) for feed in feeds)
+        for quantizer, array in zip(toggles.form.activations, inner, strict=True):
+            alike = {n: correlate(array, one) for n, one in floats.items() if one.shape == array.shape}
+            name = quantizer.tensor
+            own = name if name in alike else name.removesuffix("_quantized")
+            found = max(alike, key=lambda name: alike[name], default=own)
+            if own in alike and (alike[own] >= alike[found] - _NEAR or alike[found] < ALIKE):
+                found = own
+            elif alike.get(found, 0.0) < ALIKE:
+                self.unmatched.append(name)
+                continue
+            is_short = not keeps_relus and quantizer.starts_at_zero
+            self.tensors[quantizer.number] = self._advance(found) if is_short else found
+        self._match_layers(GraphIndex.of_model(toggles.form.proto))
 
-    def _advance(self, number: int) -> None:
+    def _advance(self, name: str) -> str:
         """Go from a tensor to the Relu or Clip that is its only reader: the range does the work of that."""
-        name = self.tensors[number]
         readers = self.index.readers.get(name, [])
-        if len(readers) == 1 and readers[0].op_type in ("Relu", "Clip") and name not in self.index.outputs:
-            self.tensors[number] = readers[0].output[0]
+        is_limited = len(readers) == 1 and readers[0].op_type in ("Relu", "Clip")
+        return readers[0].output[0] if is_limited and name not in self.index.outputs else name
 
     def limits(self, form: SwitchedForm) -> dict[int, Limit]:
         """Return the ends that a Relu or Clip gives the matched tensors, where the file has neither."""
         found: dict[int, Limit] = {}
         for quantizer in form.activations:
             maker = self.index.makers.get(self.tensors.get(quantizer.number, ""))
-            if quantizer.plain == quantizer.real or maker is None:
-                continue
-            if maker.op_type == "Relu":
-                found[quantizer.number] = (0.0, math.inf)
-            elif maker.op_type == "Clip":
-                low, high = (self._number(maker, slot) for slot in (1, 2))
-                found[quantizer.number] = (
-                    -math.inf if low is None else low,
-                    math.inf if high is None else high,
-                )
+            if quantizer.plain != quantizer.real and maker is not None and maker.op_type in ("Relu", "Clip"):
+                found[quantizer.number] = bounds_of(maker, [UNKNOWN, *map(self._bounds, maker.input[1:])])
         return found
 
-    def _number(self, node: onnx.NodeProto, slot: int) -> float | None:
-        name = node.input[slot] if slot < len(node.input) else ""
+    def _bounds(self, name: str) -> Bounds:
         tensor = self.index.constants.get(name)
-        return None if tensor is None else float(tensor_array(tensor).reshape(-1)[0])
+        return UNKNOWN if tensor is None else (float(tensor_array(tensor).reshape(-1)[0]),) * 2
 
-    def _match_layers(self, form: SwitchedForm) -> None:
+    def _match_layers(self, form: GraphIndex) -> None:
         """Match layers by the values of their weights, in both layouts of a matrix."""
-        weights: list[tuple[onnx.NodeProto, NDArray[Any]]] = []
-        for node in self.index.nodes:
-            for slot in WEIGHTED_INPUTS.get(node.op_type, ()):
-                tensor = self.index.constants.get(node.input[slot])
-                if tensor is not None:
-                    weights.append((node, np.asarray(tensor_array(tensor), np.float32)))
-        constants = {tensor.name: tensor for tensor in form.proto.graph.initializer}
-        for node in form.proto.graph.node:
-            slots = WEIGHTED_INPUTS.get(node.op_type, ())
-            name = next((node.input[slot] for slot in slots if node.input[slot] in constants), "")
-            if not name:
-                continue
-            stored = np.asarray(tensor_array(constants[name]), np.float32)
-            alike: list[tuple[float, bool, onnx.NodeProto, NDArray[Any]]] = []
-            for other, values in weights:
-                for turned in (values, values.T) if values.ndim == 2 else (values,):
-                    if turned.shape == stored.shape:
-                        alike.append((abs(correlate(stored, turned)), other.name == node.name, other, turned))
-            best = max(alike, key=lambda row: row[0] + _NEAR * row[1], default=None)
-            if best is not None and best[0] >= ALIKE:
-                self.layers[node.name] = MatchedLayer(best[2].name, best[3], self._bias(best[2]))
+        weights = [(node, values) for node in self.index.nodes for values in _weights(self.index, node)]
+        for node in form.nodes:
+            for stored in _weights(form, node)[:1]:
+                alike = [
+                    (abs(correlate(stored, turned)), other.name == node.name, other, turned)
+                    for other, values in weights
+                    for turned in ((values, values.T) if values.ndim == 2 else (values,))
+                    if turned.shape == stored.shape
+                ]
+                best = max(alike, key=lambda row: row[0] + _NEAR * row[1], default=None)
+                if best is not None and best[0] >= ALIKE:
+                    self.layers[node.name] = MatchedLayer(best[2].name, best[3], self._bias(best[2]))
 
     def _bias(self, node: onnx.NodeProto) -> NDArray[np.float32] | None:
         has_bias = node.op_type in ("Conv", "ConvTranspose", "Gemm") and len(node.input) > 2
@@ -191,13 +164,18 @@ class FloatModel:
         return None if tensor is None else np.asarray(tensor_array(tensor), np.float32)
 
 
+def _weights(index: GraphIndex, node: onnx.NodeProto) -> list[NDArray[np.float32]]:
+    """Return the constants that a node multiplies."""
+    names = [node.input[slot] for slot in WEIGHTED_INPUTS.get(node.op_type, ())]
+    tensors = [index.constants[name] for name in names if name in index.constants]
+    return [np.asarray(tensor_array(tensor), np.float32) for tensor in tensors]
+
+
 def _stack(runs: Iterable[list[NDArray[Any]]]) -> list[NDArray[Any]]:
     """Return each tensor over all runs, one behind the other; of runs of several shapes the first."""
     rows = list(runs)
-    return [
-        np.stack(arrays) if len({a.shape for a in arrays}) == 1 else arrays[0][None]
-        for arrays in zip(*rows, strict=True)
-    ]
+    alike = ((arrays, len({array.shape for array in arrays}) == 1) for arrays in zip(*rows, strict=True))
+    return [np.stack(arrays) if is_same else arrays[0][None] for arrays, is_same in alike]
 
 
 def correlate(one: NDArray[Any], other: NDArray[Any]) -> float:

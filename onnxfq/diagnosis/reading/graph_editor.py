@@ -11,7 +11,6 @@ from onnx import helper, numpy_helper
 
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.names import Names
 
 
 class GraphEditor:
@@ -22,8 +21,8 @@ class GraphEditor:
         self.proto = onnx.ModelProto()
         self.proto.CopyFrom(proto)
         self.graph = self.proto.graph
-        self.names: Names = GraphIndex.of_model(self.proto).names
-        self._tensors = {tensor.name: tensor for tensor in self.graph.initializer}
+        index = GraphIndex.of_model(self.proto)
+        self.names, self._tensors = index.names, index.constants
 
     def array(self, name: str) -> NDArray[np.generic] | None:
         """Return the values of an initializer; None for another tensor."""
@@ -68,10 +67,8 @@ class GraphEditor:
     def bypass(self, quantizing: str) -> None:
         """Remove the pair whose Q has this name: its readers read what it quantized."""
         first = next(node for node in self.graph.node if node.name == quantizing)
-        pairs = [
-            n for n in self.graph.node if n.op_type == "DequantizeLinear" and n.input[0] == first.output[0]
-        ]
-        for pair in pairs:
+        second = [node for node in self.graph.node if first.output[0] in node.input]
+        for pair in [node for node in second if node.op_type == "DequantizeLinear"]:
             self.redirect(pair.output[0], first.input[0])
             self.graph.node.remove(pair)
         self.graph.node.remove(first)
@@ -82,29 +79,16 @@ class GraphEditor:
             if not only or node.name in only:
                 node.input[:] = [new if name == old else name for name in node.input]
         if not only and any(value.name == old for value in self.graph.output):
-            self.graph.node.append(
-                helper.make_node("Identity", [new], [old], self.names.claim(f"{old}/same"))
-            )
+            same = self.names.claim(f"{old}/same")
+            self.graph.node.append(helper.make_node("Identity", [new], [old], same))
 
-    def constant(self, name: str) -> onnx.TensorProto:
-        """Return an initializer."""
-        return self._tensors[name]
-
-    def insert_pair(
-        self,
-        tensor: str,
-        scale: NDArray[np.float32],
-        zero: NDArray[np.generic],
-        readers: Sequence[str],
-        axis: int,
-    ) -> None:
-        """Put a pair behind a tensor, in front of these nodes."""
-        names = [self.add(f"{tensor}/scale", scale), self.add(f"{tensor}/zero", zero)]
-        codes, values = self.names.claim(f"{tensor}/q"), self.names.claim(f"{tensor}/dq")
-        maker = self.maker(tensor)
-        place = 0 if maker is None else list(self.graph.node).index(maker) + 1
-        self.redirect(tensor, values, readers)
-        first = helper.make_node("QuantizeLinear", [tensor, *names], [codes], codes, axis=axis)
-        self.graph.node.insert(place, first)
+    def insert_pair(self, weight: str, scale: NDArray[np.float32], reader: str, axis: int) -> None:
+        """Put a pair of int8 behind a constant, in front of one node."""
+        zero = np.zeros(scale.shape, np.int8)
+        names = [self.add(f"{weight}/scale", scale), self.add(f"{weight}/zero", zero)]
+        codes, values = self.names.claim(f"{weight}/q"), self.names.claim(f"{weight}/dq")
+        self.redirect(weight, values, [reader])
+        first = helper.make_node("QuantizeLinear", [weight, *names], [codes], codes, axis=axis)
         second = helper.make_node("DequantizeLinear", [codes, *names], [values], values, axis=axis)
-        self.graph.node.insert(place + 1, second)
+        self.graph.node.insert(0, second)
+        self.graph.node.insert(0, first)

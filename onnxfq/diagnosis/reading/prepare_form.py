@@ -47,9 +47,7 @@ def _set_aside(proto: onnx.ModelProto) -> list[str]:
         if node.op_type not in _PAIR:
             continue
         scale, maker = index.constants.get(node.input[1]), index.makers.get(node.input[1])
-        is_known = scale is not None or (
-            maker is not None and maker.op_type in (*_PAIR, "DynamicQuantizeLinear")
-        )
+        is_known = scale is not None or (maker is not None and maker.op_type in _KNOWN)
         has_several = scale is not None and int(np.prod(scale.dims)) > 1
         if not is_known or (has_several and not _is_constant(index, node.input[0])):
             if node.op_type == "DequantizeLinear":
@@ -61,9 +59,8 @@ def _set_aside(proto: onnx.ModelProto) -> list[str]:
 def _is_constant(index: GraphIndex, name: str) -> bool:
     """Tell whether a tensor is computed from constants alone."""
     maker = index.makers.get(name)
-    return name in index.constants or (
-        maker is not None and all(_is_constant(index, read) for read in maker.input if read)
-    )
+    reads = [] if maker is None else filter(None, maker.input)
+    return name in index.constants or (maker is not None and all(_is_constant(index, one) for one in reads))
 
 
 def _write_products(proto: onnx.ModelProto) -> None:
@@ -100,11 +97,8 @@ def _chain_behind(index: GraphIndex, node: onnx.NodeProto) -> dict[str, onnx.Nod
     name = node.output[0]
     for op in ("Add", "Cast", "Mul"):
         readers = index.readers.get(name, [])
-        if (
-            len(readers) == 1
-            and readers[0].op_type == op
-            and (op != "Add" or _float_bias(index, readers[0])[1])
-        ):
+        is_alone = len(readers) == 1 and readers[0].op_type == op
+        if is_alone and (op != "Add" or _float_bias(index, readers[0])[1]):
             chain[op] = readers[0]
             name = readers[0].output[0]
     return chain if {"Cast", "Mul"} <= chain.keys() else {}
@@ -139,35 +133,29 @@ def _float_bias(index: GraphIndex, add: onnx.NodeProto) -> tuple[onnx.NodeProto 
 
 def _give_biases(proto: onnx.ModelProto) -> None:
     """Give integer convolutions without a bias one of zeros, so that a lost one can be tried."""
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    index = GraphIndex.of_model(proto)
     for node in proto.graph.node:
         slot, weight = _BIASES.get(node.op_type, (0, 0))
         if not slot or input_name(node, slot):
             continue
-        shape = _weight_shape(proto, node.input[weight], constants)
+        shape = _weight_shape(index, node.input[weight])
         by_columns = "Gemm" in node.op_type and not attributes_of(node).get("transB")
         if shape is None or len(shape) <= by_columns:
             continue
         kind = np.float32 if node.op_type in ("Conv", "Gemm") else np.int32
         name = f"{PREFIX}/{node.name}/bias"
         proto.graph.initializer.append(numpy_helper.from_array(np.zeros(shape[int(by_columns)], kind), name))
-        if slot < len(node.input):
-            node.input[slot] = name
-        else:
-            node.input.append(name)
+        node.input[slot : slot + 1] = [name]
 
 
-def _weight_shape(
-    proto: onnx.ModelProto, name: str, constants: dict[str, onnx.TensorProto]
-) -> tuple[int, ...] | None:
+def _weight_shape(index: GraphIndex, name: str) -> tuple[int, ...] | None:
     """Return the shape of a float32 or integer weight, behind its pair; None if it is computed."""
-    makers = {output: node for node in proto.graph.node for output in node.output}
-    while name in makers and makers[name].op_type in ("QuantizeLinear", "DequantizeLinear"):
-        scale = constants.get(makers[name].input[1])
+    while (maker := index.makers.get(name)) is not None and maker.op_type in _PAIR:
+        scale = index.constants.get(maker.input[1])
         if scale is None or scale.data_type != onnx.TensorProto.FLOAT:
             return None
-        name = makers[name].input[0]
-    tensor = constants.get(name)
+        name = maker.input[0]
+    tensor = index.constants.get(name)
     if tensor is None or "float16" in tensor_array(tensor).dtype.name:
         return None
     return tuple(tensor.dims)

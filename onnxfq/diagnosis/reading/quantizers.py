@@ -43,30 +43,14 @@ class ActivationQuantizer:
     plain: str
     is_symmetric: bool = False
 
-    @property
-    def switch(self) -> str:
-        """Input of the form that switches it on."""
-        return f"{PREFIX}/{self.number}/on"
+    def name(self, part: str) -> str:
+        """Return the name of an input of the form: on, scale, zero_point, and limit/low and limit/high."""
+        return f"{PREFIX}/{self.number}/{part}"
 
     @property
     def output(self) -> str:
         """Tensor of the form that its readers read."""
-        return f"{PREFIX}/{self.number}/out"
-
-    @property
-    def scale_input(self) -> str:
-        """Input of the form for its scale."""
-        return f"{PREFIX}/{self.number}/scale"
-
-    @property
-    def zero_input(self) -> str:
-        """Input of the form for its zero point."""
-        return f"{PREFIX}/{self.number}/zero_point"
-
-    @property
-    def limit_input(self) -> str:
-        """Input of the form for the two ends of the limit."""
-        return f"{PREFIX}/{self.number}/limit"
+        return self.name("out")
 
     @property
     def is_centered(self) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-import onnx
-
-from onnxfq.diagnosis.reading.board import Limit
 from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, SwitchedForm
+from onnxfq.diagnosis.reading.toggles import Limit
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import WEIGHTED_INPUTS
+
+_LAYERS = {*WEIGHTED_INPUTS, "Add"}
 
 
 def guess_limits(form: SwitchedForm, index: GraphIndex) -> dict[int, Limit]:
@@ -22,7 +22,8 @@ def guess_limits(form: SwitchedForm, index: GraphIndex) -> dict[int, Limit]:
         return {}
     limits: dict[int, Limit] = {}
     for quantizer in form.activations:
-        is_inner = _is_layer(index.makers.get(quantizer.plain)) and not _is_last(quantizer, index)
+        maker = index.makers.get(quantizer.plain)
+        is_inner = maker is not None and maker.op_type in _LAYERS and not _is_last(quantizer, index)
         can_limit = quantizer.plain != quantizer.real and quantizer.starts_at_zero
         if can_limit and is_inner and not _is_biased(quantizer, index):
             step, end = quantizer.grid.scale, quantizer.grid.limits[1]
@@ -41,10 +42,6 @@ def keeps_relus(form: SwitchedForm, index: GraphIndex) -> bool:
             if maker is not None and (tensors if maker.op_type == "Add" else weights) & {*maker.input}:
                 return True
     return False
-
-
-def _is_layer(node: onnx.NodeProto | None) -> bool:
-    return node is not None and (node.op_type in WEIGHTED_INPUTS or node.op_type == "Add")
 
 
 def _is_last(quantizer: ActivationQuantizer, index: GraphIndex) -> bool:

@@ -101,23 +101,23 @@ class _SwitchedUnfolding(Unfolding):
         """Add two ends that can do the work of a Relu or Clip where the quantizer is off; open by default."""
         ends = []
         for letter, end in (("low", -math.inf), ("high", math.inf)):
-            ends.append(self.constant(f"{quantizer.limit_input}/{letter}", end, quantizer.grid.floats))
+            ends.append(self.constant(quantizer.name(f"limit/{letter}"), end, quantizer.grid.floats))
         self._inputs += ends
-        raised = self.compute("Max", [quantizer.plain, ends[0]], f"{quantizer.limit_input}/raised")
-        real = self.compute("Min", [raised, ends[1]], f"{quantizer.limit_input}/limited")
+        raised = self.compute("Max", [quantizer.plain, ends[0]], quantizer.name("limit/raised"))
+        real = self.compute("Min", [raised, ends[1]], quantizer.name("limit/limited"))
         return replace(quantizer, real=real)
 
     def _insert(self, node: onnx.NodeProto, quantizer: ActivationQuantizer) -> None:
-        grid, stem = quantizer.grid, f"{PREFIX}/{quantizer.number}"
-        on = self.constant(quantizer.switch, True, np.bool_)
-        scale = self.constant(quantizer.scale_input, grid.scale, grid.floats)
-        zero = self.constant(quantizer.zero_input, grid.zero, grid.kind)
+        grid, named = quantizer.grid, quantizer.name
+        on = self.constant(named("on"), True, np.bool_)
+        scale = self.constant(named("scale"), grid.scale, grid.floats)
+        zero = self.constant(named("zero_point"), grid.zero, grid.kind)
         self._inputs += [on, scale, zero]
-        codes = self.compute("QuantizeLinear", [quantizer.real, scale, zero], f"{stem}/q")
+        codes = self.compute("QuantizeLinear", [quantizer.real, scale, zero], named("q"))
         if grid.ends is not None:
-            ends = [self.constant(f"{stem}/{e}", c, grid.kind) for e, c in zip("ab", grid.ends, strict=True)]
-            codes = self.compute("Clip", [codes, *ends], f"{stem}/clipped")
-        values = self.compute("DequantizeLinear", [codes, scale, zero], f"{stem}/dq")
+            ends = [self.constant(named(e), c, grid.kind) for e, c in zip("ab", grid.ends, strict=True)]
+            codes = self.compute("Clip", [codes, *ends], named("clipped"))
+        values = self.compute("DequantizeLinear", [codes, scale, zero], named("dq"))
         self.real[node.output[0]] = name = self.compute(
             "Where", [on, values, quantizer.real], quantizer.output
         )

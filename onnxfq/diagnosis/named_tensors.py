@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onnxfq.calibration.calibrators.entropy import linear_histogram
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
-from onnxfq.diagnosis.reading.patient import Patient
+from onnxfq.diagnosis.reading.range_reading import RangeReading
 from onnxfq.documents.layers import ChannelSizes, TensorRow
 from onnxfq.numerics.metrics import ratio_db
 
@@ -18,9 +20,9 @@ MOST = 24
 """Tensors that are drawn."""
 
 
-def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRow, ...]:
+def named_rows(candidate: FileCandidate, causes: Sequence[Suspicion]) -> tuple[TensorRow, ...]:
     """Return a row for each activation that a cause names, in the order of the causes; none without data."""
-    if patient.board is None:
+    if candidate.opened is None:
         return ()
     kinds: dict[int, list[str]] = {}
     for cause in causes:
@@ -28,13 +30,12 @@ def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRo
             kinds.setdefault(number, []).append(cause.kind)
     rows = []
     for number, names in list(kinds.items())[:MOST]:
-        quantizer, values = patient.form.activations[number], patient.values[number]
-        if not values.sample.size:
+        quantizer, values = candidate.form.activations[number], candidate.values[number]
+        seen, (low, high) = values.seen, quantizer.grid.limits
+        if not seen.finite:
             continue
-        low, high = quantizer.grid.limits
-        ends = min(values.low, low), max(values.high, high)  # a wide grid is seen beside its values
-        counts, edges = np.histogram(values.sample, BINS, ends)
-        noise = values.noise(quantizer.grid.scale, quantizer.grid.zero, quantizer)
+        edges = np.linspace(min(seen.rmin, low), max(seen.rmax, high), BINS + 1)  # a wide grid is seen too
+        noise, _ = RangeReading([quantizer], values).noises
         rows.append(
             TensorRow(
                 tensor=quantizer.tensor,
@@ -44,11 +45,11 @@ def guilty_rows(patient: Patient, causes: Sequence[Suspicion]) -> tuple[TensorRo
                 calibrator="of the file",
                 why=", ".join(dict.fromkeys(names)).replace("_", " "),
                 sqnr_db=ratio_db(values.power, noise),
-                observed=(values.low, values.high),
+                observed=(seen.rmin, seen.rmax),
                 grid=quantizer.grid.limits,
                 edges=(float(edges[0]), float(edges[-1])),
-                counts=tuple(int(count) for count in counts),
-                sizes=ChannelSizes.of(values.channels, len(values.lows)),
+                counts=tuple(map(int, linear_histogram(values.density, edges))),
+                sizes=ChannelSizes.of(values.channels, len(seen.feed_ranges)),
             )
         )
     return tuple(rows)
