@@ -1,11 +1,11 @@
 """Intervals of an SQNR: how often they hold the figure of all samples, and promises on samples of any size.
 
-    python benchmarks/intervals.py [--folder FOLDER [--wheels WHEELS]] [--only TEXT,TEXT] [--out PAGE.md]
+    python benchmarks/intervals.py [--folder FOLDER] [--only TEXT,TEXT] [--out PAGE.md]
 
 Draws of a few samples from many: noise of lognormal size, and with `--folder`, the one of `real_models.py`,
 the outputs of trained networks. Promises of 30 dB on samples of lognormal size, and what the kept ones have
 on 200 others. With `--folder`, the printed interval of trained networks, and what the data of their task
-give. With `--wheels`, the same for the networks of `public_networks.py` and other samples.
+give.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from public_networks import list_public
 from real_cases import CASES, Case, Feed, Folder, open_model
 from timing import machine, markdown_table, write_section
 
@@ -168,7 +167,6 @@ def main() -> None:
     """Write the sections."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--wheels", type=Path, help="the folder of public_networks.py")
     parser.add_argument("--only", default="", help="networks whose path holds one of these texts, by commas")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path)
@@ -193,13 +191,9 @@ def main() -> None:
     )
     write_section(asked.out, "Intervals of an SQNR", "Promises on samples of lognormal size", text)
     if folder is not None:
-        groups = {"Trained networks": list_printed(folder, cases)}
-        if asked.wheels is not None:
-            public = list_public(asked.wheels, folder.path)
-            groups["Networks that chose nothing"] = (compare_printed(*network) for network in public)
-        for title, rows_of in groups.items():
-            table = markdown_table(["network", "printed", "other samples", "inside"], list(rows_of))
-            write_section(asked.out, "Intervals of an SQNR", title, f"{machine()}.\n\n{table}")
+        rows = list(list_printed(folder, cases))
+        table = markdown_table(["network", "printed", "data of the task", "inside"], rows)
+        write_section(asked.out, "Intervals of an SQNR", "Trained networks", f"{machine()}.\n\n{table}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""Public networks of packages from the registry, with data of the folder of `real_models.py`.
+"""Printed intervals of ten networks that chose no constant and no default here, and what other samples give.
 
     pip download --no-deps nudenet ddddocr magika rapidocr-onnxruntime speechmos swift-f0 --dest WHEELS
+    python benchmarks/public_networks.py WHEELS FOLDER [--out PAGE.md]
 
-`list_public` reads each network from its wheel. None of them chose a constant or a default here. Every second
-sample calibrates, and the others judge.
+The networks come from wheels of the package index, their samples from FOLDER, the one of `real_models.py`.
+Every second sample calibrates, and the others judge.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import wave
 import zipfile
@@ -19,7 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+from intervals import compare_printed
 from PIL import Image
+from timing import machine, markdown_table, report
 
 Feed = dict[str, Any]
 _Images = Callable[[Path], Iterator[Image.Image]]
@@ -152,3 +156,19 @@ def list_public(wheels: Path, folder: Path) -> Iterator[PublicNetwork]:
         samples = list(entry.samples(folder))
         samples = samples[:: max(1, len(samples) // MOST)][:MOST]
         yield PublicNetwork(name, model, samples[::2], samples[1::2])
+
+
+def main() -> None:
+    """Write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("wheels", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--out")
+    asked = parser.parse_args()
+    rows = [compare_printed(*network) for network in list_public(asked.wheels, asked.folder)]
+    table = markdown_table(["network", "printed", "other samples", "inside"], rows)
+    report("Intervals of networks that chose nothing", f"{machine()}.\n\n{table}", asked.out)
+
+
+if __name__ == "__main__":
+    main()
