@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from intervals import compare_printed
+from numpy.typing import NDArray
 from PIL import Image
 from timing import machine, markdown_table, report
 
