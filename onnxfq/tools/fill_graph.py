@@ -130,9 +130,8 @@ class GraphFilling:
         for what, names in groups.items():
             if names and not self.partial:
                 raise ModelError(
-                    f"{len(names)} {what}{list_names(names)}; give the graph of this model, or "
-                    "--partial to leave them "
-                    "as they are"
+                    f"{len(names)} {what}{list_names(names)}; give the graph of this model, or --partial to "
+                    "leave them as they are"
                 )
             if names:
                 self.notes.append(f"{len(names)} {what}, and stay as they are{list_names(names)}")
@@ -204,9 +203,8 @@ class GraphFilling:
             cast = values.astype(dtype)
         if not np.isfinite(cast.astype(np.float32)).all():
             raise ModelError(
-                f"{name!r}: a value of the checkpoint is beyond {dtype}, the type of the graph; "
-                "export the graph "
-                "in float32"
+                f"{name!r}: a value of the checkpoint is beyond {dtype}, the type of the graph; export the "
+                "graph in float32"
             )
         return make_tensor(name, cast)
 

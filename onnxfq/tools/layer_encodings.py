@@ -186,9 +186,8 @@ def _encode_weight(placement: Placement, layer: PlacedLayer, form: str) -> Encod
         )
     if not holds(layer.scale, placement.float_type):
         raise PlanError(
-            f"weight {placement.tensor!r} is {placement.float_type} in the graph, and a scale of "
-            "the checkpoint "
-            "is not exact in that type; export the graph in float32"
+            f"weight {placement.tensor!r} is {placement.float_type} in the graph, and a scale of the "
+            "checkpoint is not exact in that type; export the graph in float32"
         )
     encoding = placement.encode(layer.scale, layer.zero_point, layer.global_scale)
     return encoding.model_copy(update={"calibrator": EXTERNAL})

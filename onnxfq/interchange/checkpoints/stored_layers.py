@@ -14,10 +14,10 @@ from onnx import TensorProto
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.interchange.checkpoints.float_numbers import read_exponents
 from onnxfq.interchange.checkpoints.layer import InputFormat, QuantizedLayer, with_positive_scales
 from onnxfq.interchange.checkpoints.packing import unpack_words
 from onnxfq.interchange.checkpoints.places import LinearPlace, attribute, list_paths
+from onnxfq.interchange.checkpoints.rows import read_exponents
 from onnxfq.numerics.float_types import BLOCK_FORMATS
 from onnxfq.numerics.granularity import Granularity, normalize_axis
 from onnxfq.numerics.qtypes import QTYPES, QType
@@ -105,9 +105,8 @@ class StoredLayers:
         summed = 0 if turned else 1
         if scale.ndim and (axis == summed) != bool(block):
             raise ModelError(
-                f"weight {maker.input[0]!r} has scales of {Granularity.of(axis, block)}, and "
-                "checkpoints have them "
-                "by output channel or in blocks along the inputs; it cannot be written"
+                f"weight {maker.input[0]!r} has scales of {Granularity.of(axis, block)}, and checkpoints "
+                "have them by output channel or in blocks along the inputs; it cannot be written"
             )
         if turned:
             numbers, scale, zero = numbers.T, scale.T, zero.T
@@ -145,15 +144,13 @@ class StoredLayers:
         groups = -(-columns // max(block, 1))
         if bits not in (2, 4, 8) or packed.size * 8 != rows * groups * block * bits:
             raise ModelError(
-                f"MatMulNBits {node.name!r} has {packed.size} bytes for {rows} x {columns} numbers "
-                f"of {bits} bits; "
-                "write it again"
+                f"MatMulNBits {node.name!r} has {packed.size} bytes for {rows} x {columns} numbers of {bits} "
+                "bits; write it again"
             )
         if len(node.input) > 4 and node.input[4]:
             raise ModelError(
-                f"MatMulNBits {node.name!r} has g_idx, an order of its inputs that checkpoints "
-                "written here lack; "
-                "quantize it in blocks of neighbours"
+                f"MatMulNBits {node.name!r} has g_idx, an order of its inputs that checkpoints written here "
+                "lack; quantize it in blocks of neighbours"
             )
         numbers = unpack_words(packed.reshape(rows, -1), bits, groups * block)[:, :columns]
         zero = np.full((rows, groups), 1 << (bits - 1), np.int32)
@@ -161,9 +158,8 @@ class StoredLayers:
             stored = self._array(node.input[3])
             if stored.dtype != np.uint8:
                 raise ModelError(
-                    f"MatMulNBits {node.name!r} has zero points of {stored.dtype}, and checkpoints "
-                    "have integers; "
-                    "quantize it again"
+                    f"MatMulNBits {node.name!r} has zero points of {stored.dtype}, and checkpoints have "
+                    "integers; quantize it again"
                 )
             zero = unpack_words(stored.reshape(rows, -1), bits, groups).astype(np.int32)
         return with_positive_scales(
