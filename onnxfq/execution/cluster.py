@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -36,8 +35,8 @@ _RETRIES = 3
 """Times that a task is tried again whose worker died; a library that crashes on the data dies each time."""
 _CONNECTING, _ASKING = 30.0, 2.0
 """Seconds for a cluster to answer, and between questions whether it lives: Ray waits without limit."""
-_LONGEST_FOLDER = 20
-"""Characters of a folder in which Ray still makes sockets, whose paths have at most 107."""
+_SHORT = Path("/tmp") if os.access("/tmp", os.W_OK) else None
+"""Folder in which the paths of Ray's sockets have at most 107 letters, for a long TMPDIR too."""
 _SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
 """Ray reports nothing to its makers, and its C++ code prints nothing."""
 _PROBE = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)"
@@ -144,7 +143,7 @@ class Cluster:
                 self._ray.init(address=self._address, **quiet)
             return
         try:
-            folder = str(self._used.enter_context(scratch_folder(_short_folder())))
+            folder = str(self._used.enter_context(scratch_folder(_SHORT)))
             where = {"num_cpus": self._cores or None, "_temp_dir": folder}
             with _environment(TMPDIR=folder, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
                 self._ray.init(include_dashboard=False, object_store_memory=_STORE_BYTES, **where, **quiet)
@@ -154,7 +153,7 @@ class Cluster:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Raise an exception of Ray, which has ones of its own and of Python, as RuntimeLibraryError."""
+        """Raise what Ray raises, its own exceptions and Python's, as RuntimeLibraryError."""
         try:
             yield
         except Exception as fault:
@@ -220,16 +219,6 @@ def _environment(**values: str) -> Iterator[None]:
         for name in values:
             del os.environ[name]
         os.environ |= before
-
-
-def _short_folder() -> Path:
-    """Return a folder for temporary files with a path that is short enough for Ray's sockets."""
-    places = [tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]
-    short = (one for one in places if len(one) <= _LONGEST_FOLDER and os.access(one, os.W_OK))
-    found = next(short, None)
-    if found is None:
-        raise OSError(f"Ray needs a folder with a path of at most {_LONGEST_FOLDER} letters in TMPDIR")
-    return Path(found)
 
 
 # What the tasks of this worker process need, opened once: sessions serve all of them.

@@ -260,9 +260,7 @@ class SampledInput:
         """Return the moments, which are computed when they are read."""
         ends = self._sampler.given
         if ends is None:
-            ends = (
-                ENDS.empty(ObservedInput(*self._key)).result().ends if self._ends is None else self._ends.ends
-            )
+            ends = (self._ends or ENDS.empty(ObservedInput(*self._key)).result()).ends
         return InputSums(ends, lambda: self._sum(ends))
 
     def _sum(self, ends: Ends) -> MomentSums:

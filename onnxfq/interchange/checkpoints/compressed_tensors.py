@@ -149,11 +149,8 @@ def _lay_out(
     if scale.size == 1 or scale.shape in (shape[:1], (*shape[:1], 1)):
         return share_by_channel(scale), None
     if not isinstance(size, int) or size < 1 or scale.shape != (*shape[:1], -(-shape[-1] // size)):
-        raise module.fault(
-            f"of shape {list(shape)} has scales of shape {list(scale.shape)}, "
-            f"which do not fit group_size {size!r:.20}",
-            "repair config.json",
-        )
+        what = f"of shape {list(shape)} has scales of shape {list(scale.shape)}, which do not fit "
+        raise module.fault(f"{what}group_size {size!r:.20}", "repair config.json")
     return scale, size
 
 

@@ -91,7 +91,8 @@ def _lay_out(module: StoredModule, scale: NDArray[np.float32], shape: tuple[int,
     if scale.ndim == 4:  # [N / 128, 1, K / 128, 1]
         scale = scale[:, 0, :, 0]
     if scale.ndim != 2 or not scale.shape[1] or rows % scale.shape[0] or columns % scale.shape[1]:
-        raise module.fault(f"of shape {list(shape)} has scales of shape {list(scale.shape)}")
+        what = f"of shape {list(shape)} has scales of shape {list(scale.shape)}"
+        raise module.fault(what)
     return expand_blocks(module, scale, [rows // scale.shape[0], columns // scale.shape[1]], shape)
 
 

@@ -37,9 +37,8 @@ def write_layer(layer: QuantizedLayer, kind: FloatType) -> WrittenLayer | str:
     if name == "MXFP8" and layer.block_size == 32:
         if layer.input is None or layer.input.scale_type != "e8m0":
             return "ModelOpt's MXFP8 has inputs in MXFP8 too"
-        return WrittenLayer(
-            {"weight": layer.numbers, "weight_scale": mx_exponents(layer)}, _algo("MXFP8", 32)
-        )
+        parts: Parts = {"weight": layer.numbers, "weight_scale": mx_exponents(layer)}
+        return WrittenLayer(parts, _algo("MXFP8", 32))
     if layer.qtype.name == "float8e4m3fn" and layer.block_size is None:
         return _write_fp8(layer)
     if layer.qtype.name == "int8" and layer.block_size is None:
@@ -50,11 +49,9 @@ def write_layer(layer: QuantizedLayer, kind: FloatType) -> WrittenLayer | str:
             return (
                 f"ModelOpt's int4 packs pairs of rows in whole blocks, and this layer is {rows} x {columns}"
             )
-        scale = (
-            layer.scale if layer.scale.ndim == 2 else np.broadcast_to(layer.scale.reshape(-1, 1), (rows, 1))
-        )
+        scale = layer.scale if layer.block_size else np.broadcast_to(layer.scale.reshape(-1, 1), (rows, 1))
         packed = pack_nibbles(np.ascontiguousarray(layer.numbers.T).view(np.uint8)).T
-        parts: Parts = {"weight": np.ascontiguousarray(packed), "weight_scale": fit_scale(scale, kind)}
+        parts = {"weight": np.ascontiguousarray(packed), "weight_scale": fit_scale(scale, kind)}
         return WrittenLayer(parts, _algo("W4A16_AWQ", size, has_zero_point=False, pre_quant_scale=True))
     return f"ModelOpt's form has no {layer.qtype} weights in {layer.granularity} with such inputs"
 

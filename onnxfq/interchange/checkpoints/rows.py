@@ -45,7 +45,7 @@ def read_scales(
     scale, block = lay_out(module, read_exponents(stored) if is_mx else module.floats("weight_scale"), shape)
     if is_mx and block is None:  # a row is one block
         if scale.size != shape[0]:
-            raise module.fault(f"of shape {list(shape)} has {scale.size} exponents")
+            raise module.fault(f"has {scale.size} exponents for {shape[0]} rows")
         scale, block = scale.reshape(shape[0], -1), MX_BLOCK
     return scale, block, "e8m0" if is_mx else "float32"
 
