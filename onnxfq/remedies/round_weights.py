@@ -249,7 +249,7 @@ def _read(moments: Moments, layers: Sequence[WeightedLayer]) -> Iterator[tuple[W
 def _round_each(
     jobs: Iterable[tuple[WeightedLayer, RoundingJob]], cluster: Cluster | None
 ) -> Iterator[tuple[WeightedLayer, RoundedWeight]]:
-    """Yield each layer with its rounded weight, in order; a task of a cluster rounds all that read one input."""
+    """Yield each layer with its rounded weight, in order; a task rounds all that read one input."""
     if cluster is None:
         yield from ((layer, round_weight(job)) for layer, job in jobs)
         return
