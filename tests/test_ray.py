@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fi
 @pytest.fixture
 def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers import the functions of this file."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
 def divide(opened: int, by: int) -> float:

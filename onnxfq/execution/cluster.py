@@ -142,27 +142,21 @@ class Cluster:
             with self._told():
                 self._ray.init(address=self._address, **quiet)
             return
-        try:
+        with self._told("Ray does not start on this machine"):
             folder = str(self._used.enter_context(scratch_folder(_SHORT)))
             where = {"num_cpus": self._cores or None, "_temp_dir": folder}
-            with _environment(TMPDIR=folder, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
+            with _environment(TMPDIR=folder):
                 self._ray.init(include_dashboard=False, object_store_memory=_STORE_BYTES, **where, **quiet)
-        except Exception as fault:  # of Ray, which raises exceptions of its own and of Python
-            why = f"Ray does not start on this machine: {_describe(fault)}"
-            raise RuntimeLibraryError(f"{why}; run again, or leave --ray out") from None
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _told(self, what: str = "") -> Iterator[None]:
         """Raise what Ray raises, its own exceptions and Python's, as RuntimeLibraryError."""
         try:
             yield
         except Exception as fault:
-            why = f"the Ray cluster at {self._address!r} failed: {_describe(fault)}"
-            raise RuntimeLibraryError(f"{why}; run again, or leave --ray out") from None
-
-
-def _describe(fault: Exception) -> str:
-    return join_lines(f"{type(fault).__name__}: {fault}")[:300]
+            what = what or f"the Ray cluster at {self._address!r} failed"
+            why = join_lines(f"{type(fault).__name__}: {fault}")[:300]
+            raise RuntimeLibraryError(f"{what}: {why}; run again, or leave --ray out") from None
 
 
 @contextmanager
@@ -175,6 +169,7 @@ def _undisturbed() -> Iterator[None]:
         yield
     except SystemExit:
         interrupt(signal.SIGTERM, None)
+        raise KeyboardInterrupt from None
     finally:
         os.dup2(printed, 2)
         os.close(printed)
@@ -189,7 +184,7 @@ def _probe(address: str) -> None:
     how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": _CONNECTING}
     try:
         _knock(address)
-        with _environment(PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
+        with _environment():
             probe = subprocess.run([sys.executable, "-c", _PROBE, address], check=False, **how)
         told = probe.stderr.strip() or "Ray ended its process"
         why = told.splitlines()[-1:] if probe.returncode else []
@@ -210,7 +205,8 @@ def _knock(address: str) -> None:
 
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    """Set variables for the processes that are started meanwhile."""
+    """Set variables, and the folders of modules, for the processes that are started meanwhile."""
+    values |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ |= values
     try:
