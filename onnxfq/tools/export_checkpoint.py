@@ -17,7 +17,7 @@ from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import Model
 from onnxfq.interchange.checkpoints import WRITTEN
-from onnxfq.interchange.checkpoints.folder import CONFIG, MODELOPT_CONFIG, Checkpoint
+from onnxfq.interchange.checkpoints.folder import CONFIG, MODELOPT_CONFIG, Checkpoint, float_type_of
 from onnxfq.interchange.checkpoints.layer import QuantizedLayer
 from onnxfq.interchange.checkpoints.places import (
     LinearPlace,
@@ -210,8 +210,7 @@ class _Exporting:
 
     def _kind(self, module: str) -> FloatType:
         """Return the type of a module's weight in the float checkpoint."""
-        dtype = self._base.entries[f"{module}.weight"].dtype
-        return next((name for name, info in FLOATS.items() if info.dtype == dtype), "float32")
+        return float_type_of(self._base.entries[f"{module}.weight"].dtype)
 
     def _find_float(self, name: str, given: NDArray[Any]) -> NDArray[np.float32] | None:
         """Return the values of a float tensor in the graph; None if it has none of this name and shape."""

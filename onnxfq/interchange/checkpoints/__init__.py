@@ -43,7 +43,7 @@ class CheckpointForm(NamedTuple):
     check: Callable[[Checkpoint], None] = lambda checkpoint: None
 
 
-_SMOOTHED = ("weight_scale", "weight", "weight_scale_2", "input_scale", "pre_quant_scale")
+_MODELOPT = ("weight_scale", "weight", "weight_scale_2", "input_scale", "pre_quant_scale")
 _COMPRESSED = (
     *("weight_scale", "weight", "weight_packed", "weight_zero_point", "weight_shape", "weight_g_idx"),
     *("weight_global_scale", "input_scale", "input_zero_point", "input_global_scale"),
@@ -56,7 +56,7 @@ FORMS: dict[str, CheckpointForm] = {
     "compressed-tensors": CheckpointForm(
         compressed_tensors.is_one, compressed_tensors.read, _COMPRESSED, compressed_tensors.check
     ),
-    "modelopt": CheckpointForm(modelopt.is_one, modelopt.read, _SMOOTHED),
+    "modelopt": CheckpointForm(modelopt.is_one, modelopt.read, _MODELOPT),
 }
 """Forms of quantized checkpoints by name."""
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxfq.interchange.checkpoints.layer import InputFormat, QuantizedLayer
 from onnxfq.interchange.checkpoints.packing import pack_nibbles, pack_words
+from onnxfq.interchange.checkpoints.rows import note_last_bits
 from onnxfq.interchange.checkpoints.writing import (
     Parts,
     WrittenLayer,
@@ -16,7 +17,7 @@ from onnxfq.interchange.checkpoints.writing import (
     mx_exponents,
     split_scales,
 )
-from onnxfq.numerics.float_types import FLOATS, FloatType, block_format_name
+from onnxfq.numerics.float_types import FloatType, block_format_name
 
 _VERSION = "0.20.0"
 """The release of compressed-tensors whose forms these are."""
@@ -119,10 +120,7 @@ def _write_nvfp4(layer: QuantizedLayer, inputs: dict[str, Any] | None, kind: Flo
         "weight_scale": stored,
         "weight_global_scale": np.asarray([divisor], np.float32),
     }
-    theirs = layer.numbers.astype(np.float32) * np.repeat(stored.astype(np.float32) / divisor, 16, axis=1)
-    dtype = FLOATS[kind].dtype
-    count = int((theirs.astype(dtype) != layer.values.astype(dtype)).sum())
-    note = f"{count} of {theirs.size} values differ by a last bit of {kind}" if count else ""
+    note = note_last_bits(layer, stored.astype(np.float32) / divisor, kind)
     scheme = _scheme(
         "nvfp4-pack-quantized", layer, inputs, strategy="tensor_group", scale_dtype="torch.float8_e4m3fn"
     )

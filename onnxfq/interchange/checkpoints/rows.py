@@ -14,7 +14,7 @@ from onnxfq.interchange.checkpoints.folder import StoredModule
 from onnxfq.interchange.checkpoints.layer import InputFormat, QuantizedLayer
 from onnxfq.interchange.checkpoints.packing import unpack_nibbles
 from onnxfq.numerics.block_scales import ScaleType
-from onnxfq.numerics.float_types import FLOATS
+from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.numerics.qtypes import QTYPES, QType
 
 MX_BLOCK = 32
@@ -118,19 +118,17 @@ def make_fp4_layer(
         given,
         notes,
     )
-    return _with_note(layer, blocks / shared[0]) if divides else layer
+    note = note_last_bits(layer, blocks / shared[0], layer.float_type) if divides else ""
+    why = "the form divides by its global scale, and 1 / it is rounded"
+    return replace(layer, notes=(*layer.notes, f"{note}: {why}")) if note else layer
 
 
-def _with_note(layer: QuantizedLayer, exact: NDArray[np.float32]) -> QuantizedLayer:
-    """Return a layer with a note of its values that differ from those with the scales `exact`."""
-    dtype = FLOATS[layer.float_type].dtype
+def note_last_bits(layer: QuantizedLayer, exact: NDArray[np.float32], kind: FloatType) -> str:
+    """Return how many values differ in a float type from those with the scales `exact`; empty for none."""
+    dtype = FLOATS[kind].dtype
     theirs = replace(layer, scale=exact.astype(np.float32), global_scale=None, scale_type="float32").values
     count = int((theirs.astype(dtype) != layer.values.astype(dtype)).sum())
-    note = (
-        f"{count} of {theirs.size} values differ by a last bit of {layer.float_type}: the form divides by "
-        "its global scale, and 1 / it is rounded"
-    )
-    return replace(layer, notes=(*layer.notes, note)) if count else layer
+    return f"{count} of {theirs.size} values differ by a last bit of {kind}" if count else ""
 
 
 def read_exponents(stored: NDArray[Any]) -> NDArray[np.float32]:
