@@ -31,6 +31,7 @@ ROOMS = (
     "documents",
     "placement",
     "interchange",
+    "checkpoints",
     "passes",
     "targets",
     "torch",

@@ -12,14 +12,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.errors import ModelError, RecipeError, nearest
-from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.io.load import read_model
-from onnxfq.graph.model import Model
-from onnxfq.interchange.checkpoints import WRITTEN
-from onnxfq.interchange.checkpoints.folder import CONFIG, MODELOPT_CONFIG, Checkpoint, float_type_of
-from onnxfq.interchange.checkpoints.layer import QuantizedLayer
-from onnxfq.interchange.checkpoints.places import (
+from onnxfq.checkpoints import WRITTEN
+from onnxfq.checkpoints.folder import CONFIG, MODELOPT_CONFIG, Checkpoint, float_type_of
+from onnxfq.checkpoints.layer import QuantizedLayer
+from onnxfq.checkpoints.places import (
     LinearPlace,
     ModuleNames,
     ModuleRows,
@@ -30,8 +26,12 @@ from onnxfq.interchange.checkpoints.places import (
     places_by_path,
     spell,
 )
-from onnxfq.interchange.checkpoints.stored_layers import StoredLayers, restore_scale_type
-from onnxfq.interchange.checkpoints.writing import CheckpointWriter, copy_companions, write_object
+from onnxfq.checkpoints.stored_layers import StoredLayers, restore_scale_type
+from onnxfq.checkpoints.writing import CheckpointWriter, copy_companions, write_object
+from onnxfq.errors import ModelError, RecipeError, nearest
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.io.load import read_model
+from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.support.files import replace_folder
 from onnxfq.tools.fill_graph import list_names

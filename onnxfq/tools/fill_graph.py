@@ -6,14 +6,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.errors import ModelError
-from onnxfq.graph.constants import make_tensor
-from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.external.weightless import with_initializers
-from onnxfq.graph.model import Model
-from onnxfq.interchange.checkpoints import QuantizedCheckpoint
-from onnxfq.interchange.checkpoints.layer import FloatLayer, Layer, QuantizedLayer, join_rows
-from onnxfq.interchange.checkpoints.places import (
+from onnxfq.checkpoints import QuantizedCheckpoint
+from onnxfq.checkpoints.layer import FloatLayer, Layer, QuantizedLayer, join_rows
+from onnxfq.checkpoints.places import (
     LinearPlace,
     ModuleNames,
     ModuleRows,
@@ -25,6 +20,11 @@ from onnxfq.interchange.checkpoints.places import (
     places_by_path,
     spell,
 )
+from onnxfq.errors import ModelError
+from onnxfq.graph.constants import make_tensor
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.external.weightless import with_initializers
+from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import FLOATS
 from onnxfq.support.plurals import name_first
 from onnxfq.tools.layer_encodings import PlacedLayer

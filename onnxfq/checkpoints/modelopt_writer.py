@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxfq.interchange.checkpoints.folder import MODELOPT_CONFIG
-from onnxfq.interchange.checkpoints.layer import InputFormat, QuantizedLayer
-from onnxfq.interchange.checkpoints.packing import pack_nibbles
-from onnxfq.interchange.checkpoints.writing import (
+from onnxfq.checkpoints.folder import MODELOPT_CONFIG
+from onnxfq.checkpoints.layer import InputFormat, QuantizedLayer
+from onnxfq.checkpoints.packing import pack_nibbles
+from onnxfq.checkpoints.writing import (
     Parts,
     WrittenLayer,
     fit_scale,

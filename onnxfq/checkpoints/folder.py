@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.checkpoints.tensor_file import TensorEntry, read_head
 from onnxfq.errors import ModelError, nearest
-from onnxfq.interchange.checkpoints.tensor_file import TensorEntry, read_head
 from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.support.records import read_content
 

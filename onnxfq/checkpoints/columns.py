@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.checkpoints.folder import Checkpoint, StoredModule, float_type_of
+from onnxfq.checkpoints.layer import FloatLayer, Layer, values_in_order, with_positive_scales
+from onnxfq.checkpoints.packing import unpack_awq, unpack_words
 from onnxfq.errors import ModelError
-from onnxfq.interchange.checkpoints.folder import Checkpoint, StoredModule, float_type_of
-from onnxfq.interchange.checkpoints.layer import FloatLayer, Layer, values_in_order, with_positive_scales
-from onnxfq.interchange.checkpoints.packing import unpack_awq, unpack_words
 from onnxfq.numerics.qtypes import QTYPES
 
 _AUTOROUND = ("auto-round", "intel/auto-round")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxfq.interchange.checkpoints.layer import InputFormat, QuantizedLayer
-from onnxfq.interchange.checkpoints.packing import pack_nibbles, pack_words
-from onnxfq.interchange.checkpoints.rows import note_last_bits
-from onnxfq.interchange.checkpoints.writing import (
+from onnxfq.checkpoints.layer import InputFormat, QuantizedLayer
+from onnxfq.checkpoints.packing import pack_nibbles, pack_words
+from onnxfq.checkpoints.rows import note_last_bits
+from onnxfq.checkpoints.writing import (
     Parts,
     WrittenLayer,
     fit_scale,

@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onnxfq.errors import ModelError, nearest
-from onnxfq.interchange.checkpoints import (
+from onnxfq.checkpoints import (
     columns,
     compressed_tensors,
     compressed_tensors_writer,
     modelopt,
     modelopt_writer,
 )
-from onnxfq.interchange.checkpoints.folder import CONFIG, Checkpoint, StoredModule
-from onnxfq.interchange.checkpoints.layer import Layer
-from onnxfq.interchange.checkpoints.writing import ConfigWriter, LayerWriter
+from onnxfq.checkpoints.folder import CONFIG, Checkpoint, StoredModule
+from onnxfq.checkpoints.layer import Layer
+from onnxfq.checkpoints.writing import ConfigWriter, LayerWriter
+from onnxfq.errors import ModelError, nearest
 
 
 class CheckpointForm(NamedTuple):

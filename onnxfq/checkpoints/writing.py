@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.interchange.checkpoints.folder import CONFIG, INDEX, SINGLE, Checkpoint, inside
-from onnxfq.interchange.checkpoints.layer import QuantizedLayer
-from onnxfq.interchange.checkpoints.tensor_file import write_tensors
+from onnxfq.checkpoints.folder import CONFIG, INDEX, SINGLE, Checkpoint, inside
+from onnxfq.checkpoints.layer import QuantizedLayer
+from onnxfq.checkpoints.tensor_file import write_tensors
 from onnxfq.numerics.float_types import FLOATS, FloatType, holds
 from onnxfq.numerics.qtypes import QTYPES
 

@@ -18,18 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.errors import ModelError
-from onnxfq.interchange.checkpoints.folder import Checkpoint, StoredModule, float_type_of
-from onnxfq.interchange.checkpoints.groups import find_scheme
-from onnxfq.interchange.checkpoints.layer import (
+from onnxfq.checkpoints.folder import Checkpoint, StoredModule, float_type_of
+from onnxfq.checkpoints.groups import find_scheme
+from onnxfq.checkpoints.layer import (
     FloatLayer,
     InputFormat,
     Layer,
     values_in_order,
     with_positive_scales,
 )
-from onnxfq.interchange.checkpoints.packing import unpack_words
-from onnxfq.interchange.checkpoints.rows import (
+from onnxfq.checkpoints.packing import unpack_words
+from onnxfq.checkpoints.rows import (
     FP4_BLOCK,
     MX_BLOCK,
     PLAIN,
@@ -39,6 +38,7 @@ from onnxfq.interchange.checkpoints.rows import (
     read_scales,
     share_by_channel,
 )
+from onnxfq.errors import ModelError
 from onnxfq.numerics.block_scales import ScaleType
 from onnxfq.numerics.qtypes import QTYPES, QType
 

@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.interchange.checkpoints.folder import StoredModule
-from onnxfq.interchange.checkpoints.layer import InputFormat, QuantizedLayer
-from onnxfq.interchange.checkpoints.packing import unpack_nibbles
+from onnxfq.checkpoints.folder import StoredModule
+from onnxfq.checkpoints.layer import InputFormat, QuantizedLayer
+from onnxfq.checkpoints.packing import unpack_nibbles
 from onnxfq.numerics.block_scales import ScaleType
 from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.numerics.qtypes import QTYPES, QType

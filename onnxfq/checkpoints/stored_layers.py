@@ -12,12 +12,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxfq.checkpoints.layer import InputFormat, QuantizedLayer, with_positive_scales
+from onnxfq.checkpoints.packing import unpack_words
+from onnxfq.checkpoints.places import LinearPlace, attribute, list_paths
+from onnxfq.checkpoints.rows import read_exponents
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.interchange.checkpoints.layer import InputFormat, QuantizedLayer, with_positive_scales
-from onnxfq.interchange.checkpoints.packing import unpack_words
-from onnxfq.interchange.checkpoints.places import LinearPlace, attribute, list_paths
-from onnxfq.interchange.checkpoints.rows import read_exponents
 from onnxfq.numerics.float_types import BLOCK_FORMATS
 from onnxfq.numerics.granularity import Granularity, normalize_axis
 from onnxfq.numerics.qtypes import QTYPES, QType

@@ -21,10 +21,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.interchange.checkpoints.folder import Checkpoint, StoredModule
-from onnxfq.interchange.checkpoints.layer import InputFormat, Layer, with_positive_scales
-from onnxfq.interchange.checkpoints.packing import unpack_nibbles
-from onnxfq.interchange.checkpoints.rows import (
+from onnxfq.checkpoints.folder import Checkpoint, StoredModule
+from onnxfq.checkpoints.layer import InputFormat, Layer, with_positive_scales
+from onnxfq.checkpoints.packing import unpack_nibbles
+from onnxfq.checkpoints.rows import (
     FP4_BLOCK,
     MX_BLOCK,
     PLAIN,
