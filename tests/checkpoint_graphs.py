@@ -11,8 +11,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxfq.checkpoints.folder import Checkpoint
 from onnxfq.graph.node_notes import SCOPES_KEY
-from onnxfq.interchange.checkpoints.folder import Checkpoint
 
 CHECKPOINTS = Path(__file__).parent / "interchange" / "checkpoints"
 FLOAT = CHECKPOINTS / "float"

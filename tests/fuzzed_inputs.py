@@ -22,7 +22,7 @@ from damage import BYTES, _mangled_field
 from genai_folders import WORDS, decoder, write_folder
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfq.interchange.checkpoints.tensor_file import read_head, write_tensors
+from onnxfq.checkpoints.tensor_file import read_head, write_tensors
 
 Rng = np.random.Generator
 

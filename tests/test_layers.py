@@ -33,6 +33,7 @@ ROOMS = (
     "quantized",
     "placement",
     "interchange",
+    "checkpoints",
     "passes",
     "targets",
     "torch",

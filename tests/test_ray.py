@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import signal
 import socket
@@ -17,26 +18,11 @@ from builders import conv_relu, feed_for
 
 import onnxfq
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.execution import ray_process
+from onnxfq.execution import cluster
 from onnxfq.execution.cluster import Cluster
 
 pytest.importorskip("ray", reason="extra ray is not installed")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
-
-
-def add(opened: int, more: int) -> int:
-    """A task."""
-    return opened + more
-
-
-def divide(opened: int, by: int) -> float:
-    """A task that may fail."""
-    return opened / by
-
-
-def four() -> int:
-    """The state that a worker opens."""
-    return 4
 
 
 @pytest.fixture
@@ -45,28 +31,33 @@ def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
+def divide(opened: int, by: int) -> float:
+    """A task that may fail."""
+    return opened / by
+
+
+def four() -> int:
+    """What a worker opens."""
+    return 4
+
+
 def test_results_faults_and_handlers(reachable: None) -> None:
     """Results come in order, a fault of a task is raised here, and no handler of a signal is replaced."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
-    with Cluster("local", 2) as cluster:
-        opened = cluster.put_opening(four)
-        assert list(cluster.map(add, opened, ((more,) for more in range(9)))) == list(range(4, 13))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Cluster("local", 2) as one:
+        assert list(one.map(four, operator.add, range(9))) == list(range(4, 13))
         with pytest.raises(ZeroDivisionError):
-            list(cluster.map(divide, opened, [(2,), (0,)]))
+            list(one.map(four, divide, [2, 0]))
         with Cluster("local", 2) as same:
             assert same.workers() == 2
-        assert [signal.getsignal(number) for number in numbers] == before
-        own = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-        process = next(one for one in own if b"ray_broker" in Path(f"/proc/{one}/cmdline").read_bytes())
-        os.kill(int(process), signal.SIGKILL)
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
         with pytest.raises(RuntimeLibraryError, match="Ray cluster at 'local' failed: .*leave --ray out"):
-            cluster.workers()
+            list(one.map(four, divide, [lambda: 1]))
 
 
 def test_another_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that accepts connections and says nothing is not a cluster; Ray alone waits for minutes."""
-    monkeypatch.setattr(ray_process, "_CONNECTING", 4.0)
+    monkeypatch.setattr(cluster, "_CONNECTING", 4.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(5)

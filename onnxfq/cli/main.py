@@ -15,7 +15,6 @@ import typer.main
 
 from onnxfq.cli.console import arguments as arguments_of_run
 from onnxfq.cli.console import show_notes
-from onnxfq.cli.former_words import explain_former
 from onnxfq.cli.known_names import fill_names
 from onnxfq.cli.option import flag
 from onnxfq.cli.streams import hold_results
@@ -157,9 +156,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 for an error, 2 for wrong usage, 3 for a difference, 130: Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     arguments_of_run.set(given)
-    gone = explain_former(given)
-    if gone is not None:
-        return _fail(gone, 2)
     try:
         with hold_results():
             code = _call(given)

@@ -15,7 +15,6 @@ from onnxfq.cli.options import (
     CustomOpsOption,
     ModelArgument,
     PageOption,
-    RayOption,
     RecipeOption,
     StatisticsOption,
 )
@@ -41,7 +40,6 @@ def sensitivity(
     *,
     accuracy: AccuracyOptions,
     statistics: StatisticsOption = None,
-    ray: RayOption = None,
     custom_ops: CustomOpsOption = None,
     running: RunningOnCpu,
     printer: Printing,
@@ -74,7 +72,6 @@ def sensitivity(
             accuracy=promised.to_target(),
             metric=ranking.metric,
             labels=ranking.labels,
-            ray=ray,
             options=options,
         )
     if output is not None:

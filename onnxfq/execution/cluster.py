@@ -1,25 +1,45 @@
-"""`Cluster`: work on a Ray cluster, which others than onnxfq may use too."""
+"""`Cluster.map`: a function on many items, by the workers of a Ray cluster. The only importer of ray."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import pickle
+import signal
+import socket
+import subprocess
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import islice
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from onnxfq.data import Feed
 from onnxfq.errors import RuntimeLibraryError
-from onnxfq.execution.ray_broker import Broker
-from onnxfq.execution.ray_process import BrokerProcess, failed
 from onnxfq.runtime.custom_ops import list_custom_ops, use_custom_ops
+from onnxfq.support.interrupts import ENDING, interrupt
+from onnxfq.support.records import join_lines
+from onnxfq.support.temporary import scratch_folder
+
+LOCAL = "local"
 
 SHARD = 16
 """Feeds per task: enough to make sending them cheap, few enough that a lost worker costs little."""
+
+_STORE_BYTES = 256 << 20
+_RETRIES = 3
+"""Times that a task is tried again whose worker died; a library that crashes on the data dies each time."""
+_CONNECTING, _ASKING = 30.0, 2.0
+"""Seconds for a cluster to answer, and between questions whether it lives: Ray waits without limit."""
+_SHORT = Path("/tmp") if os.access("/tmp", os.W_OK) else None
+"""Folder in which the paths of Ray's sockets have at most 107 letters, for a long TMPDIR too."""
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+"""Ray reports nothing to its makers, and its C++ code prints nothing."""
+_PROBE = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)"
 
 
 def split_shards(feeds: Iterable[Feed], first: int = 0) -> Iterator[tuple[int, list[Feed]]]:
@@ -28,16 +48,6 @@ def split_shards(feeds: Iterable[Feed], first: int = 0) -> Iterator[tuple[int, l
     while shard := list(islice(source, SHARD)):
         yield first, shard
         first += len(shard)
-
-
-class Sent(NamedTuple):
-    """An object in the cluster, or a result that is on its way."""
-
-    number: int
-
-
-# Connections in use by their addresses: for other work meanwhile, a second one would be a second cluster.
-_connected: dict[str, Callable[..., Any]] = {}
 
 
 class Cluster:
@@ -59,14 +69,16 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         """Connect. Raises RuntimeLibraryError if the cluster does not answer."""
-        if self._address in _connected:
-            self._ask = _connected[self._address]
-        elif "ray" in sys.modules and Broker().is_connected:
-            self._ask = partial(_ask_here, Broker(), self._address)
-        else:
-            self._ask = self._used.enter_context(BrokerProcess(self._address, self._cores)).ask
-            _connected[self._address] = self._ask
-            self._used.callback(_connected.pop, self._address)
+        with ExitStack() as self._used, _undisturbed():
+            for name, value in _SETTINGS.items():
+                os.environ.setdefault(name, value)
+            import ray
+
+            self._ray = ray
+            if not ray.is_initialized():
+                self._connect()
+                self._used.callback(ray.shutdown)
+            self._used = self._used.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -74,85 +86,159 @@ class Cluster:
 
     def workers(self, kind: str = "CPU") -> int:
         """Return how many tasks that take one CPU, or one GPU, run side by side."""
-        return int(self._ask("workers", kind))
+        with self._told():
+            return int(self._ray.cluster_resources().get(kind, 0))
 
-    def put(self, value: object) -> Sent:
-        """Send an object, which tasks read."""
-        return Sent(self._ask("put", pickle.dumps(value, 5)))
-
-    def put_opening(self, opening: Callable[[], Any]) -> Sent:
-        """Send a function; each worker process calls it once, and tasks get what it returns.
-
-        It is called with the custom-op libraries of this process. A method `close` of the result is called
-        before another one is opened.
-        """
-        return self.put(partial(_open_with, list_custom_ops(), opening))
-
-    def start(
+    def map(
         self,
-        function: Callable[..., Any],
-        opened: Sent,
-        *arguments: object,
-        held: Sequence[Sent] = (),
-        results: int = 0,
+        opening: Callable[[], Any],
+        function: Callable[[Any, Any], Any],
+        items: Iterable[object],
         kind: str = "CPU",
-    ) -> list[Sent]:
-        """Start a task and return its results, for `fetch`.
+    ) -> Iterator[Any]:
+        """Yield the results of `function`, in the order of `items`.
+
+        At most two tasks for each worker are in flight: no worker waits, and memory stays bounded. A task
+        whose worker dies runs again elsewhere.
 
         Args:
-            function: of a module; gets what is opened and `arguments`.
-            opened: of `put_opening`.
-            arguments: that can be sent.
-            held: objects of the cluster, which the function gets as one more argument, an iterable.
-            results: how many results it returns, an iterable then; 0 for a plain one.
-            kind: CPU or GPU, of which the task takes one.
-        """
-        job = pickle.dumps((function, arguments, bool(results)), 5)
-        numbers = [one.number for one in held]
-        return [Sent(one) for one in self._ask("start", opened.number, job, numbers, results or 1, kind)]
+            opening: called once in each worker process, with the custom-op libraries of this one. A method
+                `close` of its result is called before a worker opens something else.
+            function: of a module; gets what is opened, and an item.
+            items: that can be pickled.
+            kind: CPU or GPU, of which a task takes one.
 
-    def fetch(self, sent: Sent, keep: bool = False) -> Any:
-        """Return a result; once, unless the cluster is to keep it.
-
-        Raises what its task raised, RuntimeLibraryError for a failed cluster.
+        Raises what a task raised, RuntimeLibraryError for a failed cluster.
         """
-        result, fault = pickle.loads(self._ask("fetch", sent.number, keep))
+        most, out = 2 * max(1, self.workers(kind)), deque[Any]()
+        with self._told():
+            opened = self._ray.put(pickle.dumps((list_custom_ops(), opening), 5))
+            how = {"num_cpus": 1, "num_gpus": int(kind == "GPU"), "max_retries": _RETRIES}
+            task = self._ray.remote(**how)(_run)
+        for item in items:
+            with self._told():
+                out.append(task.remote(opened.hex(), opened, pickle.dumps((function, item), 5)))
+            if len(out) >= most:
+                yield self._fetch(out.popleft())
+        while out:
+            yield self._fetch(out.popleft())
+
+    def _fetch(self, sent: Any) -> Any:
+        with self._told():
+            while not self._ray.wait([sent], timeout=_ASKING)[0]:
+                # Without its head, asking for the nodes would end this process after a minute.
+                _knock(getattr(self._ray.get_runtime_context(), "gcs_address", self._address))
+                if not any(node["Alive"] for node in self._ray.nodes()):
+                    raise RuntimeError("all its nodes are lost")
+            result, fault = pickle.loads(self._ray.get(sent))
         if fault is not None:
             raise fault
         return result
 
-    def map(
-        self,
-        function: Callable[..., Any],
-        opened: Sent,
-        arguments: Iterable[tuple[object, ...]],
-        *,
-        held: Sequence[Sent] = (),
-        kind: str = "CPU",
-    ) -> Iterator[Any]:
-        """Yield the result of `function` for each of `arguments`, in this order; see `start`.
+    def _connect(self) -> None:
+        quiet = {"log_to_driver": False, "logging_level": "FATAL"}
+        if self._address != LOCAL:
+            _probe(self._address)
+            with self._told():
+                self._ray.init(address=self._address, **quiet)
+            return
+        with self._told("Ray does not start on this machine"):
+            folder = str(self._used.enter_context(scratch_folder(_SHORT)))
+            where = {"num_cpus": self._cores or None, "_temp_dir": folder}
+            with _environment(TMPDIR=folder):
+                self._ray.init(include_dashboard=False, object_store_memory=_STORE_BYTES, **where, **quiet)
 
-        At most two tasks for each worker are in flight: no worker waits, and memory stays bounded. A task
-        whose worker dies runs again elsewhere.
-        """
-        most = 2 * max(1, self.workers(kind))
-        out: deque[Sent] = deque()
-        for own in arguments:
-            out += self.start(function, opened, *own, held=held, kind=kind)
-            if len(out) >= most:
-                yield self.fetch(out.popleft())
-        while out:
-            yield self.fetch(out.popleft())
-
-
-def _open_with(libraries: Iterable[str], opening: Callable[[], Any]) -> Any:
-    for path in libraries:
-        use_custom_ops(path)
-    return opening()
+    @contextmanager
+    def _told(self, what: str = "") -> Iterator[None]:
+        """Raise what Ray raises, its own exceptions and Python's, as RuntimeLibraryError."""
+        try:
+            yield
+        except Exception as fault:
+            what = what or f"the Ray cluster at {self._address!r} failed"
+            why = join_lines(f"{type(fault).__name__}: {fault}")[:300]
+            raise RuntimeLibraryError(f"{what}: {why}; run again, or leave --ray out") from None
 
 
-def _ask_here(broker: Broker, address: str, name: str, *arguments: object) -> Any:
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep the handlers of signals, which Ray replaces by one that exits, and discard what it prints."""
+    before = {number: signal.getsignal(number) for number in ENDING}
+    printed, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
     try:
-        return getattr(broker, name)(*arguments)
-    except Exception as fault:  # of Ray, which raises exceptions of its own and of Python
-        raise failed(address, f"{type(fault).__name__}: {fault}") from None
+        yield
+    except SystemExit:
+        interrupt(signal.SIGTERM, None)
+        raise KeyboardInterrupt from None
+    finally:
+        os.dup2(printed, 2)
+        os.close(printed)
+        os.close(nothing)
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _probe(address: str) -> None:
+    """Raise RuntimeLibraryError unless another process connects: Ray waits for minutes, prints, and exits."""
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": _CONNECTING}
+    try:
+        _knock(address)
+        with _environment():
+            probe = subprocess.run([sys.executable, "-c", _PROBE, address], check=False, **how)
+        told = probe.stderr.strip() or "Ray ended its process"
+        why = told.splitlines()[-1:] if probe.returncode else []
+    except subprocess.TimeoutExpired:
+        why = [f"it does not answer within {_CONNECTING:.0f} s"]
+    except (OSError, ValueError) as fault:
+        why = [join_lines(fault)]
+    if why:
+        raise RuntimeLibraryError(f"no Ray cluster at {address!r}: {why[0][:200]}; start one, or use {LOCAL}")
+
+
+def _knock(address: str) -> None:
+    """Raise OSError if nothing listens at `address`, HOST:PORT or ray://HOST:PORT; other forms are Ray's."""
+    place = urlsplit(address if "://" in address else f"ray://{address}")
+    if place.hostname and place.port:
+        socket.create_connection((place.hostname, place.port), _CONNECTING).close()
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Set variables, and the folders of modules, for the processes that are started meanwhile."""
+    values |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    before = {name: os.environ[name] for name in values if name in os.environ}
+    os.environ |= values
+    try:
+        yield
+    finally:
+        for name in values:
+            del os.environ[name]
+        os.environ |= before
+
+
+# What the tasks of this worker process need, opened once: sessions serve all of them.
+_opened: dict[str, Any] = {}
+
+
+def _run(name: str, opening: bytes, job: bytes) -> bytes:
+    """Return the result of a task and its fault, one of them None; a worker keeps what it opened last."""
+    try:
+        if name not in _opened:
+            while _opened:
+                getattr(_opened.popitem()[1], "close", lambda: None)()
+            libraries, opens = pickle.loads(opening)
+            for path in libraries:
+                use_custom_ops(path)
+            _opened[name] = opens()
+        function, item = pickle.loads(job)
+        return pickle.dumps((function(_opened[name], item), None), 5)
+    except Exception as fault:
+        return _pack_fault(fault)
+
+
+def _pack_fault(fault: Exception) -> bytes:
+    try:
+        return pickle.dumps((None, fault))
+    except Exception:  # an exception of a library that holds what cannot be sent
+        return pickle.dumps((None, RuntimeError(f"{type(fault).__name__}: {fault}")))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -20,6 +20,10 @@ from onnxfq.graph.segments import most_alive
 from onnxfq.graph.signature import with_outputs
 from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.session import Session
+
+Read = TypeVar("Read")
+Readers = Mapping[InputKey, Callable[[Results, int], Read]]
+"""By an input of a layer: takes its array, the number of samples, and the number of the feed."""
 
 
 class FloatRuns:
@@ -55,6 +59,17 @@ class FloatRuns:
         for arrays, digest in self._runs.run(copy_feeds(feeds)):
             named = zip(self._names, arrays, strict=True)
             yield {name: array.astype(np.float32, copy=False) for name, array in named}, digest
+
+    def read(
+        self, feeds: Iterable[Feed], readers: Readers[Read], first: int = 0
+    ) -> Iterator[tuple[dict[InputKey, Read], DataDigest]]:
+        """Yield what `readers` return for each feed, and its digest; `first` numbers the first feed.
+
+        Readers may be taken away between two feeds.
+        """
+        for number, (arrays, digest) in enumerate(self.over(feeds), first):
+            count = np.asarray(digest.samples)
+            yield {key: read([arrays[key[0]], count], number) for key, read in readers.items()}, digest
 
     def gather(
         self,

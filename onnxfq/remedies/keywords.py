@@ -1,4 +1,4 @@
-"""Keywords that `quantize` does not take itself: the error names the argument that takes each now."""
+"""Keywords that `quantize` does not take itself: the error names the argument that takes each."""
 
 from __future__ import annotations
 
@@ -32,13 +32,10 @@ _OTHER_WORDS = {
     "keep_existing": "existing",
     "kv": "cache",
     "kv_granularity": "cache",
-    "missing": "uncalibrated",
-    "promise": "min_sqnr",
-    "protect": "repair",
     "requantize": "existing",
     "weight_form": "target",
 }
-"""Words of the command line and former keywords, and the fields that have their meaning now."""
+"""Words of the command line, and the fields that have their meaning."""
 
 _OTHER_FUNCTIONS = {
     "artifacts": "result.plan.save(...), result.encodings.save(...)",
@@ -66,7 +63,7 @@ def _places() -> Iterator[tuple[str, str]]:
 
 
 def explain_keywords(function: Function) -> Function:
-    """Return `function`, which refuses a keyword that it lacks with the argument that takes it now.
+    """Return `function`, which refuses a keyword that it lacks with the argument that takes it.
 
     Raises ArgumentError.
     """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
@@ -23,6 +25,7 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.rounding import NEAREST
 from onnxfq.errors import StatisticsError
+from onnxfq.execution.cluster import Cluster
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
@@ -30,8 +33,6 @@ from onnxfq.numerics.block_scales import Scales
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.passes.replace_constants import replace_weights, separate_float_readers, weight_tensor
 from onnxfq.remedies.moments import collect_moments, layer_keys
-from onnxfq.remedies.moments_ray import collect_moments_on_ray
-from onnxfq.remedies.round_ray import round_on_ray
 from onnxfq.remedies.sequential_moments import SequentialModels
 from onnxfq.remedies.weighted_layers import WeightedLayer, find_layers
 from onnxfq.stages.derived_scales import encode_biases
@@ -197,16 +198,13 @@ def round_weights(
         return Rounding(model, encodings, nearest=refused)
     work = _Work(model, plan, encodings, progress, "" if moments is None else moments.origin)
     plain = [layer for layer in layers if not METHODS[layer.placement.rounding].sequential]
-    if plain:
+    with nullcontext() if ray is None or not plain else Cluster(ray, threads) as cluster:
         if moments is not None:
             found = _read(moments, plain)
-        elif ray is None:
-            found = collect_moments(model, plain, feeds, threads)
         else:
-            found = collect_moments_on_ray(model, plain, feeds, ray, threads)
+            found = collect_moments(model, plain, feeds, threads, cluster=cluster)
         jobs = ((layer, work.job(layer, inputs)) for layer, inputs in found)
-        local = ((layer, round_weight(job)) for layer, job in jobs)
-        for layer, made in local if ray is None else round_on_ray(jobs, ray, threads):
+        for layer, made in _round_each(jobs, cluster):
             work.take(layer, made)
     rest = [layer for layer in layers if METHODS[layer.placement.rounding].sequential]
     if rest:
@@ -246,6 +244,29 @@ def _read(moments: Moments, layers: Sequence[WeightedLayer]) -> Iterator[tuple[W
     for keys, same in groupby(layers, lambda layer: layer_keys([layer])):
         found = moments.of_layer(keys)
         yield from ((layer, found) for layer in same)
+
+
+def _round_each(
+    jobs: Iterable[tuple[WeightedLayer, RoundingJob]], cluster: Cluster | None
+) -> Iterator[tuple[WeightedLayer, RoundedWeight]]:
+    """Yield each layer with its rounded weight, in order; a task rounds all that read one input."""
+    if cluster is None:
+        yield from ((layer, round_weight(job)) for layer, job in jobs)
+        return
+    waiting: deque[Sequence[WeightedLayer]] = deque()
+
+    def together() -> Iterator[Sequence[RoundingJob]]:
+        for _, same in groupby(jobs, lambda job: id(job[1].moments)):
+            layers, shared = zip(*same, strict=True)
+            waiting.append(layers)
+            yield shared
+
+    for made in cluster.map(str, _round_all, together()):
+        yield from zip(waiting.popleft(), made, strict=True)
+
+
+def _round_all(opened: object, jobs: Sequence[RoundingJob]) -> list[RoundedWeight]:
+    return [round_weight(job) for job in jobs]
 
 
 class _Work:

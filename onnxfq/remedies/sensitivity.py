@@ -7,7 +7,6 @@ layer quantized alone finds both. Squared errors and signals are summed over sam
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
 from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.layer_costs import measure_costs
 from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
-from onnxfq.remedies.spread_noise import NoiseOf, spread_noise
 from onnxfq.remedies.task_metric import TaskMetric
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.inputs import open_inputs
@@ -52,7 +50,6 @@ def sensitivity(
     accuracy: AccuracyTarget | None = None,
     metric: str | Metric | None = None,
     labels: Labels | None = None,
-    ray: str | None = None,
     options: RunOptions | None = None,
 ) -> Sensitivity:
     """Return the noise that each group of quantizers of `recipe` adds to the outputs of `model`.
@@ -69,14 +66,11 @@ def sensitivity(
             half of the data, once for each group: the other half proves a promise. A promised drop has
             its own metric.
         labels: of the data, as in `AccuracyTarget`; alone they are for top-1 accuracy.
-        ray: address of a Ray cluster whose workers measure the noise of the groups, or "local"; the result is
-            the same to the byte. The metric of a task and a promise are measured on this machine.
         options: batch, threads and how data is read.
 
-    Raises DataError for fewer than one sample, RuntimeLibraryError without ray or its cluster, and the errors
-    of `quantize`.
+    Raises DataError for fewer than one sample, and the errors of `quantize`.
     """
-    options, chosen = replace(QuantizeOptions.of(options), ray=ray), load_recipe(recipe)
+    options, chosen = QuantizeOptions.of(options), load_recipe(recipe)
     if accuracy is not None and accuracy.weight_bits is not None:
         raise DataError("weight_bits is a promise of quantize; sensitivity takes min_sqnr or max_drop")
     if accuracy is not None and accuracy.max_drop is not None:
@@ -97,11 +91,7 @@ def sensitivity(
         task = TaskMetric(metric, labels, board, session, options.data.limit is not None)
     progress = options.stage("sensitivity")
     feeds = first_feeds(session.kept, samples)
-    if ray is None:
-        ranked = rank_groups(board, feeds, chosen, progress, task)
-    else:
-        with spread_noise(board, ray, options.threads) as noise:
-            ranked = rank_groups(board, feeds, chosen, progress, task, noise)
+    ranked = rank_groups(board, feeds, chosen, progress, task)
     guilty = [tensor for group in ranked.groups if group.alone_db < LOW_SQNR_DB for tensor in group.tensors]
     channels = measure_channels(session.model, session.kept[:CHANNEL_FEEDS], guilty, options.threads)
     ranked = ranked.model_copy(update={"channels": channels})
@@ -118,7 +108,6 @@ def rank_groups(
     recipe: Recipe,
     progress: Progress | None = None,
     task: TaskMetric | None = None,
-    noise: NoiseOf | None = None,
 ) -> Sensitivity:
     """Return the groups by their harm alone; for the worst also what the model is without them.
 
@@ -128,17 +117,16 @@ def rank_groups(
         recipe: of the plan.
         progress: called after each state of the switches.
         task: metric that ranks the groups that it separates.
-        noise: measures the states in place of `board.noise`.
     """
-    groups, noise = board.groups, noise or board.noise
+    groups = board.groups
     states = [board.everything, *(board.enable([group]) for group in groups)]
-    whole, *alone = noise(feeds, states, progress)
+    whole, *alone = board.noise(feeds, states, progress)
     metric, metrics = _measure_metric(board, states, task, progress)
     drops = [0.0 if metric is None else metric.clear_drop(value) for value in metrics]
     order = sorted(range(len(groups)), key=lambda at: (drops[at], alone[at]), reverse=True)
     worst = order[:MEASURED]
     without = [board.enable([groups[at]], on=False) for at in worst]
-    rest = dict(zip(worst, noise(feeds, without, None), strict=True))
+    rest = dict(zip(worst, board.noise(feeds, without), strict=True))
     costs = measure_costs(board.proto, board.plan, feeds[0])
     task_rest = (
         {} if task is None else {at: task.measure(board, s, 0) for at, s in zip(worst, without, strict=True)}

@@ -8,9 +8,9 @@ are merged there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -25,6 +25,7 @@ from onnxfq.execution.cluster import Cluster, split_shards
 from onnxfq.graph.model import Model
 from onnxfq.runtime.device_choice import choose_device, fall_back
 from onnxfq.runtime.devices import Device, gpus
+from onnxfq.runtime.session import Progress
 from onnxfq.stages.observers import (
     MergingObserver,
     ObserveOptions,
@@ -83,12 +84,14 @@ def collect_statistics(
     options = options or ObserveOptions()
     plan.check_model(model.sha256)
     model = prepare_model(model, plan.target)
-    if ray is not None:
-        return _collect_on_ray(model, plan, feeds, ray, options, start)
-    device = choose_device(options.device)
     tensors = observed_tensors(model, plan, options)
     _tell_large(tensors, options)
-    waiting = _divide(plan, tensors, device)
+    opening: Callable[..., AbstractContextManager[tuple[_Observer, Iterator[Feed]]]]
+    if ray is None:
+        device = choose_device(options.device)
+        waiting, opening = _divide(plan, tensors, device), partial(_open_observer, device)
+    else:
+        waiting, opening = [_with_placements(plan, plan.activations)], partial(_open_spread, ray)
     skipped = 0 if start is None else start.feeds
     values: dict[Key, Any] = {}
     number, done, data = 0, 0, DataDigest()
@@ -96,7 +99,7 @@ def collect_statistics(
         part = waiting.pop(0)
         source = copy_feeds(feeds) if start is None else skip_resumed(model, feeds, start)
         with (
-            _open_observer(device, model, part, options, source) as (observer, source),
+            opening(model, part, options, source) as (observer, source),
             note_interrupts() as stopped,
         ):
             observed = observer.run(source, skipped, stopped, options.memory // 2)
@@ -126,46 +129,55 @@ def collect_statistics(
     return observed if start is None else replace(start, complete=True).join(observed)
 
 
-def _collect_on_ray(
-    model: Model,
-    plan: Plan,
-    feeds: Iterable[Feed],
-    address: str,
-    options: ObserveOptions,
-    start: Statistics | None,
-) -> Statistics:
-    """Return the statistics from the workers of a cluster.
+@dataclass(frozen=True)
+class _SpreadObserver:
+    """An observer whose feeds are run by the workers of a cluster, a shard in each task."""
 
-    A shard is a stateless task: if its worker dies, Ray runs it again elsewhere. No feed is lost or counted
-    twice.
-    """
+    cluster: Cluster
+    kind: str
+    opening: Callable[[], StatisticsObserver]
+    progress: Progress | None
+
+    def run(
+        self, feeds: Iterable[Feed], first: int, stopped: Callable[[], bool], room: int | None
+    ) -> Statistics:
+        """Return the statistics of `feeds`, as `StatisticsObserver.run`."""
+        total: Statistics | None = None
+        shards = split_shards(feeds, first)
+        for observed in self.cluster.map(self.opening, _observe_shard, shards, self.kind):
+            total = observed if total is None else total.join(observed)
+            if self.progress is not None:
+                self.progress(first + total.feeds)
+            if stopped():
+                return replace(total, complete=False)
+        return self.opening().run([]) if total is None else total
+
+
+_Observer = StatisticsObserver | _SpreadObserver
+
+
+@contextmanager
+def _open_spread(
+    address: str, model: Model, plan: Plan, options: ObserveOptions, feeds: Iterator[Feed]
+) -> Iterator[tuple[_SpreadObserver, Iterator[Feed]]]:
+    """Yield an observer on a cluster, and the feeds."""
     device: Device = "cuda" if options.device == "cuda" else "cpu"
     kind = "GPU" if device == "cuda" else "CPU"
     plain = replace(options, threads=1, progress=None, device=device)
     with Cluster(address, options.threads) as cluster:
         if not cluster.workers(kind):
             raise RuntimeLibraryError(f"the Ray cluster at {address!r} has no {kind}; use device cpu")
-        opened = cluster.put_opening(partial(_open_on_worker, replace(model), plan, plain))
-        total = None if start is None else replace(start, complete=True)
-        try:
-            source = copy_feeds(feeds) if start is None else skip_resumed(model, feeds, start)
-            shards = split_shards(source, 0 if start is None else start.feeds)
-            for observed in cluster.map(_observe_shard, opened, shards, kind=kind):
-                total = observed if total is None else total.join(observed)
-                if options.progress is not None:
-                    options.progress(total.feeds)
-        except KeyboardInterrupt:
-            so_far = total or Statistics(model.sha256, 0, {})
-            raise ObservationInterrupted(replace(so_far, complete=False)) from None
-    return total or Statistics(model.sha256, 0, {})
+        opening = partial(_open_on_worker, replace(model), plan, plain)
+        yield _SpreadObserver(cluster, kind, opening, options.progress), feeds
 
 
 def _open_on_worker(model: Model, plan: Plan, options: ObserveOptions) -> StatisticsObserver:
     return observer_on(choose_device(options.device), model, plan, options)
 
 
-def _observe_shard(observer: StatisticsObserver, first: int, shard: list[Feed]) -> Statistics:
-    return observer.run(shard, first)
+def _observe_shard(observer: StatisticsObserver, shard: tuple[int, list[Feed]]) -> Statistics:
+    first, feeds = shard
+    return observer.run(feeds, first)
 
 
 def skip_resumed(model: Model, feeds: Iterable[Feed], start: Statistics) -> Iterator[Feed]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from onnxfq.checkpoints import QuantizedCheckpoint
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.plan import Plan
 from onnxfq.errors import ModelError
@@ -15,7 +16,6 @@ from onnxfq.graph.external.scratch_file import Scratch, scratch_for, weights_sto
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
 from onnxfq.graph.model import Model
-from onnxfq.interchange.checkpoints import QuantizedCheckpoint
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.write import write_model
 from onnxfq.support.files import replace_folder

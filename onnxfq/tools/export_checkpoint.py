@@ -12,14 +12,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.errors import ModelError, RecipeError, nearest
-from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.io.load import read_model
-from onnxfq.graph.model import Model
-from onnxfq.interchange.checkpoints import WRITTEN
-from onnxfq.interchange.checkpoints.folder import CONFIG, MODELOPT_CONFIG, Checkpoint
-from onnxfq.interchange.checkpoints.layer import QuantizedLayer
-from onnxfq.interchange.checkpoints.places import (
+from onnxfq.checkpoints import WRITTEN
+from onnxfq.checkpoints.folder import CONFIG, MODELOPT_CONFIG, Checkpoint, float_type_of
+from onnxfq.checkpoints.layer import QuantizedLayer
+from onnxfq.checkpoints.places import (
     LinearPlace,
     ModuleNames,
     ModuleRows,
@@ -30,8 +26,12 @@ from onnxfq.interchange.checkpoints.places import (
     places_by_path,
     spell,
 )
-from onnxfq.interchange.checkpoints.stored_layers import StoredLayers, restore_scale_type
-from onnxfq.interchange.checkpoints.writing import CheckpointWriter, copy_companions, write_object
+from onnxfq.checkpoints.stored_layers import StoredLayers, restore_scale_type
+from onnxfq.checkpoints.writing import CheckpointWriter, copy_companions, write_object
+from onnxfq.errors import ModelError, RecipeError, nearest
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.io.load import read_model
+from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.support.files import replace_folder
 from onnxfq.tools.fill_graph import list_names
@@ -210,8 +210,7 @@ class _Exporting:
 
     def _kind(self, module: str) -> FloatType:
         """Return the type of a module's weight in the float checkpoint."""
-        dtype = self._base.entries[f"{module}.weight"].dtype
-        return next((name for name, info in FLOATS.items() if info.dtype == dtype), "float32")
+        return float_type_of(self._base.entries[f"{module}.weight"].dtype)
 
     def _find_float(self, name: str, given: NDArray[Any]) -> NDArray[np.float32] | None:
         """Return the values of a float tensor in the graph; None if it has none of this name and shape."""

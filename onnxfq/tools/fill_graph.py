@@ -6,14 +6,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from onnxfq.errors import ModelError
-from onnxfq.graph.constants import make_tensor
-from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.external.weightless import with_initializers
-from onnxfq.graph.model import Model
-from onnxfq.interchange.checkpoints import QuantizedCheckpoint
-from onnxfq.interchange.checkpoints.layer import FloatLayer, Layer, QuantizedLayer, join_rows
-from onnxfq.interchange.checkpoints.places import (
+from onnxfq.checkpoints import QuantizedCheckpoint
+from onnxfq.checkpoints.layer import FloatLayer, Layer, QuantizedLayer, join_rows
+from onnxfq.checkpoints.places import (
     LinearPlace,
     ModuleNames,
     ModuleRows,
@@ -25,6 +20,11 @@ from onnxfq.interchange.checkpoints.places import (
     places_by_path,
     spell,
 )
+from onnxfq.errors import ModelError
+from onnxfq.graph.constants import make_tensor
+from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.external.weightless import with_initializers
+from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import FLOATS
 from onnxfq.support.plurals import name_first
 from onnxfq.tools.layer_encodings import PlacedLayer
@@ -34,6 +34,7 @@ _BUFFERS = ("rotary_emb.inv_freq",)
 """Endings of tensors that graphs compute or hold themselves."""
 _CACHE = ("k_scale", "v_scale", "k_zero_point", "v_zero_point", "k_bias", "v_bias")
 """Endings of the scales of a cache of keys and values."""
+_SPLIT = "another part of the matrix is in float"
 _RAISED = "the graph has the weight of a norm plus 1, and gets that of the checkpoint plus 1"
 
 
@@ -130,9 +131,8 @@ class GraphFilling:
         for what, names in groups.items():
             if names and not self.partial:
                 raise ModelError(
-                    f"{len(names)} {what}{list_names(names)}; give the graph of this model, or "
-                    "--partial to leave them "
-                    "as they are"
+                    f"{len(names)} {what}{list_names(names)}; give the graph of this model, or --partial to "
+                    "leave them as they are"
                 )
             if names:
                 self.notes.append(f"{len(names)} {what}, and stay as they are{list_names(names)}")
@@ -144,38 +144,32 @@ class GraphFilling:
 
     def _fill_place(self, place: LinearPlace, sources: list[ModuleRows]) -> NDArray[np.float32]:
         """Return the values of a matrix, in the order of its constant; remember its format."""
-        quantized = [source.module in self.checkpoint.modules for source in sources]
-        layers = [self._read(s) for s, q in zip(sources, quantized, strict=True) if q]
-        if all(quantized) and all(isinstance(layer, QuantizedLayer) for layer in layers):
-            whole = [layer for layer in layers if isinstance(layer, QuantizedLayer)]
+        layers = [self._read(source) for source in sources]
+        whole = [layer for layer in layers if isinstance(layer, QuantizedLayer)]
+        if len(whole) == len(layers):
             layer = whole[0] if len(whole) == 1 else join_rows(whole, place.paths[0])
             for note in layer.notes:
                 self._why.setdefault(note, []).append(layer.module)
             values = layer.values
-            self._check_shape(place.tensor, values, place.outputs, place.inputs)
-            self.formats[place.tensor] = PlacedLayer.of(layer, place)
         else:
-            for left in layers:
-                why = left.why if isinstance(left, FloatLayer) else "another part of the matrix is in float"
-                self._why.setdefault(
-                    f"{why}; they stay in float, with the values of the checkpoint", []
-                ).append(left.module)
-            remaining = iter(layers)
-            parts = [
-                next(remaining).values if q else self._read_float(s)
-                for s, q in zip(sources, quantized, strict=True)
-            ]
+            for left in (layer for layer in layers if layer.module in self.checkpoint.modules):
+                why = left.why if isinstance(left, FloatLayer) else _SPLIT
+                why = f"{why}; they stay in float, with the values of the checkpoint"
+                self._why.setdefault(why, []).append(left.module)
+            parts = [layer.values for layer in layers]
             values = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            self._check_shape(place.tensor, values, place.outputs, place.inputs)
+        self._check_shape(place.tensor, values, place.outputs, place.inputs)
+        if len(whole) == len(layers):
+            self.formats[place.tensor] = PlacedLayer.of(layer, place)
         return values.T if place.turned else values
 
     def _read(self, source: ModuleRows) -> Layer:
-        layer = self.checkpoint.read(source.module)
+        if source.module in self.checkpoint.modules:
+            layer = self.checkpoint.read(source.module)
+        else:
+            values = self.checkpoint.files.floats(f"{source.module}.weight")
+            layer = FloatLayer(source.module, values, "")
         return layer if source.last is None else layer.rows(source.first, source.last)
-
-    def _read_float(self, source: ModuleRows) -> NDArray[np.float32]:
-        values = self.checkpoint.files.floats(f"{source.module}.weight")
-        return values if source.last is None else values[source.first : source.last]
 
     def _fill_constant(self, name: str, parts: list[str]) -> NDArray[np.float32]:
         """Return the values of a float constant."""
@@ -204,9 +198,8 @@ class GraphFilling:
             cast = values.astype(dtype)
         if not np.isfinite(cast.astype(np.float32)).all():
             raise ModelError(
-                f"{name!r}: a value of the checkpoint is beyond {dtype}, the type of the graph; "
-                "export the graph "
-                "in float32"
+                f"{name!r}: a value of the checkpoint is beyond {dtype}, the type of the graph; export the "
+                "graph in float32"
             )
         return make_tensor(name, cast)
 

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import EXTERNAL
+from onnxfq.checkpoints.layer import InputFormat, QuantizedLayer
+from onnxfq.checkpoints.places import LinearPlace
 from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.override import Override
 from onnxfq.documents.plan import Placement, Plan
@@ -18,8 +20,6 @@ from onnxfq.documents.schemes import WeightScheme
 from onnxfq.errors import PlanError, RecipeError
 from onnxfq.graph.model import Model, list_nodes
 from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.interchange.checkpoints.layer import InputFormat, QuantizedLayer
-from onnxfq.interchange.checkpoints.places import LinearPlace
 from onnxfq.numerics.float_types import holds
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
@@ -186,9 +186,8 @@ def _encode_weight(placement: Placement, layer: PlacedLayer, form: str) -> Encod
         )
     if not holds(layer.scale, placement.float_type):
         raise PlanError(
-            f"weight {placement.tensor!r} is {placement.float_type} in the graph, and a scale of "
-            "the checkpoint "
-            "is not exact in that type; export the graph in float32"
+            f"weight {placement.tensor!r} is {placement.float_type} in the graph, and a scale of the "
+            "checkpoint is not exact in that type; export the graph in float32"
         )
     encoding = placement.encode(layer.scale, layer.zero_point, layer.global_scale)
     return encoding.model_copy(update={"calibrator": EXTERNAL})

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.calibration.statistics.input_kinds import ObservedInput
 from onnxfq.calibration.statistics.input_means import ENDS, ChannelEnds
 from onnxfq.calibration.statistics.kind import InputKey
 from onnxfq.calibration.statistics.second_moments import InputSums
@@ -22,9 +22,16 @@ from onnxfq.errors import RecipeError, StatisticsError
 from onnxfq.execution.cluster import Cluster
 from onnxfq.execution.float_runs import FloatRuns
 from onnxfq.execution.gathering import Tally
+from onnxfq.execution.spread_runs import SpreadRuns
 from onnxfq.graph.model import Model
-from onnxfq.remedies.moments import Part, layer_keys, moments_of_inputs, read_tensors, sample_inputs
-from onnxfq.remedies.moments_ray import RayInputs
+from onnxfq.remedies.moments import (
+    Part,
+    layer_keys,
+    moments_of_inputs,
+    open_runs,
+    read_ends,
+    sample_inputs,
+)
 from onnxfq.remedies.weighted_layers import WeightedLayer, find_layers
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.support.interrupts import note_interrupts
@@ -84,35 +91,27 @@ def gather_moments(
         stopped = opened.enter_context(note_interrupts())
         cluster = None if ray is None else opened.enter_context(Cluster(ray, options.threads))
 
-        def open_runs(left: Sequence[WeightedLayer]) -> FloatRuns:
-            runs = FloatRuns(model, read_tensors(left), options.threads, memory)
-            return opened.enter_context(closing(runs))
+        def open_here(left: Sequence[WeightedLayer]) -> FloatRuns | SpreadRuns:
+            return opened.enter_context(closing(open_runs(model, left, options.threads, memory, cluster)))
 
-        def find_ranges(inputs: RayInputs | None) -> Mapping[InputKey, ChannelEnds]:
+        def find_ranges() -> dict[InputKey, ChannelEnds]:
             """Return the ranges of the data. Raises KeyboardInterrupt if this is interrupted."""
-            if inputs is not None:
-                ends = inputs.ranges(progress, stopped)
-            else:
-                tally = Tally(0, progress, stopped)
-                ends = open_runs(layers).observe(ENDS, [ObservedInput(*key) for key in keys], feeds, tally)
+            readers = {key: partial(read_ends, key) for key in keys}
+            found: dict[InputKey, ChannelEnds] = {}
+            for ends in Tally(0, progress, stopped).over(open_here(layers).read(feeds, readers)):
+                found = {key: value.merge(found.get(key, value)) for key, value in ends.items()}
             if stopped():
                 raise KeyboardInterrupt
-            return ends
+            return found
 
         def moments_of(left: Sequence[WeightedLayer]) -> Iterator[Part]:
             known = None if given is None else given.ranges
-            if cluster is None:
-                how = memory, known, 0, progress, stopped
-                yield from sample_inputs(open_runs(left), left, feeds, whole.samples, *how)
-                return
-            inputs = RayInputs(cluster, model, left, feeds, memory)
-            if known is None:
-                known = {key: value.ends for key, value in find_ranges(inputs).items()}
-            yield inputs.moments(whole.samples, known)
+            yield from sample_inputs(
+                open_here(left), left, feeds, whole.samples, memory, known, 0, progress, stopped
+            )
 
         if ranges_only:
-            inputs = None if cluster is None else RayInputs(cluster, model, layers, feeds, memory)
-            return Moments(replace(found, values=ENDS.to_keys(find_ranges(inputs))).save(output))
+            return Moments(replace(found, values=ENDS.to_keys(find_ranges())).save(output))
         whole = digest if given is None else given.whole
         found = replace(found, whole=DataDigest(whole.value, whole.samples))
         done = {} if start is None else _check_start(start, found, keys)

@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 
 import onnxfq
 from onnxfq.calibration.statistics import Statistics
-from onnxfq.cli.former_words import FORMER_COMMANDS, FORMER_OPTIONS, FORMER_VALUES
 from onnxfq.cli.known_names import fill_names
 from onnxfq.cli.main import COMMANDS, PANELS, build_app, main
 from onnxfq.documents.encodings import Encodings
@@ -310,30 +309,6 @@ def test_json_of_the_stages(run: Run) -> None:
     line = "calibrate model.onnx --plan p.json --encodings e.json --format tensorrt-cache -o out.cache --json"
     content = json.loads(run(line))
     assert (content["tensors"], list(content["left_out"])) == (1, ["w"])
-
-
-@pytest.mark.parametrize("words", [[name] for name in FORMER_COMMANDS] + [[*pair] for pair in FORMER_OPTIONS])
-def test_former_words_name_the_present_ones(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    """A word that is gone ends with wrong usage, and one line with what to type now."""
-    assert words[0] in COMMANDS or len(words) == 1
-    assert main([*words, "x"]) == 2
-    printed = capfd.readouterr().err
-    assert f"{' '.join(words)} is gone; " in printed and printed.count("\n") == 1
-
-
-@pytest.mark.parametrize(("option", "value"), FORMER_VALUES)
-def test_former_values_name_the_present_ones(
-    option: str, value: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A value that is gone ends likewise, joined to its option or behind it, and the new one is taken."""
-    for words in ([option, value], [f"{option}={value}"]):
-        assert main(["quantize", "x", *words]) == 2
-        printed = capfd.readouterr().err
-        assert (
-            printed.endswith(f"type {option} {FORMER_VALUES[option, value]}\n") and printed.count("\n") == 1
-        )
-    main(["quantize", "x", "--data", "y", "-o", "z", option, FORMER_VALUES[option, value]])
-    assert "no such file: x" in capfd.readouterr().err
 
 
 def test_notes_stand_beside_json(run: Run, capfd: pytest.CaptureFixture[str]) -> None:

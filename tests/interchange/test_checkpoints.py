@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from onnxfq.checkpoints import FORMS, QuantizedCheckpoint
+from onnxfq.checkpoints.folder import Checkpoint
+from onnxfq.checkpoints.layer import FloatLayer, join_rows
+from onnxfq.checkpoints.packing import pack_nibbles, pack_words, unpack_nibbles, unpack_words
+from onnxfq.checkpoints.tensor_file import DTYPES, read_head, write_tensors
 from onnxfq.errors import ModelError
-from onnxfq.interchange.checkpoints import FORMS, QuantizedCheckpoint
-from onnxfq.interchange.checkpoints.folder import Checkpoint
-from onnxfq.interchange.checkpoints.layer import FloatLayer, join_rows
-from onnxfq.interchange.checkpoints.packing import pack_nibbles, pack_words, unpack_nibbles, unpack_words
-from onnxfq.interchange.checkpoints.tensor_file import DTYPES, read_head, write_tensors
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -208,21 +206,6 @@ def test_the_command(tmp_path: Path, data, capfd: pytest.CaptureFixture[str]) ->
     other = ["--recipe-out", str(tmp_path / "other.yaml")]
     assert main(["sensitivity", *files, "--recipe", str(tmp_path / "fix.yaml"), *other]) == 1
     assert "--recipe-out changes a built-in recipe" in capfd.readouterr().err
-
-
-def test_a_cluster_ranks_to_the_same_bytes(tmp_path: Path, data) -> None:
-    """Two workers of Ray write the file of one process, a planted layer first."""
-    pytest.importorskip("ray", reason="extra ray is not installed")
-    onnx.save(chain((3,)), tmp_path / "m.onnx")
-    np.savez(tmp_path / "d.npz", x=np.concatenate([feed["x"] for feed in data]))
-    command = [sys.executable, "-m", "onnxfq", "sensitivity", "m.onnx", "--data", "d.npz", "--threads", "2"]
-    for more in (["-o", "one.json"], ["-o", "ray.json", "--ray", "local"]):
-        done = subprocess.run(
-            [*command, *more], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-    assert (tmp_path / "ray.json").read_bytes() == (tmp_path / "one.json").read_bytes()
-    assert Sensitivity.model_validate_json((tmp_path / "ray.json").read_text()).groups[0].nodes == ("m3",)
 
 
 def test_module_paths(data) -> None:

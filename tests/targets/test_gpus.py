@@ -1,4 +1,4 @@
-"""`--gpu`: formats of GPUs by name, recipes that do not run there, and what DLA does not take."""
+"""`--gpu`: formats of GPUs by name, recipes that do not run there, and DLA, which runs int8 alone."""
 
 from __future__ import annotations
 
@@ -171,8 +171,10 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest
     assert main("recipes --gpu a100 --gpu b200".split()) == 0
     rows = {line.split()[0]: line.split()[-1] for line in capfd.readouterr().out.splitlines() if line}
     assert (rows["tensorrt-int8"], rows["tensorrt-fp8"], rows["tensorrt-int4"]) == ("yes", "no", "yes")
-    assert main("check q.onnx --gpu dla --json".split()) in (0, 1)
-    assert any("one scale for each activation" in line for line in capfd.readouterr().err.splitlines())
+    assert main("check q.onnx --gpu dla --json".split()) == 0
+    assert "int8 alone, by Q/DQ from TensorRT 11.4.1 on, on Orin; for its" in capfd.readouterr().err
+    known = {name for name in OURS if judge_recipe(RECIPES[name], ["dla"])}
+    assert known == {"tensorrt-int8", "tensorrt-int8-weights"}
 
 
 def test_json_of_recipes_is_the_same(capfd: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,7 @@ def test_rules_of_other_targets_are_tried_and_told(target: str) -> None:
 def test_every_rule_is_planted_and_told() -> None:
     """Each rule of the code has a planted mistake and stands in the guide."""
     # These need a GPU by name or are of other targets, and have their own tests.
-    names = rules_in(SOURCES) - {"engine", "gpu", "dla", "session-form"}
+    names = rules_in(SOURCES) - {"engine", "gpu", "session-form"}
     assert names == {case.rule for case in CASES} - {""}
     guide = GUIDE.read_text(encoding="utf-8")
     assert [name for name in sorted(names) if f"`{name}`" not in guide] == []

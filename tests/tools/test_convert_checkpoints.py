@@ -14,13 +14,13 @@ from checkpoint_graphs import CHECKPOINTS, FLOAT, QUANTIZED, builder_graph, floa
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from onnxfq.checkpoints import WRITTEN, QuantizedCheckpoint
+from onnxfq.checkpoints.folder import Checkpoint
+from onnxfq.checkpoints.layer import FloatLayer
+from onnxfq.checkpoints.stored_layers import StoredLayers
+from onnxfq.checkpoints.tensor_file import read_head, write_tensors
 from onnxfq.cli.main import main
 from onnxfq.errors import ModelError, PlanError, RecipeError
-from onnxfq.interchange.checkpoints import WRITTEN, QuantizedCheckpoint
-from onnxfq.interchange.checkpoints.folder import Checkpoint
-from onnxfq.interchange.checkpoints.layer import FloatLayer
-from onnxfq.interchange.checkpoints.stored_layers import StoredLayers
-from onnxfq.interchange.checkpoints.tensor_file import read_head, write_tensors
 from onnxfq.tools.apply_checkpoint import apply_checkpoint
 from onnxfq.tools.export_checkpoint import export_checkpoint
 
@@ -327,7 +327,7 @@ def test_large_checkpoints_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     shutil.copytree(FLOAT, base)
     (base / "tokenizer.json").write_text("{}")
     (base / "modeling_own.py").write_text("raise SystemExit")
-    monkeypatch.setattr("onnxfq.interchange.checkpoints.writing.MOST_BYTES", 5000)
+    monkeypatch.setattr("onnxfq.checkpoints.writing.MOST_BYTES", 5000)
     path = quantized("ct-int8", tmp_path / "q.onnx", builder_graph())
     exported = export_checkpoint(path, base, tmp_path / "out", "compressed-tensors")
     files = sorted(p.name for p in (tmp_path / "out").iterdir())

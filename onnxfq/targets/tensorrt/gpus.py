@@ -51,8 +51,8 @@ FORMATS = {
 """Formats as lines name them, and their keys in the table."""
 
 DLA = (
-    "dla takes int8 by Q/DQ from TensorRT 11.4.1 on, on Orin, with one scale for each activation; it has no "
-    "open shapes and leaves the operators that it lacks to the GPU"
+    "of dla the sources name int8 alone, by Q/DQ from TensorRT 11.4.1 on, on Orin; for its limits ask "
+    "`trtexec --useDLACore=0`"
 )
 
 

@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from onnxfq.checkpoints.tensor_file import read_head, write_tensors
 from onnxfq.errors import ArgumentError, ModelError, nearest
-from onnxfq.interchange.checkpoints.tensor_file import read_head, write_tensors
 from onnxfq.support.files import check_writable, replace_file
 from onnxfq.torch.arguments import checked
 from onnxfq.torch.checkpoints import horizon, torch_ao

@@ -15,7 +15,6 @@ from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.target import Hardware
 from onnxfq.targets.tensorrt.gpus import NamedGpu, describe_gpus, find_cell, read_gpu, runs_on_all
 from onnxfq.targets.tensorrt.recipes import RECIPES
-from onnxfq.targets.tensorrt.rules.dla import check_dla
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
 NEXT = {
@@ -82,11 +81,8 @@ def _find_next(name: str, names: Sequence[str]) -> str:
 
 
 def check_gpus(proto: onnx.ModelProto, names: Sequence[str]) -> list[Finding]:
-    """Return a finding for each format of a model that a GPU lacks, and for what DLA does not take."""
-    gpus = _read_gpus(names)
-    reading = read(proto, EXTRA)
-    findings = list(_find_lacking(reading, gpus))
-    return findings + (list(check_dla(reading)) if any(gpu.is_dla for gpu in gpus) else [])
+    """Return a finding for each format of a model that a GPU lacks."""
+    return list(_find_lacking(read(proto, EXTRA), _read_gpus(names)))
 
 
 def _find_lacking(reading: CheckContext, gpus: Sequence[NamedGpu]) -> Iterator[Finding]:

@@ -10,12 +10,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxfq.interchange.checkpoints.folder import MODELOPT_CONFIG
-from onnxfq.interchange.checkpoints.layer import QuantizedLayer
-from onnxfq.interchange.checkpoints.packing import pack_nibbles
-from onnxfq.interchange.checkpoints.writing import Parts, WrittenLayer, fit_scale
+from onnxfq.checkpoints.folder import MODELOPT_CONFIG
+from onnxfq.checkpoints.layer import InputFormat, QuantizedLayer
+from onnxfq.checkpoints.packing import pack_nibbles
+from onnxfq.checkpoints.writing import (
+    Parts,
+    WrittenLayer,
+    fit_scale,
+    mx_exponents,
+    split_scales,
+)
 from onnxfq.numerics.float_types import FloatType, block_format_name
-from onnxfq.numerics.qtypes import QTYPES
 
 _PRODUCER = {"name": "modelopt", "version": "0.47.0"}
 """The release of ModelOpt whose form this is; readers look here."""
@@ -32,8 +37,8 @@ def write_layer(layer: QuantizedLayer, kind: FloatType) -> WrittenLayer | str:
     if name == "MXFP8" and layer.block_size == 32:
         if layer.input is None or layer.input.scale_type != "e8m0":
             return "ModelOpt's MXFP8 has inputs in MXFP8 too"
-        exponents = (np.frexp(layer.scale)[1] - 1 + 127).astype(np.uint8)
-        return WrittenLayer({"weight": layer.numbers, "weight_scale": exponents}, _algo("MXFP8", 32))
+        parts: Parts = {"weight": layer.numbers, "weight_scale": mx_exponents(layer)}
+        return WrittenLayer(parts, _algo("MXFP8", 32))
     if layer.qtype.name == "float8e4m3fn" and layer.block_size is None:
         return _write_fp8(layer)
     if layer.qtype.name == "int8" and layer.block_size is None:
@@ -44,11 +49,9 @@ def write_layer(layer: QuantizedLayer, kind: FloatType) -> WrittenLayer | str:
             return (
                 f"ModelOpt's int4 packs pairs of rows in whole blocks, and this layer is {rows} x {columns}"
             )
-        scale = (
-            layer.scale if layer.scale.ndim == 2 else np.broadcast_to(layer.scale.reshape(-1, 1), (rows, 1))
-        )
+        scale = layer.scale if layer.block_size else np.broadcast_to(layer.scale.reshape(-1, 1), (rows, 1))
         packed = pack_nibbles(np.ascontiguousarray(layer.numbers.T).view(np.uint8)).T
-        parts: Parts = {"weight": np.ascontiguousarray(packed), "weight_scale": fit_scale(scale, kind)}
+        parts = {"weight": np.ascontiguousarray(packed), "weight_scale": fit_scale(scale, kind)}
         return WrittenLayer(parts, _algo("W4A16_AWQ", size, has_zero_point=False, pre_quant_scale=True))
     return f"ModelOpt's form has no {layer.qtype} weights in {layer.granularity} with such inputs"
 
@@ -58,18 +61,17 @@ def _algo(name: str, group_size: int | None = None, **fields: Any) -> dict[str, 
 
 
 def _write_nvfp4(layer: QuantizedLayer) -> WrittenLayer | str:
-    given, factor = layer.input, np.float32(layer.global_scale or 1)
+    given = layer.input
     if given is not None and given.scale_type != "e4m3":
         return f"ModelOpt's NVFP4 has inputs in NVFP4 or in float, not {given}"
-    small = (layer.scale / factor).astype(QTYPES["float8e4m3fn"].dtype)
-    parts: Parts = {
-        "weight": pack_nibbles(layer.numbers.view(np.uint8)),
-        "weight_scale": small,
-        "weight_scale_2": np.asarray(factor, np.float32),
-    }
-    if given is None:
-        return WrittenLayer(parts, _algo("W4A16_NVFP4", 16))
-    return WrittenLayer(parts | {"input_scale": np.asarray(given.scale, np.float32)}, _algo("NVFP4", 16))
+    small, factor = split_scales(layer)
+    codes = pack_nibbles(layer.numbers.view(np.uint8))
+    parts: Parts = {"weight": codes, "weight_scale": small, "weight_scale_2": np.asarray(factor)}
+    return WrittenLayer(parts | _input(given), _algo("W4A16_NVFP4" if given is None else "NVFP4", 16))
+
+
+def _input(given: InputFormat | None) -> Parts:
+    return {} if given is None else {"input_scale": np.asarray(given.scale, np.float32)}
 
 
 def _write_fp8(layer: QuantizedLayer) -> WrittenLayer | str:
@@ -80,19 +82,15 @@ def _write_fp8(layer: QuantizedLayer) -> WrittenLayer | str:
     if not given.is_static:
         scale = np.broadcast_to(layer.scale, (len(layer.numbers),))
         return WrittenLayer(parts | {"weight_scale": scale}, _algo("FP8_PER_CHANNEL_PER_TOKEN"))
-    return WrittenLayer(parts | {"input_scale": np.asarray(given.scale, np.float32)}, _algo("FP8"))
+    return WrittenLayer(parts | _input(given), _algo("FP8"))
 
 
 def _write_int8(layer: QuantizedLayer, kind: FloatType) -> WrittenLayer | str:
     given, scale = layer.input, np.broadcast_to(layer.scale, (len(layer.numbers),))
     parts: Parts = {"weight": layer.numbers, "weight_scale": fit_scale(scale, kind)}
-    if given is None:
-        return WrittenLayer(parts, _algo("W8A16"))
-    if given.qtype.name != "int8" or given.zero_point or not given.is_static:
+    if given is not None and (given.qtype.name != "int8" or given.zero_point or not given.is_static):
         return f"ModelOpt's int8 has inputs in int8 with one scale and no zero point, not {given}"
-    return WrittenLayer(
-        parts | {"input_scale": np.asarray(given.scale, np.float32)}, _algo("W8A8_SQ_PER_CHANNEL")
-    )
+    return WrittenLayer(parts | _input(given), _algo("W8A16" if given is None else "W8A8_SQ_PER_CHANNEL"))
 
 
 def write_config(schemes: Mapping[str, dict[str, Any]], in_float: list[str]) -> dict[str, dict[str, Any]]:

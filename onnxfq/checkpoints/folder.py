@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.checkpoints.tensor_file import TensorEntry, read_head
 from onnxfq.errors import ModelError, nearest
-from onnxfq.interchange.checkpoints.tensor_file import TensorEntry, read_head
 from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.support.records import read_content
 
@@ -99,23 +99,61 @@ class Checkpoint:
             raise ModelError(f"{self.path}: tensor {name!r} holds NaN or infinities; download it again")
         return values
 
-    def sized(self, name: str, shape: tuple[int, ...], *dtypes: Any) -> NDArray[Any]:
-        """Return the values of tensor `name`. Raises ModelError unless it has this shape and such a type."""
-        values = self.array(name)
-        if values.shape != shape or (dtypes and values.dtype not in [np.dtype(one) for one in dtypes]):
-            raise ModelError(
-                f"{self.path}: tensor {name!r} is {values.dtype} of shape {list(values.shape)}, and "
-                "its layer "
-                f"needs {' or '.join(str(np.dtype(d)) for d in dtypes) or 'a'} shape {list(shape)}; "
-                "download it again"
-            )
-        return values
-
     def modules(self, ending: str) -> Iterator[str]:
         """Yield the modules that have a tensor `ending`, in the order of the files."""
         for name in self.entries:
             if name.endswith(f".{ending}"):
                 yield name.removesuffix(f".{ending}")
+
+
+@dataclass(frozen=True)
+class StoredModule:
+    """The tensors of one layer, by the ends of their names.
+
+    Attributes:
+        files: the checkpoint.
+        path: of the module.
+    """
+
+    files: Checkpoint
+    path: str
+
+    def place(self, part: str) -> str:
+        """Return the name of a tensor."""
+        return f"{self.path}.{part}"
+
+    def __contains__(self, part: object) -> bool:
+        """Tell whether there is a tensor `part`."""
+        return f"{self.path}.{part}" in self.files
+
+    def array(self, part: str) -> NDArray[Any]:
+        """Return `Checkpoint.array`."""
+        return self.files.array(self.place(part))
+
+    def floats(self, part: str) -> NDArray[np.float32]:
+        """Return `Checkpoint.floats`."""
+        return self.files.floats(self.place(part))
+
+    def sized(self, part: str, shape: tuple[int, ...], *dtypes: Any) -> NDArray[Any]:
+        """Return the values of a tensor. Raises ModelError unless it has this shape and such a type."""
+        values = self.array(part)
+        if values.shape != shape or (dtypes and values.dtype not in [np.dtype(one) for one in dtypes]):
+            raise ModelError(
+                f"{self.files.path}: tensor {self.place(part)!r} is {values.dtype} of shape "
+                f"{list(values.shape)}, and its layer needs "
+                f"{' or '.join(str(np.dtype(d)) for d in dtypes) or 'a'} shape {list(shape)}; "
+                "download it again"
+            )
+        return values
+
+    def fault(self, what: str, remedy: str = "download it again") -> ModelError:
+        """Return the error of a layer."""
+        return ModelError(f"{self.files.path}: layer {self.path!r} {what}; {remedy}")
+
+
+def float_type_of(dtype: np.dtype[Any], other: FloatType = "float32") -> FloatType:
+    """Return the name of a float type; `other` for any other type."""
+    return next((name for name, info in FLOATS.items() if info.dtype == dtype), other)
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -7,11 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from onnxfq.interchange.checkpoints.layer import InputFormat, QuantizedLayer
-from onnxfq.interchange.checkpoints.packing import pack_nibbles, pack_words
-from onnxfq.interchange.checkpoints.writing import Parts, WrittenLayer, fit_scale
-from onnxfq.numerics.float_types import FLOATS, FloatType, block_format_name
-from onnxfq.numerics.qtypes import QTYPES
+from onnxfq.checkpoints.layer import InputFormat, QuantizedLayer
+from onnxfq.checkpoints.packing import pack_nibbles, pack_words
+from onnxfq.checkpoints.rows import note_last_bits
+from onnxfq.checkpoints.writing import (
+    Parts,
+    WrittenLayer,
+    fit_scale,
+    mx_exponents,
+    split_scales,
+)
+from onnxfq.numerics.float_types import FloatType, block_format_name
 
 _VERSION = "0.20.0"
 """The release of compressed-tensors whose forms these are."""
@@ -56,7 +62,9 @@ def _column(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _signed(layer: QuantizedLayer) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return (numbers, zero points) on the signed grid of the same width."""
+    """Return (numbers, zero points) on the signed grid of the same width; small floats as they are."""
+    if layer.qtype.is_float:
+        return layer.numbers, layer.zero_point
     offset = 0 if layer.qtype.signed else 1 << (layer.qtype.bits - 1)
     numbers = (layer.numbers.astype(np.int16) - offset).astype(np.int8)
     return numbers, (layer.zero_point - offset).astype(np.int8)
@@ -86,12 +94,9 @@ def _write_packed(layer: QuantizedLayer, kind: FloatType) -> WrittenLayer:
 
 
 def _write_plain(layer: QuantizedLayer, inputs: dict[str, Any] | None, kind: FloatType) -> WrittenLayer:
-    is_float = layer.qtype.is_float
-    if is_float:
-        numbers, zero = layer.numbers, layer.zero_point
-    else:
-        numbers, zero = _signed(layer)
-    form = "naive-quantized" if inputs is None else "float-quantized" if is_float else "int-quantized"
+    numbers, zero = _signed(layer)
+    kinds = "float-quantized" if layer.qtype.is_float else "int-quantized"
+    form = "naive-quantized" if inputs is None else kinds
     parts: Parts = {"weight": numbers, "weight_scale": fit_scale(_column(layer.scale), kind)}
     symmetric = not zero.any()
     if not symmetric:
@@ -102,25 +107,20 @@ def _write_plain(layer: QuantizedLayer, inputs: dict[str, Any] | None, kind: Flo
 
 
 def _write_mxfp8(layer: QuantizedLayer, inputs: dict[str, Any] | None) -> WrittenLayer:
-    exponents = (np.frexp(layer.scale)[1] - 1 + 127).astype(np.uint8)
     scheme = _scheme("mxfp8-quantized", layer, inputs, scale_dtype="torch.uint8")
-    return WrittenLayer({"weight": layer.numbers, "weight_scale": exponents}, scheme)
+    return WrittenLayer({"weight": layer.numbers, "weight_scale": mx_exponents(layer)}, scheme)
 
 
 def _write_nvfp4(layer: QuantizedLayer, inputs: dict[str, Any] | None, kind: FloatType) -> WrittenLayer:
     """Return NVFP4, whose form divides by its global scale; the note counts values that 1 / it changes."""
-    factor = np.float32(layer.global_scale or 1)
-    divisor, small = np.float32(1) / factor, layer.scale / factor
-    stored = small.astype(QTYPES["float8e4m3fn"].dtype)
+    stored, factor = split_scales(layer)
+    divisor = np.float32(1) / factor
     parts: Parts = {
         "weight_packed": pack_nibbles(layer.numbers.view(np.uint8)),
         "weight_scale": stored,
         "weight_global_scale": np.asarray([divisor], np.float32),
     }
-    theirs = layer.numbers.astype(np.float32) * np.repeat(stored.astype(np.float32) / divisor, 16, axis=1)
-    dtype = FLOATS[kind].dtype
-    count = int((theirs.astype(dtype) != layer.values.astype(dtype)).sum())
-    note = f"{count} of {theirs.size} values differ by a last bit of {kind}" if count else ""
+    note = note_last_bits(layer, stored.astype(np.float32) / divisor, kind)
     scheme = _scheme(
         "nvfp4-pack-quantized", layer, inputs, strategy="tensor_group", scale_dtype="torch.float8_e4m3fn"
     )

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from onnxfq.checkpoints.folder import Checkpoint
 from onnxfq.errors import ModelError
-from onnxfq.interchange.checkpoints.folder import Checkpoint
 
 _LONGEST = 400
 """Characters of patterns, and of the modules that they are compared with."""

@@ -14,18 +14,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onnxfq.errors import ModelError, nearest
-from onnxfq.interchange.checkpoints import (
-    awq,
+from onnxfq.checkpoints import (
+    columns,
     compressed_tensors,
     compressed_tensors_writer,
-    gptq,
     modelopt,
     modelopt_writer,
 )
-from onnxfq.interchange.checkpoints.folder import CONFIG, Checkpoint
-from onnxfq.interchange.checkpoints.layer import Layer
-from onnxfq.interchange.checkpoints.writing import ConfigWriter, LayerWriter
+from onnxfq.checkpoints.folder import CONFIG, Checkpoint, StoredModule
+from onnxfq.checkpoints.layer import Layer
+from onnxfq.checkpoints.writing import ConfigWriter, LayerWriter
+from onnxfq.errors import ModelError, nearest
 
 
 class CheckpointForm(NamedTuple):
@@ -33,24 +32,31 @@ class CheckpointForm(NamedTuple):
 
     Attributes:
         is_one: tells by its quantization whether a checkpoint has the form.
-        find: the modules of its layers.
         read: the layer of a module.
-        parts: endings of the tensors that belong to a layer.
+        parts: endings of the tensors that belong to a layer; each layer has the first.
+        check: raises ModelError for a checkpoint that is not read.
     """
 
     is_one: Callable[[Mapping[str, Any]], bool]
-    find: Callable[[Checkpoint], list[str]]
-    read: Callable[[Checkpoint, str], Layer]
+    read: Callable[[StoredModule], Layer]
     parts: tuple[str, ...]
+    check: Callable[[Checkpoint], None] = lambda checkpoint: None
 
+
+_MODELOPT = ("weight_scale", "weight", "weight_scale_2", "input_scale", "pre_quant_scale")
+_COMPRESSED = (
+    *("weight_scale", "weight", "weight_packed", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    *("weight_global_scale", "input_scale", "input_zero_point", "input_global_scale"),
+)
+_COLUMNS = ("qweight", "qzeros", "scales")
 
 FORMS: dict[str, CheckpointForm] = {
-    "gptq": CheckpointForm(gptq.is_one, gptq.find, gptq.read, gptq.PARTS),
-    "awq": CheckpointForm(awq.is_one, awq.find, awq.read, awq.PARTS),
+    "gptq": CheckpointForm(columns.is_gptq, columns.read_gptq, (*_COLUMNS, "g_idx")),
+    "awq": CheckpointForm(columns.is_awq, columns.read_awq, _COLUMNS, columns.check_awq),
     "compressed-tensors": CheckpointForm(
-        compressed_tensors.is_one, compressed_tensors.find, compressed_tensors.read, compressed_tensors.PARTS
+        compressed_tensors.is_one, compressed_tensors.read, _COMPRESSED, compressed_tensors.check
     ),
-    "modelopt": CheckpointForm(modelopt.is_one, modelopt.find, modelopt.read, modelopt.PARTS),
+    "modelopt": CheckpointForm(modelopt.is_one, modelopt.read, _MODELOPT),
 }
 """Forms of quantized checkpoints by name."""
 
@@ -91,11 +97,12 @@ class QuantizedCheckpoint:
             raise ModelError(
                 f"{path} is quantized by {method!r:.40}, which is not read{nearest(str(method), FORMS)}"
                 if said
-                else f"{path} is not quantized: {CONFIG} has no quantization_config; give a "
-                "quantized checkpoint"
+                else f"{path} is not quantized: {CONFIG} has no quantization_config; "
+                "give a quantized checkpoint"
             )
         chosen = FORMS[self.form]
-        self.modules = tuple(chosen.find(self.files))
+        chosen.check(self.files)
+        self.modules = tuple(self.files.modules(chosen.parts[0]))
         if not self.modules:
             raise ModelError(
                 f"{path} is {self.form} by its {CONFIG}, and has no quantized layer; download it again"
@@ -105,4 +112,4 @@ class QuantizedCheckpoint:
 
     def read(self, module: str) -> Layer:
         """Return the layer of a module. Raises ModelError in one line for any fault."""
-        return FORMS[self.form].read(self.files, module)
+        return FORMS[self.form].read(StoredModule(self.files, module))

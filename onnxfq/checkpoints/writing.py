@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxfq.interchange.checkpoints.folder import CONFIG, INDEX, SINGLE, Checkpoint, inside
-from onnxfq.interchange.checkpoints.layer import QuantizedLayer
-from onnxfq.interchange.checkpoints.tensor_file import write_tensors
+from onnxfq.checkpoints.folder import CONFIG, INDEX, SINGLE, Checkpoint, inside
+from onnxfq.checkpoints.layer import QuantizedLayer
+from onnxfq.checkpoints.tensor_file import write_tensors
 from onnxfq.numerics.float_types import FLOATS, FloatType, holds
+from onnxfq.numerics.qtypes import QTYPES
 
 MOST_BYTES = 4 << 30
 """Bytes of tensors in one file."""
@@ -100,6 +101,17 @@ def copy_companions(base: Checkpoint, folder: Path, but: tuple[str, ...]) -> lis
         else:
             left.append(path.name)
     return left
+
+
+def mx_exponents(layer: QuantizedLayer) -> NDArray[np.uint8]:
+    """Return the scales of an MX format as its biased exponents."""
+    return (np.frexp(layer.scale)[1] - 1 + 127).astype(np.uint8)
+
+
+def split_scales(layer: QuantizedLayer) -> tuple[NDArray[Any], np.float32]:
+    """Return the e4m3 scales of NVFP4, and the factor that they share."""
+    factor = np.float32(layer.global_scale or 1)
+    return (layer.scale / factor).astype(QTYPES["float8e4m3fn"].dtype), factor
 
 
 def fit_scale(scale: NDArray[np.float32], kind: FloatType) -> NDArray[Any]:

@@ -97,19 +97,6 @@ class QuantizedLayer:
         return Granularity(0) if self.block_size is None else Granularity(1, self.block_size)
 
     @property
-    def scale_shape(self) -> tuple[int, ...]:
-        """Shape that the scales must have: they are given with blocks, by channel or as one."""
-        rows, columns = self.numbers.shape if self.numbers.ndim == 2 else (0, 0)
-        if self.block_size is not None:
-            return rows, -(-columns // self.block_size)
-        return (rows,) if self.scale.ndim else ()
-
-    @property
-    def is_static(self) -> bool:
-        """Tell whether its input has one constant scale."""
-        return self.input is not None and self.input.is_static
-
-    @property
     def is_symmetric(self) -> bool:
         """Tell whether every zero point is 0."""
         return not self.zero_point.any()
@@ -208,6 +195,23 @@ def with_positive_scales(layer_scale: NDArray[np.float32], **fields: Any) -> Qua
     qtype, numbers, zero = signed(qtype, numbers, zero)
     fields |= {"qtype": qtype, "numbers": numbers, "zero_point": zero, "notes": tuple(notes)}
     return QuantizedLayer(scale=layer_scale, **fields)
+
+
+def values_in_order(
+    what: str,
+    numbers: NDArray[Any],
+    zeros: NDArray[np.int32],
+    scale: NDArray[np.float32],
+    order: NDArray[Any],
+) -> NDArray[np.float32]:
+    """Return the real numbers [N, K] where `order`, called `what` in messages, has the group of each input.
+
+    Raises ModelError for a group that is not there.
+    """
+    groups = order.astype(np.int64)
+    if ((groups < 0) | (groups >= scale.shape[1])).any():
+        raise ModelError(f"{what} names a group beyond {scale.shape[1]}; download it again")
+    return (numbers.astype(np.float32) - zeros[:, groups]) * scale[:, groups]
 
 
 def join_rows(layers: Sequence[QuantizedLayer], module: str) -> QuantizedLayer:

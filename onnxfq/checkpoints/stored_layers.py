@@ -12,12 +12,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxfq.checkpoints.layer import InputFormat, QuantizedLayer, with_positive_scales
+from onnxfq.checkpoints.packing import unpack_words
+from onnxfq.checkpoints.places import LinearPlace, attribute, list_paths
+from onnxfq.checkpoints.rows import read_exponents
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.interchange.checkpoints.float_numbers import read_exponents
-from onnxfq.interchange.checkpoints.layer import InputFormat, QuantizedLayer, with_positive_scales
-from onnxfq.interchange.checkpoints.packing import unpack_words
-from onnxfq.interchange.checkpoints.places import LinearPlace, attribute, list_paths
 from onnxfq.numerics.float_types import BLOCK_FORMATS
 from onnxfq.numerics.granularity import Granularity, normalize_axis
 from onnxfq.numerics.qtypes import QTYPES, QType
@@ -56,11 +56,8 @@ class StoredLayers:
             while (maker := self._makers.get(name)) is not None and maker.op_type in _BEHIND:
                 turned ^= maker.op_type == "Transpose"
                 name = maker.input[0]
-            if (
-                maker is not None
-                and maker.op_type in _DEQUANTIZE
-                and self._constant(maker.input[0]) is not None
-            ):
+            is_pair = maker is not None and maker.op_type in _DEQUANTIZE
+            if maker is not None and is_pair and maker.input[0] in self._constants:
                 sources.setdefault(maker.input[0], (node, maker, turned))
         return sources
 
@@ -92,31 +89,25 @@ class StoredLayers:
     ) -> QuantizedLayer:
         numbers = self._array(maker.input[0])
         scale, scale_type, shared = self._read_scale(maker)
-        zero = (
-            self._array(maker.input[2]) if len(maker.input) > 2 and maker.input[2] else np.zeros((), np.int32)
-        )
         qtype = _find_qtype(numbers.dtype, module)
-        zero = np.zeros(scale.shape, np.int32) if qtype.is_float else zero.astype(np.int32)
+        is_shifted = any(maker.input[2:3]) and not qtype.is_float
+        zero = self._array(maker.input[2]).astype(np.int32) if is_shifted else np.zeros((), np.int32)
         zero = np.full(scale.shape, zero.reshape(-1)[0]) if zero.size == 1 else zero
         block = attribute(maker, "block_size")
         axis = normalize_axis(attribute(maker, "axis", 1), 2)
         if scale.size == 1 and not block:
             scale, zero = scale.reshape(()), zero.reshape(())
-        summed = 0 if turned else 1
-        if scale.ndim and (axis == summed) != bool(block):
+        if scale.ndim and (axis == int(not turned)) != bool(block):
             raise ModelError(
-                f"weight {maker.input[0]!r} has scales of {Granularity.of(axis, block)}, and "
-                "checkpoints have them "
-                "by output channel or in blocks along the inputs; it cannot be written"
+                f"weight {maker.input[0]!r} has scales of {Granularity.of(axis, block)}, and checkpoints "
+                "have them by output channel or in blocks along the inputs; it cannot be written"
             )
         if turned:
             numbers, scale, zero = numbers.T, scale.T, zero.T
         return with_positive_scales(
             np.array(scale, order="C"),
             module=module,
-            numbers=np.ascontiguousarray(
-                numbers.astype(qtype.storage_dtype) if not qtype.is_float else numbers
-            ),
+            numbers=np.ascontiguousarray(numbers if qtype.is_float else numbers.astype(qtype.storage_dtype)),
             qtype=qtype,
             zero_point=np.array(zero, order="C"),
             block_size=block or None,
@@ -145,25 +136,22 @@ class StoredLayers:
         groups = -(-columns // max(block, 1))
         if bits not in (2, 4, 8) or packed.size * 8 != rows * groups * block * bits:
             raise ModelError(
-                f"MatMulNBits {node.name!r} has {packed.size} bytes for {rows} x {columns} numbers "
-                f"of {bits} bits; "
-                "write it again"
+                f"MatMulNBits {node.name!r} has {packed.size} bytes for {rows} x {columns} numbers of {bits} "
+                "bits; write it again"
             )
-        if len(node.input) > 4 and node.input[4]:
+        if any(node.input[4:5]):
             raise ModelError(
-                f"MatMulNBits {node.name!r} has g_idx, an order of its inputs that checkpoints "
-                "written here lack; "
-                "quantize it in blocks of neighbours"
+                f"MatMulNBits {node.name!r} has g_idx, an order of its inputs that checkpoints written here "
+                "lack; quantize it in blocks of neighbours"
             )
         numbers = unpack_words(packed.reshape(rows, -1), bits, groups * block)[:, :columns]
         zero = np.full((rows, groups), 1 << (bits - 1), np.int32)
-        if len(node.input) > 3 and node.input[3]:
+        if any(node.input[3:4]):
             stored = self._array(node.input[3])
             if stored.dtype != np.uint8:
                 raise ModelError(
-                    f"MatMulNBits {node.name!r} has zero points of {stored.dtype}, and checkpoints "
-                    "have integers; "
-                    "quantize it again"
+                    f"MatMulNBits {node.name!r} has zero points of {stored.dtype}, and checkpoints have "
+                    "integers; quantize it again"
                 )
             zero = unpack_words(stored.reshape(rows, -1), bits, groups).astype(np.int32)
         return with_positive_scales(
@@ -191,7 +179,7 @@ class StoredLayers:
         scale = self._constant(maker.input[1])
         if scale is None or scale.size != 1:
             return None
-        zero = self._constant(maker.input[2]) if len(maker.input) > 2 and maker.input[2] else None
+        zero = self._constant(maker.input[2]) if any(maker.input[2:3]) else None
         code = attribute(source, "output_dtype", TensorProto.UINT8) if source is not None else 0
         qtype = next((q for q in QTYPES.values() if q.full_range and q.onnx_type == code), None)
         if zero is not None:
