@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import re
 import tokenize
 from collections import Counter
@@ -16,6 +17,8 @@ import onnxfq
 from onnxfq.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
+DEAR = 8.0
+"""Seconds from which tests/conftest.py takes a sample of a file."""
 PACKAGE = Path(onnxfq.__file__).parent
 TREES = {
     str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8"))
@@ -182,6 +185,21 @@ def test_no_test_imports_a_test() -> None:
         for module in imported_modules(path)
         if files & set(module.split("."))
     }
+
+
+VERDICT = 480.0
+"""Seconds of processor time for the files of tests that a plain `pytest` runs whole; collecting comes on top."""
+
+
+def test_the_verdict_is_quick() -> None:
+    """Every file of tests has its processor time on record; those that a plain `pytest` runs take minutes."""
+    durations = json.loads((ROOT / "tests" / "durations.json").read_text(encoding="utf-8"))
+    files = {str(path.relative_to(ROOT / "tests")) for path in (ROOT / "tests").rglob("test_*.py")}
+    assert not files ^ durations.keys(), "make durations"
+    assert sum(seconds for seconds in durations.values() if seconds < DEAR) <= VERDICT
+    dear = {file for file, seconds in durations.items() if seconds >= DEAR}
+    sampled = {file for file in dear if "mark.sample" in (ROOT / "tests" / file).read_text(encoding="utf-8")}
+    assert len(sampled) > 10
 
 
 @pytest.mark.parametrize("file", ["Makefile", ".ci/run", "scripts/gpu_check.sh", "tests/slow/run_all.py"])
