@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import ml_dtypes
 import onnx
 import pytest
+from loops import loop_over
 
 from onnxfq.errors import SpecError
 from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 
-EACH = pytest.mark.parametrize("name", QTYPES)
+EACH = loop_over("name", QTYPES)
 
 
 @EACH
@@ -31,7 +32,7 @@ def test_limits_are_the_dtypes(name):
     assert str(qtype) == name
 
 
-WRITTEN = pytest.mark.parametrize("name", [q.name for q in QTYPES.values() if q.onnx_type is not None])
+WRITTEN = loop_over("name", [q.name for q in QTYPES.values() if q.onnx_type is not None])
 
 
 @WRITTEN
@@ -43,7 +44,7 @@ def test_onnx_type_and_dtype_belong_together(name):
 
 
 @WRITTEN
-@pytest.mark.parametrize("operator", ["QuantizeLinear", "DequantizeLinear"])
+@loop_over("operator", ["QuantizeLinear", "DequantizeLinear"])
 def test_min_opset_is_the_first_with_the_type_per_axis(name, operator):
     """The operators' schemas have type and axis at min_opset; the version before lacks one of them."""
 
