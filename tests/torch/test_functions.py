@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import loop_over
 
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
@@ -123,8 +124,8 @@ def test_learned_parameters_equal_torch(qtype, zero_point):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=5_000 * 3_000 * 2**-24)
 
 
-@pytest.mark.parametrize("qtype", [*QTYPES, "int8[-127,127]"])
-@pytest.mark.parametrize("rounding", ROUNDINGS)
+@loop_over("qtype", [*QTYPES, "int8[-127,127]"])
+@loop_over("rounding", ROUNDINGS)
 def test_values_equal_numerics(qtype, rounding):
     """Every number format, rounding and arithmetic gives the bits of the NumPy truth."""
     grid = qtype_by_name(qtype)
