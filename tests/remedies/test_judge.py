@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, weights
+from loops import loop_over
 from onnx import numpy_helper
 
 from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
@@ -61,7 +62,7 @@ def finer(candidate: Candidate, judge: Judge) -> Proposal:
     )
 
 
-@pytest.mark.parametrize("count", [*range(40), 128])
+@loop_over("count", [*range(40), 128])
 def test_no_sample_has_two_parts(count: int) -> None:
     """Those that choose, those that prove and the rest are all samples, each once; few are all reported."""
     split = split_samples([{"x": np.asarray(n)} for n in range(count)])
