@@ -335,20 +335,16 @@ def test_exports_without_a_break():
 @pytest.mark.parametrize(
     ("message", "x", "scale", "keywords"),
     [
-        pytest.param(
-            "unknown qtype 'int88'; nearest: int8", torch.ones(2), 1.0, {"qtype": "int88"}, id="qtype"
-        ),
-        pytest.param("unknown rounding 'even'", torch.ones(2), 1.0, {"rounding": "even"}, id="rounding"),
-        pytest.param("unknown arithmetic", torch.ones(2), 1.0, {"arithmetic": "mult"}, id="arithmetic"),
-        pytest.param("got torch.int64", torch.ones(2).long(), 1.0, {}, id="integers"),
-        pytest.param("finite and positive.*-1.0", torch.ones(2), -1.0, {}, id="negative"),
-        pytest.param("without an axis", torch.ones(2, 2), torch.ones(2), {}, id="axis"),
-        pytest.param("give 2 values", torch.ones(2, 2), torch.ones(3), {"axis": 0}, id="length"),
-        pytest.param("as many dimensions", torch.ones(2, 2), torch.ones(1, 2, 2), {}, id="rank"),
-        pytest.param(
-            "needs 2 values", torch.ones(4, 1), torch.ones(3, 1), {"axis": 0, "block_size": 2}, id="n"
-        ),
-        pytest.param(r"need \[2, 2\]", torch.ones(4, 4), torch.ones(2, 1), {"block_shape": (2, 2)}, id="N-D"),
+        ("unknown qtype 'int88'; nearest: int8", torch.ones(2), 1.0, {"qtype": "int88"}),
+        ("unknown rounding 'even'", torch.ones(2), 1.0, {"rounding": "even"}),
+        ("unknown arithmetic", torch.ones(2), 1.0, {"arithmetic": "mult"}),
+        ("got torch.int64", torch.ones(2).long(), 1.0, {}),
+        ("finite and positive.*-1.0", torch.ones(2), -1.0, {}),
+        ("without an axis", torch.ones(2, 2), torch.ones(2), {}),
+        ("give 2 values", torch.ones(2, 2), torch.ones(3), {"axis": 0}),
+        ("as many dimensions", torch.ones(2, 2), torch.ones(1, 2, 2), {}),
+        ("needs 2 values", torch.ones(4, 1), torch.ones(3, 1), {"axis": 0, "block_size": 2}),
+        (r"need \[2, 2\]", torch.ones(4, 4), torch.ones(2, 1), {"block_shape": (2, 2)}),
     ],
 )
 def test_mistakes(message, x, scale, keywords):
