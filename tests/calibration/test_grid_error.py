@@ -87,7 +87,7 @@ def test_bins_and_candidates_add_up():
         assert together[at] == pytest.approx(sum(integrated(*one, scale, (-8, 7)) for one in bins), rel=1e-4)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("name", "symmetric"),
     [
         (name, symmetric)
@@ -96,7 +96,7 @@ def test_bins_and_candidates_add_up():
     ]
     + [(name, True) for name in FLOATS],
 )
-@pytest.mark.parametrize("factor", [1.0, 0.4, 0.05])
+@loop_over("factor", [1.0, 0.4, 0.05])
 def test_samples_drawn_inside_the_bins_agree(name, symmetric, factor):
     """The expected error is the error of values drawn evenly inside each bin and really quantized."""
     qtype = QTYPES[name]
