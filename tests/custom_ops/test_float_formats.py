@@ -143,8 +143,8 @@ def neighbours_say(v: np.ndarray, grid: np.ndarray, rounding: str) -> np.ndarray
     return np.where(exact == low, low, np.where(exact == high, high, result))
 
 
-@pytest.mark.parametrize("rounding", numerics.ROUNDINGS)
-@pytest.mark.parametrize("qtype", FLOATS)
+@loop_over("rounding", numerics.ROUNDINGS)
+@loop_over("qtype", FLOATS)
 def test_roundings_in_words(rng, qtype, rounding):
     """Each rounding picks the neighbour it names, on points between, halves and numbers of the grid."""
     codes = all_codes(qtype)

@@ -85,8 +85,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("case", CASES)
+@loop_over("threads", [1, 2])
+@loop_over("case", CASES)
 def test_groups_match_numpy(ops, case: str, threads: int) -> None:
     """Range, counts and bins of every group, of any layout and however many threads."""
     shape, blocks = CASES[case]
