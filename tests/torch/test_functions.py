@@ -365,31 +365,6 @@ def test_zero_point_outside():
 MILLION = 1_000_000
 
 
-def test_a_million_values_per_channel():
-    """Values, mask and gradient of a million values have torch's bits per channel, by its cachemask too."""
-    x = values(10, MILLION // 10)
-    scale = torch.rand(10, generator=torch.Generator().manual_seed(1)) * 0.1 + 0.01
-    zero_point = torch.arange(10, dtype=torch.int32) - 5
-    y, gradient = with_gradient(
-        lambda x: fake_quantize(x, scale, zero_point, qtype="int8", axis=0, arithmetic="reciprocal"), x
-    )
-    cachemask = torch.ops.aten.fake_quantize_per_channel_affine_cachemask
-    expected, mask = cachemask(x, scale, zero_point, 0, -128, 127)
-    assert same_bits(y, expected)
-    assert same_bits(gradient, values(*x.shape, seed=9) * mask) and not mask.all()
-
-
-def test_a_million_values_by_cachemask():
-    """The same holds per tensor, with scale and zero point as tensors."""
-    x, scale, zero_point = values(MILLION), torch.tensor(0.05), torch.tensor(7, dtype=torch.int32)
-    y, gradient = with_gradient(
-        lambda x: fake_quantize(x, scale, zero_point, qtype="uint8", arithmetic="reciprocal"), x
-    )
-    expected, mask = torch.ops.aten.fake_quantize_per_tensor_affine_cachemask(x, 0.05, 7, 0, 255)
-    assert same_bits(y, expected)
-    assert same_bits(gradient, values(MILLION, seed=9) * mask) and not mask.all()
-
-
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_a_million_learned_values(per_channel):
     """Values and the gradient of x are torch's learnable ones to the bit, the scale's is the exact sum.
