@@ -8,9 +8,10 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -99,6 +100,11 @@ OBSERVED = {
 """Networks and what is observed of them; of the last, a range and a histogram for each channel."""
 
 
+def sampled(names: Iterable[str], *few: str) -> list[Any]:
+    """Mark those of the names that stand for all where a run takes a sample."""
+    return [pytest.param(one, marks=pytest.mark.sample) if one in few else one for one in names]
+
+
 def parts(data: Feed, size: int) -> list[Feed]:
     """The samples in feeds of `size`."""
     (name, values), *_ = data.items()
@@ -159,7 +165,7 @@ WAYS: dict[str, Callable[[Feed], object]] = {
 }
 
 
-@pytest.mark.parametrize("network", OBSERVED)
+@pytest.mark.parametrize("network", sampled(OBSERVED, "tokens", "groups"))
 def test_however_it_is_fed(network: str, tmp_path: Path) -> None:
     """Batches, order, sources, threads, passes and processes change no byte, for any calibrator."""
     make_network, recipe = OBSERVED[network]
@@ -199,7 +205,7 @@ def digest_of_file(statistics: Statistics, folder: Path) -> str:
     return hashlib.sha256((folder / "s.npz").read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("network", ["digits", "tokens"])
+@pytest.mark.parametrize("network", sampled(["digits", "tokens"], "tokens"))
 def test_files_of_moments_however_they_are_made(network: str, tmp_path: Path) -> None:
     """Every way of feeding, threads, passes, and parts merged in any order give the same bytes."""
     path, data = {"digits": digits, "tokens": lambda: tokens(tmp_path)}[network]()
@@ -315,7 +321,7 @@ SOME_WAYS = ("batch 8", "batch 0", "turned, 3 threads", "seven files", "function
 
 @pytest.mark.grid
 @pytest.mark.parametrize("option", sorted(CHOOSING))
-@pytest.mark.parametrize("network", sorted(NETWORKS))
+@pytest.mark.parametrize("network", sampled(sorted(NETWORKS), "tokens"))
 def test_a_choice_however_it_is_fed(
     network: str,
     option: str,
