@@ -1,4 +1,4 @@
-"""Fake-quant model and Q/DQ model are twins; statistics depend on the data only."""
+"""Fake-quant model and Q/DQ model are twins."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from agreement import twins
-from builders import BUILDERS, Staged, feed_for, inner_output, planned, stage
+from builders import BUILDERS, Staged, stage
 
-from onnxfq.calibration.statistics import Statistics
 from onnxfq.graph.io.load import load
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.observe import collect_statistics
@@ -62,50 +61,3 @@ def test_values_lie_on_the_grid(digits: Staged) -> None:
         assert qtype.qmin <= integers.min() and integers.max() <= qtype.qmax
         grid = (integers - zero_point).astype(np.float32) * scale
         np.testing.assert_array_equal(values[placement.tensor], grid)
-
-
-def same(one: Statistics, other: Statistics) -> None:
-    """Both hold the same bits for every tensor."""
-    assert set(one.tensors) == set(other.tensors)
-    for name, a in one.tensors.items():
-        b = other.tensors[name]
-        assert (a.rmin, a.rmax, a.elements, a.nans, a.infinities, a.zeros) == (
-            b.rmin, b.rmax, b.elements, b.nans, b.infinities, b.zeros)  # fmt: skip
-        np.testing.assert_array_equal(a.bins, b.bins)
-        np.testing.assert_array_equal(a.counts, b.counts)
-
-
-SPLITS = {
-    "one": [slice(0, 12)],
-    "singles": [slice(i, i + 1) for i in range(12)],
-    "reversed": [slice(i, i + 1) for i in reversed(range(12))],
-    "uneven": [slice(0, 5), slice(5, 6), slice(6, 12)],
-}
-
-
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_statistics_do_not_depend_on_batches(split: str, threads: int) -> None:
-    """Batch size, order and threads leave no trace in what is gathered from the same values."""
-    # Inputs and what Relu makes of them: values that no kernel computes in another order for another batch.
-    proto = inner_output()
-    model, plan = load(proto), planned(proto)
-    data = feed_for(proto, count=12)["x"]
-    whole = collect_statistics(model, plan, [{"x": data}], ObserveOptions(threads=1))
-    same(
-        collect_statistics(
-            model, plan, [{"x": data[part]} for part in SPLITS[split]], ObserveOptions(threads=threads)
-        ),
-        whole,
-    )
-
-
-def test_statistics_merge_as_if_seen_at_once(digit_images: np.ndarray, digits_model: Path) -> None:
-    """Two halves merged equal the whole, for every activation of the digit network at one batch size."""
-    model = load(digits_model)
-    plan = make_plan(model, load_recipe("tensorrt-int8"))
-    feeds = [{"image": digit_images[i : i + 4]} for i in range(0, 16, 4)]
-    halves = [
-        collect_statistics(model, plan, part, ObserveOptions(threads=1)) for part in (feeds[2:], feeds[:2])
-    ]
-    same(halves[0].merge(halves[1]), collect_statistics(model, plan, feeds, ObserveOptions(threads=1)))

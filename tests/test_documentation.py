@@ -18,6 +18,7 @@ from command_server import CommandServer, command_server
 from genai_folders import WORDS
 from genai_folders import write_folder as write_genai_folder
 from integer_kernels import SATURATES, sums_saturate
+from loops import loop_over
 from pages import BLOCK, INSTALLS, ROOT, TUTORIALS, blocks, steps
 
 from onnxfq.cli.digits import DemoResult, run_demo
@@ -232,7 +233,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+@loop_over("page", LINKED)
 def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link names a file that is there, and a heading that the page has."""
     for target in LINKS.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from command_table import TABLE
+from loops import loop_over
 
 import onnxfq
 from onnxfq.errors import ArgumentError
@@ -97,7 +98,7 @@ def test_names_are_pinned() -> None:
     assert onnxfq.__all__ == dir(onnxfq) == NAMES
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("__version__", "export_torch")])
+@loop_over("name", [name for name in NAMES if name not in ("__version__", "export_torch")])
 def test_public_names_are_documented(name: str) -> None:
     """Every public function and class, and every public method of one, tells what it does."""
     thing = getattr(onnxfq, name)

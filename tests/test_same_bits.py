@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from builders import build, weights
+from observed_models import by_groups, feeds_of, narrow_channels
 
 import onnxfq
 from onnxfq.calibration.calibrators import observing_names
@@ -23,6 +26,7 @@ from onnxfq.calibration.weights import Moments
 from onnxfq.cli.main import main
 from onnxfq.data import Feed
 from onnxfq.data.model_inputs import input_specs
+from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError
 from onnxfq.graph.io.load import load
 from onnxfq.remedies.moments import collect_moments
@@ -79,6 +83,28 @@ def resnet20() -> tuple[Path, Feed]:
     return found[0], {spec.name: x}
 
 
+def channels(folder: Path) -> tuple[Path, Feed]:
+    """Convolutions whose channels fill no whole block of the runtime's layout."""
+    onnx.save(narrow_channels(), folder / "channels.onnx")
+    return folder / "channels.onnx", {"x": np.concatenate([feed["x"] for feed in feeds_of(40)])}
+
+
+INT8 = load_recipe("tensorrt-int8")
+OBSERVED = {
+    "digits": (lambda _: digits(), INT8),
+    "tokens": (tokens, INT8),
+    "resnet20": (lambda _: resnet20(), INT8),
+    "channels": (channels, INT8),
+    "groups": (channels, by_groups("simulation", granularity="per_axis")),
+}
+"""Networks and what is observed of them; of the last, a range and a histogram for each channel."""
+
+
+def sampled(names: Iterable[str], *few: str) -> list[Any]:
+    """Mark those of the names that stand for all where a run takes a sample."""
+    return [pytest.param(one, marks=pytest.mark.sample) if one in few else one for one in names]
+
+
 def parts(data: Feed, size: int) -> list[Feed]:
     """The samples in feeds of `size`."""
     (name, values), *_ = data.items()
@@ -101,23 +127,24 @@ import sys
 import numpy as np
 from onnxfq.graph.io.load import load
 from onnxfq.stages.observe import collect_statistics
+from onnxfq.documents.recipe import Recipe
 from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import make_plan
-from onnxfq.targets.recipes import load_recipe
 
 model = load(sys.argv[1])
-plan = make_plan(model, load_recipe("tensorrt-int8"))
+plan = make_plan(model, Recipe.model_validate_json(sys.argv[4]))
 collect_statistics(model, plan, open_feeds(model.proto, sys.argv[2])).save(sys.argv[3])
 """
 
 
-def split_over_processes(path: Path, data: Feed, folder: Path) -> Statistics:
+def split_over_processes(path: Path, data: Feed, recipe: Recipe, folder: Path) -> Statistics:
     """Each quarter observed by a separate process, merged last to first."""
     running = []
     for number, part in enumerate(parts(data, 10)):
         np.savez(folder / f"{number}.npz", **part)
         files = [str(path), str(folder / f"{number}.npz"), str(folder / f"{number}.stats.npz")]
-        running.append(subprocess.Popen([sys.executable, "-c", OBSERVE, *files], stderr=subprocess.PIPE))
+        words = [sys.executable, "-c", OBSERVE, *files, recipe.model_dump_json()]
+        running.append(subprocess.Popen(words, stderr=subprocess.PIPE))
     for process in running:
         _, errors = process.communicate()
         assert process.returncode == 0, errors
@@ -138,12 +165,13 @@ WAYS: dict[str, Callable[[Feed], object]] = {
 }
 
 
-@pytest.mark.parametrize("network", ["digits", "tokens", "resnet20"])
+@pytest.mark.parametrize("network", sampled(OBSERVED, "tokens", "groups"))
 def test_however_it_is_fed(network: str, tmp_path: Path) -> None:
-    """Batches, order, sources, threads and processes change no byte, for any calibrator."""
-    path, data = {"digits": digits, "tokens": lambda: tokens(tmp_path), "resnet20": resnet20}[network]()
+    """Batches, order, sources, threads, passes and processes change no byte, for any calibrator."""
+    make_network, recipe = OBSERVED[network]
+    path, data = make_network(tmp_path)
     model = load(path)
-    plan = make_plan(model, load_recipe("tensorrt-int8"))
+    plan = make_plan(model, recipe)
     np.savez(tmp_path / "all.npz", **data)
     found = {
         way: collect_statistics(model, plan, open_feeds(model.proto, make(data)))
@@ -153,46 +181,33 @@ def test_however_it_is_fed(network: str, tmp_path: Path) -> None:
     for threads in (1, 2, 4):
         options = ObserveOptions(threads=threads)
         found[f"{threads} threads"] = collect_statistics(model, plan, open_feeds(model.proto, file), options)
+    few = ObserveOptions(memory=1 << 18)
+    found["several passes"] = collect_statistics(model, plan, open_feeds(model.proto, file), few)
     with MergingObserver(model, plan, ObserveOptions(), "cpu") as observer:
         found["merged by the model"] = observer.run(open_feeds(model.proto, file))
-    found["processes"] = split_over_processes(path, data, tmp_path)
+    found["processes"] = split_over_processes(path, data, recipe, tmp_path)
     assert len(found) >= 10
-    digests = {}
-    for way, statistics in found.items():
-        statistics.save(tmp_path / "s.npz")
-        whole = hashlib.sha256((tmp_path / "s.npz").read_bytes())
-        for calibrator in ORDER_FREE:
-            encodings = calibrate(model, plan, statistics, calibrator)
-            whole.update(insert_qdq(model, plan, encodings).SerializeToString(deterministic=True))
-        digests[way] = whole.hexdigest()
+    digests = {way: digest_of_file(statistics, tmp_path) for way, statistics in found.items()}
     assert len(set(digests.values())) == 1, digests
+    for calibrator in ORDER_FREE:
+        models = {
+            insert_qdq(model, plan, calibrate(model, plan, found[way], calibrator)).SerializeToString(
+                deterministic=True
+            )
+            for way in ("batches of 1", "shuffled", "processes")
+        }
+        assert len(models) == 1, calibrator
 
 
-@pytest.mark.parametrize("network", ["digits", "tokens"])
-def test_moments_however_they_are_fed(network: str, tmp_path: Path) -> None:
-    """Batches, order, sources that can be read again, threads and passes change no bit of the moments."""
-    path, data = {"digits": digits, "tokens": lambda: tokens(tmp_path)}[network]()
-    model = load(path)
-    layers, refused = find_layers(model, make_plan(model, load_recipe("tensorrt-int8")))
-    assert not refused
-
-    def digest(feeds: object, threads: int = 1, room: int | None = None) -> str:
-        source = open_feeds(model.proto, feeds)
-        found = hashlib.sha256()
-        for layer, moments in collect_moments(model, layers, source, threads, room):
-            found.update(f"{layer.placement.tensor} {moments.rows}".encode() + moments.plain.tobytes())
-        return found.hexdigest()
-
-    again = {way: make for way, make in WAYS.items() if make is not one_by_one}
-    found = {way: digest(make(data)) for way, make in again.items()}
-    found |= {f"{threads} threads": digest(parts(data, 8), threads) for threads in (2, 4)}
-    found["several passes"] = digest(parts(data, 8), room=1 << 20)
-    assert len(set(found.values())) == 1, found
+def digest_of_file(statistics: Statistics, folder: Path) -> str:
+    """Return the SHA-256 of the file that statistics are saved in."""
+    statistics.save(folder / "s.npz")
+    return hashlib.sha256((folder / "s.npz").read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("network", ["digits", "tokens"])
+@pytest.mark.parametrize("network", sampled(["digits", "tokens"], "tokens"))
 def test_files_of_moments_however_they_are_made(network: str, tmp_path: Path) -> None:
-    """Every way of feeding, several passes, and parts merged in any order give the same bytes."""
+    """Every way of feeding, threads, passes, and parts merged in any order give the same bytes."""
     path, data = {"digits": digits, "tokens": lambda: tokens(tmp_path)}[network]()
     model = load(path)
     plan = make_plan(model, load_recipe("tensorrt-int8").override(weights={"rounding": "gptq"}))
@@ -202,6 +217,9 @@ def test_files_of_moments_however_they_are_made(network: str, tmp_path: Path) ->
 
     made = {way: gather(way, make(data)) for way, make in WAYS.items() if make is not one_by_one}
     made["passes"] = gather("passes", parts(data, 8), memory=1)
+    for threads in (2, 4):
+        options = onnxfq.RunOptions(threads=threads)
+        made[f"{threads} threads"] = gather(f"{threads} threads", parts(data, 8), options=options)
     pieces = parts(data, 10)
     files = [gather(f"r{i}", [one], ranges_only=True) for i, one in enumerate(pieces)]
     reduce(Statistics.merge, [one.statistics for one in files]).save(tmp_path / "ranges.npz")
@@ -211,11 +229,15 @@ def test_files_of_moments_however_they_are_made(network: str, tmp_path: Path) ->
     )
     bytes_of = {way: (tmp_path / f"{way}.moments.npz").read_bytes() for way in [*made, "merged"]}
     assert len(set(bytes_of.values())) == 1, {way: len(held) for way, held in bytes_of.items()}
-    layers, _ = find_layers(model, plan)
+    layers, refused = find_layers(model, plan)
+    assert not refused
     kept = Moments.load(tmp_path / "merged.moments.npz")
-    for layer, moments in collect_moments(model, layers, open_feeds(model.proto, parts(data, 8))):
-        found = kept.of_layer((one.tensor, one.view) for one in layer.inputs)
-        assert (found.rows, found.plain.tobytes()) == (moments.rows, moments.plain.tobytes())
+    for room in (None, 1 << 20):
+        for layer, moments in collect_moments(
+            model, layers, open_feeds(model.proto, parts(data, 8)), room=room
+        ):
+            found = kept.of_layer((one.tensor, one.view) for one in layer.inputs)
+            assert (found.rows, found.plain.tobytes()) == (moments.rows, moments.plain.tobytes())
 
 
 def uneven(folder: Path) -> tuple[Path, Feed]:
@@ -299,11 +321,16 @@ SOME_WAYS = ("batch 8", "batch 0", "turned, 3 threads", "seven files", "function
 
 @pytest.mark.grid
 @pytest.mark.parametrize("option", sorted(CHOOSING))
-@pytest.mark.parametrize("network", sorted(NETWORKS))
+@pytest.mark.parametrize("network", sampled(sorted(NETWORKS), "tokens"))
 def test_a_choice_however_it_is_fed(
-    network: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    network: str,
+    option: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Order, batches, files and threads change no byte of a model whose making chose something."""
+    """Order, batches, files and threads change no byte of a model whose making chose, and no trial of it."""
     path, data = NETWORKS[network](tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -318,8 +345,9 @@ def test_a_choice_however_it_is_fed(
         ways = {way: ways[way] for way in ("npz", *(SOME_WAYS * 2)[first : first + 2])}
     found = {}
     for way, given in ways.items():
-        assert main(["quantize", *words, "--data", *given, "-o", "q.onnx"]) == 0
-        found[way] = hashlib.sha256((tmp_path / "q.onnx").read_bytes()).hexdigest()
+        assert main(["quantize", *words, "--data", *given, "-o", "q.onnx", "--json"]) == 0
+        trials = [one | {"seconds": 0.0} for one in json.loads(capsys.readouterr().out)["trials"]]
+        found[way] = hashlib.sha256((tmp_path / "q.onnx").read_bytes()).hexdigest(), str(trials)
     assert len(set(found.values())) == 1, found
 
 

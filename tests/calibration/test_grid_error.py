@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from loops import loop_over
 
 from onnxfq.calibration.calibrators.grid_error import (
     Density,
@@ -25,19 +26,19 @@ POINTS = 20_000
 FLOATS = [qtype.name for qtype in QTYPES.values() if qtype.is_float]
 
 
-BINS = pytest.mark.parametrize(
+BINS = loop_over(
     ("low", "high"),
     [
-        pytest.param(0.02, 0.04, id="inside one cell"),
-        pytest.param(0.1, 0.1, id="one value"),
-        pytest.param(0.0, 0.95, id="many cells"),
-        pytest.param(-0.33, 0.71, id="both signs"),
-        pytest.param(0.049, 0.051, id="across a boundary"),
-        pytest.param(0.8, 3.0, id="into saturation"),
-        pytest.param(2.0, 3.0, id="all saturated above"),
-        pytest.param(-9.0, -2.0, id="all saturated below"),
-        pytest.param(-5.0, 5.0, id="saturated at both ends"),
-        pytest.param(0.95, 1.05, id="from half a cell to half a cell"),
+        (0.02, 0.04),  # inside one cell
+        (0.1, 0.1),  # one value
+        (0.0, 0.95),  # many cells
+        (-0.33, 0.71),  # both signs
+        (0.049, 0.051),  # across a boundary
+        (0.8, 3.0),  # into saturation
+        (2.0, 3.0),  # all saturated above
+        (-9.0, -2.0),  # all saturated below
+        (-5.0, 5.0),  # saturated at both ends
+        (0.95, 1.05),  # from half a cell to half a cell
     ],
 )
 
@@ -50,7 +51,7 @@ def integrated(low, high, count, scale, limits):
 
 
 @BINS
-@pytest.mark.parametrize("limits", [(-8, 7), (0, 15), (-15, 0), (-128, 127)], ids=str)
+@loop_over("limits", [(-8, 7), (0, 15), (-15, 0), (-128, 127)])
 def test_one_bin_is_the_integral(low, high, limits):
     """For a uniform bin anywhere on or off the grid, the closed form is the integral."""
     density = Density(*(np.asarray([v]) for v in (low, high, 7.0)))
@@ -61,8 +62,8 @@ def test_one_bin_is_the_integral(low, high, limits):
 
 
 @BINS
-@pytest.mark.parametrize("scale", [0.3, 0.01, 0.002])
-@pytest.mark.parametrize("name", FLOATS)
+@loop_over("scale", [0.3, 0.01, 0.002])
+@loop_over("name", FLOATS)
 def test_one_bin_is_the_integral_for_floats(low, high, scale, name):
     """The same for grids whose cells differ, against the arithmetic of the kernels."""
     density = Density(*(np.asarray([v]) for v in (low, high, 7.0)))
@@ -86,7 +87,7 @@ def test_bins_and_candidates_add_up():
         assert together[at] == pytest.approx(sum(integrated(*one, scale, (-8, 7)) for one in bins), rel=1e-4)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("name", "symmetric"),
     [
         (name, symmetric)
@@ -95,7 +96,7 @@ def test_bins_and_candidates_add_up():
     ]
     + [(name, True) for name in FLOATS],
 )
-@pytest.mark.parametrize("factor", [1.0, 0.4, 0.05])
+@loop_over("factor", [1.0, 0.4, 0.05])
 def test_samples_drawn_inside_the_bins_agree(name, symmetric, factor):
     """The expected error is the error of values drawn evenly inside each bin and really quantized."""
     qtype = QTYPES[name]

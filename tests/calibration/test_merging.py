@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, conv_relu, feed_for, graph_text, planned, shared_weight, weights
-from observed_models import CASES, by_axis, case, known_channels
+from observed_models import CASES, by_axis, case, file_bytes, known_channels
 
-from onnxfq.calibration.statistics import Statistics, TensorStatistics
+from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.data import copy_feeds
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, StatisticsError
 from onnxfq.graph.io.load import load
@@ -28,23 +28,23 @@ from onnxfq.stages.observers import MergingObserver, ObserveOptions, StatisticsO
 from onnxfq.stages.plan import observation_plan
 
 
-def file_bytes(statistics: Statistics, folder: Path) -> bytes:
-    """Content of the statistics' file."""
-    statistics.save(folder / "s.npz")
-    return (folder / "s.npz").read_bytes()
-
-
 @pytest.mark.parametrize("feed_ranges", [False, True], ids=["", "ranges of feeds"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [*((name, False) for name in CASES), *((name, True) for name in ("conv_relu", "gemm", "if", "nested"))],
+)
 def test_the_bytes_are_the_same(
-    name: str, feed_ranges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, groups: bool, feed_ranges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the main graph and in bodies, in one run and in two that are merged: one file."""
+    """In the main graph and in bodies, of groups too, in one run and in two that are merged: one file."""
     # Small vocabularies make equal samples in both parts.
     monkeypatch.setattr("onnxfq.calibration.statistics.statistics.check_apart", lambda *_: None)
     model, plan, feeds = case(name)
+    plan = by_axis(plan, known_channels(model, plan)) if groups else plan
     options = ObserveOptions(threads=1, feed_ranges=feed_ranges, device="cpu")
-    expected = file_bytes(collect_statistics(model, plan, feeds, options), tmp_path)
+    statistics = collect_statistics(model, plan, feeds, options)
+    assert bool(statistics.groups) == groups
+    expected = file_bytes(statistics, tmp_path)
     with MergingObserver(model, plan, options, "cpu") as observer:
         assert file_bytes(observer.run(feeds), tmp_path) == expected
         parts = observer.run(feeds[:1]).merge(observer.run(feeds[1:], first=1))
@@ -220,22 +220,6 @@ def test_a_gpu_that_fails(device, fault, monkeypatch, caplog, tmp_path) -> None:
         return
     assert file_bytes(collect_statistics(model, plan, iter(feeds), options), tmp_path) == expected
     assert [r.message for r in caplog.records if "CPU" in r.message] == [f"running on the CPU: {fault}"]
-
-
-@pytest.mark.parametrize("feed_ranges", [False, True], ids=["", "ranges of feeds"])
-@pytest.mark.parametrize("name", ["conv_relu", "gemm", "if", "nested"])
-def test_groups_have_a_state_each(name: str, feed_ranges: bool, tmp_path: Path) -> None:
-    """The file of groups is the same, next to tensors observed as a whole and in bodies; in two runs too."""
-    model, plan, feeds = case(name)
-    plan = by_axis(plan, known_channels(model, plan))
-    options = ObserveOptions(threads=1, feed_ranges=feed_ranges, device="cpu")
-    statistics = collect_statistics(model, plan, feeds, options)
-    assert statistics.groups
-    expected = file_bytes(statistics, tmp_path)
-    with MergingObserver(model, plan, options, "cpu") as observer:
-        assert file_bytes(observer.run(feeds), tmp_path) == expected
-        parts = observer.run(feeds[:1]).merge(observer.run(feeds[1:], first=1))
-    assert file_bytes(parts, tmp_path) == expected
 
 
 def test_groups_on_a_small_gpu(monkeypatch, caplog, tmp_path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,6 @@ from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.numerics.spec import QuantSpec
 
 NAMES = [*observing_names(), "percentile:99", "percentile:100", "moving_average:0.5"]
-PURE = [name for name in NAMES if not name.startswith("moving_average")]  # in any order of the data
 SPECS = [
     QuantSpec(qtype=q, symmetric=s, power_of_two=p)
     for q in QTYPES.values()
@@ -92,18 +90,6 @@ FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 def test_any_values_give_a_range_within_them(x, name, spec):
     """Whatever float32 holds: subnormal, huge, constant, zeros of both signs, one value."""
     check(gathered(x), name, spec)
-
-
-@pytest.mark.parametrize("name", PURE)
-@pytest.mark.parametrize("data", ["normal", "relu", "outlier"])
-def test_shards_in_any_order_give_the_same_range(name, data):
-    """Calibrators are pure functions of statistics, and merged statistics do not know the order."""
-    whole = gathered(DATA[data])
-    parts = [TensorStatistics.from_array(p) for p in np.array_split(DATA[data].astype(np.float32), 3)]
-    for spec in (QuantSpec(qtype="int8"), QuantSpec(qtype="uint8", symmetric=False)):
-        expected = Calibrator.parse(name)(whole, spec)
-        for a, b, c in itertools.permutations(parts):
-            assert Calibrator.parse(name)(a.merge(b).merge(c), spec) == expected
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -171,14 +171,11 @@ def test_models_merge_by_tensor():
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        pytest.param(
+        (
             Statistics("cd" * 32, 1, {}),
             "different models do not merge (abababababab and cdcdcdcdcdcd); observe both",
-            id="models",
         ),
-        pytest.param(
-            model_statistics(a=[1.0], c=[1.0]), "only one side has tensor 'b'; observe both", id="tensors"
-        ),
+        (model_statistics(a=[1.0], c=[1.0]), "only one side has tensor 'b'; observe both"),
     ],
 )
 def test_what_does_not_merge(other, words):

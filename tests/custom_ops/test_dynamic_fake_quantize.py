@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from keyword_numerics import dynamic_fake_quantize, fake_quantize
+from loops import loop_over
 from onnx import TensorProto, helper
 
 from onnxfq.numerics.qtypes import QTYPES
@@ -58,9 +59,9 @@ def awkward(rng, shape=(9, 30, 70)) -> np.ndarray:
     return x
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize(("qtype", "scale_type", "symmetric"), KINDS)
+@loop_over("dtype", TYPES)
+@loop_over("where", WHERE)
+@loop_over(("qtype", "scale_type", "symmetric"), KINDS)
 def test_three_ways_agree(ops, rng, same_bits, qtype, scale_type, symmetric, where, dtype):
     """y, scale and zero point of every kind, granularity and type, with values that no scale likes."""
     options = {"qtype": qtype, "scale_type": scale_type, "symmetric": symmetric, **WHERE[where]}
@@ -236,7 +237,7 @@ def test_one_granularity_said_in_several_ways(rng, same_bits):
             same_bits(kernels.dynamic_fake_quantize(part.copy(), **options)[0], row.copy())
 
 
-@pytest.mark.parametrize("size", [*range(34), 63, 64, 65, 129, 20_000, 40_001])
+@loop_over("size", [*range(34), 63, 64, 65, 129, 20_000, 40_001])
 def test_every_size_and_alignment(rng, same_bits, size):
     """Rows of any length at odd addresses, in place too: every element, and none outside."""
     for options in ({}, {"axis": 0, "block_size": 16}, {"axis": 0, "block_size": 32}, {"axis": 0}):

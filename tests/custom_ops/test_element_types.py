@@ -6,6 +6,7 @@ import keyword_numerics as numerics
 import ml_dtypes
 import numpy as np
 import pytest
+from loops import loop_over
 
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.runtime import kernels
@@ -19,9 +20,9 @@ def all_values(dtype: str) -> np.ndarray:
     return np.arange(1 << 16, dtype=np.uint16).view(HALVES[dtype])
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.37, 0.0131, 300.0])
-@pytest.mark.parametrize("qtype", TYPES)
-@pytest.mark.parametrize("dtype", HALVES)
+@loop_over("scale", [1.0, 0.37, 0.0131, 300.0])
+@loop_over("qtype", TYPES)
+@loop_over("dtype", HALVES)
 def test_every_value(same_bits, dtype, qtype, scale):
     """Kernel and NumPy agree on all 65,536 values; the result is float32 arithmetic, rounded once."""
     x = all_values(dtype)
@@ -61,8 +62,8 @@ def test_onnxruntime_agrees_on_float16(ops, same_bits, qtype):
         same_bits(ops.fake_quantize(x, scale, 1, qtype=qtype, param_type=np.float16), expected)
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 33, 2047, 2048, 2049, 5000])
-@pytest.mark.parametrize("dtype", HALVES)
+@loop_over("size", [0, 1, 15, 16, 17, 33, 2047, 2048, 2049, 5000])
+@loop_over("dtype", HALVES)
 def test_sizes_around_the_conversion_buffer(rng, same_bits, dtype, size):
     """Parts of 2,048 elements join without a seam, in place and at odd addresses, with rows cut anywhere."""
     for offset in (0, 1, 3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from keyword_numerics import dynamic_fake_quantize
+from loops import loop_over
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.errors import RuntimeLibraryError, SpecError
@@ -61,7 +62,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("case", BROKEN)
+@loop_over("case", BROKEN)
 def test_operator_refuses(ops, case):
     """The session reports the operator's name and our message instead of wrong numbers."""
     attributes, scale, zero_point, words = BROKEN[case]
@@ -71,7 +72,7 @@ def test_operator_refuses(ops, case):
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("case", sorted(BROKEN.keys() - {"no-qtype", "block-size", "zero-points"}))
+@loop_over("case", sorted(BROKEN.keys() - {"no-qtype", "block-size", "zero-points"}))
 def test_kernel_refuses(case):
     """The NumPy function refuses the same with SpecError."""
     attributes, scale, zero_point, _ = BROKEN[case]
@@ -102,7 +103,7 @@ def test_kernel_refuses_its_own(options):
         kernels.fake_quantize(X, **options, qtype="int8")
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("attributes", "words"),
     [
         ({"qtype": "int9000"}, ["unknown qtype"]),
@@ -123,7 +124,6 @@ def test_kernel_refuses_its_own(options):
         ({"qtype": "int8", "scale_type": "e4m3", "global_scale": [1.0, 2.0]}, ["one element, got 2"]),
         ({"qtype": "int8", "enabled": [True, False]}, ["enabled must have one element, got 2"]),
     ],
-    ids=str,
 )
 def test_dynamic_operator_refuses(ops, attributes, words):
     """DynamicFakeQuantize names itself and the rule."""
@@ -133,7 +133,7 @@ def test_dynamic_operator_refuses(ops, attributes, words):
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "options",
     [
         {"qtype": "uint8"},
@@ -146,11 +146,8 @@ def test_dynamic_operator_refuses(ops, attributes, words):
         {"qtype": "int8", "global_scale": 1.0},
         {"qtype": "int8", "scale_type": "e4m3", "global_scale": 0.0},
     ],
-    ids=str,
 )
-@pytest.mark.parametrize(
-    "function", [kernels.dynamic_fake_quantize, dynamic_fake_quantize], ids=["c", "numpy"]
-)
+@loop_over("function", [kernels.dynamic_fake_quantize, dynamic_fake_quantize])
 def test_dynamic_functions_refuse(function, options):
     """Both functions refuse the same with SpecError."""
     with pytest.raises(SpecError):

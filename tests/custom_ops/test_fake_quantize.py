@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from loops import loop_over
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
@@ -63,9 +64,9 @@ def draw_params(rng, qtype, shape, symmetric):
     return scale, np.asarray(zero, np.int32)
 
 
-@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("qtype", INTEGERS)
+@loop_over("symmetric", [True, False])
+@loop_over("layout", LAYOUTS)
+@loop_over("qtype", INTEGERS)
 def test_four_ways_agree(ops, rng, same_bits, qtype, layout, symmetric):
     """Every type and granularity gives the same bits everywhere, on random and on edge values."""
     qtype = qtype_by_name(qtype)
@@ -143,8 +144,8 @@ def test_nan_stays_nan(ops):
             assert np.isnan(y).tolist() == [False, True, True, False]
 
 
-@pytest.mark.parametrize("size", range(34))
-@pytest.mark.parametrize("varying", [False, True], ids=["one-scale", "scale-per-element"])
+@loop_over("size", range(34))
+@loop_over("varying", [False, True])
 def test_every_size_and_alignment(size, varying, rng):
     """From nothing to two vectors of 16, at odd addresses: every element, and none outside."""
     scale = rng.uniform(0.01, 0.1, size if varying else 1).astype(np.float32)

@@ -6,6 +6,7 @@ import keyword_numerics as numerics
 import ml_dtypes
 import numpy as np
 import pytest
+from loops import loop_over
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
@@ -38,9 +39,9 @@ def both(x, scale=1.0, **options) -> np.ndarray:
     return actual
 
 
-@pytest.mark.parametrize("saturate", [True, False], ids=["saturate", "overflow"])
-@pytest.mark.parametrize("rounding", numerics.ROUNDINGS)
-@pytest.mark.parametrize("qtype", FLOATS)
+@loop_over("saturate", [True, False])
+@loop_over("rounding", numerics.ROUNDINGS)
+@loop_over("qtype", FLOATS)
 def test_every_code_stays(qtype, rounding, saturate):
     """The numbers of a format are fixed points of every rounding, times any power of two."""
     codes = all_codes(qtype)
@@ -142,8 +143,8 @@ def neighbours_say(v: np.ndarray, grid: np.ndarray, rounding: str) -> np.ndarray
     return np.where(exact == low, low, np.where(exact == high, high, result))
 
 
-@pytest.mark.parametrize("rounding", numerics.ROUNDINGS)
-@pytest.mark.parametrize("qtype", FLOATS)
+@loop_over("rounding", numerics.ROUNDINGS)
+@loop_over("qtype", FLOATS)
 def test_roundings_in_words(rng, qtype, rounding):
     """Each rounding picks the neighbour it names, on points between, halves and numbers of the grid."""
     codes = all_codes(qtype)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import loop_over
 
 from onnxfq.calibration.statistics import BIN_COUNT, TensorStatistics, empty_state
 from onnxfq.calibration.statistics.state import read_states
@@ -84,8 +85,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("case", CASES)
+@loop_over("threads", [1, 2])
+@loop_over("case", CASES)
 def test_groups_match_numpy(ops, case: str, threads: int) -> None:
     """Range, counts and bins of every group, of any layout and however many threads."""
     shape, blocks = CASES[case]
@@ -165,12 +166,10 @@ def test_channels_of_the_blocked_layout(ops, channels: int) -> None:
     assert_same(found, expected_groups(x, {"axis": 1}))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("histogram", [0, 1])
-@pytest.mark.parametrize("lanes", [1, 4, 8, 16])
-@pytest.mark.parametrize(
-    "shape", [(2, 16, 5, 3), (3, 17, 7), (1, 40, 60, 60), (2, 64, 1, 1), (0, 5, 3), (2, 3, 0)]
-)
+@loop_over("threads", [1, 2])
+@loop_over("histogram", [0, 1])
+@loop_over("lanes", [1, 4, 8, 16])
+@loop_over("shape", [(2, 16, 5, 3), (3, 17, 7), (1, 40, 60, 60), (2, 64, 1, 1), (0, 5, 3), (2, 3, 0)])
 def test_ranges_of_channels_beside_the_whole(ops, shape, lanes: int, histogram: int, threads: int) -> None:
     """In the plain layout and in blocked ones: what each channel alone has, and the whole unchanged."""
     x = values(shape)

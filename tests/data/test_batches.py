@@ -91,16 +91,6 @@ def test_digest_and_limit_do_not_hang_on_batches(both: tuple[list[Feed], list[Fe
     assert some.total == limit
 
 
-@pytest.mark.parametrize("size", [1, 8, 32, 40])
-def test_batches_of_1_8_32_and_all(size: int) -> None:
-    """The sizes that callers use give one and the same, 8 a feed."""
-    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
-    spec = (InputSpec("x", np.dtype(np.float32), (None, 3)),)
-    feeds = list(Feeds([{"x": x[start : start + size]} for start in range(0, 40, size)], spec, 8))
-    assert [feed["x"].shape[0] for feed in feeds] == [8] * 5
-    np.testing.assert_array_equal(np.concatenate([feed["x"] for feed in feeds]), x, strict=True)
-
-
 def test_batch_0_leaves_feeds_as_they_are() -> None:
     """With batch 0 a feed is what the caller made one, and an array with all samples is one."""
     feeds = [joined([sample(n, 2, True) for n in range(size)]) for size in (3, 1, 20)]

@@ -245,17 +245,13 @@ def test_lists_of_numbers_are_arrays():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        pytest.param([], "the data given holds no samples; give at least one", id="no feeds"),
-        pytest.param(iter([]), "at least one, and an iterator that nothing has read yet", id="read before"),
-        pytest.param(["x"], "feed 0 is a str; give a dict {input name: array} for x", id="no dict"),
-        pytest.param(None, "the data given is a NoneType; give a file, a folder, an array", id="nothing"),
-        pytest.param(
-            [{"x": [[1.0], [1.0, 2.0]]}], "input 'x' in feed 0 is not an array (setting an array", id="ragged"
-        ),
-        pytest.param(
-            [{"y": np.zeros(3)}], "feed 0 lacks input 'x' (got y); name arrays as the inputs: x", id="name"
-        ),
-        pytest.param([{}], "feed 0 lacks input 'x' (got nothing)", id="empty feed"),
+        ([], "the data given holds no samples; give at least one"),
+        (iter([]), "at least one, and an iterator that nothing has read yet"),
+        (["x"], "feed 0 is a str; give a dict {input name: array} for x"),
+        (None, "the data given is a NoneType; give a file, a folder, an array"),
+        ([{"x": [[1.0], [1.0, 2.0]]}], "input 'x' in feed 0 is not an array (setting an array"),
+        ([{"y": np.zeros(3)}], "feed 0 lacks input 'x' (got y); name arrays as the inputs: x"),
+        ([{}], "feed 0 lacks input 'x' (got nothing)"),
     ],
 )
 def test_data_that_is_no_feeds(data, words):

@@ -9,13 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import conv_relu, planned
 from onnxruntime.quantization import CalibrationDataReader
 
 from onnxfq.data import Feeds, InputSpec
 from onnxfq.errors import DataError
-from onnxfq.graph.io.load import load
-from onnxfq.stages.observe import collect_statistics
 
 X = np.random.default_rng(7).normal(size=(16, 3, 6, 6)).astype(np.float32)
 INPUT = InputSpec("x", np.dtype(np.float32), (None, 3, 6, 6))
@@ -141,25 +138,6 @@ def test_one_hash_for_all_sources(source: str) -> None:
     if source not in ONCE:
         assert sha256(feeds) == expected
     assert feeds.digest is not None and feeds.digest.samples == 16
-
-
-@pytest.fixture(scope="module")
-def observe() -> Callable[[object], bytes]:
-    """Return the statistics file of data, gathered on a small model."""
-    model, plan = load(conv_relu()), planned(conv_relu())
-
-    def statistics(data: object) -> bytes:
-        collect_statistics(model, plan, Feeds(data, (INPUT,), 4)).save("s.npz")
-        return Path("s.npz").read_bytes()
-
-    return statistics
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_one_statistics_file_for_all_sources(source: str, observe: Callable[[object], bytes]) -> None:
-    """Statistics of the same samples are one file, byte for byte, whatever the source and its batches."""
-    make, _ = SOURCES[source]
-    assert observe(make()) == observe([{"x": X}])
 
 
 def test_samples_of_a_maker_that_reuses_its_memory() -> None:

@@ -51,13 +51,8 @@ def test_good_data_has_no_words(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("data", "inputs", "words"),
     [
-        pytest.param(np.eye(4, dtype=np.float32), ROWS, "only 4 samples", id="open batch"),
-        pytest.param(
-            RNG.random((31, 4), np.float32),
-            (InputSpec("x", ROWS[0].dtype, (31, 4)),),
-            "only 31",
-            id="fixed batch",
-        ),
+        (np.eye(4, dtype=np.float32), ROWS, "only 4 samples"),
+        (RNG.random((31, 4), np.float32), (InputSpec("x", ROWS[0].dtype, (31, 4)),), "only 31"),
     ],
 )
 def test_few_samples(caplog: pytest.LogCaptureFixture, data, inputs, words: str) -> None:
@@ -135,26 +130,16 @@ def test_raw_pixels(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("data", "example", "words"),
     [
-        pytest.param(
-            PIXELS,
-            UNIT[:1],
-            "has values from 0 to 255, the example from {} to {}; give --scale 0.00392",
-            id="bytes",
-        ),
-        pytest.param(UNIT, PIXELS[:1], "the example from {} to {}; give --scale 255", id="units"),
-        pytest.param(UNIT / UNIT.max() * 1000, UNIT / UNIT.max(), "give --scale 0.001", id="thousands"),
-        pytest.param(
+        (PIXELS, UNIT[:1], "has values from 0 to 255, the example from {} to {}; give --scale 0.00392"),
+        (UNIT, PIXELS[:1], "the example from {} to {}; give --scale 255"),
+        (UNIT / UNIT.max() * 1000, UNIT / UNIT.max(), "give --scale 0.001"),
+        (
             PIXELS,
             UNIT[:1] * 4 - 2,
             "the example from {} to {}; give --scale, --mean and --std as in training",
-            id="standardized",
         ),
-        pytest.param(
-            UNIT * 0, UNIT[:1], "values from 0 to 0, the example from {} to {}; check where", id="zeros"
-        ),
-        pytest.param(
-            UNIT, UNIT[:1] * 0, "the example has no values to compare in input 'x'", id="empty example"
-        ),
+        (UNIT * 0, UNIT[:1], "values from 0 to 0, the example from {} to {}; check where"),
+        (UNIT, UNIT[:1] * 0, "the example has no values to compare in input 'x'"),
     ],
 )
 def test_another_range_than_the_example(data, example, words: str) -> None:

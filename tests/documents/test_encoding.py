@@ -211,34 +211,21 @@ def saved(tmp_path, change=None):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        pytest.param(
-            lambda c: c.update(format="onnxfq.plan/1"),
-            "format: is 'onnxfq.plan/1', wanted is",
-            id="another document",
-        ),
-        pytest.param(lambda c: c.pop("model_sha256"), "model_sha256: Field required", id="missing"),
-        pytest.param(
-            lambda c: c["encodings"][0].update(scale=[0.0]), "'conv/in': every scale must", id="scale 0"
-        ),
-        pytest.param(
+        (lambda c: c.update(format="onnxfq.plan/1"), "format: is 'onnxfq.plan/1', wanted is"),
+        (lambda c: c.pop("model_sha256"), "model_sha256: Field required"),
+        (lambda c: c["encodings"][0].update(scale=[0.0]), "'conv/in': every scale must"),
+        (
             lambda c: c["encodings"][0].update(scale=["x"]),
             "encodings.0.scale: must be a list of numbers, got ['x']",
-            id="no number",
         ),
-        pytest.param(
-            lambda c: c["encodings"][0].update(param_shape=[-1, -1]),
-            "does not fit per-tensor",
-            id="negative shape",
-        ),
-        pytest.param(
+        (lambda c: c["encodings"][0].update(param_shape=[-1, -1]), "does not fit per-tensor"),
+        (
             lambda c: c["encodings"][0]["spec"].update(qtype="int99"),
             "encodings.0.spec.qtype: unknown qtype 'int99'",
-            id="qtype",
         ),
-        pytest.param(
+        (
             lambda c: c["encodings"][0].update(zero_point=[0.5], spec={"qtype": "int8", "symmetric": False}),
             "every zero_point must be an integer, found 0.5; round it, or set zero_point: fractional",
-            id="fraction",
         ),
     ],
 )

@@ -97,39 +97,28 @@ def test_another_model():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        pytest.param(
-            lambda p: p.update(format="onnxfq.plan/2"),
-            "format: is 'onnxfq.plan/2', wanted is 'onnxfq.plan/1'",
-            id="format",
-        ),
-        pytest.param(
+        (lambda p: p.update(format="onnxfq.plan/2"), "format: is 'onnxfq.plan/2', wanted is 'onnxfq.plan/1'"),
+        (
             lambda p: p["placements"][1]["spec"].update(dynamic=True),
             "placements.1: weight 'w1' is dynamic, but its values are constant; remove dynamic",
-            id="dynamic weight",
         ),
-        pytest.param(
+        (
             lambda p: p["placements"][0].update(role="output"),
             "placements.0.role: Input should be 'activation', 'weight' or 'bias'",
-            id="role",
         ),
-        pytest.param(
+        (
             lambda p: p["placements"][0].update(tensr="x"),
             "placements.0.tensr: no such field; nearest: tensor",
-            id="field of a placement",
         ),
-        pytest.param(
+        (
             lambda p: p["placements"][0]["spec"].update(symetric=True),
             "placements.0.spec.symetric: no such field; nearest: symmetric",
-            id="field of a spec",
         ),
-        pytest.param(
+        (
             lambda p: p["placements"][0]["spec"].update(qtype="uint8"),
             "placements.0.spec: symmetric needs a signed qtype, got uint8",
-            id="symmetric uint8",
         ),
-        pytest.param(
-            lambda p: p["placements"][0].update(uses=[["c1"]]), "placements.0.uses.0", id="use without slot"
-        ),
+        (lambda p: p["placements"][0].update(uses=[["c1"]]), "placements.0.uses.0"),
     ],
 )
 def test_edited_wrongly(tmp_path, change, words):

@@ -182,97 +182,57 @@ def test_an_override_starts_from_the_files_own_scheme(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        pytest.param("bas: x", "bas: no such field; nearest: base", id="field"),
-        pytest.param(
-            "activations: {calibrater: mse}",
-            "activations.calibrater: no such field; nearest: calibrator",
-            id="field of a scheme",
-        ),
-        pytest.param(
+        ("bas: x", "bas: no such field; nearest: base"),
+        ("activations: {calibrater: mse}", "activations.calibrater: no such field; nearest: calibrator"),
+        (
             "overrides: [{tensrs: [x], keep_float: true}]",
             "overrides.0.tensrs: no such field; nearest: tensors",
-            id="field of an override",
         ),
-        pytest.param(
+        (
             "overrides: [{tensors: [x], weights: {qtyp: int4}}]",
             "overrides.0.weights: qtyp: no such field; nearest: qtype",
-            id="field of an override's scheme",
         ),
-        pytest.param(
-            "base: tensorrt",
-            "unknown base 'tensorrt'; nearest: tensorrt-fp8, tensorrt-int8, tensorrt-int4",
-            id="base",
-        ),
-        pytest.param(
+        ("base: tensorrt", "unknown base 'tensorrt'; nearest: tensorrt-fp8, tensorrt-int8, tensorrt-int4"),
+        (
             "activations: {known_ranges: [Softmx]}",
             "activations.known_ranges: no range is known for outputs of 'Softmx'; nearest: Softmax",
-            id="known range",
         ),
-        pytest.param(
+        (
             "activations: {calibrator: auto}",
             "activations.calibrator: unknown calibrator 'auto': it is called best_error here",
-            id="former calibrator",
         ),
-        pytest.param(
-            "activations: {calibrator: mze}",
-            "activations.calibrator: unknown calibrator 'mze'; nearest: mse",
-            id="calibrator",
-        ),
-        pytest.param(
+        ("activations: {calibrator: mze}", "activations.calibrator: unknown calibrator 'mze'; nearest: mse"),
+        (
             "overrides: [{tensors: [x], activations: {calibrator: percentile:1}}]",
             "overrides.0.activations: calibrator: calibrator 'percentile:1': the percentile must be",
-            id="calibrator of an override",
         ),
-        pytest.param(
-            "weights: {qtype: int17}", "weights.qtype: unknown qtype 'int17'; nearest: int", id="qtype"
-        ),
-        pytest.param(
+        ("weights: {qtype: int17}", "weights.qtype: unknown qtype 'int17'; nearest: int"),
+        (
             "activations: {qtype: uint8}",
             "activations: symmetric needs a signed qtype, got uint8; use int8 or symmetric: false",
-            id="symmetric activations of an unsigned type",
         ),
-        pytest.param(
-            "weights: {qtype: uint4}",
-            "weights: symmetric needs a signed qtype, got uint4",
-            id="symmetric weights",
-        ),
-        pytest.param(
+        ("weights: {qtype: uint4}", "weights: symmetric needs a signed qtype, got uint4"),
+        (
             "overrides: [{op_types: [Conv], activations: {qtype: uint8}}]",
             "overrides.0.activations: symmetric needs a signed qtype",
-            id="symmetric override",
         ),
-        pytest.param(
+        (
             "weights: {granularity: blocked}",
             "weights: granularity blocked and block_size go together; give both or neither",
-            id="blocked without size",
         ),
-        pytest.param(
-            "weights: {block_size: 32}",
-            "weights: granularity blocked and block_size go together",
-            id="size without blocked",
-        ),
-        pytest.param(
+        ("weights: {block_size: 32}", "weights: granularity blocked and block_size go together"),
+        (
             "weights: {granularity: blocked, block_size: 0}",
             "weights.block_size: Input should be greater than or equal to 1",
-            id="size 0",
         ),
-        pytest.param(
-            "weights: {granularity: channel}", "weights.granularity: Input should be 'per_tensor'", id="word"
-        ),
-        pytest.param(
+        ("weights: {granularity: channel}", "weights.granularity: Input should be 'per_tensor'"),
+        (
             "overrides: [{keep_float: true}]",
             "overrides.0: an override needs tensors, nodes, op_types or modules",
-            id="override of nothing",
         ),
-        pytest.param(
-            "overrides: [{nodes: [a]}]",
-            "overrides.0: an override needs keep_float, activations or weights",
-            id="override without change",
-        ),
-        pytest.param("[1, 2]", "must be a mapping of fields, got [1, 2]", id="a list"),
-        pytest.param(
-            "overrides: {tensors: [a]}", "overrides: Input should be a valid list", id="overrides no list"
-        ),
+        ("overrides: [{nodes: [a]}]", "overrides.0: an override needs keep_float, activations or weights"),
+        ("[1, 2]", "must be a mapping of fields, got [1, 2]"),
+        ("overrides: {tensors: [a]}", "overrides: Input should be a valid list"),
     ],
 )
 def test_slips(tmp_path, text, words):
@@ -331,19 +291,11 @@ def test_names_that_are_there(tmp_path, override):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        pytest.param(
-            "{tensors: [x, conv1/in]}",
-            "tensor 'conv1/in', which the model lacks; nearest: conv1/out",
-            id="tensor",
-        ),
-        pytest.param("{nodes: [heads]}", "node 'heads', which the model lacks; nearest: head", id="node"),
-        pytest.param("{nodes: ['z*']}", "node 'z*', which the model lacks; known: head, layer[0]", id="glob"),
-        pytest.param(
-            "{op_types: [conv]}", "op type 'conv', which the model lacks; nearest: Conv", id="op type"
-        ),
-        pytest.param(
-            "{op_types: ['Con*']}", "op type 'Con*', which the model lacks", id="op types are no globs"
-        ),
+        ("{tensors: [x, conv1/in]}", "tensor 'conv1/in', which the model lacks; nearest: conv1/out"),
+        ("{nodes: [heads]}", "node 'heads', which the model lacks; nearest: head"),
+        ("{nodes: ['z*']}", "node 'z*', which the model lacks; known: head, layer[0]"),
+        ("{op_types: [conv]}", "op type 'conv', which the model lacks; nearest: Conv"),
+        ("{op_types: ['Con*']}", "op type 'Con*', which the model lacks"),
     ],
 )
 def test_names_that_are_not(tmp_path, override, words):

@@ -25,7 +25,7 @@ ELSEWHERE = {
     ),
     "two equal runs write two models": (
         "https://github.com/ml-explore/mlx-lm/issues/1759",
-        "test_pipeline.py::test_runs_are_repeatable",
+        "test_same_bits.py::test_a_choice_however_it_is_fed",
     ),
     "every list of exclusions calibrates again; a cache knows neither its model nor its data": (
         f"{ORT}/issues/21908",

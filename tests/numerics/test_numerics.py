@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from loops import loop_over
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.errors import SpecError
@@ -78,10 +79,8 @@ def test_all_onnx_vectors_are_there():
     assert len(QUANTIZE_CASES) >= 8 and len(DEQUANTIZE_CASES) >= 7
 
 
-@pytest.mark.parametrize("rounding", numerics.ROUNDINGS)
-@pytest.mark.parametrize(
-    "qtype", ["int2", "uint3", "int4", "int8", "uint8", "int8[-127,127]", "int16", "float8e5m2"]
-)
+@loop_over("rounding", numerics.ROUNDINGS)
+@loop_over("qtype", ["int2", "uint3", "int4", "int8", "uint8", "int8[-127,127]", "int16", "float8e5m2"])
 def test_fake_quantize_is_quantize_then_dequantize(qtype, rounding):
     """The formula without integers equals the two steps with them."""
     rng = np.random.default_rng(0)
@@ -267,8 +266,8 @@ ARITHMETIC = [
 ]
 
 
-@pytest.mark.parametrize(("function", "sound"), ARITHMETIC, ids=lambda value: getattr(value, "__name__", ""))
-@pytest.mark.parametrize("wrong", NO_NUMBERS, ids=lambda value: type(value).__name__)
+@loop_over(("function", "sound"), ARITHMETIC)
+@loop_over("wrong", NO_NUMBERS)
 def test_what_is_no_number_is_a_spec_error(function, sound, wrong):
     """An argument that is not what it has to be is named in one line, whatever it is."""
     function(**sound)

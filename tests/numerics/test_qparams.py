@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import loop_over
 
 from onnxfq.errors import SpecError
 from onnxfq.numerics.affine import fake_quantize
@@ -16,13 +17,9 @@ FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=32)
 RANGES = st.tuples(FLOATS, FLOATS).map(sorted)
 LARGEST = float(np.finfo(np.float32).max)
 SUBNORMAL = float(np.finfo(np.float32).smallest_subnormal)
-SCHEMES = pytest.mark.parametrize(
+SCHEMES = loop_over(
     ("qtype", "symmetric"),
-    [
-        pytest.param(q, s, id=f"{q}-{'sym' if s else 'asym'}")
-        for q in QTYPES.values()
-        for s in ({True} if q.is_float else {q.signed, False})
-    ],
+    [(q, s) for q in QTYPES.values() for s in ({True} if q.is_float else {q.signed, False})],
 )
 
 
@@ -77,13 +74,13 @@ def test_no_finer_than_needed(qtype, symmetric, limits):
 
 
 @SCHEMES
-@pytest.mark.parametrize(
+@loop_over(
     ("limits", "expected"),
     [
-        pytest.param((0.0, 0.0), 1.0, id="dead channel"),
-        pytest.param((-0.0, 0.0), 1.0, id="minus zero"),
-        pytest.param((-SUBNORMAL, SUBNORMAL), MIN_SCALE, id="subnormal"),
-        pytest.param((0.0, MIN_SCALE), MIN_SCALE, id="smallest normal"),
+        ((0.0, 0.0), 1.0),
+        ((-0.0, 0.0), 1.0),
+        ((-SUBNORMAL, SUBNORMAL), MIN_SCALE),
+        ((0.0, MIN_SCALE), MIN_SCALE),
     ],
 )
 def test_ranges_of_no_width(qtype, symmetric, limits, expected):
@@ -114,19 +111,15 @@ def test_arrays_are_slices(qtype, symmetric):
         assert (one[0], one[1]) == (scale[at], zero_point[at])
 
 
-@pytest.mark.parametrize(
+@loop_over(
     ("rmin", "rmax", "words"),
     [
-        pytest.param(np.nan, 1.0, "finite in float32, got [nan, 1]; remove NaN and infinities", id="nan"),
-        pytest.param(0.0, np.inf, "finite in float32, got [0, inf]", id="inf"),
-        pytest.param(-1e39, 1.0, "finite in float32, got [-1e+39, 1]", id="beyond float32"),
-        pytest.param(
-            1.0, -1.0, "must not be inverted, got [1, -1]; give the smaller end first", id="inverted"
-        ),
-        pytest.param(np.inf, -np.inf, "finite in float32, got [inf, -inf]", id="range of nothing"),
-        pytest.param(
-            np.arange(99.0), np.arange(99.0) - (np.arange(99) == 7), "got [7, 6]", id="one in an array"
-        ),
+        (np.nan, 1.0, "finite in float32, got [nan, 1]; remove NaN and infinities"),
+        (0.0, np.inf, "finite in float32, got [0, inf]"),
+        (-1e39, 1.0, "finite in float32, got [-1e+39, 1]"),
+        (1.0, -1.0, "must not be inverted, got [1, -1]; give the smaller end first"),
+        (np.inf, -np.inf, "finite in float32, got [inf, -inf]"),
+        (np.arange(99.0), np.arange(99.0) - (np.arange(99) == 7), "got [7, 6]"),
     ],
 )
 @SCHEMES

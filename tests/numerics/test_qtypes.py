@@ -7,14 +7,13 @@ from types import SimpleNamespace
 import ml_dtypes
 import onnx
 import pytest
+from loops import loop_over
 
 from onnxfq.errors import SpecError
 from onnxfq.numerics.qtypes import QTYPES, qtype_by_name
 
-EACH = pytest.mark.parametrize("name", QTYPES)
 
-
-@EACH
+@loop_over("name", QTYPES)
 def test_limits_are_the_dtypes(name):
     """The limits are those that NumPy or ml_dtypes gives the type."""
     qtype = QTYPES[name]
@@ -28,10 +27,10 @@ def test_limits_are_the_dtypes(name):
         limits = ml_dtypes.iinfo(qtype.dtype)
     assert (qtype.qmin, qtype.qmax, qtype.bits) == (limits.min, limits.max, limits.bits)
     assert qtype.signed == (limits.min < 0)
-    assert str(qtype) == name
+    assert str(qtype) == name == qtype_by_name(name).name
 
 
-WRITTEN = pytest.mark.parametrize("name", [q.name for q in QTYPES.values() if q.onnx_type is not None])
+WRITTEN = loop_over("name", [q.name for q in QTYPES.values() if q.onnx_type is not None])
 
 
 @WRITTEN
@@ -43,7 +42,7 @@ def test_onnx_type_and_dtype_belong_together(name):
 
 
 @WRITTEN
-@pytest.mark.parametrize("operator", ["QuantizeLinear", "DequantizeLinear"])
+@loop_over("operator", ["QuantizeLinear", "DequantizeLinear"])
 def test_min_opset_is_the_first_with_the_type_per_axis(name, operator):
     """The operators' schemas have type and axis at min_opset; the version before lacks one of them."""
 
@@ -65,12 +64,6 @@ def test_unknown_name(name, hint):
     with pytest.raises(SpecError) as caught:
         qtype_by_name(name)
     assert str(caught.value).startswith(f"unknown qtype {name!r}{hint}")
-
-
-@EACH
-def test_by_name(name):
-    """Every type is found by its name."""
-    assert qtype_by_name(name).name == name
 
 
 @pytest.mark.parametrize(

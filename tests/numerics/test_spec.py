@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from loops import loop_over
 
 from onnxfq.errors import SpecError
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
@@ -43,7 +44,7 @@ def test_granularity_follows_from_axis_and_block(fields, granularity, text):
     assert str(spec) == text
 
 
-@pytest.mark.parametrize("name", QTYPES)
+@loop_over("name", QTYPES)
 def test_json_round_trip(name):
     """A qtype is written by its name and read back as the value."""
     spec = QuantSpec(qtype=QTYPES[name], symmetric=QTYPES[name].is_float, axis=1, block_size=2)

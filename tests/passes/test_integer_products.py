@@ -128,49 +128,38 @@ def test_outputs_are_near(name: str) -> None:
         assert np.linalg.norm(got - want) <= 0.02 * np.linalg.norm(want)
 
 
-def test_float16() -> None:
-    """With a float16 remainder the sum is rounded to float16 once, behind scale and bias."""
-    proto = build(
-        "g (int8[2,64] q) => (float16[2,3] y) {"
+HALVES = {
+    "float16 scales": (
         "[dq_x] x = DequantizeLinear (q, sx, zx)"
         "[dq_w] w = DequantizeLinear <axis = 0> (wq, sw, zw)"
-        "[gemm] y = Gemm <transB = 1> (x, w, b) }",
+        "[gemm] y = Gemm <transB = 1> (x, w, b)",
         {
             "sx": np.float16(0.01),
-            "zx": np.int8(0),
-            "wq": np.random.default_rng(0).integers(-128, 128, (3, 64)).astype(np.int8),
-            "sw": np.asarray([0.01, 0.02, 0.03], np.float16),
-            "zw": np.zeros(3, np.int8),
-            "b": np.asarray([0.1, -0.2, 0.3], np.float16),
+            "sw": np.float16([0.01, 0.02, 0.03]),
+            "b": np.float16([0.1, -0.2, 0.3]),
         },
-        opset=19,
-    )
-    feed = {"q": np.random.default_rng(1).integers(-128, 128, (2, 64)).astype(np.int8)}
-    total = (feed["q"].astype(np.int64) @ constant(proto, "wq").T.astype(np.int64)).astype(np.float32)
-    factor = np.float32(constant(proto, "sx")) * constant(proto, "sw").astype(np.float32)
-    want = (total * factor + constant(proto, "b").astype(np.float32)).astype(np.float16)
-    np.testing.assert_array_equal(run(integer_products(proto).proto, feed, ["y"])[0], want)
-
-
-def test_casts_pass() -> None:
-    """DQ in float32 whose result is cast to float16 before the product: so small scales are written."""
-    proto = build(
-        "g (int8[2,64] q) => (float16[2,3] y) {"
+    ),
+    "casts": (
         "[dq_x] x0 = DequantizeLinear (q, sx, zx) x = Cast <to = 10> (x0)"
         "[dq_w] w0 = DequantizeLinear <axis = 0> (wq, sw, zw) w1 = Cast <to = 10> (w0)"
-        "w = Transpose <perm = [1,0]> (w1) [mm] y = MatMul (x, w) }",
-        {
-            "sx": np.float32(1e-5),
-            "zx": np.int8(0),
-            "wq": np.random.default_rng(0).integers(-128, 128, (3, 64)).astype(np.int8),
-            "sw": np.asarray([1, 2, 3], np.float32),
-            "zw": np.zeros(3, np.int8),
-        },
-        opset=19,
-    )
-    feed = {"q": np.random.default_rng(1).integers(-128, 128, (2, 64)).astype(np.int8)}
-    total = (feed["q"].astype(np.int64) @ constant(proto, "wq").T.astype(np.int64)).astype(np.float32)
-    want = (total * (constant(proto, "sx") * constant(proto, "sw"))).astype(np.float16)
+        "w = Transpose <perm = [1,0]> (w1) [mm] y = MatMul (x, w)",
+        {"sx": np.float32(1e-5), "sw": np.float32([1, 2, 3])},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_float16(name: str) -> None:
+    """The sum is rounded to float16 once, behind scale and bias; small scales stand in front of casts."""
+    text, scales = HALVES[name]
+    rng = np.random.default_rng(0)
+    stored = {"zx": np.int8(0), "wq": rng.integers(-128, 128, (3, 64)).astype(np.int8)}
+    constants = stored | {"zw": np.zeros(3, np.int8)} | scales
+    proto = build(f"g (int8[2,64] q) => (float16[2,3] y) {{ {text} }}", constants, opset=19)
+    feed = {"q": rng.integers(-128, 128, (2, 64)).astype(np.int8)}
+    total = (feed["q"].astype(np.int64) @ stored["wq"].T.astype(np.int64)).astype(np.float32)
+    factor = np.float32(scales["sx"]) * scales["sw"].astype(np.float32)
+    want = (total * factor + np.float32(scales.get("b", 0))).astype(np.float16)
     np.testing.assert_array_equal(run(integer_products(proto).proto, feed, ["y"])[0], want)
 
 

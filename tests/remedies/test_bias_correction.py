@@ -13,7 +13,6 @@ from builders import Arrays, build, weights
 
 from onnxfq import RunOptions, quantize
 from onnxfq.calibration.weights import InputView
-from onnxfq.data.replay import KeptFeeds
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.constants import weight_array
@@ -22,14 +21,13 @@ from onnxfq.graph.model import Model
 from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Sources, build_candidate
-from onnxfq.remedies.correct_biases import InputMeans, correct_biases, find_targets
+from onnxfq.remedies.correct_biases import correct_biases, find_targets
 from onnxfq.remedies.judge import Judge, Proposal
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.inputs import open_inputs
-from onnxfq.stages.options import QuantizeOptions, open_feeds
+from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.recipes import RECIPES
-from onnxfq.targets.target import prepare_model
 
 RNG = np.random.default_rng(5)
 DATA = (RNG.normal(size=(40, 4, 9, 8)) ** 2).astype(np.float32)
@@ -144,16 +142,6 @@ def test_sums_are_those_of_the_rows(rank: int) -> None:
         assert (sums == rows.sum(axis=2)).all()
 
 
-def means_of(data: object, batch: int = 1, threads: int = 1) -> list[bytes]:
-    """Return the means of the inputs of a small network as bytes."""
-    model = prepare_model(load(network()), INT4.target)
-    targets, _ = find_targets(model, model, make_plan(model, INT4))
-    kept = KeptFeeds(open_feeds(model.proto, data, batch))
-    parts = kept.again(kept.select(8)), kept.again()
-    keys = [one.key for one in targets]
-    return [InputMeans(model, keys, part, threads).of(key).tobytes() for part in parts for key in keys]
-
-
 def network() -> onnx.ModelProto:
     """Layers with and without biases, one shared bias, and layers that stay."""
     constants: Arrays = {
@@ -180,18 +168,6 @@ def network() -> onnx.ModelProto:
             [fc6] y = MatMul (k, w6) }""",
         constants,
     )
-
-
-def test_means_do_not_depend_on_the_way_of_feeding() -> None:
-    """Order, batches and threads change no bit of the means."""
-    wanted = means_of(DATA)
-    ways = {
-        "batches of 7": means_of(DATA, batch=7),
-        "all at once": means_of([{"x": DATA}], batch=0),
-        "shuffled": means_of(DATA[RNG.permutation(len(DATA))], batch=5),
-        "two threads": means_of(DATA, threads=2),
-    }
-    assert {way for way, found in ways.items() if found != wanted} == set()
 
 
 def test_what_stays_has_a_reason() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 from builders import build, weights
+from loops import loop_over
 from onnx import numpy_helper
 
-from onnxfq import RunOptions, quantize
 from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
 from onnxfq.documents.trial import trial_lines
 from onnxfq.errors import StatisticsError
@@ -62,7 +62,7 @@ def finer(candidate: Candidate, judge: Judge) -> Proposal:
     )
 
 
-@pytest.mark.parametrize("count", [*range(40), 128])
+@loop_over("count", [*range(40), 128])
 def test_no_sample_has_two_parts(count: int) -> None:
     """Those that choose, those that prove and the rest are all samples, each once; few are all reported."""
     split = split_samples([{"x": np.asarray(n)} for n in range(count)])
@@ -447,26 +447,6 @@ def test_promises_have_no_budget() -> None:
     asked = replace(costly, is_asked=lambda recipe: True)
     promised = replace(costly, proves_itself=True)
     assert all(judge.better(candidate, one)[1].is_kept for one in (asked, promised, always(finer)))
-
-
-def test_batches_and_order_of_the_data_change_no_trial() -> None:
-    """The same list of trials with the same figures: of equalization, calibrators and rounding."""
-    sizes = np.ldexp(np.float32(1), np.arange(16) % 7 - 3)
-    layers = (
-        "g (float[N,16] x) => (float[N,4] y) { [m] a = MatMul (x, w) [r] b = Relu (a) [n] y = MatMul (b, v) }"
-    )
-    proto = build(layers, {"w": weights(16, 16) * sizes, "v": weights(16, 4, seed=1) / sizes[:, None]})
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(60, 3)) @ rng.normal(size=(3, 16)) + 0.1 * rng.normal(size=(60, 16))
-    recipe = load_recipe("tensorrt-int8").override(target="simulation", weights={"qtype": "int4"})
-    first, *others = (
-        quantize(proto, {"x": rows.astype(np.float32)}, recipe=recipe, options=RunOptions(batch=batch))
-        for rows, batch in ((x, 1), (x, 7), (x[::-1], 32))
-    )
-    assert [trial.remedy for trial in first.trials if trial.is_kept] == ["equalize", "rounding"]
-    for other in others:
-        untimed = [[t.model_copy(update={"seconds": 0.0}) for t in one.trials] for one in (first, other)]
-        assert untimed[0] == untimed[1] and other.encodings == first.encodings
 
 
 def test_nothing_is_tried_where_repair_is_off() -> None:

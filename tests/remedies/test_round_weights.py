@@ -272,7 +272,7 @@ def error(rounding) -> float:
 
 @pytest.mark.parametrize("method", ROUNDED)
 def test_quantize_writes_the_rounded_weights(method, tmp_path):
-    """Simulation and Q/DQ model agree to the bit, the file names the method, and order changes no byte."""
+    """Simulation and Q/DQ model agree to the bit, and the file names the method."""
     recipe = load_recipe("tensorrt-int8")
     made = quantize(
         network(),
@@ -290,15 +290,6 @@ def test_quantize_writes_the_rounded_weights(method, tmp_path):
         use = next(p.uses[0] for p in made.plan.biases if p.tensor == bias.tensor)
         x, w = (next(p.tensor for p in made.plan.placements if (use.node, slot) in p.uses) for slot in (0, 1))
         assert (bias.scale == made.encodings[x].scale * made.encodings[w].scale).all()
-    if method == "gptq":
-        again = quantize(
-            network(),
-            DATA[::-1],
-            tmp_path / "two.onnx",
-            recipe=load_recipe(recipe).override(weights={"rounding": method}),
-            options=RunOptions(batch=8),
-        )
-        assert again.qdq.SerializeToString() == made.qdq.SerializeToString()
 
 
 def test_one_shot_data_and_no_data():

@@ -19,7 +19,6 @@ from onnxfq.graph.normalize.shapes import add_shapes
 from onnxfq.pipeline import RecipeOutcome, quantize
 from onnxfq.remedies.accuracy_target import AccuracyTarget
 from onnxfq.remedies.candidate import Sources
-from onnxfq.stages.options import RunOptions
 from onnxfq.targets import target as targets
 from onnxfq.targets.recipes import load_recipe
 
@@ -233,10 +232,3 @@ def test_given_statistics_serve_all(tmp_path: Path) -> None:
     for outcome in quantize(downsample(), None, recipe=BOTH[:1], sources=sources, accuracy=OFF):
         alone = quantize(downsample(), None, recipe=outcome.recipe, sources=sources, accuracy=OFF)
         assert outcome.unwrap().qdq.SerializeToString() == alone.qdq.SerializeToString()
-
-
-def test_other_batches_and_threads_change_nothing() -> None:
-    """The shared pass takes the options of the call."""
-    options = RunOptions(batch=8, threads=1)
-    for outcome in quantize(downsample(), {"x": SAMPLES}, recipe=BOTH, accuracy=OFF, options=options):
-        assert_same_as_alone(outcome, outcome.recipe, downsample())

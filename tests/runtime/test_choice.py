@@ -150,20 +150,13 @@ except Exception as error:
 @pytest.mark.parametrize(
     ("version", "init", "level", "text"),
     [
-        pytest.param(
+        (
             11040,
             0,
             "WARNING",
             r"the driver is for CUDA 11\.4 and these kernels are of CUDA 1\d\.\d+; install",
-            id="old driver",
         ),
-        pytest.param(
-            99000,
-            100,
-            "INFO",
-            "there is no GPU, or CUDA_VISIBLE_DEVICES hides it; run on the CPU",
-            id="no GPU behind the driver",
-        ),
+        (99000, 100, "INFO", "there is no GPU, or CUDA_VISIBLE_DEVICES hides it; run on the CPU"),
     ],
 )
 def test_drivers(tmp_path: Path, version: int, init: int, level: str, text: str) -> None:

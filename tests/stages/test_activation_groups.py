@@ -46,7 +46,6 @@ from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
-from onnxfq.stages.options import open_feeds
 from onnxfq.stages.plan import make_plan
 
 NETWORKS = {name: make for name, make in BUILDERS.items() if name not in ("attention", "same_tensor_twice")}
@@ -147,36 +146,6 @@ def observed() -> tuple[Model, Plan]:
     """Convolutions whose inputs are quantized per channel."""
     model = load(narrow_channels())
     return model, make_plan(model, by_groups("simulation", **PER_AXIS))
-
-
-def test_neither_threads_order_passes_nor_merging_change_a_bit(observed, tmp_path, caplog) -> None:
-    """One file for all of them."""
-    model, plan = observed
-    feeds = feeds_of(6)
-    expected = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(threads=1)), tmp_path)
-    for options, data in (
-        (ObserveOptions(threads=2), feeds[::-1]),
-        (ObserveOptions(threads=5), [feeds[i] for i in (3, 0, 5, 1, 4, 2)]),
-        (ObserveOptions(memory=1 << 19), feeds),
-    ):
-        assert file_bytes(collect_statistics(model, plan, data, options), tmp_path) == expected
-    assert "are observed in one more pass over the data, to keep to 0.5 MB" in caplog.text
-    halves = [collect_statistics(model, plan, part) for part in (feeds[4:], feeds[:4])]
-    assert file_bytes(halves[0].merge(halves[1]), tmp_path) == expected
-    (tmp_path / "read.npz").write_bytes(expected)
-    again = Statistics.load(tmp_path / "read.npz")
-    assert again.sha256 == halves[0].merge(halves[1]).sha256
-    assert file_bytes(again, tmp_path) == expected
-
-
-@pytest.mark.parametrize("size", [1, 4, 12])
-def test_batches_of_any_size_give_the_same(observed, size: int) -> None:
-    """Samples are pooled: what they came in does not matter."""
-    model, plan = observed
-    x = np.concatenate([feed["x"] for feed in feeds_of(12)])
-    parts = [{"x": x[start : start + size]} for start in range(0, len(x), size)]
-    found = collect_statistics(model, plan, open_feeds(model.proto, parts))
-    assert found.sha256 == collect_statistics(model, plan, feeds_of(12)).sha256
 
 
 def test_a_tensor_of_more_groups_than_fit_is_told(observed, caplog) -> None:

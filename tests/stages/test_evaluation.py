@@ -138,18 +138,20 @@ def test_inner_tensors_stand_in_the_order_of_computation() -> None:
     assert [line.split()[0] for line in lines[1:]] == ["candidate", "z", "b"] and max(map(len, lines)) < 80
 
 
-def test_other_outputs_are_refused() -> None:
-    """A candidate with other outputs is refused."""
-    other = build("g (float[N,3] x) => (float[N,3] z) { z = Neg (x) }")
-    with pytest.raises(ModelError, match="other has outputs z, the reference y"):
-        score_models(REFERENCE, {"other": other}, [{"x": X}])
-
-
-def test_other_shapes_are_refused() -> None:
-    """A candidate whose output has another shape is refused with both shapes."""
-    other = build("g (float[N,3] x) => (float[M,N] y) { y = Transpose (x) }")
-    with pytest.raises(ModelError, match=r"other: 'y' has shape \[3, 2\], the reference \[2, 3\]"):
-        score_models(REFERENCE, {"other": other}, [{"x": X}])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("(float[N,3] z) { z = Neg (x) }", "other has outputs z, the reference y"),
+        (
+            "(float[M,N] y) { y = Transpose (x) }",
+            r"other: 'y' has shape \[3, 2\], the reference \[2, 3\]",
+        ),
+    ],
+)
+def test_other_outputs_and_shapes_are_refused(text: str, words: str) -> None:
+    """A candidate with other outputs, or of another shape, is refused with both."""
+    with pytest.raises(ModelError, match=words):
+        score_models(REFERENCE, {"other": build(f"g (float[N,3] x) => {text}")}, [{"x": X}])
 
 
 def test_sizes_that_follow_from_values() -> None:

@@ -108,22 +108,6 @@ def test_a_layout_that_is_not_there_is_refused() -> None:
             Session(helper.make_model(graph, opset_imports=opsets, ir_version=8), 1).run({"x": x})
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("order", ["forward", "backward", "shuffled"])
-def test_neither_threads_nor_order_change_a_bit(observed, tmp_path, threads, order) -> None:
-    """One file for all of them."""
-    model, plan = observed
-    feeds = feeds_of(11)
-    expected = file_bytes(collect_statistics(model, plan, feeds, ObserveOptions(threads=1)), tmp_path)
-    moved = {
-        "forward": feeds,
-        "backward": feeds[::-1],
-        "shuffled": [feeds[i] for i in np.random.default_rng(1).permutation(len(feeds))],
-    }[order]
-    got = collect_statistics(model, plan, moved, ObserveOptions(threads=threads))
-    assert file_bytes(got, tmp_path) == expected
-
-
 def test_less_memory_means_more_passes_and_the_same_result(observed, tmp_path, caplog) -> None:
     """A line names the tensors that take another pass."""
     model, plan = observed
@@ -354,20 +338,6 @@ def test_a_cluster_without_work_is_refused(tmp_path) -> None:
             sources=Sources(statistics=statistics),
             options=QuantizeOptions(ray="local"),
         )
-
-
-def test_the_digest_of_the_data_depends_on_no_batch_and_no_order(observed) -> None:
-    """It sums up samples: statistics of one batch size serve a run with another."""
-    model, plan = observed
-    samples = [{name: array[:1] for name, array in feed.items()} for feed in feeds_of(6)]
-    joined = [
-        {name: np.concatenate([one[name] for one in samples[start : start + 4]]) for name in samples[0]}
-        for start in (0, 4)
-    ]
-    found = {collect_statistics(model, plan, feeds).data for feeds in (samples, samples[::-1], joined)}
-    assert len(found) == 1 and found.pop().samples == 6
-    part = replace(collect_statistics(model, plan, joined[:1]), complete=False)
-    assert collect_statistics(model, plan, samples, start=part).data.samples == 6
 
 
 def test_statistics_of_one_batch_size_serve_another(tmp_path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import loop_over
 
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
@@ -123,8 +124,8 @@ def test_learned_parameters_equal_torch(qtype, zero_point):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=5_000 * 3_000 * 2**-24)
 
 
-@pytest.mark.parametrize("qtype", [*QTYPES, "int8[-127,127]"])
-@pytest.mark.parametrize("rounding", ROUNDINGS)
+@loop_over("qtype", [*QTYPES, "int8[-127,127]"])
+@loop_over("rounding", ROUNDINGS)
 def test_values_equal_numerics(qtype, rounding):
     """Every number format, rounding and arithmetic gives the bits of the NumPy truth."""
     grid = qtype_by_name(qtype)
@@ -334,20 +335,16 @@ def test_exports_without_a_break():
 @pytest.mark.parametrize(
     ("message", "x", "scale", "keywords"),
     [
-        pytest.param(
-            "unknown qtype 'int88'; nearest: int8", torch.ones(2), 1.0, {"qtype": "int88"}, id="qtype"
-        ),
-        pytest.param("unknown rounding 'even'", torch.ones(2), 1.0, {"rounding": "even"}, id="rounding"),
-        pytest.param("unknown arithmetic", torch.ones(2), 1.0, {"arithmetic": "mult"}, id="arithmetic"),
-        pytest.param("got torch.int64", torch.ones(2).long(), 1.0, {}, id="integers"),
-        pytest.param("finite and positive.*-1.0", torch.ones(2), -1.0, {}, id="negative"),
-        pytest.param("without an axis", torch.ones(2, 2), torch.ones(2), {}, id="axis"),
-        pytest.param("give 2 values", torch.ones(2, 2), torch.ones(3), {"axis": 0}, id="length"),
-        pytest.param("as many dimensions", torch.ones(2, 2), torch.ones(1, 2, 2), {}, id="rank"),
-        pytest.param(
-            "needs 2 values", torch.ones(4, 1), torch.ones(3, 1), {"axis": 0, "block_size": 2}, id="n"
-        ),
-        pytest.param(r"need \[2, 2\]", torch.ones(4, 4), torch.ones(2, 1), {"block_shape": (2, 2)}, id="N-D"),
+        ("unknown qtype 'int88'; nearest: int8", torch.ones(2), 1.0, {"qtype": "int88"}),
+        ("unknown rounding 'even'", torch.ones(2), 1.0, {"rounding": "even"}),
+        ("unknown arithmetic", torch.ones(2), 1.0, {"arithmetic": "mult"}),
+        ("got torch.int64", torch.ones(2).long(), 1.0, {}),
+        ("finite and positive.*-1.0", torch.ones(2), -1.0, {}),
+        ("without an axis", torch.ones(2, 2), torch.ones(2), {}),
+        ("give 2 values", torch.ones(2, 2), torch.ones(3), {"axis": 0}),
+        ("as many dimensions", torch.ones(2, 2), torch.ones(1, 2, 2), {}),
+        ("needs 2 values", torch.ones(4, 1), torch.ones(3, 1), {"axis": 0, "block_size": 2}),
+        (r"need \[2, 2\]", torch.ones(4, 4), torch.ones(2, 1), {"block_shape": (2, 2)}),
     ],
 )
 def test_mistakes(message, x, scale, keywords):
@@ -366,31 +363,6 @@ def test_zero_point_outside():
 
 
 MILLION = 1_000_000
-
-
-def test_a_million_values_per_channel():
-    """Values, mask and gradient of a million values have torch's bits per channel, by its cachemask too."""
-    x = values(10, MILLION // 10)
-    scale = torch.rand(10, generator=torch.Generator().manual_seed(1)) * 0.1 + 0.01
-    zero_point = torch.arange(10, dtype=torch.int32) - 5
-    y, gradient = with_gradient(
-        lambda x: fake_quantize(x, scale, zero_point, qtype="int8", axis=0, arithmetic="reciprocal"), x
-    )
-    cachemask = torch.ops.aten.fake_quantize_per_channel_affine_cachemask
-    expected, mask = cachemask(x, scale, zero_point, 0, -128, 127)
-    assert same_bits(y, expected)
-    assert same_bits(gradient, values(*x.shape, seed=9) * mask) and not mask.all()
-
-
-def test_a_million_values_by_cachemask():
-    """The same holds per tensor, with scale and zero point as tensors."""
-    x, scale, zero_point = values(MILLION), torch.tensor(0.05), torch.tensor(7, dtype=torch.int32)
-    y, gradient = with_gradient(
-        lambda x: fake_quantize(x, scale, zero_point, qtype="uint8", arithmetic="reciprocal"), x
-    )
-    expected, mask = torch.ops.aten.fake_quantize_per_tensor_affine_cachemask(x, 0.05, 7, 0, 255)
-    assert same_bits(y, expected)
-    assert same_bits(gradient, values(MILLION, seed=9) * mask) and not mask.all()
 
 
 @pytest.mark.parametrize("per_channel", [False, True])

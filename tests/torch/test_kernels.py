@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from loops import loop_over
 
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
@@ -96,13 +97,14 @@ def test_kernels_have_torchs_bits(layout, dtype, learned, torch_alone, counted):
     assert counted
 
 
-@pytest.mark.parametrize("qtype", [*QTYPES, "int8[-127,127]"])
-@pytest.mark.parametrize("saturate", [False, True])
+@loop_over("qtype", [*QTYPES, "int8[-127,127]"])
+@loop_over("saturate", [False, True])
 def test_all_grids(qtype, saturate, torch_alone, counted):
     """The same holds for all number formats, element by element: one scale each, nothing is summed."""
     grid = qtype_by_name(qtype)
     x = torch.cat([values(500), torch.linspace(-9, 9, 333)])
     scale = torch.rand(len(x), generator=torch.Generator().manual_seed(1)) + 0.05
+    counted.clear()
     for arithmetic in ("divide", "reciprocal"):
         keywords = {"qtype": grid, "axis": 0, "arithmetic": arithmetic, "saturate": saturate}
         found, expected = (f(x, scale, torch.zeros(1), True, **keywords) for f in (run, torch_alone))
