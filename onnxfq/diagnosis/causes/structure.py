@@ -11,7 +11,7 @@ import onnx
 
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.calibration.calibrators.groups import group_ranges
-from onnxfq.diagnosis.reading.candidate import FileCandidate, find_origin
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Edit, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
@@ -147,13 +147,13 @@ def _is_quantized(index: GraphIndex, node: onnx.NodeProto) -> bool:
 
 def _is_pair(index: GraphIndex, name: str) -> bool:
     """Tell whether a tensor comes from a DequantizeLinear, moves between them left aside."""
-    maker = index.makers.get(find_origin(index, name, MOVES))
+    maker = index.makers.get(index.origin(name, MOVES))
     return maker is not None and maker.op_type == "DequantizeLinear"
 
 
 def _is_weight(index: GraphIndex, name: str) -> bool:
     """Tell whether a tensor is a constant, behind its pair or not."""
-    name = find_origin(index, name, MOVES | QDQ_OPS)
+    name = index.origin(name, MOVES | QDQ_OPS)
     return name in index.constants and len(index.constants[name].dims) > 1
 
 
