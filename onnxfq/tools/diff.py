@@ -92,14 +92,8 @@ def diff_models(
     for tensor in sorted(left.keys() | right.keys()):
         a, b = left.get(tensor), right.get(tensor)
         if a is None or b is None:
-            found.append(
-                Difference(
-                    tensor=tensor,
-                    what="placement",
-                    first=_describe_placement(a),
-                    second=_describe_placement(b),
-                )
-            )
+            places = _describe_placement(a), _describe_placement(b)
+            found.append(Difference(tensor=tensor, what="placement", first=places[0], second=places[1]))
             continue
         for what in ("qtype", "granularity", "zero_points"):
             values = (str(getattr(a, what)), str(getattr(b, what)))

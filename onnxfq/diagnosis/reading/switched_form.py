@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxfq.diagnosis.reading.prepare_form import prepare_form
+from onnxfq.diagnosis.reading.dynamic_products import write_products
 from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, StoredConstant, SwitchedForm
 from onnxfq.errors import ModelError
 from onnxfq.graph.bounds import UNKNOWN
@@ -32,6 +32,11 @@ _KEPT = "Kept"
 _KNOWN = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 # Operators whose result may be a scale.
 
+_PASSED_OVER = {
+    "DynamicQuantizeLinear": "range that each run sets (DynamicQuantizeLinear)",
+    "DynamicQuantizeLSTM": "weights of DynamicQuantizeLSTM",
+}
+
 _BIASED = ("Conv", "Gemm", "QGemm", "QLinearConv")
 
 
@@ -47,7 +52,10 @@ class _SwitchedUnfolding(Unfolding):
         self._clips_within: set[str] = set()
 
     def set_aside(self) -> list[str]:
-        """Rename pairs of several scales for a computed tensor, or computed ones; say of which kind."""
+        """Rename pairs of several scales for a computed tensor, or computed ones.
+
+        Returns what each quantizer is that is passed over.
+        """
         kinds, makers = [], self.index.makers
         for node in (node for node in self.index.nodes if node.op_type in QDQ_OPS):
             scale, maker = self.array(node.input[1]), makers.get(node.input[1])
@@ -57,7 +65,7 @@ class _SwitchedUnfolding(Unfolding):
                 if node.op_type == "DequantizeLinear":
                     kinds.append("activation with several scales" if is_known else "scale that is computed")
                 node.op_type = _KEPT + node.op_type
-        return kinds
+        return kinds + [_PASSED_OVER[n.op_type] for n in self.index.nodes if n.op_type in _PASSED_OVER]
 
     def give(self, node: onnx.NodeProto, tensor: str) -> None:
         grid = self.numbers[node.output[0]]
@@ -230,13 +238,13 @@ def switch_form(proto: onnx.ModelProto, source: str) -> SwitchedForm:
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    passed_over = prepare_form(copy)
+    write_products(copy)
     unfolding = _SwitchedUnfolding(copy, source)
-    kinds = unfolding.set_aside()
+    passed_over = unfolding.set_aside()
     form = unfolding.build()
     for node in form.proto.graph.node:
         node.op_type = node.op_type.removeprefix(_KEPT)
-    form.passed_over += kinds + passed_over
+    form.passed_over += passed_over
     if not form.activations and not form.constants and not form.passed_over:
         raise ModelError(f"{source} has no quantizers; give a quantized model, or quantize it first")
     return form

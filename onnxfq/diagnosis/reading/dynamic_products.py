@@ -1,4 +1,4 @@
-"""`prepare_form`: a quantized file as its float form is made of, with what stays as it is set aside."""
+"""`write_products`: products of dynamic numbers, as ONNX Runtime writes them, as products of floats."""
 
 from __future__ import annotations
 
@@ -14,20 +14,9 @@ from onnxfq.graph.node_fields import input_name
 
 _PRODUCTS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 
-_PASSED_OVER = {
-    "DynamicQuantizeLinear": "range that each run sets (DynamicQuantizeLinear)",
-    "DynamicQuantizeLSTM": "weights of DynamicQuantizeLSTM",
-}
 
-
-def prepare_form(proto: onnx.ModelProto) -> list[str]:
-    """Change a model, and return what each quantizer is that is passed over."""
-    _write_products(proto)
-    return [_PASSED_OVER[node.op_type] for node in proto.graph.node if node.op_type in _PASSED_OVER]
-
-
-def _write_products(proto: onnx.ModelProto) -> None:
-    """Write each product of dynamic numbers and its scales as a product of floats and a stored weight."""
+def write_products(proto: onnx.ModelProto) -> None:
+    """Write, in place, each product of dynamic numbers and its scales with floats and a stored weight."""
     index, nodes = GraphIndex.of_model(proto), proto.graph.node
     for node in list(nodes):
         maker = index.makers.get(node.input[0]) if node.op_type in _PRODUCTS else None
