@@ -122,6 +122,12 @@ class GraphIndex:
                     yield node
                     waiting += node.output
 
+    def origin(self, tensor: str, moves: Collection[str]) -> str:
+        """Return the tensor that one comes from by operators in `moves`, over their first inputs."""
+        while (maker := self.makers.get(tensor)) is not None and maker.op_type in moves:
+            tensor = maker.input[0]
+        return tensor
+
     def shape(self, tensor: str) -> Shape | None:
         """Return the shape of `tensor`, None for open dimensions; None when its rank is unknown."""
         if tensor in self.constants:

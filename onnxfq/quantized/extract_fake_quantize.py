@@ -38,14 +38,12 @@ class Lifted:
         model: the float model.
         plan: the quantized tensors.
         encodings: their scales and zero points.
-        scales: name of the constant that held the scale, by tensor.
         reciprocal: number of nodes that multiplied by 1 / scale, as torch does; QuantizeLinear divides.
     """
 
     model: Model
     plan: Plan
     encodings: Encodings
-    scales: dict[str, str]
     reciprocal: int
 
 
@@ -81,7 +79,7 @@ def lift_fake_quantize(model: Model) -> Lifted:
         skipped=(),
     )
     encodings = Encodings(model_sha256=digest, encodings=tuple(lift.encodings.values()))
-    return Lifted(Model(proto, digest, model.source), plan, encodings, lift.scales, lift.reciprocal)
+    return Lifted(Model(proto, digest, model.source), plan, encodings, lift.reciprocal)
 
 
 def drop_copies(model: Model) -> Model:
@@ -130,13 +128,11 @@ class _Lift:
         self.editor = Editor(graph)
         self.placements: dict[str, Placement] = {}
         self.encodings: dict[str, Encoding] = {}
-        self.scales: dict[str, str] = {}
         self.reciprocal = 0
 
     def take(self, node: gs.Node) -> None:
         source, made = node.inputs[0], node.outputs[0]
         spec, scale, zero_point = _read_node(node)
-        scale_name = node.inputs[1].name
         self.reciprocal += node.attrs.get("arithmetic", "divide") == "reciprocal"
         encoding = Encoding.of(source.name, spec, scale, zero_point)
         known = self.encodings.get(source.name)
@@ -167,7 +163,6 @@ class _Lift:
             float_type=float_type(source) or "float32",
         )
         self.encodings[source.name] = encoding
-        self.scales.setdefault(source.name, scale_name)
 
     def _read(self, source: gs.Tensor, reader: gs.Node, slot: int) -> Use:
         """Let `reader` read the float tensor, through a copy if it would quantize the tensor again."""

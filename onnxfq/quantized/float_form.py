@@ -8,7 +8,6 @@ removes these. A Clip stands where values may be outside.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -38,7 +37,6 @@ from onnxfq.graph.ops import (
 from onnxfq.graph.prune import remove_unread
 from onnxfq.graph.saturation import ValueLimit
 from onnxfq.graph.stored_grid import StoredGrid, grid_of
-from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.quantized.number_grids import (
     COMPARISONS,
     GridOperand,
@@ -50,13 +48,9 @@ from onnxfq.quantized.rounding import find_stored_type
 from onnxfq.quantized.saturation import Clipping
 from onnxfq.quantized.source_graph import SourceGraph
 
-log = logging.getLogger(__name__)
-
 # The data movement through which onnxruntime's quantizer passes dequantized numbers: it keeps their range.
 _MOVES = MOVES | SPLITS | {"MaxPool"}
 _SAME_RANK = frozenset({"Add", "Clip", "Concat", "LeakyRelu", "Mul", "Relu", "Sigmoid"})
-# ONNX types of quantized numbers.
-_NUMBERS = frozenset(one.onnx_type for one in QTYPES.values() if one.onnx_type)
 
 
 @dataclass

@@ -9,6 +9,7 @@ import onnx
 
 from onnxfq.data import Feed
 from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
 from onnxfq.quantized.number_grids import NumberGrid
 from onnxfq.quantized.rounding import find_stored_type
 
@@ -22,18 +23,13 @@ Samples of one kind differ by less, and the grid loses 2 of its 8 bits.
 """
 
 
-def input_grids(proto: onnx.ModelProto) -> dict[str, NumberGrid]:
-    """Return the grid of each input of a model that a QuantizeLinear with one constant scale reads."""
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    inputs = {value.name for value in proto.graph.input} - constants.keys()
+def constant_grids(index: GraphIndex) -> dict[str, NumberGrid]:
+    """Return the grid of each tensor that a QuantizeLinear with one constant scale reads."""
+    constants = index.constants
     grids: dict[str, NumberGrid] = {}
-    for node in proto.graph.node:
+    for node in index.nodes:
         names = [name for name in node.input[1:3] if name]
-        if (
-            node.op_type != "QuantizeLinear"
-            or node.input[0] not in inputs
-            or not constants.keys() >= {*names}
-        ):
+        if node.op_type != "QuantizeLinear" or not constants.keys() >= {*names}:
             continue
         scale, *zeros = (tensor_array(constants[name]) for name in names)
         if scale.size == 1:
@@ -67,7 +63,7 @@ class InputRanges:
     def explain(self, proto: onnx.ModelProto) -> list[str]:
         """Return a line for each input of a quantized model whose range and values disagree."""
         lines = []
-        for name, grid in input_grids(proto).items():
+        for name, grid in constant_grids(GraphIndex(proto.graph)).items():
             (low, high), (least, most) = grid.limits, self._ends.get(name, (0.0, 0.0))
             reach, size = max(-low, high), max(-least, most)
             if size and not size / APART < reach < size * APART:

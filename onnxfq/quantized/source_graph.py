@@ -19,7 +19,7 @@ from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, default_opset, list_graphs
 from onnxfq.graph.normalize.shapes import with_shapes
-from onnxfq.graph.normalize.steps import constant_value, evaluate_node
+from onnxfq.graph.normalize.steps import evaluate_node
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QUANTIZED_OPS, STANDARD_DOMAINS
 from onnxfq.numerics.qtypes import QTYPES
 from onnxfq.quantized.number_grids import joined_slots
@@ -72,11 +72,7 @@ class SourceGraph:
         self.proto.CopyFrom(proto)
         self.graph = self.proto.graph
         self.index = GraphIndex(*(list_graphs(self.graph) if enters_bodies else [self.graph]))
-        self.constants, self.outputs = dict(self.index.constants), self.index.outputs
-        for node in self.index.nodes:
-            tensor = constant_value(node)
-            if tensor is not None:
-                self.constants[node.output[0]] = tensor
+        self.constants, self.outputs = dict(self.index.stored), self.index.outputs
         self.names = self.index.names
         self.real: dict[str, str] = {}
         self.pairs: dict[str, Pair] = {}
@@ -99,10 +95,9 @@ class SourceGraph:
     def constant(self, name: str, values: ArrayLike, kind: Any = np.float32) -> str:
         """Add a constant of float type `kind` and return its name, `name` if no constant has it."""
         free = name if name not in self.constants else self.names.claim(name)
-        tensor = make_tensor(free, np.asarray(values, kind))
         self.names.add(free)
-        self.constants[free] = tensor
-        self.graph.initializer.append(tensor)
+        self.graph.initializer.append(make_tensor(free, np.asarray(values, kind)))
+        self.constants[free] = self.graph.initializer[-1]
         return free
 
     def value(self, name: str) -> NDArray[Any] | None:

@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import onnx
 
 from onnxfq.choices import COMPARED_FEEDS as FEEDS
@@ -17,13 +16,12 @@ from onnxfq.data import Data
 from onnxfq.data.outputs import EqualCounts, FlatOutput
 from onnxfq.documents.scores import EqualShare
 from onnxfq.errors import DataError, ModelError
-from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.io.load import read_model
 from onnxfq.graph.ops import ONNX_QUANTIZERS
 from onnxfq.graph.signature import boundaries
 from onnxfq.numerics.metrics import ErrorSums
-from onnxfq.quantized.input_ranges import InputRanges
+from onnxfq.quantized.input_ranges import InputRanges, constant_grids
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.support.records import Record
 from onnxfq.support.tables import table_lines
@@ -163,7 +161,7 @@ def compare(
         if options.progress is not None:
             options.progress("compare", number + 1, len(given))
     index = GraphIndex(proto.graph)
-    makers, scales = index.makers, _scales(index)
+    makers, grids = index.makers, constant_grids(index)
     found = [
         TensorDifference(
             tensor=name,
@@ -172,7 +170,7 @@ def compare(
             sqnr_db=one.sqnr_db,
             cosine=one.cosine,
             largest_error=one.largest,
-            steps=one.largest / scales[name] if name in scales else None,
+            steps=one.largest / grids[name].scale if name in grids else None,
         )
         for name, one in sums.items()
     ]
@@ -194,14 +192,3 @@ def _sum_errors(name: str, left: FlatOutput, right: FlatOutput, names: Sequence[
             f"{name!r} has shape {left} in {names[0]} and {right} in {names[1]}; give both the same data"
         )
     return ErrorSums.from_arrays(left.array, right.array)
-
-
-def _scales(index: GraphIndex) -> dict[str, float]:
-    """Return the scale of each tensor that is quantized with one constant scale."""
-    found = {}
-    for node in index.nodes:
-        if node.op_type == "QuantizeLinear" and node.input[1] in index.constants:
-            scale = np.asarray(tensor_array(index.constants[node.input[1]]), np.float64)
-            if scale.size == 1:
-                found[node.input[0]] = float(scale.reshape(()))
-    return found

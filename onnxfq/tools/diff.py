@@ -92,14 +92,8 @@ def diff_models(
     for tensor in sorted(left.keys() | right.keys()):
         a, b = left.get(tensor), right.get(tensor)
         if a is None or b is None:
-            found.append(
-                Difference(
-                    tensor=tensor,
-                    what="placement",
-                    first=_describe_placement(a),
-                    second=_describe_placement(b),
-                )
-            )
+            places = _describe_placement(a), _describe_placement(b)
+            found.append(Difference(tensor=tensor, what="placement", first=places[0], second=places[1]))
             continue
         for what in ("qtype", "granularity", "zero_points"):
             values = (str(getattr(a, what)), str(getattr(b, what)))
@@ -135,9 +129,13 @@ def _scales(proto: onnx.ModelProto) -> dict[str, NDArray[Any]]:
     constants = GraphIndex.of_model(proto).constants
     return {
         node.input[0]: np.asarray(tensor_array(constants[node.input[1]]), np.float64)
-        for node in list_nodes(proto.graph)
-        if node.op_type in _HAS_SCALE and node.input[1] in constants
+        for node in _quantizers(proto)
+        if node.input[1] in constants
     }
+
+
+def _quantizers(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [node for node in list_nodes(proto.graph) if node.op_type in _HAS_SCALE]
 
 
 def _diff_scales(tensor: str, pair: list[NDArray[Any] | None], tolerance: float) -> list[Difference]:
@@ -172,9 +170,8 @@ def _diff_nodes(*protos: onnx.ModelProto) -> list[Difference]:
 def _quantized_tensors(proto: onnx.ModelProto) -> dict[str, str]:
     """Return the tensor before the quantizers by the output of each, so that a new pair changes no reader."""
     behind: dict[str, str] = {}
-    for node in list_nodes(proto.graph):
-        if node.op_type in _HAS_SCALE:
-            behind[node.output[0]] = behind.get(node.input[0], node.input[0]).removesuffix("/q")
+    for node in _quantizers(proto):
+        behind[node.output[0]] = behind.get(node.input[0], node.input[0]).removesuffix("/q")
     return behind
 
 
@@ -189,13 +186,7 @@ def _describe_node(node: onnx.NodeProto, behind: Mapping[str, str]) -> dict[str,
 
 def _diff_constants(protos: Sequence[onnx.ModelProto], tolerance: float) -> list[Difference]:
     """Return the constants of one name with different values, except scales and zero points."""
-    parameters = {
-        name
-        for proto in protos
-        for node in list_nodes(proto.graph)
-        if node.op_type in _HAS_SCALE
-        for name in node.input[1:]
-    }
+    parameters = {name for proto in protos for node in _quantizers(proto) for name in node.input[1:]}
     first, second = (GraphIndex.of_model(proto).constants for proto in protos)
     found = []
     for name in sorted((first.keys() & second.keys()) - parameters):

@@ -9,20 +9,14 @@ from functools import partial
 import numpy as np
 import onnx
 
-from onnxfq.calibration.calibrators import MINMAX
-from onnxfq.calibration.calibrators.groups import group_ranges
-from onnxfq.diagnosis.reading.candidate import FileCandidate, find_origin
+from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Edit, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
 from onnxfq.diagnosis.reading.quantizers import ActivationQuantizer
-from onnxfq.diagnosis.reading.stored_weight import channel_axis
+from onnxfq.diagnosis.reading.stored_weight import channel_axis, requantize
 from onnxfq.diagnosis.reading.toggles import TrialState
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import MOVES, QDQ_OPS, WEIGHTED_INPUTS
-from onnxfq.numerics.granularity import Granularity
-from onnxfq.numerics.qparams import choose_qparams
-from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.numerics.spec import QuantSpec
 
 FUSED = ("BatchNormalization", "Clip", "Relu")
 """Operators that kernels compute with the convolution in front."""
@@ -147,13 +141,13 @@ def _is_quantized(index: GraphIndex, node: onnx.NodeProto) -> bool:
 
 def _is_pair(index: GraphIndex, name: str) -> bool:
     """Tell whether a tensor comes from a DequantizeLinear, moves between them left aside."""
-    maker = index.makers.get(find_origin(index, name, MOVES))
+    maker = index.makers.get(index.origin(name, MOVES))
     return maker is not None and maker.op_type == "DequantizeLinear"
 
 
 def _is_weight(index: GraphIndex, name: str) -> bool:
     """Tell whether a tensor is a constant, behind its pair or not."""
-    name = find_origin(index, name, MOVES | QDQ_OPS)
+    name = index.origin(name, MOVES | QDQ_OPS)
     return name in index.constants and len(index.constants[name].dims) > 1
 
 
@@ -171,6 +165,4 @@ def _quantize_layer(editor: FileEditor, node: str, old: str, new: str) -> None:
     layer = next(one for one in editor.graph.node if one.name == node)
     values = np.asarray(editor.array(layer.input[1]), np.float32)
     axis = channel_axis(layer, values.ndim) or 0
-    spec = QuantSpec(qtype=qtype_by_name("int8[-127,127]"), granularity=Granularity(axis))
-    scale, _ = choose_qparams(*group_ranges(values, spec, MINMAX), spec.qtype, spec.symmetric)
-    editor.insert_pair(layer.input[1], scale, node, axis)
+    editor.insert_pair(layer.input[1], requantize(values, (-127, 127), axis).grid.scale, node, axis)

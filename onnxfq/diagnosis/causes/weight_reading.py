@@ -87,7 +87,7 @@ class WeightReading:
 
     def round_again(self, values: NDArray[np.float32], axis: int | None) -> Fix:
         """Return what stores the weight as `values`, with a scale a channel along `axis`."""
-        weight = requantize(values, self.constant, axis)
+        weight = requantize(values, self.constant.codes, axis)
         return weight.grid.values, partial(FileEditor.set_weight, constant=self.constant, weight=weight)
 
 

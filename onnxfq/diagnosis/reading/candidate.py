@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -241,17 +241,10 @@ class FileCandidate:
         """Tell whether some of these quantizers and some others meet at a Concat, whose grid may be one."""
         sides = [[self.form.activations[number] for number in side] for side in (numbers, others)]
         for node in (node for node in self.form_index.nodes if node.op_type == "Concat"):
-            sources = {find_origin(self.form_index, name, _MOVING) for name in node.input}
+            sources = {self.form_index.origin(name, _MOVING) for name in node.input}
             if all(any(q.output in sources or q.plain in node.output for q in side) for side in sides):
                 return True
         return False
-
-
-def find_origin(index: GraphIndex, name: str, moves: Collection[str]) -> str:
-    """Return the tensor that one comes from by operators in `moves`."""
-    while (maker := index.makers.get(name)) is not None and maker.op_type in moves:
-        name = maker.input[0]
-    return name
 
 
 def worst_db(noise: Noise) -> float:

@@ -10,43 +10,28 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from onnxfq.graph.external.tensor import tensor_array
-from onnxfq.graph.index import GraphIndex
+from onnxfq.quantized.source_graph import SourceGraph
 
 
-class GraphEditor:
+class GraphEditor(SourceGraph):
     """A copy of a file."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         """Copy the model."""
-        self.proto = onnx.ModelProto()
-        self.proto.CopyFrom(proto)
-        self.graph = self.proto.graph
-        index = GraphIndex.of_model(self.proto)
-        self.names, self._tensors = index.names, index.constants
-
-    def array(self, name: str) -> NDArray[np.generic] | None:
-        """Return the values of an initializer; None for another tensor."""
-        tensor = self._tensors.get(name)
-        return None if tensor is None else np.asarray(tensor_array(tensor))
+        super().__init__(proto, "", enters_bodies=True, keeps_names=False)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of an initializer."""
-        return tuple(self._tensors[name].dims)
+        return tuple(self.constants[name].dims)
 
     def store(self, name: str, values: NDArray[np.generic]) -> None:
-        """Give an initializer other values of its type, or add one."""
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            self.graph.initializer.append(numpy_helper.from_array(values, name))
-            self._tensors[name] = self.graph.initializer[-1]
-            return
+        """Give an initializer other values of its type."""
+        tensor = self.constants[name]
         tensor.CopyFrom(numpy_helper.from_array(values.astype(tensor_array(tensor).dtype), name))
 
     def add(self, stem: str, values: NDArray[np.generic]) -> str:
         """Add an initializer and return its name, `stem` or the next that is free."""
-        name = self.names.claim(stem)
-        self.store(name, values)
-        return name
+        return self.constant(self.names.claim(stem), values, values.dtype)
 
     def maker(self, tensor: str) -> onnx.NodeProto | None:
         """Return the node that computes a tensor."""

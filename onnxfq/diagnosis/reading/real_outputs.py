@@ -49,9 +49,7 @@ def take_back_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _find_quantizer(index: GraphIndex, name: str) -> onnx.NodeProto | None:
     """Return the QuantizeLinear whose numbers a tensor has, moved or not."""
-    maker = index.makers.get(name)
-    while maker is not None and maker.op_type in DATA_MOVEMENT:
-        maker = index.makers.get(maker.input[0])
+    maker = index.makers.get(index.origin(name, DATA_MOVEMENT))
     return maker if maker is not None and maker.op_type == "QuantizeLinear" else None
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.calibration.calibrators.groups import group_ranges
-from onnxfq.diagnosis.reading.quantizers import StoredConstant
 from onnxfq.graph import ops
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.stored_grid import StoredGrid
@@ -45,12 +44,14 @@ def channel_axis(node: onnx.NodeProto, rank: int) -> int | None:
     return ops.channel_axis(SimpleNamespace(op=node.op_type, attrs=attributes_of(node)), 1, rank)
 
 
-def requantize(values: NDArray[np.float32], constant: StoredConstant, axis: int | None) -> RequantizedWeight:
-    """Return a weight rounded to the type of a stored one, with the range of each channel along `axis`.
+def requantize(
+    values: NDArray[np.float32], codes: tuple[float, float], axis: int | None
+) -> RequantizedWeight:
+    """Return a weight rounded to the numbers `codes`, with the range of each channel along `axis`.
 
-    The grid is symmetric for signed types.
+    The grid is symmetric for signed numbers.
     """
-    least, most = map(int, constant.codes)
+    least, most = map(int, codes)
     qtype, granularity = qtype_of_integers(-most if least < 0 else least, most), Granularity(axis)
     spec = QuantSpec(qtype=qtype, symmetric=least < 0, granularity=granularity)
     scale, zero = choose_qparams(*group_ranges(values, spec, MINMAX), qtype, spec.symmetric)

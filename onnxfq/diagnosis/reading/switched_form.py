@@ -13,17 +13,31 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnxfq.diagnosis.reading.prepare_form import KEPT, prepare_form
+from onnxfq.diagnosis.reading.dynamic_products import write_products
 from onnxfq.diagnosis.reading.quantizers import PREFIX, ActivationQuantizer, StoredConstant, SwitchedForm
 from onnxfq.errors import ModelError
 from onnxfq.graph.bounds import UNKNOWN
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, list_nodes
-from onnxfq.graph.node_fields import input_name
-from onnxfq.graph.ops import ONNX_QUANTIZERS, QUANTIZED_OPS
+from onnxfq.graph.node_fields import attributes_of, input_name
+from onnxfq.graph.ops import ONNX_QUANTIZERS, QDQ_OPS, QUANTIZED_OPS
 from onnxfq.graph.stored_grid import StoredGrid
 from onnxfq.quantized.float_form import Unfolding
 from onnxfq.quantized.number_grids import NumberGrid, quantized_slots
 from onnxfq.quantized.operators import HANDLERS
+
+_KEPT = "Kept"
+# Begin of the op types of quantizers that stay as they are.
+
+_KNOWN = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+# Operators whose result may be a scale.
+
+_PASSED_OVER = {
+    "DynamicQuantizeLinear": "range that each run sets (DynamicQuantizeLinear)",
+    "DynamicQuantizeLSTM": "weights of DynamicQuantizeLSTM",
+}
+
+_BIASED = ("Conv", "Gemm", "QGemm", "QLinearConv")
 
 
 class _SwitchedUnfolding(Unfolding):
@@ -34,9 +48,24 @@ class _SwitchedUnfolding(Unfolding):
     def __init__(self, proto: onnx.ModelProto, source: str) -> None:
         super().__init__(proto, source, HANDLERS)
         self.switched = SwitchedForm(onnx.ModelProto())
-        self._makers = {name: node for node in proto.graph.node for name in node.output}
         self._inputs: list[str] = []
         self._clips_within: set[str] = set()
+
+    def set_aside(self) -> list[str]:
+        """Rename pairs of several scales for a computed tensor, or computed ones.
+
+        Returns what each quantizer is that is passed over.
+        """
+        kinds, makers = [], self.index.makers
+        for node in (node for node in self.index.nodes if node.op_type in QDQ_OPS):
+            scale, maker = self.array(node.input[1]), makers.get(node.input[1])
+            is_known = scale is not None or (maker is not None and maker.op_type in _KNOWN)
+            has_several = scale is not None and scale.size > 1
+            if not is_known or (has_several and node.input[0] not in self._fixed):
+                if node.op_type == "DequantizeLinear":
+                    kinds.append("activation with several scales" if is_known else "scale that is computed")
+                node.op_type = _KEPT + node.op_type
+        return kinds + [_PASSED_OVER[n.op_type] for n in self.index.nodes if n.op_type in _PASSED_OVER]
 
     def give(self, node: onnx.NodeProto, tensor: str) -> None:
         grid = self.numbers[node.output[0]]
@@ -87,7 +116,7 @@ class _SwitchedUnfolding(Unfolding):
 
     def meet_captured(self, node: onnx.NodeProto, captured: set[str]) -> None:
         for name in sorted(captured & self.numbers.keys()):
-            maker = self._makers.get(name)
+            maker = self.index.makers.get(name)
             if maker is None or maker.op_type not in ONNX_QUANTIZERS:
                 self.refuse(node, f"has a body that reads the quantized numbers of {name!r}")
             if self.standing.isdisjoint(maker.output):
@@ -133,12 +162,12 @@ class _SwitchedUnfolding(Unfolding):
         if operand is None:
             return constant
         name, floats = node.input[operand.data], None
-        stored, maker = np.asarray(self.array(name)).dtype, self._makers.get(name)
+        stored, maker = np.asarray(self.array(name)).dtype, self.index.makers.get(name)
         codes = self._ends_of(maker) or NumberGrid(kind=stored).codes
         while maker is not None and maker.op_type in ("Clip", "QuantizeLinear"):
             name = maker.input[0]
             floats = self.array(name) if maker.op_type == "QuantizeLinear" else None
-            maker = self._makers.get(name)
+            maker = self.index.makers.get(name)
         self.switched.constants.append(
             StoredConstant(
                 constant=constant,
@@ -161,17 +190,25 @@ class _SwitchedUnfolding(Unfolding):
             self.switched.shifted.append((self.node.name, name))
         return super().read_computed(name, grid)
 
+    def _give_bias(self, node: onnx.NodeProto) -> None:
+        """Give a layer with a stored weight a bias of zeros, so that a lost one can be tried."""
+        weight = self.constants.get(node.input[1])
+        is_float = weight is not None and weight.data_type == onnx.TensorProto.FLOAT
+        if weight is not None and is_float and not weight.name.startswith(PREFIX):
+            axis = int(node.op_type == "Gemm" and not attributes_of(node).get("transB"))
+            bias = self.constant(f"{PREFIX}/{node.name}/bias", np.zeros(weight.dims[axis]))
+            node.input[2:3] = [bias]
+
     def build(self) -> SwitchedForm:
         """Return the form; the constants that layers read can be replaced too."""
+        layers = {node.name for node in self.index.nodes if node.op_type in _BIASED}
         self.switched.proto = self.run().proto
         graph = self.switched.proto.graph
-        tensors = {tensor.name: tensor for tensor in graph.initializer}
-        biases = [
-            node.input[2]
-            for node in graph.node
-            if node.op_type in ("Conv", "ConvTranspose", "Gemm") and len(node.input) > 2
-        ]
-        for name in dict.fromkeys((*self._inputs, *biases)):
+        for node in (node for node in graph.node if node.name in layers and not input_name(node, 2)):
+            self._give_bias(node)
+        products = [node for node in graph.node if node.op_type in ("Conv", "ConvTranspose", "Gemm")]
+        tensors = GraphIndex(graph).constants
+        for name in dict.fromkeys((*self._inputs, *(input_name(node, 2) for node in products))):
             if name in tensors:
                 tensor = tensors[name]
                 graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
@@ -201,10 +238,12 @@ def switch_form(proto: onnx.ModelProto, source: str) -> SwitchedForm:
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    passed_over = prepare_form(copy)
-    form = _SwitchedUnfolding(copy, source).build()
+    write_products(copy)
+    unfolding = _SwitchedUnfolding(copy, source)
+    passed_over = unfolding.set_aside()
+    form = unfolding.build()
     for node in form.proto.graph.node:
-        node.op_type = node.op_type.removeprefix(KEPT)
+        node.op_type = node.op_type.removeprefix(_KEPT)
     form.passed_over += passed_over
     if not form.activations and not form.constants and not form.passed_over:
         raise ModelError(f"{source} has no quantizers; give a quantized model, or quantize it first")

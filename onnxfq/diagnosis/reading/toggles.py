@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from onnxfq.data import Feed
+from onnxfq.diagnosis.reading.graph_editor import GraphEditor
 from onnxfq.diagnosis.reading.quantizers import SwitchedForm
 from onnxfq.diagnosis.reading.values import GridFit
-from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.patterns.logits import JudgedTensors
 from onnxfq.graph.prune import remove_unread
 from onnxfq.graph.signature import output_names, with_outputs
@@ -126,11 +126,11 @@ class FileToggles:
 
 def without_quantizers(form: SwitchedForm, constants: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
     """Return the form without its quantizers and switches, with these constants."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(form.proto)
-    graph = proto.graph
-    defaults = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in defaults]
+    editor = GraphEditor(form.proto)
+    for name in constants.keys() & editor.constants.keys():
+        editor.store(name, constants[name])
+    proto, graph = editor.proto, editor.graph
+    inputs = [value for value in graph.input if value.name not in editor.constants]
     del graph.input[:]
     graph.input.extend(inputs)
     real = {quantizer.output: quantizer.real for quantizer in form.activations}
@@ -138,8 +138,4 @@ def without_quantizers(form: SwitchedForm, constants: Mapping[str, NDArray[Any]]
         node.CopyFrom(helper.make_node("Identity", [real[node.output[0]]], node.output, node.name))
     parts = {one.name(part) for one in form.activations for part in ("q", "clipped", "dq")}
     remove_unread(proto, [graph], lambda node: not parts.isdisjoint(node.output))
-    for tensor in graph.initializer:
-        if tensor.name in constants:
-            values = np.asarray(constants[tensor.name], tensor_array(tensor).dtype)
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
     return proto

@@ -65,14 +65,11 @@ def _list_carried(node: onnx.NodeProto) -> Iterator[_Carried]:
 def _is_unchanged(node: onnx.NodeProto, place: _Carried) -> bool:
     """Tell whether the body returns what it takes there."""
     (body,) = bodies(node)
-    makers = GraphIndex(body).makers
     outputs = [value.name for value in body.output]
     name, taken = outputs.pop(place.returned), body.input[place.taken].name
     if taken in outputs or len(node.output) < 2:  # it would be undefined, or the loop without outputs
         return False
-    while (maker := makers.get(name)) is not None and maker.op_type == "Identity":
-        name = maker.input[0]
-    return bool(name == taken)
+    return bool(GraphIndex(body).origin(name, ("Identity",)) == taken)
 
 
 def _read_directly(node: onnx.NodeProto, place: _Carried) -> list[onnx.NodeProto]:

@@ -1,4 +1,4 @@
-"""`prepare_form`: a quantized file as its float form is made of, with what stays as it is set aside."""
+"""`write_products`: products of dynamic numbers, as ONNX Runtime writes them, as products of floats."""
 
 from __future__ import annotations
 
@@ -10,61 +10,13 @@ from onnx import helper, numpy_helper
 from onnxfq.diagnosis.reading.quantizers import PREFIX
 from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.node_fields import attributes_of, input_name
-
-KEPT = "Kept"
-"""Begin of the op types of quantizers that stay as they are."""
-
-_BIASES = {"Conv": (2, 1), "Gemm": (2, 1), "QGemm": (6, 3), "QLinearConv": (8, 3)}
-# Op type -> the slots of its bias and of its weight.
+from onnxfq.graph.node_fields import input_name
 
 _PRODUCTS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 
-_PASSED_OVER = {
-    "DynamicQuantizeLinear": "range that each run sets (DynamicQuantizeLinear)",
-    "DynamicQuantizeLSTM": "weights of DynamicQuantizeLSTM",
-}
 
-_PAIR = ("QuantizeLinear", "DequantizeLinear")
-
-_KNOWN = (*_PAIR, "DynamicQuantizeLinear")
-# Operators whose result may be a scale.
-
-
-def prepare_form(proto: onnx.ModelProto) -> list[str]:
-    """Change a model, and return what each quantizer is that is passed over."""
-    kinds = _set_aside(proto)
-    kinds += [_PASSED_OVER[node.op_type] for node in proto.graph.node if node.op_type in _PASSED_OVER]
-    _give_biases(proto)
-    _write_products(proto)
-    return kinds
-
-
-def _set_aside(proto: onnx.ModelProto) -> list[str]:
-    """Rename the pairs of several scales for a computed tensor, and of computed scales; say of which kind."""
-    index, kinds = GraphIndex.of_model(proto), []
-    for node in proto.graph.node:
-        if node.op_type not in _PAIR:
-            continue
-        scale, maker = index.constants.get(node.input[1]), index.makers.get(node.input[1])
-        is_known = scale is not None or (maker is not None and maker.op_type in _KNOWN)
-        has_several = scale is not None and int(np.prod(scale.dims)) > 1
-        if not is_known or (has_several and not _is_constant(index, node.input[0])):
-            if node.op_type == "DequantizeLinear":
-                kinds.append("activation with several scales" if is_known else "scale that is computed")
-            node.op_type = KEPT + node.op_type
-    return kinds
-
-
-def _is_constant(index: GraphIndex, name: str) -> bool:
-    """Tell whether a tensor is computed from constants alone."""
-    maker = index.makers.get(name)
-    reads = [] if maker is None else filter(None, maker.input)
-    return name in index.constants or (maker is not None and all(_is_constant(index, one) for one in reads))
-
-
-def _write_products(proto: onnx.ModelProto) -> None:
-    """Write each product of dynamic numbers and its scales as a product of floats and a stored weight."""
+def write_products(proto: onnx.ModelProto) -> None:
+    """Write, in place, each product of dynamic numbers and its scales with floats and a stored weight."""
     index, nodes = GraphIndex.of_model(proto), proto.graph.node
     for node in list(nodes):
         maker = index.makers.get(node.input[0]) if node.op_type in _PRODUCTS else None
@@ -129,33 +81,3 @@ def _float_bias(index: GraphIndex, add: onnx.NodeProto) -> tuple[onnx.NodeProto 
         if maker is not None and maker.op_type == "Div" and maker.input[0] in index.constants:
             return reshape, maker.input[0]
     return None, ""
-
-
-def _give_biases(proto: onnx.ModelProto) -> None:
-    """Give integer convolutions without a bias one of zeros, so that a lost one can be tried."""
-    index = GraphIndex.of_model(proto)
-    for node in proto.graph.node:
-        slot, weight = _BIASES.get(node.op_type, (0, 0))
-        if not slot or input_name(node, slot):
-            continue
-        shape = _weight_shape(index, node.input[weight])
-        by_columns = "Gemm" in node.op_type and not attributes_of(node).get("transB")
-        if shape is None or len(shape) <= by_columns:
-            continue
-        kind = np.float32 if node.op_type in ("Conv", "Gemm") else np.int32
-        name = f"{PREFIX}/{node.name}/bias"
-        proto.graph.initializer.append(numpy_helper.from_array(np.zeros(shape[int(by_columns)], kind), name))
-        node.input[slot : slot + 1] = [name]
-
-
-def _weight_shape(index: GraphIndex, name: str) -> tuple[int, ...] | None:
-    """Return the shape of a float32 or integer weight, behind its pair; None if it is computed."""
-    while (maker := index.makers.get(name)) is not None and maker.op_type in _PAIR:
-        scale = index.constants.get(maker.input[1])
-        if scale is None or scale.data_type != onnx.TensorProto.FLOAT:
-            return None
-        name = maker.input[0]
-    tensor = index.constants.get(name)
-    if tensor is None or "float16" in tensor_array(tensor).dtype.name:
-        return None
-    return tuple(tensor.dims)
