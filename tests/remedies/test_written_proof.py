@@ -6,7 +6,7 @@ The authorities are ONNX Runtime's default session and OpenVINO themselves, open
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -409,3 +409,18 @@ def test_what_users_open_decides_nothing(
     assert made.proof is not None and not made.proof.difference and made.proof.opened_db is not None
     assert made.proof.opened_db < 7 < made.evaluation.lowest_db
     assert "as users open it, in half" in quantize_summary(made)
+
+
+@pytest.mark.parametrize("wrong", [(7,), (7, 180), (3, 90, 170), tuple(range(0, 200, 2))])
+def test_the_search_is_bounded(wrong: tuple[int, ...]) -> None:
+    """Units of one or two kinds are found; more have no cure, and it is asked about few models."""
+    units = [runtime_cure._Unit(str(number), str(number)) for number in range(200)]
+    asked: list[int] = []
+
+    def agrees(names: Sequence[str]) -> bool:
+        asked.append(len(names))
+        return set(map(str, wrong)) <= set(names)
+
+    found = runtime_cure._FloatSearch(units, agrees).run()
+    assert found == ([str(number) for number in reversed(wrong)] if len(wrong) <= 2 else [])
+    assert len(asked) <= 40
