@@ -60,7 +60,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tell whether dear files give a sample: in a run that names no tests."""
     given = getattr(config, "workerinput", None)
     named = config.args_source is pytest.Config.ArgsSource.ARGS
-    whole = config.getoption("--whole") or config.getoption("--all-cases") or bool(config.getoption("-m"))
+    whole = (
+        config.getoption("--whole")
+        or "ONNXFQ_WHOLE" in os.environ
+        or config.getoption("--all-cases")
+        or bool(config.getoption("-m"))
+    )
     config.stash[_SAMPLED] = given["sampled"] if given is not None else not (named or whole)
 
 

@@ -38,6 +38,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], A
     return import_module
 
 
+@pytest.mark.sample
 def test_the_whole_job_is_measured(tmp_path: Path, script: Callable[[str], Any]) -> None:
     """Each job runs in its own process on its network and gives one row of figures, no error."""
     jobs = ["plain inference", "onnxfq", "onnxruntime minmax"]

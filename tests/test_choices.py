@@ -305,6 +305,7 @@ def test_what_is_not_judged(kind: str, tmp_path: Path, capfd: pytest.CaptureFixt
     assert "cannot be promised" in line and why in line
 
 
+@pytest.mark.sample
 def test_a_candidate_without_the_choice() -> None:
     """Another model cannot be given what it does not compute: a note says what is not judged."""
     reference = network("TopK")

@@ -181,6 +181,7 @@ def test_every_kind_is_compared(kind: str, tmp_path: Path) -> None:
     assert kept.evaluation.candidates[0].worst is not None
 
 
+@pytest.mark.sample
 def test_shares_by_hand() -> None:
     """Integers and texts are equal by place; collections of rows of unlike size by the rows in both."""
     first = FlatOutput.of(np.int64([[1, 2], [3, 4]]))

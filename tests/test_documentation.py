@@ -135,6 +135,7 @@ def test_a_tutorial_leads_to_checked_models(page: Path, tmp_path: Path, server: 
         onnx.checker.check_model(onnx.load(path), full_check=True)
 
 
+@pytest.mark.sample
 def test_recipes_are_valid(workdir: Path) -> None:
     """The recipes of their page, of channels and of weights quantize a model; that in blocks is simulated."""
     (recipe,) = blocks(ROOT / "docs" / "recipes.md", "yaml")

@@ -150,6 +150,7 @@ def test_sentences_are_short(page: Path) -> None:
     assert longer and sum(longer) <= 18 * len(longer)
 
 
+@pytest.mark.sample
 def test_help() -> None:
     """No help text has a banned phrase."""
     assert not [bad for text in help_texts() for bad in offences(text)]

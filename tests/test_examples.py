@@ -47,6 +47,7 @@ def test_command_runs(page: str, words: list[str], tmp_path: Path) -> None:
     assert [*tmp_path.glob("*.onnx"), *tmp_path.glob("*.png")]
 
 
+@pytest.mark.sample
 def test_the_notebook_runs(tmp_path: Path) -> None:
     """The code cells run in order and leave a model and a report; no outputs are stored."""
     content = json.loads((ROOT / "examples/notebook/quantize.ipynb").read_text(encoding="utf-8"))

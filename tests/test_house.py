@@ -128,7 +128,30 @@ _NO_CODE = {
     tokenize.ENDMARKER,
 }
 
-ROOM_LINES: dict[str, int] = {}
+ROOM_LINES: dict[str, int] = {
+    "": 369,
+    "calibration": 2419,
+    "checkpoints": 1371,
+    "cli": 1786,
+    "data": 1718,
+    "diagnosis": 2041,
+    "documents": 1436,
+    "execution": 1013,
+    "graph": 4349,
+    "interchange": 1167,
+    "numerics": 1082,
+    "passes": 1489,
+    "placement": 1382,
+    "quantized": 1501,
+    "remedies": 3845,
+    "report": 1206,
+    "runtime": 1523,
+    "stages": 1862,
+    "support": 925,
+    "targets": 6036,
+    "tools": 1741,
+    "torch": 6238,
+}
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 
 It rises only with a comment beside it that names the ability, and the room that became smaller.
@@ -188,7 +211,7 @@ def test_no_test_imports_a_test() -> None:
 
 
 VERDICT = 480.0
-"""Seconds of processor time for the files of tests that a plain `pytest` runs whole; collecting comes on top."""
+"""Seconds of processor time for the files that a plain `pytest` runs whole; collecting comes on top."""
 
 
 def test_the_verdict_is_quick() -> None:

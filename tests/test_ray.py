@@ -41,6 +41,7 @@ def four() -> int:
     return 4
 
 
+@pytest.mark.sample
 def test_results_faults_and_handlers(reachable: None) -> None:
     """Results come in order, a fault of a task is raised here, and no handler of a signal is replaced."""
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

@@ -113,6 +113,7 @@ def amax_of(limits):
     return max(map(abs, limits))
 
 
+@pytest.mark.sample
 def test_minmax(tensors):
     """The smallest and the largest of all values, exactly."""
     for name, x in tensors.items():

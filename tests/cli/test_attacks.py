@@ -452,6 +452,7 @@ def test_bomb_of_a_run(operator: str, server: CommandServer, tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.npz", "m.onnx"]
 
 
+@pytest.mark.sample
 def test_limit_of_memory() -> None:
     """The limit is the memory that the system calls available; a lower one, of `ulimit -d`, stays."""
     script = (

@@ -85,6 +85,7 @@ def test_stages_give_what_quantize_gives(run: Run, recipe: str) -> None:
 CACHE = "TRT-8501-EntropyCalibration2\nx: 3d000000\nc: 3c010204\n"
 
 
+@pytest.mark.sample
 def test_stages_with_a_file_of_another_tool(run: Run, workplace: Path) -> None:
     """The stages with --encodings write what `quantize` does, and tell what they took."""
     Path("calib.cache").write_text(CACHE, encoding="utf-8")

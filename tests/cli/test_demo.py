@@ -31,6 +31,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[DemoResult, Path]:
     return run_demo(folder), folder
 
 
+@pytest.mark.sample
 def test_files(demo: tuple[DemoResult, Path]) -> None:
     """All files are there, named by the result, and nothing else."""
     result, folder = demo

@@ -71,6 +71,7 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.sample
 def test_no_output_replaces_an_input(files: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Every output of every command onto every input of it: one line, and all files as before."""
     for what, line in COMMANDS.items():

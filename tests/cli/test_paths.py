@@ -92,6 +92,7 @@ def test_odd_paths_in_python(odd: str, inputs: Path, monkeypatch: pytest.MonkeyP
     assert refused >= len(files) - 1  # data may be the current folder
 
 
+@pytest.mark.sample
 def test_every_command_and_parameter_is_known() -> None:
     """A new command or option needs a sound line or values in command_table.py, and no more."""
     assert SOUND.keys() == TABLE.keys()

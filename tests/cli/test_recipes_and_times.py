@@ -45,6 +45,7 @@ def printed(capfd: pytest.CaptureFixture[str], line: str, code: int = 0) -> str:
     return capfd.readouterr().out
 
 
+@pytest.mark.sample
 def test_each_recipe_has_its_file_and_its_row(capfd: pytest.CaptureFixture[str]) -> None:
     """Files are those of single calls, byte for byte; one table has every recipe beside the float models."""
     table = printed(capfd, f"quantize m.onnx --data d.npz {BOTH} --repair off -o out")

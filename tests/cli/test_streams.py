@@ -79,6 +79,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.sample
 def test_every_command_is_tried() -> None:
     """A new command needs a line here."""
     assert set(COMMANDS) <= MADE.keys()

@@ -28,6 +28,7 @@ def chosen(request: pytest.FixtureRequest, names: list[str]) -> list[str]:
     return names if request.config.getoption("--all-cases") else names[::EVERY]
 
 
+@pytest.mark.sample
 def test_the_cases_are_those_promised() -> None:
     """60 files have planted faults, 20 of them weak ones or two; 20 are sound."""
     assert (len(CASES), len(SOUND), sum(case.weak for case in CASES.values())) == (60, 20, 20)

@@ -110,6 +110,7 @@ def model(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.sample
 def test_observing_keeps_to_its_memory_for_any_number_of_samples(model, request) -> None:
     """At most 256 MB beyond plain inference, and 320 samples (all cases: 800) take what 64 take.
 

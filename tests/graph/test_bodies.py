@@ -60,6 +60,7 @@ def test_pairs_stand_in_the_body_of_their_reader(name: str) -> None:
     assert all(not graph.initializer for graph in list_graphs(qdq.graph)[1:])
 
 
+@pytest.mark.sample
 def test_weights_of_two_bodies_are_stored_once() -> None:
     """A weight with readers in both branches is stored once; for TensorRT, once for each graph."""
     proto = build(

@@ -125,6 +125,7 @@ def test_behind_the_size_of_a_split_product(form: str, depth: int, tmp_path: Pat
     assert "p" not in {skipped.name for skipped in result.plan.skipped if skipped.kind == "node"}
 
 
+@pytest.mark.sample
 def test_a_rewrite_that_fails_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

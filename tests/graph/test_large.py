@@ -98,6 +98,7 @@ def test_large_and_small_give_the_same(
     )
 
 
+@pytest.mark.sample
 def test_weights_stay_in_their_file(tmp_path: Path) -> None:
     """A loaded model refers to its weights and reads them where they are asked for."""
     model = load(two_layers(tmp_path))

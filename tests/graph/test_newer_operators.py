@@ -149,6 +149,7 @@ def test_pairs_are_on_their_products(name: str, products: int, tmp_path: Path) -
     assert result.evaluation.lowest_db > 25
 
 
+@pytest.mark.sample
 def test_an_opset_without_new_operators_is_lowered() -> None:
     """A model whose operators are all older gets TensorRT 11's last opset; others keep it."""
     proto = build(

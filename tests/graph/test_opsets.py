@@ -420,6 +420,7 @@ def _kind(refusal: str) -> str:
     return next((kind for words, kind in REASONS.items() if words in refusal), f"refused: {refusal[:150]}")
 
 
+@pytest.mark.sample
 def test_every_structure_at_every_opset(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """A written model is valid, loads and runs; any other has a reason; nothing else happens."""
     every = request.config.getoption("--all-opsets")

@@ -97,6 +97,7 @@ def test_the_plan_says_what_is_fused(recipe, head, tokens, tmp_path: Path):
     assert set(fused(proto, recipe, tmp_path).values()) == {1}
 
 
+@pytest.mark.sample
 def test_limits_are_told():
     """The reason names the limit and the number found, of heads, tokens and keys, for both products."""
     for node in ("scores", "mix"):

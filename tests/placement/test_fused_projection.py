@@ -216,6 +216,7 @@ def test_overrides(override, found) -> None:
         assert [p.calibrator for p in plan.placements if p.tensor == "f"] == ["entropy"]
 
 
+@pytest.mark.sample
 def test_other_targets_keep_their_pairs() -> None:
     """ONNX Runtime fuses nothing here; recipes that quantize weights only place no activation."""
     assert activations(planned(attend(), "onnxruntime-int8")) == APART

@@ -57,6 +57,7 @@ def test_the_share_is_the_one_of_numpy(factor: float, recipe: str) -> None:
     assert told[2] == (", most of it at 'x'" if share > 0 else "")
 
 
+@pytest.mark.sample
 def test_the_summary_has_the_share() -> None:
     """Unseen samples have a share; a single sample gives all ranges, and there is no note."""
     for rows, count in ((SEEN[:64], 1), (SEEN[:1], 0)):

@@ -182,6 +182,7 @@ def test_the_default_finds_what_factors_cost(text: str) -> None:
     assert cured.trial("equalize").is_kept and not cured.trial("protected").is_kept
 
 
+@pytest.mark.sample
 def test_scores_of_equalized_tensors_are_doubted() -> None:
     """Inner tensors of a model with factors are scaled; only with them does the comparison say so."""
     proto = network(CHAIN)

@@ -125,6 +125,7 @@ def test_a_promise_is_kept_in_the_printed_measure(name: str, more: float) -> Non
     assert more > -15 or not kept.trial("promised").is_needed
 
 
+@pytest.mark.sample
 def test_boxes_do_not_hide_scores(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The scores beside boxes in pixels are named, with the dB that NumPy finds; the whole is better."""
     proto = detector("side by side")

@@ -129,6 +129,7 @@ def test_what_is_a_number(value: object) -> None:
     onnxfq.quantize(proto, data, accuracy=onnxfq.AccuracyTarget(max_drop=1, metric=lambda *_: value))
 
 
+@pytest.mark.sample
 def test_nobody_writes_into_the_data() -> None:
     """Samples and outputs that a metric gets are read-only, and the caller's arrays stay what they were."""
     proto, data = draw(2)

@@ -116,6 +116,7 @@ def test_rows_are_the_windows_of_onnxruntime(view):
     np.testing.assert_allclose(found, wanted.reshape(3, 6, -1), atol=1e-4)  # sums in another order
 
 
+@pytest.mark.sample
 def test_positions_cover_the_columns_of_an_image():
     """A few of many positions are distinct and fall on nearly all columns."""
     found = spread_positions(32 * 32, 64)

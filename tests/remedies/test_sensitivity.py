@@ -95,6 +95,7 @@ def test_the_cost_of_measuring_groups_counts_what_runs(layers: int) -> None:
     assert np.mean(runs) == pytest.approx((segments + 1) / (2 * segments), abs=0.05)
 
 
+@pytest.mark.sample
 def test_one_switch_is_a_plan_of_one_tensor() -> None:
     """A single switch gives what a plan with that tensor alone gives."""
     staged = stage(conv_relu())

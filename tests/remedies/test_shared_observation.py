@@ -75,6 +75,7 @@ def assert_same_as_alone(outcome: RecipeOutcome, recipe: str | Path | Recipe, pr
     assert shared.evaluation == alone.evaluation
 
 
+@pytest.mark.sample
 def test_the_data_is_read_once() -> None:
     """Two recipes read the data no more often than one."""
     for recipes in (BOTH[:1], BOTH, [*BOTH, FLOAT8, "mxfp8"]):

@@ -151,6 +151,7 @@ def test_nothing_stays_in_float_without_need(kind: str) -> None:
     assert not made.recipe.overrides
 
 
+@pytest.mark.sample
 def test_an_operator_that_an_override_keeps_in_float_is_set_apart() -> None:
     """ONNX Runtime runs it in float between two integer convolutions; the numbers stay."""
     proto = between("p = AveragePool <kernel_shape = [2,2]> (a)")

@@ -117,6 +117,7 @@ def test_distributions(opset: int) -> None:
             assert abs(np.corrcoef(flat[lag:], flat[:-lag])[0, 1]) < 5 / math.sqrt(count)
 
 
+@pytest.mark.sample
 def test_choices() -> None:
     """Classes are drawn by their probability, a Bernoulli by its chance, and a Dropout keeps the mean."""
     shares = np.float32([0.1, 0.2, 0.0, 0.3, 0.4])

@@ -105,6 +105,7 @@ def test_options_of_the_float_layer(options):
     assert up(x, output_size=[16, 16]).shape == (1, 2, 16, 16)
 
 
+@pytest.mark.sample
 def test_the_weight_is_the_parameter():
     """It is initialized, written, frozen, optimized and pruned as the float layer's."""
     layer = nvidia.QuantConv2d(2, 3, 3)

@@ -71,6 +71,7 @@ def quantized() -> onnxfq.QuantizeResult:
     return onnxfq.quantize(STATE_SPACE, STREAM, accuracy=onnxfq.AccuracyTarget(repair=None))
 
 
+@pytest.mark.sample
 def test_the_number_holds_on_a_longer_stream(quantized) -> None:
     """It is not 3 dB above the figure of other feeds at steps 500 to 1,000; frames would be 10 dB above."""
     printed, later = quantized.evaluation.lowest_db, figure(quantized.qdq, slice(500, 1000))

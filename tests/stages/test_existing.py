@@ -74,6 +74,7 @@ def test_requantize_takes_quantizers_out(name: str, insert: object) -> None:
         assert any(np.array_equal(want, one) for one in values.values() if one.shape == want.shape)
 
 
+@pytest.mark.sample
 def test_requantize_in_one_call(tmp_path: Path) -> None:
     """`quantize` on a quantized model with the option gives a valid model with as many pairs."""
     one = stage(two_branch())

@@ -113,6 +113,7 @@ def test_float16_runs_as_its_simulation(model):
     Session(result.qdq, 1)  # at the level that Q/DQ models are run at
 
 
+@pytest.mark.sample
 def test_the_remainder_is_float16():
     """Relu, Add and BatchNormalization of a residual block run in float16, with constants of that type."""
     result = cast(BUILDERS["two_branch"]())

@@ -112,6 +112,7 @@ def test_a_stream_is_run_as_sequences(
     assert any(f"sequences of up to {FEEDS} feeds were run, state fed back" in note for note in found.notes)
 
 
+@pytest.mark.sample
 def test_sequences_end_where_the_data_begins_anew(simulation: onnx.ModelProto) -> None:
     """Two recordings in a row: the second begins with the state of the data."""
     feeds = STREAM[:60] + record(40, seed=1)

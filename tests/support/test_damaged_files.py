@@ -85,6 +85,7 @@ def complaint(folder: Path, out: Path, capfd: pytest.CaptureFixture[str], ends: 
     return f"exit code {code} or a file left" if code not in (1, 2) or list(out.iterdir()) else ""
 
 
+@pytest.mark.sample
 def test_damaged_files(
     request: pytest.FixtureRequest, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

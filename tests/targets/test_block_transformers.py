@@ -100,6 +100,7 @@ def rows(shape: str = "N,2,5,64") -> onnx.ModelProto:
     )
 
 
+@pytest.mark.sample
 def test_the_form_of_rows():
     """The rows are quantized as a matrix, once for all products; each result gets its axes back."""
     proto = qdq_of(stage(rows(), "tensorrt-mxfp8"))

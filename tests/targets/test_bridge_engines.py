@@ -33,6 +33,7 @@ def layers(folder: Path, qdq: onnx.ModelProto) -> tuple[EngineLayer, ...]:
     return parse_layers(report.layers)
 
 
+@pytest.mark.sample
 def test_one_scale_spares_layers(tmp_path: Path) -> None:
     """A pooling that feeds another and a convolution runs once with one scale, and twice without it."""
     proto = build(INCEPTION, CONSTANTS)

@@ -92,6 +92,7 @@ def test_default_options(form: str, opset: int, tmp_path: Path) -> None:
     assert bool(told) == any(form == one for one, _ in TOLD)
 
 
+@pytest.mark.sample
 def test_a_weight_in_a_stack_has_one_scale_and_says_why(tmp_path: Path) -> None:
     """A weight of three axes has one scale with 8-bit inputs, and one for each channel without."""
     proto = build("g (float[4,5,64] x) => (float[4,5,32] y) { y = MatMul (x, m) }", {"m": weights(4, 64, 32)})

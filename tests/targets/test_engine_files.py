@@ -100,6 +100,7 @@ def test_classic_layers(model: Path, release: int) -> None:
     assert "Conv 3/3 low, Add (residual) 1/1 low (built by the engine of layers.json)" in found.table()
 
 
+@pytest.mark.sample
 def test_a_skip_branch_in_float(model: Path) -> None:
     """A sum whose skip branch the engine reads in a half type is named, beside its convolution in int8."""
     content = classic()

@@ -96,6 +96,7 @@ def test_weights_in_pairs(form: WeightForm, scheme: dict[str, object]) -> None:
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.sample
 def test_weight_form_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--weight-form` writes a folder that runs, its cache in int8 too; other targets refuse it."""
     source, made = write_folder(tmp_path / "float"), tmp_path / "rtx"

@@ -96,6 +96,7 @@ def test_recipes_run_or_name_the_nearest(recipe: str, gpus: tuple[str, ...]) -> 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.sample
 def test_several_gpus_have_what_all_have() -> None:
     """float8 runs on L4 and H100, and not on L4 and A100."""
     fp8 = RECIPES["tensorrt-fp8"]

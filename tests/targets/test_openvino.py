@@ -191,6 +191,7 @@ def test_recipe_runs_low(proto: onnx.ModelProto, coverage: str) -> None:
     assert sorted(low(proto).split(", ")) == sorted(coverage.split(", "))
 
 
+@pytest.mark.sample
 def test_signed_where_zero_points_cost_the_kernel() -> None:
     """Products of two activations have int8 without a zero point, and uint8 for what is never negative."""
     plan = onnxfq.make_plan(onnxfq.load(attention()), onnxfq.load_recipe("openvino-int8"))

@@ -102,6 +102,7 @@ def test_rules_of_other_targets_are_tried_and_told(target: str) -> None:
     assert not {name for name in names if f'"{name}"' not in tests or f"`{name}`" not in guide}
 
 
+@pytest.mark.sample
 def test_every_rule_is_planted_and_told() -> None:
     """Each rule of the code has a planted mistake and stands in the guide."""
     # These need a GPU by name or are of other targets, and have their own tests.

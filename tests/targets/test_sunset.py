@@ -73,6 +73,7 @@ def test_the_release_is_the_measured_one() -> None:
     assert version("tensorrt_rtx").startswith(MEASURED), "run this file, drop what fails, and set MEASURED"
 
 
+@pytest.mark.sample
 def test_every_rewrite_has_one() -> None:
     """Each public function of the rewrites has a sunset test, and each name stands for one."""
     functions = {

@@ -120,6 +120,7 @@ def test_tensorrt_builds_it(name: str, floats: FloatOptions) -> None:
     assert onnxfq.check(half, build=BuildOptions()).passed
 
 
+@pytest.mark.sample
 def test_ranges_decide() -> None:
     """The same graph is all float16 where its values fit, and keeps two nodes where they do not."""
     loudly, quietly = cast(loud(), eights()), cast(loud(100), eights())

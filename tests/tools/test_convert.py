@@ -85,6 +85,7 @@ def test_static_models(model, form, per_channel, tmp_path: Path):
     assert not {t.data_type for t in result.qdq.graph.initializer} & {TensorProto.UINT8, TensorProto.INT32}
 
 
+@pytest.mark.sample
 def test_float_weights_over_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Float weights that no message can hold wait in a file; the written model is the same."""
     proto = linear(64, 64)

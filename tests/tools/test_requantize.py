@@ -201,6 +201,7 @@ def test_integers_of_convolutions_stay(op: str, shape: tuple[int, ...], axis: in
     assert note(result).endswith("1 kept")
 
 
+@pytest.mark.sample
 def test_a_shared_weight_keeps_its_integers() -> None:
     """Two layers read one weight: one grid."""
     square = CODES[:, np.arange(64) % 48]

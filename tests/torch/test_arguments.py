@@ -129,6 +129,7 @@ def test_methods_of_the_quantizer(home: str, method: str) -> None:
         try_all(getattr(made, method), known)
 
 
+@pytest.mark.sample
 def test_lines_name_the_argument() -> None:
     """What was wrong, what it must be, and the nearest name for a misspelled one."""
     from onnxfq.torch import FakeQuantize, fake_quantize, quantize_module, quantizers

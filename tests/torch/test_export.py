@@ -144,6 +144,7 @@ class Masked(nn.Module):
         return y if factor is None else y * factor
 
 
+@pytest.mark.sample
 def test_keyword_inputs():
     """Inputs by keyword stand in forward's order, with their axes, and the model computes forward of them."""
     x, kwargs = torch.randn(2, 5), {"bias": torch.randn(2, 5), "factor": torch.full((2, 1), 3.0)}

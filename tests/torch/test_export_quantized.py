@@ -231,6 +231,7 @@ def test_other_rounding_is_left_alone(function):
     assert "Round" in {op for _, op in operators(exported)}
 
 
+@pytest.mark.sample
 def test_one_tensor_in_two_grids():
     """Two readers may want two grids of one tensor, one after the other too: each gets its own pair."""
     one, two = FakeQuantize("int8", None), FakeQuantize("int4", None)

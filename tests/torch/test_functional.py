@@ -121,6 +121,7 @@ def test_attention_taken_apart_is_torchs(keywords):
     torch.testing.assert_close(model(q, k, v), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.sample
 def test_attention_left_in_float_is_called_as_before():
     """If an override keeps both products in float, the rewritten forward has torch's fused call."""
     torch.manual_seed(0)

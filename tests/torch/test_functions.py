@@ -200,6 +200,7 @@ def smooth(x, scale, zero_point, low, high):
     return scale * (torch.where(inside, steps, ends) - zero_point)
 
 
+@pytest.mark.sample
 def test_learned_gradients_are_derivatives():
     """Away from the kinks the gradients are the derivatives of the function with its rounding errors frozen.
 

@@ -74,6 +74,7 @@ def test_removal_leaves_nothing(name):
     quantize_module(model)  # and again
 
 
+@pytest.mark.sample
 def test_copies_are_independent():
     """copy.deepcopy of a quantized module is one, with its own quantizers and folded BatchNorm."""
     model, x = network("residual_cnn"), digits()

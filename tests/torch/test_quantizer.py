@@ -47,6 +47,7 @@ def test_moving_average_has_torchs_bits(constant):
         assert torch.equal(a.rmin, b.min_val) and torch.equal(a.rmax, b.max_val)
 
 
+@pytest.mark.sample
 def test_minmax_has_torchs_bits():
     """The same holds for the range of all tensors."""
     ours, theirs = FakeQuantize("int8"), peers.MinMaxObserver()

@@ -83,6 +83,7 @@ def trained_by_torch(qconfig: Any, fused: bool = True) -> nn.Module:
     return model.apply(ao.disable_observer)
 
 
+@pytest.mark.sample
 def test_a_state_of_another_format_is_refused() -> None:
     """int8 into uint8 would clip all negatives; the line names quantizer, both formats and the remedy."""
     line = (
