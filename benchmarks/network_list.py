@@ -36,10 +36,10 @@ def list_networks(folder: Path | None) -> Iterator[ListedNetwork]:
     """Yield all networks; without `folder` none that is trained."""
     for name, build in NETWORKS.items():
         proto = build(1)
-        yield ListedNetwork(name, proto, [_draw_feed(proto)])
+        yield ListedNetwork(name, proto, [draw_feed(proto)])
     for path in sorted(LIGHT.glob("*.onnx")):
         proto = onnx.load(path)
-        yield ListedNetwork(path.stem, proto, [_draw_feed(proto)])
+        yield ListedNetwork(path.stem, proto, [draw_feed(proto)])
     if folder is not None:
         trained = Folder(folder)
         for case in CASES:
@@ -47,9 +47,9 @@ def list_networks(folder: Path | None) -> Iterator[ListedNetwork]:
                 yield ListedNetwork(case.name, onnx.load(folder / case.file), trained.feeds(case)[:4])
 
 
-def _draw_feed(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
+def draw_feed(proto: onnx.ModelProto, seed: int = 3) -> dict[str, np.ndarray]:
     """Return random values for each input."""
-    rng, feed = np.random.default_rng(3), {}
+    rng, feed = np.random.default_rng(seed), {}
     for spec in input_specs(onnxfq.load(proto).proto):
         shape = [size if isinstance(size, int) else 1 for size in spec.shape or ()]
         if np.dtype(spec.dtype).kind == "f":

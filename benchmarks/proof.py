@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from network_list import ListedNetwork
+from network_list import ListedNetwork, draw_feed
 from real_cases import CASES, Folder
 from shapes import NETWORKS
 from timing import machine, markdown_table, write_section
@@ -42,12 +42,8 @@ def list_networks(folder: Path | None, names: list[str]) -> Iterator[ListedNetwo
     """Yield the networks with their samples, all if no names are given."""
     for name, build in NETWORKS.items():
         if not names or name in names:
-            proto, rng = build(1), np.random.default_rng(0)
-            source = proto.graph.input[0]
-            shape = [size.dim_value or 1 for size in source.type.tensor_type.shape.dim]
-            drawn = rng.standard_normal((FEW, *shape)).astype(np.float32)
-            feeds = [{source.name: sample} for sample in drawn]
-            yield ListedNetwork(name, proto, feeds)
+            proto = build(1)
+            yield ListedNetwork(name, proto, [draw_feed(proto, seed) for seed in range(FEW)])
     trained = None if folder is None else Folder(folder)
     for case in CASES if trained is not None and folder is not None else ():
         if not case.raised and (not names or case.name in names):
