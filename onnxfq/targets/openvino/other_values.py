@@ -8,7 +8,7 @@ change by it, unless they are zero. `tests/targets/test_openvino_values.py` asks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ from onnx import TensorProto
 
 from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor
-from onnxfq.graph.ops import CONVOLUTIONS
+from onnxfq.graph.ops import CONVOLUTIONS, STANDARD_DOMAINS
 from onnxfq.graph.queries import nodes_by_graph
+from onnxfq.graph.walk import list_graphs
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, make_finding
 
@@ -27,44 +28,53 @@ _FOLDED = ("Relu", "Identity", "Reshape", "Add", "Sub", "Mul", "Div", "Max", "Mi
 """Operators that OpenVINO folds into a pair behind them, if all other inputs are constants."""
 
 
-def is_joined(tensor: Any, is_constant: Callable[[Any], bool]) -> bool:
-    """Tell whether a Concat makes `tensor`, or operators behind one that OpenVINO folds into a pair."""
-    while len(tensor.inputs) == 1:
-        node = tensor.inputs[0]
-        read = [source for source in node.inputs if source.name and not is_constant(source)]
-        if node.op == "Concat" or node.op not in _FOLDED or len(read) != 1:
-            return bool(node.op == "Concat")
-        (tensor,) = read
-    return False
+def find_joined(nodes: Iterable[Any], is_constant: Callable[[Any], bool]) -> set[str]:
+    """Return the tensors of a Concat, and of operators behind one that OpenVINO folds into a pair.
+
+    The nodes stand in the order of the graph.
+    """
+    joined: set[str] = set()
+    for node in nodes:
+        read = [source.name for source in node.inputs if source.name and not is_constant(source)]
+        if node.op == "Concat" or (node.op in _FOLDED and len(read) == 1 and read[0] in joined):
+            joined.update(output.name for output in node.outputs)
+    return joined
 
 
 def give_biases(editor: Editor) -> None:
     """Give convolutions whose scale would be forgotten the least bias, in place."""
+    outputs = {
+        output.name for graph in (editor.graph, *editor.graph.subgraphs(True)) for output in graph.outputs
+    }
     for node in nodes_by_graph(editor.graph):
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         biased = bias is not None and not (isinstance(bias, gs.Constant) and not constant_array(bias).any())
-        if not biased and _forgets_scale(node, any(node.outputs[0] is one for one in editor.graph.outputs)):
+        if not biased and node.domain in STANDARD_DOMAINS and _forgets_scale(node, outputs):
             weight = node.inputs[1]
             channels = weight.shape[0] if node.op == "Conv" else weight.shape[1] * node.attrs.get("group", 1)
             least = editor.constant(f"{node.name}/least_bias", np.full(channels, LEAST, np.float32))
             node.inputs = [*node.inputs[:2], least]
 
 
-def _forgets_scale(node: Any, is_output: bool) -> bool:
+def _forgets_scale(node: Any, outputs: Collection[str]) -> bool:
     """Tell whether OpenVINO forgets the scale of `node`, which has no bias, for some of its readers."""
     makers = [maker.op for operand in node.inputs[:2] for maker in operand.inputs]
     if node.op not in CONVOLUTIONS or makers != ["DequantizeLinear"] * 2:
         return False
-    shape = node.inputs[0].shape
-    is_open = shape is None or not all(isinstance(size, int) for size in shape)
-    return is_open and len(node.outputs[0].outputs) + is_output > 1
+    (data, weight), made = node.inputs[:2], node.outputs[0]
+    is_fixed = [_is_fixed(operand.shape) for operand in (data, weight)]
+    return is_fixed == [False, True] and len(made.outputs) + (made.name in outputs) > 1
+
+
+def _is_fixed(shape: Sequence[Any] | None) -> bool:
+    return shape is not None and all(isinstance(size, int) for size in shape)
 
 
 def signed_concats(reading: CheckContext) -> Iterator[Finding]:
     """Report signed grids behind a Concat."""
+    joined = find_joined(reading.sites, lambda source: reading.index.is_constant(source.name))
     for q in reading.quantizers:
-        is_signed = q.quantizes and q.qtype == TensorProto.INT8
-        if is_signed and is_joined(reading.index.tensor(q.data), lambda v: v.index.is_constant(v.name)):
+        if q.quantizes and q.qtype == TensorProto.INT8 and q.data in joined:
             message = (
                 f"its pair on {q.data!r} is int8 behind a Concat, and OpenVINO computes other values with a "
                 "signed grid there; use uint8"
@@ -74,10 +84,10 @@ def signed_concats(reading: CheckContext) -> Iterator[Finding]:
 
 def lost_scales(reading: CheckContext) -> Iterator[Finding]:
     """Report convolutions whose scale is forgotten."""
-    outputs = {output.name for output in reading.proto.graph.output}
+    outputs = {output.name for graph in list_graphs(reading.proto.graph) for output in graph.output}
     for site in reading.sites:
         bias = reading.index.value(site.input(2)) if site.input(2) else np.zeros(1)
-        if bias is not None and not bias.any() and _forgets_scale(site, site.node.output[0] in outputs):
+        if bias is not None and not bias.any() and _forgets_scale(site, outputs):
             message = (
                 "it has open shapes, no bias and several readers, and OpenVINO forgets the scale of its "
                 f"result for all but one; give it a bias that is not zero, such as {LEAST:.1e}"

@@ -24,7 +24,7 @@ from onnxfq.targets.openvino.operators import (
     find_product,
     takes_channel_scales,
 )
-from onnxfq.targets.openvino.other_values import is_joined
+from onnxfq.targets.openvino.other_values import find_joined
 from onnxfq.targets.reading.limits import Product, TargetLimit, explain, needs_both, refuse
 
 _BRIDGES = ONE_SCALE | {"AveragePool"}
@@ -119,12 +119,7 @@ def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: R
         for placement in decision.placements
         if placement.role == "activation"
     }
-    joined = {
-        t.name
-        for node in nodes
-        for t in node.outputs
-        if is_joined(t, lambda source: isinstance(source, gs.Constant))
-    }
+    joined = find_joined(nodes, lambda source: isinstance(source, gs.Constant))
     signed -= joined | {t.name for node in nodes for t in node.outputs if is_never_negative(t)}
     return [
         replace(
