@@ -91,3 +91,14 @@ def test_convolutions_keep_their_scale(product: str, readers: str) -> None:
     assert compare(bare, feeds[0]) < 40, "still"
     rules = [{found.rule for found in onnxfq.check(m, "openvino").findings} for m in (made, bare)]
     assert ["lost-scale" in found for found in rules] == [False, True]
+
+
+def test_half_types_get_a_bias_of_their_type() -> None:
+    """The least number of float16 is not zero, and the file is as in ONNX Runtime."""
+    text = "g (float16[N,8,6,6] x) => (float16[N,8,6,6] y) { c = Conv (x, w) r = Relu (c) y = Add (c, r) }"
+    proto = build(text, {"w": weights(8, 8, 1, 1).astype(np.float16)}, opset=21, ir=10)
+    feeds = [{"x": feed_for(proto, seed)["x"].astype(np.float16)} for seed in range(4)]
+    result = onnxfq.quantize(proto, feeds, recipe="openvino-int8", accuracy=OFF)
+    (bias,) = (t for t in result.qdq.graph.initializer if t.name.endswith("least_bias"))
+    assert onnx.numpy_helper.to_array(bias).dtype == np.float16 and onnx.numpy_helper.to_array(bias).all()
+    assert result.proof is not None and result.proof.runtime and not result.proof.difference

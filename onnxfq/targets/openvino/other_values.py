@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from ml_dtypes import finfo
 from onnx import TensorProto
 
 from onnxfq.graph.constants import constant_array
@@ -52,7 +53,9 @@ def give_biases(editor: Editor) -> None:
         if not biased and node.domain in STANDARD_DOMAINS and _forgets_scale(node, outputs):
             weight = node.inputs[1]
             channels = weight.shape[0] if node.op == "Conv" else weight.shape[1] * node.attrs.get("group", 1)
-            least = editor.constant(f"{node.name}/least_bias", np.full(channels, LEAST, np.float32))
+            dtype = np.dtype(weight.dtype or np.float32)
+            least_number = max(LEAST, float(finfo(dtype).smallest_subnormal))  # of float16 6e-8
+            least = editor.constant(f"{node.name}/least_bias", np.full(channels, least_number, dtype))
             node.inputs = [*node.inputs[:2], least]
 
 
