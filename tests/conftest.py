@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+from durations import DEAR, RECORD, duration_of, is_sampled, read_durations
 from integer_kernels import SATURATES, sums_saturate
 
 from onnxfq.runtime import device_choice as choice
@@ -44,12 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--damaged-files", type=int, default=200, help="files damaged (CI: 200)")
     parser.addoption("--test-seconds", type=int, default=600, help="a test that takes longer hangs")
     parser.addoption("--whole", action="store_true", help="every test; else dear files give a sample")
-    parser.addoption("--record-durations", action="store_true", help=f"write {DURATIONS.name} at the end")
+    parser.addoption("--record-durations", action="store_true", help=f"write {RECORD.name} at the end")
 
-
-DURATIONS = Path(__file__).with_name("durations.json")
-DEAR = 8.0
-"""Seconds of processor time from which a file runs whole with `--whole` or by its name, else its sample."""
 
 _SAMPLED = pytest.StashKey[bool]()
 _spent: dict[str, float] = defaultdict(float)
@@ -75,22 +71,11 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["sampled"] = node.config.stash[_SAMPLED]
 
 
-@functools.cache
-def read_durations() -> dict[str, float]:
-    """Return the seconds of processor time of each file of tests by its path below this folder."""
-    return json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.exists() else {}
-
-
-def is_dear(path: Path) -> bool:
-    """Tell whether a file of tests takes long; one without a record does not."""
-    return read_durations().get(str(path.relative_to(DURATIONS.parent)), 0) >= DEAR
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave dear files without a sample unread."""
-    if not config.stash[_SAMPLED] or collection_path.suffix != ".py" or not is_dear(collection_path):
+    if not config.stash[_SAMPLED] or collection_path.suffix != ".py":
         return None
-    return True if "mark.sample" not in collection_path.read_text(encoding="utf-8") else None
+    return True if duration_of(collection_path) >= DEAR and not is_sampled(collection_path) else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -112,8 +97,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the processor time of the files that ran; the others keep theirs."""
     if session.config.getoption("--record-durations") and not hasattr(session.config, "workerinput"):
         known = read_durations() | {file: round(seconds, 1) for file, seconds in _spent.items()}
-        there = {file: known[file] for file in sorted(known) if (DURATIONS.parent / file).exists()}
-        DURATIONS.write_text(json.dumps(there, indent=1) + "\n", encoding="utf-8")
+        there = {file: known[file] for file in sorted(known) if (RECORD.parent / file).exists()}
+        RECORD.write_text(json.dumps(there, indent=1) + "\n", encoding="utf-8")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -121,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Of grids and of dear files a sample stays; pytest counts the others as deselected.
     """
-    items.sort(key=lambda item: -read_durations().get(str(item.path.relative_to(DURATIONS.parent)), 0))
+    items.sort(key=lambda item: -duration_of(item.path))
     texts = {path: path.read_text(encoding="utf-8") for path in {item.path for item in items}}
     for item in items:
         if NAMES_A_RUNTIME.search(texts[item.path]):
@@ -131,7 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set[pytest.Item]()
     if config.stash[_SAMPLED]:
         plain = [item for item in items if item.get_closest_marker("sample") is None]
-        dear = {path for path in {item.path for item in plain} if is_dear(path)}
+        dear = {path for path in {item.path for item in plain} if duration_of(path) >= DEAR}
         left_out |= {item for item in plain if item.path in dear}
     if not config.getoption("--all-cases"):
         left_out |= set(items) - choose_cases(items)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import json
 import re
 import tokenize
 from collections import Counter
@@ -12,13 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from durations import DEAR, is_sampled, read_durations
 
 import onnxfq
 from onnxfq.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-DEAR = 8.0
-"""Seconds from which tests/conftest.py takes a sample of a file."""
 PACKAGE = Path(onnxfq.__file__).parent
 TREES = {
     str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8"))
@@ -216,12 +214,12 @@ VERDICT = 480.0
 
 def test_the_verdict_is_quick() -> None:
     """Every file of tests has its processor time on record; those that a plain `pytest` runs take minutes."""
-    durations = json.loads((ROOT / "tests" / "durations.json").read_text(encoding="utf-8"))
+    durations = read_durations()
     files = {str(path.relative_to(ROOT / "tests")) for path in (ROOT / "tests").rglob("test_*.py")}
     assert not files ^ durations.keys(), "make durations"
     assert sum(seconds for seconds in durations.values() if seconds < DEAR) <= VERDICT
     dear = {file for file, seconds in durations.items() if seconds >= DEAR}
-    sampled = {file for file in dear if "mark.sample" in (ROOT / "tests" / file).read_text(encoding="utf-8")}
+    sampled = {file for file in dear if is_sampled(ROOT / "tests" / file)}
     assert len(sampled) > 10
 
 

@@ -53,9 +53,8 @@ def give_biases(editor: Editor) -> None:
         if not biased and node.domain in STANDARD_DOMAINS and _forgets_scale(node, outputs):
             weight = node.inputs[1]
             channels = weight.shape[0] if node.op == "Conv" else weight.shape[1] * node.attrs.get("group", 1)
-            dtype = np.dtype(weight.dtype or np.float32)
-            least_number = max(LEAST, float(finfo(dtype).smallest_subnormal))  # of float16 6e-8
-            least = editor.constant(f"{node.name}/least_bias", np.full(channels, least_number, dtype))
+            number = max(LEAST, float(finfo(weight.dtype).smallest_subnormal))  # of float16 6e-8
+            least = editor.constant(f"{node.name}/least_bias", np.full(channels, number, weight.dtype))
             node.inputs = [*node.inputs[:2], least]
 
 
@@ -65,8 +64,8 @@ def _forgets_scale(node: Any, outputs: Collection[str]) -> bool:
     if node.op not in CONVOLUTIONS or makers != ["DequantizeLinear"] * 2:
         return False
     (data, weight), made = node.inputs[:2], node.outputs[0]
-    is_fixed = [_is_fixed(operand.shape) for operand in (data, weight)]
-    return is_fixed == [False, True] and len(made.outputs) + (made.name in outputs) > 1
+    several = len(made.outputs) + (made.name in outputs) > 1
+    return several and _is_fixed(weight.shape) and not _is_fixed(data.shape)
 
 
 def _is_fixed(shape: Sequence[Any] | None) -> bool:
