@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
 
 from networks.decoder import DecoderShape  # noqa: E402  of the models
 
-from onnxfq.remedies.moments import choose_rows  # noqa: E402
+from onnxfq.layers.moments import choose_rows  # noqa: E402
 
 SHAPES = {
     "0.13": DecoderShape(width=1024, layers=4, heads=16, key_heads=4, hidden=4096),

@@ -26,14 +26,14 @@ from onnxfq.targets.tensorrt.builder.layers import parse_layers
 from onnxfq.targets.tensorrt.builder.without_pairs import without_pairs
 from onnxfq.targets.tensorrt.rules.structure import EXTRA
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "networks"))
 
 import plan_networks
 from engines import build_all, unmeasured
 
 COUNTS = (0, 16 << 10, 64 << 10, 256 << 10, 1 << 20)
 NETWORKS = ("mobilenetv2", "unet", "residual", "depthwise", "gated", "conditioned", "lines", "grouped")
-"""Names in tests/plan_networks.py: the plan of each depends on the count."""
+"""Names in tests/networks/plan_networks.py: the plan of each depends on the count."""
 
 
 def measure(name: str, folder: Path) -> dict[str, tuple[int, int]]:

@@ -33,7 +33,7 @@ from timing import peak_bytes
 
 import onnxfq
 from onnxfq.calibration.calibrators.best_error import METHODS as BEST_ERROR
-from onnxfq.remedies.round_weights import round_weights
+from onnxfq.layers.round_weights import round_weights
 from onnxfq.support.files import write_text
 
 COMPARED_FEEDS = 8

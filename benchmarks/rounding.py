@@ -20,7 +20,7 @@ from real_page import numbers
 
 import onnxfq
 from onnxfq.errors import ModelError, PlanError, RecipeError
-from onnxfq.remedies.round_weights import round_weights
+from onnxfq.layers.round_weights import round_weights
 
 INT8 = {"qtype": "int8", "equalize": "depthwise"}
 BLOCKED = {"granularity": "blocked", "calibrator": "mse"}

@@ -2,10 +2,10 @@
 
     python benchmarks/selections.py [--only NAME ...] [--out benchmarks/results/selections.md]
 
-The networks have random weights: `tests/selecting_networks.py`. Each is quantized with 256 samples: by
-nearest rounding, by default, and with `--min-sqnr 30`. "True" is the SQNR of the outputs in ONNX Runtime on
-other samples: of 256 those for which both models choose the same by themselves. "Same" is their share.
-"Printed" is the number of the command, the worst of all that decides.
+The networks have random weights: `tests/networks/selecting_networks.py`. Each is quantized with 256 samples:
+by nearest rounding, by default, and with `--min-sqnr 30`. "True" is the SQNR of the outputs in ONNX
+Runtime on other samples: of 256 those for which both models choose the same by themselves. "Same" is their
+share. "Printed" is the number of the command, the worst of all that decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from timing import markdown_table, write_section
 import onnxfq
 from onnxfq.errors import OnnxfqError
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "networks"))
 
 from selecting_networks import NETWORKS, SelectingNetwork, sqnr_where_equal
 

@@ -10,8 +10,8 @@ import onnx
 from real_cases import Feed
 
 import onnxfq
+from onnxfq.judging.judge import Judge, Proposal
 from onnxfq.remedies.correct_biases import correct_biases
-from onnxfq.remedies.judge import Judge, Proposal
 from onnxfq.stages.inputs import embed_weights
 
 

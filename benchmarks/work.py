@@ -2,7 +2,7 @@
 
     python benchmarks/work.py [--samples 32] [--networks NAME ...] [--out PAGE.md]
 
-Every job of a network takes processor time on one thread, and is counted by `onnxfq.remedies.work` in
+Every job of a network takes processor time on one thread, and is counted by `onnxfq.judging.work` in
 multiply-adds. All of a network's times are relative to its runs of the float model. The constants are fitted
 to all networks but one in turn; the page has what is counted for the one that is left out.
 """
@@ -21,11 +21,11 @@ from shapes import NETWORKS
 from timing import machine, markdown_table, report
 
 import onnxfq
-from onnxfq.remedies import work
-from onnxfq.remedies.accuracy_target import AccuracyTarget
-from onnxfq.remedies.candidate import Sources, build_candidate
-from onnxfq.remedies.round_weights import round_given
-from onnxfq.remedies.work import Work
+from onnxfq.judging import work
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.judging.candidate import Sources, build_candidate
+from onnxfq.judging.work import Work
+from onnxfq.layers.round_weights import round_given
 from onnxfq.runtime.session import Session
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.observe import collect_statistics
@@ -33,7 +33,7 @@ from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.recipes import load_recipe
 
 CONSTANTS = ("ELEMENT", "NODE", "HANDLED", "SEARCHED", "LINEAR")
-"""Names of the constants in `onnxfq.remedies.work`."""
+"""Names of the constants in `onnxfq.judging.work`."""
 
 
 class Job(NamedTuple):

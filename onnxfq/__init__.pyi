@@ -22,6 +22,10 @@ from .graph.io.load import load as load
 from .graph.io.save import save as save
 from .graph.model import Model as Model
 from .interchange import export_encodings as export_encodings
+from .judging.accuracy_target import AccuracyTarget as AccuracyTarget
+from .judging.candidate import Candidate as Candidate
+from .judging.candidate import Sources as Sources
+from .judging.judge import Remedy as Remedy
 from .numerics.arrays import QuantizationNoise as QuantizationNoise
 from .numerics.arrays import QuantizedArray as QuantizedArray
 from .numerics.arrays import dequantize_array as dequantize_array
@@ -30,13 +34,9 @@ from .numerics.arrays import quantize_array as quantize_array
 from .numerics.qparams import ParamRules as ParamRules
 from .numerics.qparams import adjust_min_max as adjust_min_max
 from .numerics.qparams import choose_qparams as choose_qparams
-from .pipeline import QuantizeResult as QuantizeResult
-from .pipeline import quantize as quantize
-from .remedies.accuracy_target import AccuracyTarget as AccuracyTarget
-from .remedies.candidate import Candidate as Candidate
-from .remedies.candidate import Sources as Sources
-from .remedies.judge import Remedy as Remedy
-from .remedies.result import RecipeOutcome as RecipeOutcome
+from .quantizing.pipeline import QuantizeResult as QuantizeResult
+from .quantizing.pipeline import quantize as quantize
+from .quantizing.result import RecipeOutcome as RecipeOutcome
 from .remedies.sensitivity import sensitivity as sensitivity
 from .report.html import write_report as write_report
 from .report.plot import plot_quantization_errors as plot_quantization_errors

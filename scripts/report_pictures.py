@@ -15,7 +15,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from onnxfq.cli.digits import run_demo
 from onnxfq.documents.layers import GraphNode, LayerRow, TensorRow
-from onnxfq.pipeline import QuantizeResult
+from onnxfq.quantizing.pipeline import QuantizeResult
 from onnxfq.report.html import render_page
 from onnxfq.report.record import ResultRecord, quantize_record
 

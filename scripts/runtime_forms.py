@@ -30,7 +30,7 @@ from onnx import TensorProto, defs, helper, numpy_helper
 from onnxfq.documents.override import Override
 from onnxfq.errors import OnnxfqError
 from onnxfq.graph.ops import RANDOM_OPS
-from onnxfq.remedies.candidate import Sources, build_candidate
+from onnxfq.judging.candidate import Sources, build_candidate
 from onnxfq.remedies.forms import Forms, build_forms
 from onnxfq.runtime.session import Session
 from onnxfq.stages.inputs import open_inputs

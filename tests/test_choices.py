@@ -19,8 +19,8 @@ from onnxfq.errors import ModelError
 from onnxfq.execution.given_choices import add_choices
 from onnxfq.graph.io.load import load
 from onnxfq.graph.patterns.logits import judge_given, judge_outputs
+from onnxfq.judging.samples import split_samples
 from onnxfq.passes.give_choices import with_given_choices
-from onnxfq.remedies.samples import split_samples
 from onnxfq.stages.score import score_models
 
 CONSTANTS: Arrays = {

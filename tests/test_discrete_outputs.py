@@ -21,8 +21,8 @@ from onnxfq.documents.scores import EqualShare
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.patterns.logits import judge_outputs
-from onnxfq.pipeline import quantize
-from onnxfq.remedies.accuracy_target import AccuracyTarget
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.remedies.sensitivity import sensitivity
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.evaluate import evaluate

@@ -22,7 +22,7 @@ from loops import loop_over
 from pages import BLOCK, INSTALLS, ROOT, TUTORIALS, blocks, steps
 
 from onnxfq.cli.digits import DemoResult, run_demo
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.support.resources import package_file
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -26,10 +26,10 @@ from onnxfq.errors import (
 from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.io.load import load
-from onnxfq.pipeline import quantize
-from onnxfq.remedies.accuracy_target import AccuracyTarget
-from onnxfq.remedies.candidate import Sources
-from onnxfq.remedies.samples import REPORTED
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.judging.candidate import Sources
+from onnxfq.judging.samples import REPORTED
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.report.html import render_report
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.calibrate import calibrate

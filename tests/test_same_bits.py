@@ -29,8 +29,8 @@ from onnxfq.data.model_inputs import input_specs
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError
 from onnxfq.graph.io.load import load
-from onnxfq.remedies.moments import collect_moments
-from onnxfq.remedies.weighted_layers import find_layers
+from onnxfq.layers.moments import collect_moments
+from onnxfq.layers.weighted_layers import find_layers
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate
 from onnxfq.stages.insert import insert_qdq

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from onnxfq.errors import OutputError
 
 if TYPE_CHECKING:
-    from onnxfq.remedies.result import QuantizeResult
+    from onnxfq.quantizing.result import QuantizeResult
     from onnxfq.report.record import ResultRecord
 
 ENDINGS = {

@@ -103,7 +103,7 @@ def _refuse_options(model: Path, target: str | None, data: object, onto: Path | 
 def _apply(checkpoint: Path, output: Path, onto: Path, target: str, partial: bool, printer: Printer) -> None:
     """Put a checkpoint on the graph `onto`."""
     from onnxfq.report.conversion import applied_summary
-    from onnxfq.tools.apply_checkpoint import apply_checkpoint
+    from onnxfq.tools.checkpoints.apply_checkpoint import apply_checkpoint
 
     result = apply_checkpoint(checkpoint, onto, output, target=target or CHECKPOINT_TARGET, partial=partial)
     kept = ("source", "form", "formats", "notes", "plan")
@@ -114,7 +114,7 @@ def _apply(checkpoint: Path, output: Path, onto: Path, target: str, partial: boo
 def _export(model: Path, output: Path, onto: Path, to: str, partial: bool, printer: Printer) -> None:
     """Write a model as a checkpoint of the form `to`."""
     from onnxfq.report.conversion import exported_summary
-    from onnxfq.tools.export_checkpoint import export_checkpoint
+    from onnxfq.tools.checkpoints.export_checkpoint import export_checkpoint
 
     result = export_checkpoint(model, onto, output, to, partial=partial)
     printer.report(vars(result), exported_summary(result))

@@ -18,8 +18,8 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import OutputError
 from onnxfq.graph.io.save import save
-from onnxfq.pipeline import QuantizeResult, quantize
-from onnxfq.remedies.accuracy_target import AccuracyTarget
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.quantizing.pipeline import QuantizeResult, quantize
 from onnxfq.report.html import render_page
 from onnxfq.report.record import quantize_record
 from onnxfq.stages.evaluate import evaluate

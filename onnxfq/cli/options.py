@@ -24,7 +24,7 @@ from onnxfq.errors import DataError
 
 if TYPE_CHECKING:
     from onnxfq.documents.recipe import Recipe
-    from onnxfq.remedies.accuracy_target import AccuracyTarget
+    from onnxfq.judging.accuracy_target import AccuracyTarget
 
 DIFFERENT = 3
 """Exit code of `inspect` and `compare` when something differs: 1 is an error, 2 wrong usage."""
@@ -213,7 +213,7 @@ class Accuracy:
 
     def to_target(self, repair: float | RepairWord | None = REPAIR_AUTO) -> AccuracyTarget:
         """Return the same for the library. Raises DataError for options that do not go together."""
-        from onnxfq.remedies.accuracy_target import AccuracyTarget
+        from onnxfq.judging.accuracy_target import AccuracyTarget
 
         refuse(
             self.fallback == WEIGHTS and not self.is_promised,

@@ -85,9 +85,9 @@ def quantize(
     Several --recipe observe the data once, write MODEL.RECIPE.onnx each into the folder OUT, and print one
     table.
     """
-    from onnxfq import pipeline
     from onnxfq.documents.cast_plan import FloatOptions
-    from onnxfq.remedies.candidate import Sources
+    from onnxfq.judging.candidate import Sources
+    from onnxfq.quantizing import pipeline
     from onnxfq.stages.options import QuantizeOptions
 
     refuse(

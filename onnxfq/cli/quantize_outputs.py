@@ -14,7 +14,7 @@ from onnxfq.cli.console import Printer, command_line, exit_differing, write_page
 from onnxfq.errors import OnnxfqError
 
 if TYPE_CHECKING:
-    from onnxfq.remedies.result import QuantizeResult, RecipeOutcome
+    from onnxfq.quantizing.result import QuantizeResult, RecipeOutcome
     from onnxfq.stages.options import RunOptions
     from onnxfq.targets.target import BuildOptions
 

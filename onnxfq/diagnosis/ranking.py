@@ -10,7 +10,7 @@ from onnxfq.diagnosis.reading.candidate import FileCandidate, worst_db
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.toggles import AS_WRITTEN
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
-from onnxfq.remedies.judge import GAINED_SHARE
+from onnxfq.judging.judge import GAINED_SHARE
 
 EXPLAINED = (
     "clipping",

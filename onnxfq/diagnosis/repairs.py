@@ -12,8 +12,8 @@ from onnxfq.diagnosis.measure import Measure
 from onnxfq.diagnosis.named_tensors import named_rows
 from onnxfq.diagnosis.reading.cause import FOUND, Cause, Suspicion
 from onnxfq.diagnosis.reading.file_editor import FileEditor
-from onnxfq.remedies.judge import keeps_sqnr
-from onnxfq.remedies.work import Budget
+from onnxfq.judging.judge import keeps_sqnr
+from onnxfq.judging.work import Budget
 
 RUNS = 96
 """Most runs that measure single repairs, one and a half times the samples of a diagnosis."""

@@ -6,8 +6,8 @@ The expected errors of single tensors cannot tell how much each of them matters 
 from __future__ import annotations
 
 from onnxfq.calibration.calibrators.best_error import METHODS
-from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
+from onnxfq.judging.candidate import Candidate
+from onnxfq.judging.judge import Judge, Proposal, Refusal, Remedy
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:

@@ -24,11 +24,11 @@ from onnxfq.execution.float_runs import FloatRuns
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
+from onnxfq.judging.candidate import Candidate, build_candidate
+from onnxfq.judging.judge import GAINED_SHARE, Judge, Proposal, Refusal, Remedy
+from onnxfq.layers.weighted_layers import LayerInput, WeightedLayer, find_layers
 from onnxfq.passes.center import CenteredProduct, CenteredTensor, center_tensors
-from onnxfq.remedies.candidate import Candidate, build_candidate
 from onnxfq.remedies.equalize_search import SAMPLES, explain_fixed_model, select_apart, with_model
-from onnxfq.remedies.judge import GAINED_SHARE, Judge, Proposal, Refusal, Remedy
-from onnxfq.remedies.weighted_layers import LayerInput, WeightedLayer, find_layers
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:

@@ -26,10 +26,10 @@ from onnxfq.execution.float_runs import FloatRuns
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
+from onnxfq.judging.candidate import Candidate
+from onnxfq.judging.judge import Judge, Proposal, Refusal, Remedy
+from onnxfq.layers.weighted_layers import find_layers
 from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
-from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
-from onnxfq.remedies.weighted_layers import find_layers
 from onnxfq.stages.calibrate import Calibrated
 from onnxfq.targets.target import target_by_name
 

@@ -33,10 +33,10 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import MOVES, WEIGHTED_INPUTS
 from onnxfq.graph.patterns.attention import find_attentions
+from onnxfq.layers.channel_statistics import observe_channels
 from onnxfq.numerics.granularity import PER_TENSOR, Granularity
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.equalize import fold_factors, inexact_folds
-from onnxfq.remedies.channel_statistics import observe_channels
 from onnxfq.targets.target import target_by_name
 
 EXPECTED_GAIN_DB = 0.5

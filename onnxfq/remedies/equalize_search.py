@@ -14,9 +14,9 @@ from onnxfq.errors import DataError
 from onnxfq.graph.channels import ChannelGroup
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
-from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
+from onnxfq.judging.candidate import Candidate, Sources, build_candidate
+from onnxfq.judging.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.equalize import SAMPLED, Equalized, equalize, find_groups
-from onnxfq.remedies.judge import LEAST_GAIN_DB, Judge, Proposal, Refusal, Remedy
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.observe import collect_statistics

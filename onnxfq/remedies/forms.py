@@ -15,13 +15,13 @@ from onnxfq.errors import RecipeError
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.execution.sides import LEAST_FEEDS
 from onnxfq.graph.patterns.open_sums import explain_open_sums
+from onnxfq.judging.candidate import Candidate
+from onnxfq.judging.judge import Judge
+from onnxfq.judging.samples import REPORTED
+from onnxfq.judging.work import limit_samples
 from onnxfq.remedies.beyond_ranges import describe_beyond
 from onnxfq.remedies.cache_error import describe_cache_error
-from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.rounding_search import can_round_again
-from onnxfq.remedies.samples import REPORTED
-from onnxfq.remedies.work import limit_samples
 from onnxfq.stages.cast import cast_rest
 from onnxfq.stages.derived_scales import with_half_scales
 from onnxfq.stages.evaluate import compare_forms

@@ -13,17 +13,17 @@ from onnxfq.documents.sensitivity import FLOAT, GroupRemedy, Sensitivity
 from onnxfq.errors import RecipeError
 from onnxfq.execution.toggled_segments import count_segments
 from onnxfq.graph.model import Model
+from onnxfq.judging.accuracy_target import AccuracyTarget, Aim, MetricAim, PromiseProof, SqnrAim, open_aim
+from onnxfq.judging.candidate import Candidate
+from onnxfq.judging.judge import WIDE_FORMAT, Judge, Proposal, Refusal, Remedy, explain_gain
+from onnxfq.judging.samples import REPORTED, take
+from onnxfq.judging.task_metric import TaskMetric
+from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.windows import WINDOW
-from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, MetricAim, PromiseProof, SqnrAim, open_aim
-from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import WIDE_FORMAT, Judge, Proposal, Refusal, Remedy, explain_gain
-from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.remedies.runtime_cure import cure_promised
 from onnxfq.remedies.runtime_proof import RuntimeModel, open_in_runtime
-from onnxfq.remedies.samples import REPORTED, take
 from onnxfq.remedies.sensitivity import MEASURED, find_remedy, next_count, rank_groups
-from onnxfq.remedies.task_metric import TaskMetric
 from onnxfq.remedies.widen_activations import describe, explain_fixed_formats, tell_price, widen
 from onnxfq.targets.recipes import RECIPES
 from onnxfq.targets.target import target_by_name

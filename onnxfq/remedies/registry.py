@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from onnxfq.judging.judge import Remedy
 from onnxfq.remedies.calibrator_search import CALIBRATOR
 from onnxfq.remedies.center import CENTER
 from onnxfq.remedies.correct_biases import BIASES
 from onnxfq.remedies.equalize_search import EQUALIZE, SMOOTH
-from onnxfq.remedies.judge import Remedy
 from onnxfq.remedies.mixed_precision import PROTECT, TARGET
 from onnxfq.remedies.rounding_search import ROUNDING
 from onnxfq.remedies.sample_search import SAMPLES

@@ -9,10 +9,10 @@ from onnxfq.calibration.weights import METHODS
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO
 from onnxfq.documents.scores import Evaluation
+from onnxfq.judging.candidate import Candidate
+from onnxfq.judging.judge import GAINED_SHARE, Judge, Proposal, Refusal, Remedy
+from onnxfq.layers.round_weights import round_given
 from onnxfq.numerics.metrics import ratio_db
-from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import GAINED_SHARE, Judge, Proposal, Refusal, Remedy
-from onnxfq.remedies.round_weights import round_given
 
 ROUNDINGS = ("gptq", "qronos")
 """Roundings that take the place of `auto`, the likelier one last.

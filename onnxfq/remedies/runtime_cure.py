@@ -18,9 +18,9 @@ from onnxfq.execution.sides import Outputs
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.remedies.candidate import Candidate
+from onnxfq.judging.candidate import Candidate
+from onnxfq.judging.judge import Judge
 from onnxfq.remedies.forms import Forms, build_forms, finish_forms
-from onnxfq.remedies.judge import Judge
 from onnxfq.remedies.written_proof import DIFFERENCE_DB, FIRST, Written, prove
 from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.clock import Clock

@@ -15,9 +15,9 @@ from onnxfq.errors import RuntimeLibraryError
 from onnxfq.execution.toggled_segments import State
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.signature import computed_tensors
-from onnxfq.remedies.candidate import Candidate
+from onnxfq.judging.candidate import Candidate
+from onnxfq.judging.judge import Judge
 from onnxfq.remedies.forms import build_forms
-from onnxfq.remedies.judge import Judge
 from onnxfq.stages.score import score_models
 from onnxfq.support.clock import Clock
 from onnxfq.targets.target import Opener, Values, target_by_name

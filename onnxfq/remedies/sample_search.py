@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnxfq.remedies.candidate import Candidate, build_candidate
-from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
+from onnxfq.judging.candidate import Candidate, build_candidate
+from onnxfq.judging.judge import Judge, Proposal, Refusal, Remedy
 
 NAMED = 5
 """Samples that are named one by one."""

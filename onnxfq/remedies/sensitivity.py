@@ -21,15 +21,15 @@ from onnxfq.documents.sensitivity import GroupNoise, GroupRemedy, MetricValues, 
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
 from onnxfq.interchange.genai_folder import open_folders
+from onnxfq.judging.accuracy_target import AccuracyTarget, Aim, open_aim
+from onnxfq.judging.candidate import Sources, build_candidate
+from onnxfq.judging.judge import Judge
+from onnxfq.judging.task_metric import TaskMetric
+from onnxfq.layers.channel_statistics import measure_channels
+from onnxfq.layers.layer_costs import measure_costs
+from onnxfq.layers.quantizer_toggles import QuantizerToggles, first_feeds
 from onnxfq.metrics import Metric, check_metric_name
-from onnxfq.remedies.accuracy_target import AccuracyTarget, Aim, open_aim
-from onnxfq.remedies.candidate import Sources, build_candidate
-from onnxfq.remedies.channel_statistics import measure_channels
 from onnxfq.remedies.equalize_search import EQUALIZE, equalize_named
-from onnxfq.remedies.judge import Judge
-from onnxfq.remedies.layer_costs import measure_costs
-from onnxfq.remedies.quantizer_toggles import QuantizerToggles, first_feeds
-from onnxfq.remedies.task_metric import TaskMetric
 from onnxfq.runtime.session import Progress
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions, RunOptions

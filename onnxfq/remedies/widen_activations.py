@@ -6,9 +6,9 @@ Formats of layers alone would need a conversion on each tensor between them.
 from __future__ import annotations
 
 from onnxfq.documents.sensitivity import FLOAT
+from onnxfq.judging.candidate import Candidate
+from onnxfq.judging.judge import Judge, Proposal, Refusal, Remedy
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import Judge, Proposal, Refusal, Remedy
 from onnxfq.targets.target import target_by_name
 
 

@@ -18,10 +18,10 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.rounding import NEAREST
 from onnxfq.errors import StatisticsError
 from onnxfq.graph.model import Model
+from onnxfq.layers.moments import layer_keys
+from onnxfq.layers.round_weights import round_weights
+from onnxfq.layers.weighted_layers import find_layers
 from onnxfq.numerics.granularity import PER_TENSOR
-from onnxfq.remedies.moments import layer_keys
-from onnxfq.remedies.round_weights import round_weights
-from onnxfq.remedies.weighted_layers import find_layers
 from onnxfq.stages.calibrate import replace_calibrator
 from onnxfq.support.tables import table_lines
 from onnxfq.targets.target import prepare_model

@@ -7,10 +7,10 @@ from collections import Counter
 from onnxfq.documents.scores import Evaluation
 from onnxfq.report.text import float_lines, plan_summary, proof_lines
 from onnxfq.targets.findings import CheckResult
-from onnxfq.tools.apply_checkpoint import AppliedCheckpoint
 from onnxfq.tools.cast import Casting
+from onnxfq.tools.checkpoints.apply_checkpoint import AppliedCheckpoint
+from onnxfq.tools.checkpoints.export_checkpoint import ExportedCheckpoint
 from onnxfq.tools.convert import Conversion
-from onnxfq.tools.export_checkpoint import ExportedCheckpoint
 
 
 def conversion_summary(result: Conversion) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from onnxfq.pipeline import QuantizeResult
+from onnxfq.quantizing.pipeline import QuantizeResult
 from onnxfq.report.contents import AnyResult, page_contents
 from onnxfq.report.record import quantize_record
 from onnxfq.support.files import write_text

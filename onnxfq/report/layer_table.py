@@ -13,11 +13,11 @@ from onnxfq.documents.layers import GraphNode, LayerRow, LayerTable, TensorRow
 from onnxfq.graph.external.sizes import tensor_bytes
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.node_notes import module_paths
+from onnxfq.layers.layer_costs import measure_costs
+from onnxfq.layers.noise_profile import measure_noise
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.numerics.metrics import ratio_db
-from onnxfq.pipeline import QuantizeResult
-from onnxfq.remedies.layer_costs import measure_costs
-from onnxfq.remedies.noise_profile import measure_noise
+from onnxfq.quantizing.pipeline import QuantizeResult
 from onnxfq.report.tensor_rows import all_tensors
 from onnxfq.support.files import write_text
 

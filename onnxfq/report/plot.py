@@ -13,7 +13,7 @@ from onnxfq.documents.layers import TensorRow
 from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.documents.sensitivity import Sensitivity
 from onnxfq.errors import PlanError, RuntimeLibraryError, SpecError, nearest
-from onnxfq.pipeline import QuantizeResult
+from onnxfq.quantizing.pipeline import QuantizeResult
 from onnxfq.report.tensor_rows import tensor_row
 from onnxfq.support.files import replace_file
 

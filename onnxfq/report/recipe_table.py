@@ -9,8 +9,8 @@ from typing import Literal
 from onnxfq.documents.timing import TimedModel, Timing
 from onnxfq.errors import OnnxfqError
 from onnxfq.graph.io.data_paths import model_bytes
+from onnxfq.quantizing.result import QuantizeResult, RecipeOutcome
 from onnxfq.remedies.mixed_precision import NO_PROMISE, TARGET
-from onnxfq.remedies.result import QuantizeResult, RecipeOutcome
 from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.text import is_unseen
 from onnxfq.stages.cast import compare_half

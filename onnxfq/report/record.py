@@ -16,7 +16,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.scores import Evaluation
 from onnxfq.documents.trial import Trial
 from onnxfq.graph.external.sizes import weight_bytes
-from onnxfq.pipeline import QuantizeResult
+from onnxfq.quantizing.pipeline import QuantizeResult
 from onnxfq.report.layer_table import layer_table
 from onnxfq.report.text import list_lines
 from onnxfq.report.thumbnails import with_thumbnails

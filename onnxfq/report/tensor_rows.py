@@ -17,11 +17,11 @@ from onnxfq.documents.layers import Range, TensorRow
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
+from onnxfq.layers.channel_statistics import measure_channels
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
 from onnxfq.passes.equalize import channel_factors
-from onnxfq.pipeline import QuantizeResult
-from onnxfq.remedies.channel_statistics import measure_channels
+from onnxfq.quantizing.pipeline import QuantizeResult
 from onnxfq.report.calibrator_table import CalibratorRow, tensor_rows
 from onnxfq.stages.zeroed_values import middle_sqnr_db
 

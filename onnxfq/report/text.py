@@ -13,8 +13,8 @@ from onnxfq.documents.layers import ChannelSizes, describe_channels
 from onnxfq.documents.plan import Plan, Skipped
 from onnxfq.documents.scores import LOW_SQNR_DB, Evaluation, OutputScore
 from onnxfq.documents.trial import Trial, trial_lines
-from onnxfq.pipeline import QuantizeResult
-from onnxfq.remedies.channel_statistics import measure_channels
+from onnxfq.layers.channel_statistics import measure_channels
+from onnxfq.quantizing.pipeline import QuantizeResult
 from onnxfq.support.plurals import name_first
 from onnxfq.targets.recipes import find_wider
 

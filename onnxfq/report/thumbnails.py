@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxfq.data import Feed
 from onnxfq.documents.scores import Evaluation
-from onnxfq.pipeline import QuantizeResult
+from onnxfq.quantizing.pipeline import QuantizeResult
 
 SIDE = 96
 """Most pixels of a side."""

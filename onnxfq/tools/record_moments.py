@@ -24,7 +24,7 @@ from onnxfq.execution.float_runs import FloatRuns
 from onnxfq.execution.gathering import Tally
 from onnxfq.execution.spread_runs import SpreadRuns
 from onnxfq.graph.model import Model
-from onnxfq.remedies.moments import (
+from onnxfq.layers.moments import (
     Part,
     layer_keys,
     moments_of_inputs,
@@ -32,7 +32,7 @@ from onnxfq.remedies.moments import (
     read_ends,
     sample_inputs,
 )
-from onnxfq.remedies.weighted_layers import WeightedLayer, find_layers
+from onnxfq.layers.weighted_layers import WeightedLayer, find_layers
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.support.interrupts import note_interrupts
 from onnxfq.targets.target import prepare_model

@@ -330,7 +330,7 @@ def test_verbose_prints_information(
         logging.getLogger("onnxfq.stages").info("a detail")
         return whole(*given, **options)
 
-    monkeypatch.setattr("onnxfq.pipeline.quantize", quantize)
+    monkeypatch.setattr("onnxfq.quantizing.pipeline.quantize", quantize)
     assert main("quantize model.onnx --data data.npz -o q.onnx -v --json".split()) == 0
     printed = capfd.readouterr()
     assert "onnxfq: note: a detail" in printed.err.splitlines() and json.loads(printed.out)

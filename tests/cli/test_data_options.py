@@ -12,7 +12,7 @@ from builders import conv_relu
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.cli.main import main
 from onnxfq.data import DataOptions
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.stages.options import RunOptions
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (40, 3, 6, 6)).astype(np.uint8)

@@ -18,6 +18,7 @@ import onnxruntime
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "networks"))
 
 from builders import Arrays
 from diagnosed_networks import network

@@ -17,7 +17,7 @@ from onnxfq.graph.checker import RUNTIME_OPS
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
 from onnxfq.graph.model import list_nodes
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.targets.recipes import load_recipe
 

@@ -16,7 +16,7 @@ from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_graphs, list_nodes
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import Calibrated, calibrate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq

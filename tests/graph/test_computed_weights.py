@@ -9,7 +9,7 @@ from builders import Arrays, build, feed_for, planned, weights
 
 from onnxfq.errors import OnnxfqError
 from onnxfq.graph.io.load import load
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 
 NORMALISED = """r = ReduceL2 <axes = [1,2,3]> (v) q = Div (gain, r) w = Mul (v, q)

@@ -15,7 +15,7 @@ from onnxfq.graph.external import sizes
 from onnxfq.graph.io.data_paths import check_model_output, data_files
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.support.files import check_output
 from onnxfq.tools.inspect import inspect_model
 

@@ -23,7 +23,7 @@ from onnxfq.graph.external import sizes
 from onnxfq.graph.external.tensor import is_external, tensor_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.targets.target import BuildOptions
 from onnxfq.tools.check import check
@@ -259,14 +259,14 @@ sys.exit(main(words))
 @pytest.mark.parametrize(
     ("place", "when", "written"),
     [
-        ("onnxfq.pipeline.build_candidate", "after", False),
-        ("onnxfq.pipeline.write_model", "before", True),
+        ("onnxfq.quantizing.pipeline.build_candidate", "after", False),
+        ("onnxfq.quantizing.pipeline.write_model", "before", True),
         ("onnxfq.stages.write._run", "before", False),
         ("onnxfq.stages.write._run", "before", True),
         ("onnxfq.support.temporary.link_file", "after", False),
         ("onnxfq.support.temporary.link_file", "after", True),
         ("os.replace", "before", True),
-        ("onnxfq.pipeline.write_model", "after", True),
+        ("onnxfq.quantizing.pipeline.write_model", "after", True),
     ],
 )
 def test_killed_runs_leave_nothing(place: str, when: str, written: bool, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import OnnxfqError
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.support.tables import table_lines

@@ -15,7 +15,7 @@ from onnxfq.cli.main import main
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.schemes import WeightScheme
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.onnxruntime.releases import _IR_OF_TYPE, Release, release_of
 from onnxfq.targets.recipes import load_recipe

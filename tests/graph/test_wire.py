@@ -23,7 +23,7 @@ from onnxfq.graph.external.streaming import _read_varint, _varint, read_without_
 from onnxfq.graph.external.tensor import attach, embed, is_external, tensor_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.plan import make_plan

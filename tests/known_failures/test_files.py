@@ -14,7 +14,7 @@ from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType
 from ort_quantizer import MEASURED, by_ort, loads
 
 from onnxfq.errors import ModelError
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 
 FP8 = {

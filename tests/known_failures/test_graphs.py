@@ -13,7 +13,7 @@ from builders import Arrays, build, feed_for, weights
 from onnx import helper, numpy_helper
 from ort_quantizer import MEASURED, by_ort, loads
 
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.stages.options import RunOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # ONNX Runtime's quantizer is not under test

@@ -18,8 +18,8 @@ from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.documents.cast_plan import FloatOptions
 from onnxfq.errors import DataError, PlanError
 from onnxfq.graph.io.load import load
-from onnxfq.pipeline import QuantizeResult, quantize
-from onnxfq.remedies.accuracy_target import AccuracyTarget
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.quantizing.pipeline import QuantizeResult, quantize
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.observers import ObserveOptions
 from onnxfq.stages.options import QuantizeOptions, RunOptions

@@ -15,7 +15,7 @@ from ort_quantizer import MEASURED, by_ort
 from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.model import list_nodes
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.targets.recipes import load_recipe
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # ONNX Runtime's quantizer is not under test

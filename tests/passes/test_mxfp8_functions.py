@@ -14,7 +14,7 @@ from onnx import TensorProto
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.passes.insert_fake_quantize import with_fake_quantize
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.runtime.unsupported_ops import explain_unsupported
 from onnxfq.stages.options import RunOptions

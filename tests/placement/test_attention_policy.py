@@ -14,7 +14,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
 from onnxfq.graph.patterns.attention import find_attentions
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.targets.tensorrt.attention import count_tokens

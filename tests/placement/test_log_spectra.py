@@ -12,8 +12,8 @@ from builders import build, weights
 
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
-from onnxfq.pipeline import quantize
-from onnxfq.remedies.accuracy_target import AccuracyTarget
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.stages.observe import collect_statistics
 from onnxfq.stages.plan import make_plan, observation_plan
 from onnxfq.targets.recipes import RECIPES, load_recipe

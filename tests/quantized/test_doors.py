@@ -17,8 +17,8 @@ from ort_quantizer import by_ort
 from onnxfq.diagnosis.diagnose import diagnose
 from onnxfq.errors import ModelError
 from onnxfq.numerics.metrics import ratio_db
-from onnxfq.pipeline import quantize
 from onnxfq.quantized.qonnx import pairs_of_qonnx
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.tools.check import check

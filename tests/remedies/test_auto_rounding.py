@@ -14,10 +14,11 @@ from onnxfq import FloatOptions, Recipe, evaluate, insert_fake_quantize, quantiz
 from onnxfq.data import Feed, sample_digest
 from onnxfq.data.options import DataOptions
 from onnxfq.documents.rounding import AUTO, NEAREST
+from onnxfq.judging import combinations, work
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.judging.judge import Gain, Judge
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switch_activations
-from onnxfq.remedies import combinations, rounding_search, work
-from onnxfq.remedies.accuracy_target import AccuracyTarget
-from onnxfq.remedies.judge import Gain, Judge
+from onnxfq.remedies import rounding_search
 from onnxfq.runtime.session import Session
 from onnxfq.stages.options import QuantizeOptions, RunOptions
 from onnxfq.targets.recipes import RECIPES

@@ -18,11 +18,11 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.judging.candidate import Sources, build_candidate
+from onnxfq.judging.judge import Judge, Proposal
 from onnxfq.passes.replace_constants import BiasFinder, BiasPlace, shift_biases
-from onnxfq.remedies.accuracy_target import AccuracyTarget
-from onnxfq.remedies.candidate import Sources, build_candidate
 from onnxfq.remedies.correct_biases import correct_biases, find_targets
-from onnxfq.remedies.judge import Judge, Proposal
 from onnxfq.report.text import quantize_summary
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions

@@ -23,11 +23,11 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError, RecipeError
 from onnxfq.graph.channels import analyze_channels
 from onnxfq.graph.io.load import load
+from onnxfq.judging.samples import split_samples
 from onnxfq.numerics.granularity import Granularity
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.passes.equalize import fold_factors
 from onnxfq.remedies.equalize_search import HARMFUL
-from onnxfq.remedies.samples import split_samples
 from onnxfq.report.record import ResultRecord
 from onnxfq.runtime.session import Session
 from onnxfq.targets.recipes import RECIPES, load_recipe

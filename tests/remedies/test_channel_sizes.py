@@ -14,7 +14,7 @@ from planted_chain import WIDTH, chain, with_modules
 from onnxfq import load
 from onnxfq.cli.main import main
 from onnxfq.documents.layers import ChannelSizes
-from onnxfq.remedies.channel_statistics import measure_channels
+from onnxfq.layers.channel_statistics import measure_channels
 from onnxfq.runtime.session import Session
 
 

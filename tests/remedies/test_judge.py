@@ -15,17 +15,17 @@ from onnx import numpy_helper
 from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
 from onnxfq.documents.trial import trial_lines
 from onnxfq.errors import StatisticsError
+from onnxfq.judging import combinations
+from onnxfq.judging.candidate import Candidate, Sources, build_candidate
+from onnxfq.judging.combinations import improve
+from onnxfq.judging.folds import Folds
+from onnxfq.judging.judge import LEAST_GAIN_DB, Gain, Judge, Proposal, Refusal, Remedy
+from onnxfq.judging.samples import CHOOSING, PROVING, SHARED, split_samples
+from onnxfq.judging.work import Budget
+from onnxfq.layers.round_weights import Rounding, round_weights
 from onnxfq.numerics.intervals import ratio_interval_db
-from onnxfq.remedies import combinations
-from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
-from onnxfq.remedies.combinations import improve
-from onnxfq.remedies.folds import Folds
-from onnxfq.remedies.judge import LEAST_GAIN_DB, Gain, Judge, Proposal, Refusal, Remedy
 from onnxfq.remedies.registry import REMEDIES
-from onnxfq.remedies.round_weights import Rounding, round_weights
 from onnxfq.remedies.rounding_search import can_round_again
-from onnxfq.remedies.samples import CHOOSING, PROVING, SHARED, split_samples
-from onnxfq.remedies.work import Budget
 from onnxfq.runtime.session import Session
 from onnxfq.stages.inputs import open_inputs
 from onnxfq.stages.options import QuantizeOptions, open_feeds

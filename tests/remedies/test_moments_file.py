@@ -19,8 +19,8 @@ from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.weights import Moments
 from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.cli.main import build_app
-from onnxfq.remedies.moments import SampledInput
-from onnxfq.remedies.round_weights import Rounding, round_weights
+from onnxfq.layers.moments import SampledInput
+from onnxfq.layers.round_weights import Rounding, round_weights
 
 __all__ = ["folder"]
 """A fixture, which pytest finds by its name."""

@@ -17,9 +17,9 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
 from onnxfq.errors import RecipeError
-from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
-from onnxfq.remedies.judge import Judge
-from onnxfq.remedies.samples import split_samples
+from onnxfq.judging.candidate import Candidate, Sources, build_candidate
+from onnxfq.judging.judge import Judge
+from onnxfq.judging.samples import split_samples
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.stages.inputs import open_inputs

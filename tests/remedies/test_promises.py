@@ -11,7 +11,7 @@ import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.data import Feed, sample_digest
 from onnxfq.errors import DataError, RecipeError
-from onnxfq.remedies.samples import split_samples
+from onnxfq.judging.samples import split_samples
 from onnxfq.runtime.session import Session
 
 DRAWN = 12

@@ -22,12 +22,12 @@ from onnxfq.errors import OutputError, RecipeError, StatisticsError
 from onnxfq.execution.activation_store import ArrayStore
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.io.load import load
-from onnxfq.remedies import sequential_moments
-from onnxfq.remedies.layer_costs import WeightSize
-from onnxfq.remedies.moments import channel_ends, collect_moments
-from onnxfq.remedies.round_weights import round_weights
-from onnxfq.remedies.sequential_moments import SequentialModels, choose_samples
-from onnxfq.remedies.weighted_layers import find_layers
+from onnxfq.layers import sequential_moments
+from onnxfq.layers.layer_costs import WeightSize
+from onnxfq.layers.moments import channel_ends, collect_moments
+from onnxfq.layers.round_weights import round_weights
+from onnxfq.layers.sequential_moments import SequentialModels, choose_samples
+from onnxfq.layers.weighted_layers import find_layers
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.plan import make_plan
@@ -244,7 +244,7 @@ def test_outputs_gain(method, recipe):
 
 def quantize_simulation(recipe):
     """Return the rounding of `network` by a recipe for simulation, with the plan in `plan`."""
-    from onnxfq.remedies.round_weights import round_given
+    from onnxfq.layers.round_weights import round_given
     from onnxfq.stages.inputs import open_inputs
     from onnxfq.stages.planned_encodings import plan_encodings
     from onnxfq.stages.statistics_source import gather_statistics

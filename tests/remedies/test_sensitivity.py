@@ -22,8 +22,8 @@ from onnxfq.errors import DataError, RecipeError
 from onnxfq.execution.toggled_segments import SwitchedSegments, count_segments
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.patterns.logits import judge_outputs
+from onnxfq.layers.round_weights import round_weights
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, switch_weights, switched_tensors
-from onnxfq.remedies.round_weights import round_weights
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.stages.insert import insert_fake_quantize

@@ -16,9 +16,9 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import DataError, ModelError, OutputError, RecipeError
 from onnxfq.graph.model import Model
 from onnxfq.graph.normalize.shapes import add_shapes
-from onnxfq.pipeline import RecipeOutcome, quantize
-from onnxfq.remedies.accuracy_target import AccuracyTarget
-from onnxfq.remedies.candidate import Sources
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.judging.candidate import Sources
+from onnxfq.quantizing.pipeline import RecipeOutcome, quantize
 from onnxfq.targets import target as targets
 from onnxfq.targets.recipes import load_recipe
 

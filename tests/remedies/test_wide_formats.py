@@ -12,8 +12,8 @@ from onnx.numpy_helper import from_array
 
 from onnxfq import AccuracyTarget, QuantizeOptions, Recipe, load_recipe, quantize
 from onnxfq.errors import DataError, RecipeError
-from onnxfq.pipeline import QuantizeResult
-from onnxfq.remedies.judge import can_multiply
+from onnxfq.judging.judge import can_multiply
+from onnxfq.quantizing.pipeline import QuantizeResult
 
 FORMAT = "float8e4m3fn"
 

@@ -16,8 +16,8 @@ from planted_chain import WIDTH, chain, unequalized, with_modules
 
 from onnxfq.cli.main import main
 from onnxfq.documents.timing import OperatorCost, TimedModel, Timing
-from onnxfq.pipeline import quantize
-from onnxfq.remedies.accuracy_target import AccuracyTarget
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.report.html import render_page
 from onnxfq.report.record import quantize_record
 

@@ -26,9 +26,9 @@ from onnxfq.documents.plan import Skipped
 from onnxfq.documents.scores import LOW_SQNR_DB
 from onnxfq.errors import PlanError
 from onnxfq.graph.signature import with_outputs
+from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.numerics.metrics import ErrorSums
-from onnxfq.pipeline import QuantizeResult, quantize
-from onnxfq.remedies.accuracy_target import AccuracyTarget
+from onnxfq.quantizing.pipeline import QuantizeResult, quantize
 from onnxfq.report.contents import page_contents
 from onnxfq.report.html import render_report, write_report
 from onnxfq.report.record import ResultRecord, quantize_record

@@ -14,7 +14,7 @@ from PIL import Image
 
 from onnxfq.cli.main import main
 from onnxfq.numerics.metrics import ErrorSums
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.report.record import quantize_record
 from onnxfq.report.thumbnails import SIDE, draw_thumbnail
 from onnxfq.runtime.session import Session

@@ -15,7 +15,7 @@ from onnxfq.cli.main import main
 from onnxfq.documents.plan import Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.io.load import load
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.type_inference import lacks_ranks, with_run_ranks
 from onnxfq.stages.options import RunOptions
 from onnxfq.stages.plan import make_plan

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from onnxfq.choices import DEFAULT_RECIPE
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import list_nodes
-from onnxfq.pipeline import quantize
-from onnxfq.remedies.accuracy_target import AccuracyTarget
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.remedies.sensitivity import sensitivity
 from onnxfq.runtime import segmented_session
 from onnxfq.runtime.random_numbers import SEED_INPUT, fix_draws, seed_of

@@ -23,11 +23,12 @@ import onnx
 import onnxruntime
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "networks"))
 
 from checkpoint_graphs import CHECKPOINTS, FLOAT
 
-from onnxfq.tools.apply_checkpoint import apply_checkpoint
-from onnxfq.tools.export_checkpoint import export_checkpoint
+from onnxfq.tools.checkpoints.apply_checkpoint import apply_checkpoint
+from onnxfq.tools.checkpoints.export_checkpoint import export_checkpoint
 
 PACKAGES = (
     *("torch==2.13.0", "transformers", "compressed-tensors==0.20.0"),

@@ -26,6 +26,7 @@ import numpy as np
 import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "networks"))
 
 from pages import BLOCK, ROOT
 

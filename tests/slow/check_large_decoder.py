@@ -24,7 +24,12 @@ import numpy as np
 import onnxruntime
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "models"), str(ROOT / "tests"), str(ROOT / "tests" / "slow")]
+sys.path[:0] = [
+    str(ROOT / "models"),
+    str(ROOT / "tests"),
+    str(ROOT / "tests/networks"),
+    str(ROOT / "tests/slow"),
+]
 
 from check_genai import generate  # noqa: E402  of the slow checks
 from networks.decoder import DecoderShape, random_tokens  # noqa: E402  of the models

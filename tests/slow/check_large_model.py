@@ -28,7 +28,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto
 
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
 

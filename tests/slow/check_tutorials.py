@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "networks"))
 
 from check_pythons import MINORS, QUIETLY, find_interpreters
 from pages import TUTORIALS, steps

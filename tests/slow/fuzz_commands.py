@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "networks"))
 
 from command_server import command_server
 from fuzzed_inputs import MODELS, OPTIONS, damage, draw_options, run_case, write_inputs

@@ -23,6 +23,7 @@ import numpy as np
 import onnx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "networks"))
 from builders import conv_relu, feed_for, qdq_of, stage  # noqa: E402  of the tests
 
 COMMANDS = {

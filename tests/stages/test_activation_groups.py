@@ -36,7 +36,7 @@ from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.numerics.qparams import choose_qparams
 from onnxfq.numerics.spec import QuantSpec
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.report.calibrator_table import calibrator_rows, calibrator_table
 from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.runtime.observing_session import channel_block, open_observing_session

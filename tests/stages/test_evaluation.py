@@ -16,7 +16,7 @@ from onnxfq.data.labels import read_labels
 from onnxfq.documents.scores import Evaluation
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError
 from onnxfq.execution import sides
-from onnxfq.pipeline import quantize
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import PlacedFeed, Session
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_fake_quantize, insert_qdq

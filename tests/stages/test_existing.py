@@ -29,8 +29,8 @@ from onnxfq.cli.main import main
 from onnxfq.documents.recipe import Existing, Recipe
 from onnxfq.errors import ModelError, RuntimeLibraryError
 from onnxfq.graph.model import list_nodes
-from onnxfq.pipeline import quantize
 from onnxfq.quantized.existing import load_existing
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime import custom_ops as library
 from onnxfq.runtime.session import Session
 from onnxfq.stages.evaluate import evaluate

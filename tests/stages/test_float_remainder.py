@@ -21,8 +21,8 @@ from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.normalize.shapes import add_shapes, with_shapes
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.passes.cast_floats import cast_floats
-from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.placement.half_range import masks, unfit
+from onnxfq.quantizing.pipeline import QuantizeResult, quantize
 from onnxfq.report.html import render_report
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session

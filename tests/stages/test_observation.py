@@ -27,9 +27,9 @@ from onnxfq.documents.plan import Plan
 from onnxfq.errors import DataError, RuntimeLibraryError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model
+from onnxfq.judging.candidate import Sources
 from onnxfq.passes.observe.insert_observers import OBSERVE_OUTPUTS, observe_output, with_observers
-from onnxfq.pipeline import quantize
-from onnxfq.remedies.candidate import Sources
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.observing_session import channel_block, open_observing_session
 from onnxfq.runtime.session import Session
 from onnxfq.stages.calibrate import calibrate

@@ -15,10 +15,10 @@ from onnxfq.data.replay import FEWEST_UNSEEN, RUN, STREAM_SAMPLES, STREAM_UNSEEN
 from onnxfq.data.stream import StreamSamples
 from onnxfq.execution.sequences import FedBack, is_continued
 from onnxfq.graph.external.sizes import ONE_PIECE
-from onnxfq.remedies.candidate import Sources, build_candidate
-from onnxfq.remedies.judge import Judge
-from onnxfq.remedies.quantizer_toggles import first_feeds
-from onnxfq.remedies.samples import split_samples
+from onnxfq.judging.candidate import Sources, build_candidate
+from onnxfq.judging.judge import Judge
+from onnxfq.judging.samples import split_samples
+from onnxfq.layers.quantizer_toggles import first_feeds
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.stages.inputs import open_inputs

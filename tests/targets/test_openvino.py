@@ -233,7 +233,9 @@ os._exit(0)
 def test_threads_begin_together() -> None:
     """The first runs of a process are in several threads: without one before, half of such processes hung."""
     path = {
-        "PYTHONPATH": os.pathsep.join([str(Path(onnxfq.__file__).parents[1]), str(Path(__file__).parents[1])])
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(onnxfq.__file__).parents[1]), str(Path(__file__).parents[1] / "networks")]
+        )
     }
     for _ in range(3):
         subprocess.run([sys.executable, "-c", THREADS], env=os.environ | path, timeout=120, check=True)

@@ -16,7 +16,7 @@ import pytest
 from builders import build, weights
 
 import onnxfq
-from onnxfq.remedies.accuracy_target import AccuracyTarget
+from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.targets.reading import session_forms
 from onnxfq.targets.reading.session_forms import TABLE_FILE, read_table
 

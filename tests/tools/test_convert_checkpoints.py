@@ -21,8 +21,8 @@ from onnxfq.checkpoints.stored_layers import StoredLayers
 from onnxfq.checkpoints.tensor_file import read_head, write_tensors
 from onnxfq.cli.main import main
 from onnxfq.errors import ModelError, PlanError, RecipeError
-from onnxfq.tools.apply_checkpoint import apply_checkpoint
-from onnxfq.tools.export_checkpoint import export_checkpoint
+from onnxfq.tools.checkpoints.apply_checkpoint import apply_checkpoint
+from onnxfq.tools.checkpoints.export_checkpoint import export_checkpoint
 
 LAYER = "model.layers.0"
 IN_FLOAT = ("gptq-act-order",)

@@ -22,8 +22,8 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError
 from onnxfq.graph.model import list_nodes
 from onnxfq.numerics.metrics import ratio_db
-from onnxfq.pipeline import QuantizeResult, quantize
 from onnxfq.quantized.existing import load_existing
+from onnxfq.quantizing.pipeline import QuantizeResult, quantize
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.targets.recipes import load_recipe
 from onnxfq.tools.convert import convert

@@ -16,8 +16,8 @@ from builders import conv_relu, feed_for, two_branch
 from onnxfq.data import Feed
 from onnxfq.documents.timing import Timing
 from onnxfq.errors import DataError, ModelError
-from onnxfq.pipeline import quantize
-from onnxfq.remedies.accuracy_target import AccuracyTarget
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.plain_session import open_plain_session, profile_plain_session
 from onnxfq.targets import target as targets
 from onnxfq.targets.target import AnyModel, Values

@@ -16,7 +16,7 @@ from onnxfq.diagnosis.reading.candidate import FileCandidate
 from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.reading.range_reading import RangeReading, mean_misfit
 from onnxfq.diagnosis.reading.toggles import TrialState
-from onnxfq.remedies.judge import GAINED_SHARE
+from onnxfq.judging.judge import GAINED_SHARE
 
 A_BIT = 0.75
 """Share of the noise that goes where a bit of precision was lost, 6 dB."""

@@ -21,9 +21,9 @@ from onnxfq.diagnosis.reading.toggles import AS_WRITTEN, FileToggles, TrialState
 from onnxfq.diagnosis.reading.values import SampledFeed, TensorValues
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.ops import DATA_MOVEMENT
+from onnxfq.judging.samples import Split, split_samples
 from onnxfq.numerics.metrics import ErrorSums, ratio_db
 from onnxfq.passes.give_choices import given_name
-from onnxfq.remedies.samples import Split, split_samples
 
 FAITHFUL_DB = 20.0
 """SQNR from which the float form of the file computes what the float model does; int8 weights keep it."""

@@ -20,9 +20,9 @@ from onnxfq.errors import DataError
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.graph.model import Model
 from onnxfq.interchange import ExternalEncodingsFile
+from onnxfq.layers.quantizer_toggles import QuantizerToggles
+from onnxfq.layers.round_weights import Rounding, is_shared, round_given
 from onnxfq.numerics.granularity import PER_TENSOR
-from onnxfq.remedies.quantizer_toggles import QuantizerToggles
-from onnxfq.remedies.round_weights import Rounding, is_shared, round_given
 from onnxfq.stages.calibrate import encode_weights
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.insert import insert_fake_quantize

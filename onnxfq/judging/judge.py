@@ -25,12 +25,12 @@ from onnxfq.errors import DataError, OnnxfqError
 from onnxfq.execution.reference_runs import keep_outputs
 from onnxfq.execution.sides import Outputs
 from onnxfq.graph.external.scratch_file import weights_stored_in
+from onnxfq.judging.accuracy_target import AccuracyTarget, PromiseProof
+from onnxfq.judging.candidate import Candidate, Sources
+from onnxfq.judging.folds import Folds
+from onnxfq.judging.samples import PROVING, REPORTED, Split, split_samples, take
+from onnxfq.judging.work import Budget, Work, limit_samples
 from onnxfq.numerics.intervals import ratio_interval_db
-from onnxfq.remedies.accuracy_target import AccuracyTarget, PromiseProof
-from onnxfq.remedies.candidate import Candidate, Sources
-from onnxfq.remedies.folds import Folds
-from onnxfq.remedies.samples import PROVING, REPORTED, Split, split_samples, take
-from onnxfq.remedies.work import Budget, Work, limit_samples
 from onnxfq.stages.options import QuantizeOptions
 from onnxfq.stages.score import score_models
 from onnxfq.targets.target import target_by_name

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxfq.checkpoints.folder import Checkpoint
 from onnxfq.graph.node_notes import SCOPES_KEY
 
-CHECKPOINTS = Path(__file__).parent / "interchange" / "checkpoints"
+CHECKPOINTS = Path(__file__).parents[1] / "interchange" / "checkpoints"
 FLOAT = CHECKPOINTS / "float"
 QUANTIZED = sorted(p.name for p in CHECKPOINTS.iterdir() if p != FLOAT)
 _LAYER = "model.layers.0"

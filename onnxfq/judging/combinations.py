@@ -10,8 +10,8 @@ from time import perf_counter
 from typing import NamedTuple
 
 from onnxfq.documents.trial import Trial
-from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.judge import (
+from onnxfq.judging.candidate import Candidate
+from onnxfq.judging.judge import (
     NOTHING_GAINS,
     Gain,
     Judge,
@@ -21,7 +21,7 @@ from onnxfq.remedies.judge import (
     explain_gain,
     explain_limit,
 )
-from onnxfq.remedies.samples import PROVING, take
+from onnxfq.judging.samples import PROVING, take
 
 BEAM = 2
 """Candidates that the next remedy is tried on: a chain that keeps one misses what only pairs gain."""

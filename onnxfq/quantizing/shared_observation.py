@@ -16,7 +16,7 @@ from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import OnnxfqError, RecipeError
 from onnxfq.graph.signature import computed_tensors
-from onnxfq.remedies.candidate import Sources
+from onnxfq.judging.candidate import Sources
 from onnxfq.remedies.equalize_search import list_named
 from onnxfq.stages.inputs import QuantizeSession, load_written_recipe, open_inputs
 from onnxfq.stages.limits import with_limits

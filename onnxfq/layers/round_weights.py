@@ -29,12 +29,12 @@ from onnxfq.execution.cluster import Cluster
 from onnxfq.graph.constants import weight_array
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.model import Model
+from onnxfq.layers.moments import collect_moments, layer_keys
+from onnxfq.layers.sequential_moments import SequentialModels
+from onnxfq.layers.weighted_layers import WeightedLayer, find_layers
 from onnxfq.numerics.block_scales import Scales
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.passes.replace_constants import replace_weights, separate_float_readers, weight_tensor
-from onnxfq.remedies.moments import collect_moments, layer_keys
-from onnxfq.remedies.sequential_moments import SequentialModels
-from onnxfq.remedies.weighted_layers import WeightedLayer, find_layers
 from onnxfq.stages.derived_scales import encode_biases
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.stages.options import RunOptions

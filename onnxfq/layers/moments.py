@@ -32,7 +32,7 @@ from onnxfq.execution.float_runs import FloatRuns
 from onnxfq.execution.gathering import Tally
 from onnxfq.execution.spread_runs import SpreadRuns
 from onnxfq.graph.model import Model
-from onnxfq.remedies.weighted_layers import WeightedLayer
+from onnxfq.layers.weighted_layers import WeightedLayer
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.session import Progress
 

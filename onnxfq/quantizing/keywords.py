@@ -12,8 +12,8 @@ from onnxfq.data import DataOptions
 from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.schemes import ActivationScheme, WeightScheme
 from onnxfq.errors import ArgumentError, nearest
-from onnxfq.remedies.accuracy_target import AccuracyTarget
-from onnxfq.remedies.candidate import Sources
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.judging.candidate import Sources
 from onnxfq.stages.options import QuantizeOptions
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -20,8 +20,8 @@ from onnxfq.stages.insert import insert_fake_quantize, insert_qdq
 from onnxfq.stages.write import write_model
 from onnxfq.support.files import replace_folder
 from onnxfq.targets.target import target_by_name
-from onnxfq.tools.fill_graph import GraphFilling
-from onnxfq.tools.layer_encodings import encode_layers
+from onnxfq.tools.checkpoints.fill_graph import GraphFilling
+from onnxfq.tools.checkpoints.layer_encodings import encode_layers
 
 
 @dataclass

@@ -35,12 +35,12 @@ from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
 from onnxfq.graph.patterns.logits import judge_outputs
 from onnxfq.graph.segments import SegmentedGraph, most_alive, segment_model
+from onnxfq.layers.layer_costs import WeightSize, measure_costs, weight_sizes
+from onnxfq.layers.moments import ROWS_PER_INPUT, rows_per_sample
+from onnxfq.layers.weighted_layers import WeightedLayer
 from onnxfq.passes.give_choices import with_given_choices
 from onnxfq.passes.insert_fake_quantize import with_fake_quantize
 from onnxfq.passes.replace_constants import separate_float_readers, weight_tensor
-from onnxfq.remedies.layer_costs import WeightSize, measure_costs, weight_sizes
-from onnxfq.remedies.moments import ROWS_PER_INPUT, rows_per_sample
-from onnxfq.remedies.weighted_layers import WeightedLayer
 from onnxfq.runtime.integer_products import find_byte_products
 from onnxfq.runtime.random_numbers import SEED_INPUT, with_seed
 from onnxfq.runtime.session import Session

@@ -14,7 +14,7 @@ from builders import build, weights
 
 import onnxfq
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 

@@ -34,7 +34,7 @@ from onnxfq.graph.io.load import read_model
 from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.support.files import replace_folder
-from onnxfq.tools.fill_graph import list_names
+from onnxfq.tools.checkpoints.fill_graph import list_names
 
 
 @dataclass(frozen=True)

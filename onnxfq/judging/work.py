@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from onnxfq.data import Feed
 from onnxfq.data.stream import StreamSamples
 from onnxfq.graph.model import list_nodes
-from onnxfq.remedies.layer_costs import WeightSize, measure_costs, weight_sizes
-from onnxfq.remedies.moments import choose_rows
-from onnxfq.remedies.samples import REPORTED
-from onnxfq.remedies.sequential_moments import choose_samples
+from onnxfq.judging.samples import REPORTED
+from onnxfq.layers.layer_costs import WeightSize, measure_costs, weight_sizes
+from onnxfq.layers.moments import choose_rows
+from onnxfq.layers.sequential_moments import choose_samples
 
 if TYPE_CHECKING:
-    from onnxfq.remedies.candidate import Candidate
+    from onnxfq.judging.candidate import Candidate
 
 # Each constant is a number of multiply-adds of a product, in the time that something else takes.
 # `benchmarks/work.py` fits them to processor times, and has their errors on networks that it leaves out.

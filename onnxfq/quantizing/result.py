@@ -25,8 +25,8 @@ from onnxfq.graph.external.scratch_file import Scratch
 from onnxfq.graph.external.sizes import limit_in_memory, weight_bytes
 from onnxfq.graph.model import Model
 from onnxfq.interchange.apply import MatchedEncodings
-from onnxfq.remedies.candidate import Candidate
-from onnxfq.remedies.round_weights import Rounding
+from onnxfq.judging.candidate import Candidate
+from onnxfq.layers.round_weights import Rounding
 from onnxfq.stages.inputs import embed_weights
 
 

@@ -23,9 +23,9 @@ from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.patterns.choices import ChoiceType
 from onnxfq.graph.signature import output_names
+from onnxfq.judging.candidate import Candidate, Sources
+from onnxfq.judging.samples import REPORTED
 from onnxfq.passes.give_choices import with_given_choices
-from onnxfq.remedies.candidate import Candidate, Sources
-from onnxfq.remedies.samples import REPORTED
 from onnxfq.stages.evaluate import number_samples
 from onnxfq.stages.limits import with_limits
 from onnxfq.stages.observe import collect_statistics

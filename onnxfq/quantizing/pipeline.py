@@ -17,18 +17,18 @@ from onnxfq.errors import OnnxfqError
 from onnxfq.execution.reference_runs import ReferenceRuns
 from onnxfq.graph.io.data_paths import check_model_output, model_bytes
 from onnxfq.interchange.genai_folder import open_folders
-from onnxfq.remedies.accuracy_target import AccuracyTarget
-from onnxfq.remedies.candidate import Candidate, Sources, build_candidate
-from onnxfq.remedies.combinations import improve
+from onnxfq.judging.accuracy_target import AccuracyTarget
+from onnxfq.judging.candidate import Candidate, Sources, build_candidate
+from onnxfq.judging.combinations import improve
+from onnxfq.judging.judge import Judge
+from onnxfq.quantizing.keywords import explain_keywords
+from onnxfq.quantizing.result import QuantizeResult as QuantizeResult
+from onnxfq.quantizing.result import RecipeOutcome as RecipeOutcome
+from onnxfq.quantizing.shared_observation import SharedSession, open_shared
 from onnxfq.remedies.equalize_search import equalize_named
 from onnxfq.remedies.forms import Forms, build_forms, describe_forms
-from onnxfq.remedies.judge import Judge
-from onnxfq.remedies.keywords import explain_keywords
 from onnxfq.remedies.registry import REMEDIES
-from onnxfq.remedies.result import QuantizeResult as QuantizeResult
-from onnxfq.remedies.result import RecipeOutcome as RecipeOutcome
 from onnxfq.remedies.runtime_cure import finish_proven
-from onnxfq.remedies.shared_observation import SharedSession, open_shared
 from onnxfq.stages.inputs import embed_weights, load_written_recipe, open_inputs
 from onnxfq.stages.options import QuantizeOptions, RunOptions
 from onnxfq.stages.write import write_model

@@ -17,8 +17,8 @@ from onnxfq.data.inputs import read_only, samples
 from onnxfq.data.labels import Labels, count_right, predict_classes, read_labels, refuse_label_count
 from onnxfq.errors import DataError
 from onnxfq.execution.toggled_segments import State
+from onnxfq.layers.quantizer_toggles import QuantizerToggles
 from onnxfq.metrics import Metric, raise_metric, read_value
-from onnxfq.remedies.quantizer_toggles import QuantizerToggles
 from onnxfq.stages.inputs import QuantizeSession
 from onnxfq.support.user_code import faults_of
 

@@ -27,7 +27,7 @@ from onnxfq.graph.external.weightless import with_initializers
 from onnxfq.graph.model import Model
 from onnxfq.numerics.float_types import FLOATS
 from onnxfq.support.plurals import name_first
-from onnxfq.tools.layer_encodings import PlacedLayer
+from onnxfq.tools.checkpoints.layer_encodings import PlacedLayer
 
 _LISTED = 4
 _BUFFERS = ("rotary_emb.inv_freq",)

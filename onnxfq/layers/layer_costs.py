@@ -17,7 +17,7 @@ from onnxfq.graph.model import list_nodes
 from onnxfq.graph.node_notes import module_paths
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.graph.signature import with_outputs
-from onnxfq.remedies.quantizer_toggles import LayerGroup
+from onnxfq.layers.quantizer_toggles import LayerGroup
 from onnxfq.runtime.session import Session
 
 

@@ -20,13 +20,13 @@ from onnxfq.documents.sensitivity import FLOAT, WEIGHTS
 from onnxfq.errors import DataError, ModelError
 from onnxfq.execution.toggled_segments import State
 from onnxfq.graph.patterns.logits import JudgedTensors
+from onnxfq.judging.samples import split_samples
+from onnxfq.judging.task_metric import Runs, TaskMetric
+from onnxfq.layers.quantizer_toggles import QuantizerToggles
 from onnxfq.metrics import Metric, check_metric_name
 from onnxfq.numerics.intervals import largest_drop
 from onnxfq.numerics.metrics import ratio_db
 from onnxfq.numerics.qtypes import qtype_by_name
-from onnxfq.remedies.quantizer_toggles import QuantizerToggles
-from onnxfq.remedies.samples import split_samples
-from onnxfq.remedies.task_metric import Runs, TaskMetric
 from onnxfq.targets.recipes import RECIPES
 
 _ROUNDING = 1e-9

@@ -1,0 +1,1 @@
+"""The measurement that judges every remedy: candidates, one split of the samples, one trial, the budget."""

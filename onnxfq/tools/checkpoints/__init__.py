@@ -1,0 +1,1 @@
+"""Weights that move between a model and a checkpoint."""
