@@ -134,7 +134,7 @@ ROOM_LINES: dict[str, int] = {
     "data": 1718,
     "diagnosis": 2041,
     "documents": 1436,
-    "execution": 1013,
+    "execution": 1011,
     "graph": 4349,
     "interchange": 1167,
     "judging": 1040,

@@ -21,7 +21,7 @@ from onnxfq.errors import RuntimeLibraryError
 from onnxfq.execution import cluster
 from onnxfq.execution.cluster import Cluster
 
-pytest.importorskip("ray", reason="extra ray is not installed")
+ray = pytest.importorskip("ray", reason="extra ray is not installed")
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes in /proc")
 
 
@@ -42,16 +42,19 @@ def four() -> int:
 
 
 @pytest.mark.sample
-def test_results_faults_and_handlers(reachable: None) -> None:
-    """Results come in order, a fault of a task is raised here, and no handler of a signal is replaced."""
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+def test_results_faults_and_handlers(reachable: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results come in order, a fault of a task is raised here, no handler of a signal is ever replaced."""
+    before = _handlers()
+    connect, during = ray.init, []
+    monkeypatch.setattr(ray, "init", lambda **how: (connect(**how), during.append(_handlers())))
     with Cluster("local", 2) as one:
+        assert during == [before]
         assert list(one.map(four, operator.add, range(9))) == list(range(4, 13))
         with pytest.raises(ZeroDivisionError):
             list(one.map(four, divide, [2, 0]))
         with Cluster("local", 2) as same:
             assert same.workers() == 2
-        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+        assert _handlers() == before
         with pytest.raises(RuntimeLibraryError, match="Ray cluster at 'local' failed: .*leave --ray out"):
             list(one.map(four, divide, [lambda: 1]))
 
@@ -93,6 +96,10 @@ def test_nothing_is_left(ended: bool, tmp_path: Path) -> None:
     lines = [line for line in run.communicate(timeout=120)[1].splitlines() if "note:" not in line]
     assert (run.returncode, lines) == ((130, ["onnxfq: error: interrupted"]) if ended else (0, []))
     assert not list(place.glob("onnxfq-*")) and not _named(str(place), b"")
+
+
+def _handlers() -> list[object]:
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
 def _named(word: str, name: bytes) -> bool:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +20,7 @@ from urllib.parse import urlsplit
 from onnxfq.data import Feed
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.runtime.custom_ops import list_custom_ops, use_custom_ops
-from onnxfq.support.interrupts import ENDING, interrupt
+from onnxfq.support.interrupts import ENDING
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
 
@@ -161,22 +160,22 @@ class Cluster:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep the handlers of signals, which Ray replaces by one that exits, and discard what it prints."""
-    before = {number: signal.getsignal(number) for number in ENDING}
+    """Keep Ray from setting handlers of signals, by one that exits at once, and discard what it prints."""
+    set_handler = signal.signal
+
+    def keep_handler(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if number in ENDING else set_handler(number, handler)
+
     printed, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
+    signal.signal = keep_handler  # type: ignore[assignment]
     try:
         yield
-    except SystemExit:
-        interrupt(signal.SIGTERM, None)
-        raise KeyboardInterrupt from None
     finally:
+        signal.signal = set_handler
         os.dup2(printed, 2)
         os.close(printed)
         os.close(nothing)
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _probe(address: str) -> None:
