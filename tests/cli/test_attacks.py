@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from builders import build, conv_relu, feed_for, shared_weight, weights
-from command_server import CommandServer, Ended, command_server
+from command_server import CommandServer, Ended
 from command_table import TABLE
 from fuzzed_inputs import COMMANDS, damage, draw_options, run_case, snapshot, write_inputs
 from onnx import TensorProto, helper, numpy_helper
@@ -26,13 +26,6 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fo
 
 QUANTIZE = "quantize m.onnx --data d.npz -o out.onnx"
 ORT = [helper.make_opsetid("com.microsoft", 1)]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[CommandServer]:
-    """One server for all cases."""
-    with command_server() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

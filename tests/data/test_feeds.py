@@ -182,15 +182,6 @@ def test_a_folder_holds_one_feed_a_file(tmp_path):
     assert len(list(feeds)) == 3
 
 
-def test_an_empty_folder(tmp_path):
-    """A folder without data is refused with how to fill it."""
-    assert (
-        refused(tmp_path, spec(3))
-        == "no .npz, .npy or image file (.png, .jpg, .jpeg, .bmp, .webp) in folder "
-        f"{tmp_path}; write one feed a file with numpy.savez"
-    )
-
-
 class Loader:
     """An iterable that starts again each time, as a data loader does."""
 
@@ -394,14 +385,6 @@ def test_dtypes_that_would_change_values(values, wanted, words):
 
 
 # Files that cannot be read
-
-
-def test_no_such_file(tmp_path):
-    """A missing path is said so."""
-    assert (
-        refused(tmp_path / "a.npz", spec(3))
-        == f"no such file or folder: {tmp_path / 'a.npz'}; check the path"
-    )
 
 
 @pytest.mark.parametrize(
