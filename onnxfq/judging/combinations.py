@@ -85,7 +85,9 @@ def _improve(
     costly = [remedy for remedy in remedies if not remedy.is_free]
     start, budget = candidate, judge.budget
     costs = _estimate_needed(judge, start, costly)
-    aside = budget.set_aside(sum(costs.pop(name, 0.0) for name in SURE))
+    sure = sum(costs.pop(name, 0.0) for name in SURE)
+    aside = sure if sure <= budget.left else 0.0
+    budget.spend(aside)
     budget.later = sum(costs.values())
     candidate, trials = _Combined(judge, start, free).improve()
     if candidate is not start:
@@ -150,11 +152,12 @@ class _Combined:
             whole = judge.explain_few()
             paths = [] if whole else self._try_combinations(start, judge.trying, able)
             whole = whole or ("" if paths else NOTHING_GAINS)
-            for self._best in paths[:PROVEN]:
-                why = judge.prove_gain(start, self._best.candidate).explain_refusal(0.0)
+            for path in paths[:PROVEN]:
+                self._best = path
+                why = judge.prove_gain(start, path.candidate).explain_refusal(0.0)
                 whole = whole or why
                 if not why:
-                    kept = self._best.candidate
+                    kept = path.candidate
                     break
         figures = self._prove()
         if kept is not start:
