@@ -5,6 +5,7 @@ A run costs milliseconds, not the second of the imports, and a crash, a hang or 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -86,12 +87,20 @@ class CommandServer:
         self._process, self._folder = process, folder
 
     def run(
-        self, arguments: Sequence[str], cwd: Path, seconds: float = SECONDS, memory: int = _ADDRESSES
+        self,
+        arguments: Sequence[str],
+        cwd: Path,
+        seconds: float = SECONDS,
+        memory: int = _ADDRESSES,
+        read: bool = True,
     ) -> Ended:
-        """Run `onnxfq ARGUMENTS` in the folder `cwd` to its end, for `seconds` and in `memory` at most."""
+        """Run `onnxfq ARGUMENTS` in the folder `cwd` to its end, for `seconds` and in `memory` at most.
+
+        Without `read` standard output is a pipe that nobody reads.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         job = {"arguments": list(arguments), "cwd": str(cwd), "seconds": seconds, "memory": memory}
-        job["to"] = str(self._folder)
+        job |= {"to": str(self._folder), "read": read}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
@@ -126,6 +135,10 @@ def _serve() -> None:
     from onnxfq.cli.main import COMMANDS, build_app
 
     build_app(COMMANDS)
+    home = Path(onnxfq.__file__).parent
+    for path in sorted(home.glob("*/**/[!_]*.py")):
+        if path.relative_to(home).parts[0] != "torch":
+            importlib.import_module(".".join(path.relative_to(home.parent).with_suffix("").parts))
     for line in sys.stdin:
         job = json.loads(line)
         start = time.monotonic()
@@ -168,6 +181,10 @@ def _run(job: dict[str, Any]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(Path(job["to"]) / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        if not job["read"]:
+            unread, pipe = os.pipe()
+            os.close(unread)
+            os.dup2(pipe, 1)
         sys.argv = ["onnxfq", *job["arguments"]]
         code = main()
     except BaseException:

@@ -106,7 +106,14 @@ def propose(candidate: onnxfq.Candidate, judge: Any) -> Any:
     return candidate.with_recipe(candidate.recipe.override(smooth="auto"))
 
 
-REMEDY = onnxfq.Remedy("mine", lambda candidate, judge: "", propose, is_free=True)
+REMEDY = onnxfq.Remedy(
+    "mine",
+    explain_unneeded=lambda candidate, judge: "",
+    propose=propose,
+    is_asked=lambda recipe: recipe.smooth != "none",
+    is_free=True,
+    estimate=lambda candidate, judge: 1.0,
+)
 
 
 def work_on_arrays(x: NDArray[np.float32]) -> None:

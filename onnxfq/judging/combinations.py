@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
@@ -22,6 +21,15 @@ from onnxfq.judging.judge import (
     explain_limit,
 )
 from onnxfq.judging.samples import PROVING, take
+
+LATE = ("samples", "equalize")
+"""Remedies of a loss that shows: others have the budget before them where the outputs are good.
+
+They have it before all others where the outputs are low.
+"""
+
+SURE = ("widened", "protected")
+"""Remedies that take noise away and change nothing else: all others leave them their time."""
 
 BEAM = 2
 """Candidates that the next remedy is tried on: a chain that keeps one misses what only pairs gain."""
@@ -51,47 +59,58 @@ class _Path(NamedTuple):
         return _Path(step.proposal.candidate, (*self.steps, step))
 
 
+Finish = Callable[[Judge, Candidate], tuple[Candidate, list[Trial]]]
+"""Does what was asked for, whatever it takes, and returns what is left and the trials."""
+
+
 def improve(
-    judge: Judge, candidate: Candidate, remedies: Sequence[Remedy]
+    judge: Judge, candidate: Candidate, remedies: Sequence[Remedy], finish: Finish | None = None
 ) -> tuple[Candidate, tuple[Trial, ...]]:
-    """Return what is left of `candidate` after all remedies in this order, and their trials.
+    """Return what is left of `candidate` after all remedies in this order and `finish`, and their trials.
 
     Without a budget this begins again from what was kept within one.
     """
-    candidate, trials = _improve(judge, candidate, remedies)
+    candidate, trials = _improve(judge, candidate, remedies, finish)
     if judge.is_thorough:
         judge.budget.left = math.inf
-        candidate, more = _improve(judge, candidate, remedies)
+        candidate, more = _improve(judge, candidate, remedies, finish)
         trials = [old if old.is_kept else new for old, new in zip(trials, more, strict=True)]
     return candidate, tuple(trials)
 
 
-def _improve(judge: Judge, candidate: Candidate, remedies: Sequence[Remedy]) -> tuple[Candidate, list[Trial]]:
+def _improve(
+    judge: Judge, candidate: Candidate, remedies: Sequence[Remedy], finish: Finish | None
+) -> tuple[Candidate, list[Trial]]:
     free = [remedy for remedy in remedies if remedy.is_free]
     costly = [remedy for remedy in remedies if not remedy.is_free]
     start, budget = candidate, judge.budget
     costs = _estimate_needed(judge, start, costly)
-    budget.set_aside(sum(costs.pop(remedy.name, 0.0) for remedy in costly if remedy.is_sure))
+    sure = sum(costs.pop(name, 0.0) for name in SURE)
+    aside = sure if sure <= budget.left else 0.0
+    budget.spend(aside)
     budget.later = sum(costs.values())
     candidate, trials = _Combined(judge, start, free).improve()
     if candidate is not start:
-        costs = _estimate_needed(judge, candidate, [one for one in costly if not one.is_sure])
+        costs = _estimate_needed(judge, candidate, [one for one in costly if one.name not in SURE])
     for remedy in costly:
         costs.pop(remedy.name, None)
         budget.later = sum(costs.values())
-        if remedy.is_sure:
-            budget.release()
+        if aside and remedy.name in SURE:  # also if more than all the rest was spent
+            budget.left, aside = max(budget.left, 0.0) + aside, 0.0
         candidate, trial = judge.better(candidate, remedy)
         trials.append(trial)
-    return candidate, trials
+    if finish is None:
+        return candidate, trials
+    candidate, more = finish(judge, candidate)
+    return candidate, [*trials, *more]
 
 
 def _estimate_needed(judge: Judge, candidate: Candidate, remedies: Sequence[Remedy]) -> dict[str, float]:
-    """Return the runs that each remedy takes that is needed and has a budget."""
+    """Return the runs that each remedy takes that is needed."""
     return {
         remedy.name: remedy.estimate(candidate, judge)
         for remedy in remedies
-        if not remedy.proves_itself and not judge.explain_unneeded(candidate, remedy)
+        if not judge.explain_unneeded(candidate, remedy)
     }
 
 
@@ -103,9 +122,6 @@ class _Combined:
         self._refusals: dict[str, Refusal] = {}
         self._seconds: dict[str, float] = {}
         self._reserved: dict[str, float] = {}
-        self._left: dict[str, float] = {}
-        self._limits: dict[str, float] = {}
-        self._paths: list[_Path] = []
         self._best = _Path(start)
 
     def improve(self) -> tuple[Candidate, list[Trial]]:
@@ -116,31 +132,33 @@ class _Combined:
         # A recipe that asks for a remedy gets it.
         unasked = [remedy for remedy in asked if not remedy.is_asked(start.recipe)]
         costs = {remedy.name: remedy.estimate(start, judge) for remedy in unasked}
+        most_db = {name: getattr(cost, "most_db", math.inf) for name, cost in costs.items()}
         sound = bool(judge.explain_sound(start))
         # Remedies of a visible loss come first.
-        late = {remedy.name for remedy in unasked if remedy.comes_last is sound}
-        self._left = {remedy.name: remedy.leave(start, judge) for remedy in unasked}
-        gains = self._limits = {remedy.name: remedy.gain(start, judge) for remedy in unasked}
-        order = sorted(costs, key=lambda name: (name in late, costs[name]))  # the cheapest first
+        order = sorted(costs, key=lambda name: ((name in LATE) is sound, costs[name]))  # the cheapest first
         for name in order:
-            why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()) + self._left[name])
+            why = judge.budget.explain_refusal(costs[name], sum(self._reserved.values()))
             # The budget does not cut the likeliest cure of low outputs.
             if why and (sound or name != order[0]):
-                most = f" ({gains[name]:.1f} dB at most)" if math.isfinite(gains[name]) else ""
+                most = f" ({most_db[name]:.1f} dB at most)" if math.isfinite(most_db[name]) else ""
                 self._refusals[name] = Refusal(why + most)
-            elif explain_limit(gains[name]):
-                self._refusals[name] = Refusal(explain_limit(gains[name]))
+            elif explain_limit(most_db[name]):
+                self._refusals[name] = Refusal(explain_limit(most_db[name]))
             else:
                 self._reserved[name] = costs[name]
-        kept, whole = start, None
-        attempts = PROVEN if len(self._refusals) < len(asked) else 0
-        for attempt in range(attempts):
-            search = partial(self._search, remedies=asked, attempt=attempt)
-            combined = Remedy("combined", lambda *_: "", search, is_asked=lambda _: True, is_free=True)
-            kept, trial = judge.better(start, combined)
-            whole = whole or trial
-            if kept is not start or attempt + 1 >= len(self._paths):
-                break
+        able = [remedy for remedy in asked if not explain_limit(most_db.get(remedy.name, math.inf))]
+        kept, whole = start, ""
+        if len(self._refusals) < len(asked):
+            whole = judge.explain_few()
+            paths = [] if whole else self._try_combinations(start, judge.trying, able)
+            whole = whole or ("" if paths else NOTHING_GAINS)
+            for path in paths[:PROVEN]:
+                self._best = path
+                why = judge.prove_gain(start, path.candidate).explain_refusal(0.0)
+                whole = whole or why
+                if not why:
+                    kept = path.candidate
+                    break
         figures = self._prove()
         if kept is not start:
             kept = self._drop_losses(figures)
@@ -152,11 +170,9 @@ class _Combined:
                 continue
             gain = figures.get(name)
             is_kept = name in steps and kept is not start
-            why = "" if is_kept or whole is None else whole.why
-            missed = Refusal(OTHERS if steps or whole is None else whole.why)
+            missed = Refusal(OTHERS if steps else whole)
             verdict = steps[name].proposal if name in steps else self._refusals.get(name, missed)
-            if isinstance(verdict, Refusal):
-                why = verdict.why
+            why = verdict.why if isinstance(verdict, Refusal) else "" if is_kept else whole
             details = tuple(verdict.details)
             if is_kept and figures[name].is_loss:
                 details += (self._explain_loss(figures),)
@@ -190,17 +206,6 @@ class _Combined:
         first, last = self._best.steps[0].remedy, self._best.steps[-1].remedy
         return f"chosen with {last}: together {figures[first].before:.1f} -> {figures[last].after:.1f} dB"
 
-    def _search(
-        self, start: Candidate, judge: Judge, *, remedies: Sequence[Remedy], attempt: int
-    ) -> Proposal | Refusal:
-        """Return the best of all combinations on the samples that choose, behind `attempt` others."""
-        if not attempt:
-            self._paths = self._try_combinations(start, judge, remedies)
-        if not self._paths:
-            return Refusal(NOTHING_GAINS)
-        self._best = self._paths[attempt]
-        return Proposal(self._best.candidate)
-
     def _try_combinations(self, start: Candidate, judge: Judge, remedies: Sequence[Remedy]) -> list[_Path]:
         """Return the combinations that gain enough on the samples that choose, the best first."""
         (start_db,) = judge.choose([start])
@@ -209,10 +214,8 @@ class _Combined:
         for remedy in remedies:
             begun = perf_counter()
             self._reserved.pop(remedy.name, None)
-            if explain_limit(self._limits.get(remedy.name, math.inf)):
-                continue
             if remedy.name in self._refusals:  # those before it may have taken less than was estimated
-                others = sum(self._reserved.values()) + self._left[remedy.name]
+                others = sum(self._reserved.values())
                 if judge.budget.explain_refusal(remedy.estimate(start, judge), others):
                     continue
                 del self._refusals[remedy.name]

@@ -45,6 +45,12 @@ GAINED_SHARE = 1 - 10 ** (-LEAST_GAIN_DB / 10)
 """Share of the noise that must go for a gain of LEAST_GAIN_DB."""
 
 
+PROMISED = "promised"
+"""Name of the trial of what keeps an accuracy target."""
+
+NO_PROMISE = "no accuracy is promised"
+"""Reason of that trial without a target."""
+
 NOTHING_GAINS = f"nothing gains {LEAST_GAIN_DB} dB on the samples that choose"
 
 
@@ -74,13 +80,20 @@ def ask_for_nothing(recipe: Recipe) -> bool:
 
 
 def take_no_time(candidate: Candidate, judge: Judge) -> float:
-    """Return 0 s."""
+    """Return 0 runs."""
     return 0.0
 
 
-def know_no_limit(candidate: Candidate, judge: Judge) -> float:
-    """Return infinity."""
-    return math.inf
+class Bounded(float):
+    """Runs of a proposal that gains `most_db` at most."""
+
+    most_db: float = math.inf
+
+    def __new__(cls, runs: float, most_db: float) -> Bounded:
+        """Return so many runs."""
+        made = super().__new__(cls, runs)
+        made.most_db = most_db
+        return made
 
 
 class Gain(NamedTuple):
@@ -147,6 +160,7 @@ class Proposal(NamedTuple):
         price: its cost at run time, if the evidence has none.
         others: candidates of the same kind that were found too, the best first: one takes the place of this
             one if that is not proven.
+        is_sure: whether it learnt from those samples alone that choose: in folds, all others can prove it.
     """
 
     candidate: Candidate
@@ -154,6 +168,7 @@ class Proposal(NamedTuple):
     evidence: Sensitivity | Equalization | None = None
     price: str = ""
     others: Sequence[Proposal] = ()
+    is_sure: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,30 +180,19 @@ class Remedy:
         explain_unneeded: takes a candidate and the judge, and returns why nothing has to be tried, or "".
         propose: takes the same; the judge's `choose` compares candidates on the samples that choose. Returns
             a better candidate, or the reason not to.
-        proves_itself: whether it keeps an accuracy target, which has its own measure and proof.
-        is_asked: whether a recipe asks for it, so that it runs where repair is off.
+        is_asked: whether a recipe asks for it, so that it runs where repair is off, and has no budget.
         is_free: whether it costs nothing at run time, so that it is tried at any accuracy, alone and combined
             with others.
-        comes_last: whether others have the budget before it where the outputs are good, and after it where
-            they are low.
-        is_sure: whether it takes noise away and changes nothing else, so that all others leave it its time.
-            It learns from those samples alone that choose: in folds, all others can prove it.
-        estimate: takes the same, and returns the runs of `work` that a proposal takes.
-        leave: the same for what it leaves to a later remedy that is likelier to gain.
-        gain: takes the same, and returns the most dB that it can gain, as far as that is known.
+        estimate: takes a candidate and the judge, and returns the runs of `work` that a proposal takes;
+            `Bounded` where the most is known that it can gain.
     """
 
     name: str
     explain_unneeded: Callable[[Candidate, Judge], str]
     propose: Callable[[Candidate, Judge], Proposal | Refusal]
-    proves_itself: bool = False
     is_asked: Callable[[Recipe], bool] = ask_for_nothing
     is_free: bool = False
-    comes_last: bool = False
-    is_sure: bool = False
     estimate: Callable[[Candidate, Judge], float] = take_no_time
-    leave: Callable[[Candidate, Judge], float] = take_no_time
-    gain: Callable[[Candidate, Judge], float] = know_no_limit
 
 
 WIDE_FORMAT = "float8e4m3fn"
@@ -314,44 +318,53 @@ class Judge:
         why = self.explain_unneeded(candidate, remedy)
         if why:
             return candidate, Trial(remedy=remedy.name, is_needed=False, why=why)
-        # A promise and what the recipe names have no budget.
-        if not remedy.proves_itself and not remedy.is_asked(candidate.recipe):
+        if not remedy.is_asked(candidate.recipe):
             why = self.budget.explain_refusal(remedy.estimate(candidate, self))
         if why:
             return candidate, Trial(remedy=remedy.name, why=why)
-        figures: dict[str, Any] = {}
-        if remedy.proves_itself:
-            verdict = remedy.propose(candidate, self)
-        else:
-            verdict, figures = self._confirm(candidate, remedy)
-        trial = Trial(
-            remedy=remedy.name,
-            details=tuple(verdict.details),
-            evidence=verdict.evidence,
-            seconds=perf_counter() - begun,
-            **figures,
-        )
-        if isinstance(verdict, Proposal):
-            return verdict.candidate, trial.model_copy(update={"is_kept": True, "price": verdict.price})
-        return candidate, trial.model_copy(update={"why": verdict.why, "is_needed": verdict.is_needed})
+        verdict, figures = self._confirm(candidate, remedy)
+        return _conclude(remedy.name, candidate, verdict, seconds=perf_counter() - begun, **figures)
+
+    def keep(
+        self, candidate: Candidate, propose: Callable[[Candidate, Judge], Proposal | Refusal]
+    ) -> tuple[Candidate, Trial]:
+        """Return the candidate that keeps the promised accuracy, by the measure and the proof of `propose`.
+
+        A promise has no budget. Its errors end the call.
+        """
+        begun = perf_counter()
+        if self.accuracy is None:
+            return candidate, Trial(remedy=PROMISED, is_needed=False, why=NO_PROMISE)
+        verdict = propose(candidate, self)
+        return _conclude(PROMISED, candidate, verdict, seconds=perf_counter() - begun)
 
     def _confirm(self, candidate: Candidate, remedy: Remedy) -> tuple[Proposal | Refusal, dict[str, Any]]:
         """Return what `remedy` proposes if other samples confirm it, and the figures on these."""
-        if len(self.kept) < 2:
-            why = "one sample cannot both choose and prove it" if self.kept else "no data was given"
+        why = self.explain_few()
+        if why:
             return Refusal(why), {}
-        split = self.split
-        proposal = replace(self, choosing=split.choosing, proving=split.proving).ask(remedy, candidate)
+        proposal = self.trying.ask(remedy, candidate)
         if isinstance(proposal, Refusal):
             return proposal, {}
-        gain = self.prove_gain(candidate, proposal.candidate, remedy.is_sure)
+        gain = self.prove_gain(candidate, proposal.candidate, proposal.is_sure)
         why = gain.explain_refusal(0.0 if remedy.is_free else LEAST_GAIN_DB)
         return Refusal(why, proposal.details, proposal.evidence) if why else proposal, gain.figures
+
+    def explain_few(self) -> str:
+        """Return why nothing can be tried; empty with two samples or more."""
+        if len(self.kept) > 1:
+            return ""
+        return "one sample cannot both choose and prove it" if self.kept else "no data was given"
+
+    @property
+    def trying(self) -> Judge:
+        """The judge as proposals have it, with the samples that choose."""
+        return replace(self, choosing=self.split.choosing, proving=self.split.proving)
 
     def prove_gain(self, before: Candidate, after: Candidate, is_sure: bool = False) -> Gain:
         """Return the gain on samples that prove: PROVING, and more where these do not decide.
 
-        All samples that do not choose prove a sure remedy, in folds, unless many are unseen.
+        All samples that do not choose prove what is sure, in folds, unless many are unseen.
         """
         proving = self.split.proving
         gain = self.measure_gain([before, after], take(proving, PROVING))
@@ -430,13 +443,13 @@ class Judge:
         try:
             return remedy.propose(candidate, self)
         except OnnxfqError as error:
-            if remedy.proves_itself or remedy.is_asked(candidate.recipe):
+            if remedy.is_asked(candidate.recipe):
                 raise
             return Refusal(f"it failed: {error}")
 
     def explain_unneeded(self, candidate: Candidate, remedy: Remedy) -> str:
         """Return why `remedy` is not tried; empty if it is."""
-        if self.is_off and not remedy.proves_itself and not remedy.is_asked(candidate.recipe):
+        if self.is_off and not remedy.is_asked(candidate.recipe):
             return "repair is off"
         return remedy.explain_unneeded(candidate, self)
 
@@ -501,3 +514,13 @@ class Judge:
             scores = () if self.first is None else self.first.candidates[:1]
             return min((one.low_db for one in scores), default=math.inf)
         return self.prove([candidate], take(self.split.proving, PROVING))[0].low_db
+
+
+def _conclude(
+    name: str, candidate: Candidate, verdict: Proposal | Refusal, **figures: Any
+) -> tuple[Candidate, Trial]:
+    """Return what is left of `candidate` after a verdict, and the trial."""
+    trial = Trial(remedy=name, details=tuple(verdict.details), evidence=verdict.evidence, **figures)
+    if isinstance(verdict, Proposal):
+        return verdict.candidate, trial.model_copy(update={"is_kept": True, "price": verdict.price})
+    return candidate, trial.model_copy(update={"why": verdict.why, "is_needed": verdict.is_needed})

@@ -184,27 +184,16 @@ class Budget:
     Attributes:
         left: the runs.
         later: those of them that remedies need that come later; what is not the first try leaves them alone.
-        aside: further runs, for one remedy, that nothing else spends.
     """
 
     def __init__(self, runs: float = math.inf) -> None:
         """Start with so many runs."""
         self.left = runs
-        self.later = self.aside = 0.0
+        self.later = 0.0
 
     def spend(self, runs: float) -> None:
         """Take the runs of what is done."""
         self.left -= runs
-
-    def set_aside(self, runs: float) -> None:
-        """Keep `runs`, if there are as many, until `release`."""
-        self.aside = runs if runs <= self.left else 0.0
-        self.left -= self.aside
-
-    def release(self) -> None:
-        """Give back what was set aside, also if more than all the rest was spent."""
-        if self.aside:
-            self.left, self.aside = max(self.left, 0.0) + self.aside, 0.0
 
     def explain_refusal(self, runs: float, reserved: float = 0.0) -> str:
         """Return why `runs` cannot be spent, next to those `reserved` for others; empty if they can.

@@ -27,7 +27,7 @@ from onnxfq.quantizing.result import RecipeOutcome as RecipeOutcome
 from onnxfq.quantizing.shared_observation import SharedSession, open_shared
 from onnxfq.remedies.equalize_search import equalize_named
 from onnxfq.remedies.forms import Forms, build_forms, describe_forms
-from onnxfq.remedies.registry import REMEDIES
+from onnxfq.remedies.registry import REMEDIES, finish
 from onnxfq.remedies.runtime_cure import finish_proven
 from onnxfq.stages.inputs import embed_weights, load_written_recipe, open_inputs
 from onnxfq.stages.options import QuantizeOptions, RunOptions
@@ -123,7 +123,7 @@ def _run_stages(
         start = build_candidate(session, chosen, sources, options, equalization, clock, runs, shared.gathered)
         forms = build_forms(start, options, clock, runs)
         judge = Judge.of(start, options, sources, forms.evaluation, accuracy)
-        candidate, trials = improve(judge, start, REMEDIES)
+        candidate, trials = improve(judge, start, REMEDIES, finish)
         clock.lap("remedies")
         candidate, forms = finish_proven(judge, candidate, forms, clock, runs)
     write_model(forms.qdq, output, candidate.session.kept, options.threads)

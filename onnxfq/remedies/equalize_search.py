@@ -124,18 +124,6 @@ def estimate(
     return factors + _measuring_runs(judge) + work.observe() + work.calibrate
 
 
-def leave_for_smoothing(candidate: Candidate, judge: Judge) -> float:
-    """Return the runs that equalization leaves for smoothing, which reaches twice as many products."""
-    if explain_unneeded_smoothing(candidate, judge):
-        return 0.0
-    ranked = candidate.session.ranked
-    target = candidate.recipe.target
-    reached = {name: sum(len(one.readers) for one in find_groups(ranked, name, target)) for name in METHODS}
-    runs = estimate(candidate, judge, "smooth", SAMPLES)
-    is_less = 2 * reached["cross_layer"] < reached["smooth"] and not judge.budget.explain_refusal(runs)
-    return runs if is_less else 0.0
-
-
 def _factor_runs(model: Model, groups: Sequence[ChannelGroup], judge: Judge, samples: int) -> float:
     """Return the runs of choosing the factors of `groups` by the channels of so many samples."""
     sizes = {name: math.prod(t.dims) for name, t in model.constants.items()}
@@ -304,13 +292,6 @@ def _halves(names: Sequence[str]) -> list[Sequence[str]]:
 
 
 EQUALIZE = Remedy(
-    "equalize",
-    explain_unneeded,
-    equalize_layers,
-    is_asked=is_asked,
-    is_free=True,
-    comes_last=True,  # channels of very different size make a loss that shows
-    estimate=estimate,
-    leave=leave_for_smoothing,
+    "equalize", explain_unneeded, equalize_layers, is_asked=is_asked, is_free=True, estimate=estimate
 )
 SMOOTH = Remedy("smooth", explain_unneeded_smoothing, smooth, estimate=partial(estimate, method="smooth"))

@@ -1,4 +1,4 @@
-"""`PROTECT` and `TARGET`: layers in float, so that the worst noise is gone or a target is kept."""
+"""`PROTECT` and `keep_target`: layers in float, so that the worst noise is gone or a target is kept."""
 
 from __future__ import annotations
 
@@ -48,9 +48,6 @@ _SEEN_DB = 0.05
 
 _ROUNDS = 16
 """Attempts, each with more groups, before the target counts as broken."""
-
-NO_PROMISE = "no accuracy is promised"
-"""Reason of a trial without a target."""
 
 
 def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
@@ -118,7 +115,7 @@ def _leave_in_float(
         assert choice.remedy is not None
         if choice.remedy.is_kept and choice.remedy.kept:
             made = candidate.with_overrides(ranking.float_overrides(choice.remedy.kept), None, judge.options)
-            return Proposal(made, choice.remedy_lines(), choice)
+            return Proposal(made, choice.remedy_lines(), choice, is_sure=True)
     none = GroupRemedy(measure=aim.measure, wanted=judge.least, reached=chosen_db, before=chosen_db, kept=())
     choice = ranking.model_copy(update={"remedy": none})
     return Refusal("few layers in float would not change that", choice.remedy_lines(), choice)
@@ -157,7 +154,7 @@ def _widen_layers(
         fallback=qtype,
     )
     choice = ranking.model_copy(update={"remedy": remedy})
-    return Proposal(made, choice.remedy_lines(), choice)
+    return Proposal(made, choice.remedy_lines(), choice, is_sure=True)
 
 
 def _offer_format(candidate: Candidate, judge: Judge, ranking: Sensitivity) -> list[str]:
@@ -180,11 +177,6 @@ def _offer_format(candidate: Candidate, judge: Judge, ranking: Sensitivity) -> l
         f"{len(ranking.groups)} groups {WIDE_FORMAT}: {gain.before:.1f} -> about {gain.after:.1f} dB"
         f", a gain of {gain}"
     ]
-
-
-def explain_no_target(candidate: Candidate, judge: Judge) -> str:
-    """Return why nothing has to be kept; empty if a target is given."""
-    return NO_PROMISE if judge.accuracy is None else ""
 
 
 def keep_target(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
@@ -399,5 +391,4 @@ def _runs(candidate: Candidate, judge: Judge, feeds: int) -> float:
     return 4 * work.opening + whole * work.quantized
 
 
-PROTECT = Remedy("protected", explain_unneeded, leave_layers, is_sure=True, estimate=estimate)
-TARGET = Remedy("promised", explain_no_target, keep_target, proves_itself=True)
+PROTECT = Remedy("protected", explain_unneeded, leave_layers, estimate=estimate)

@@ -1,13 +1,18 @@
-"""`REMEDIES`: what `quantize` tries for a loss, in this order; a new remedy is a file and a line here."""
+"""`REMEDIES`: what `quantize` tries for a loss, in this order; a new remedy is a file and a line here.
+
+`finish` does what was asked for after them.
+"""
 
 from __future__ import annotations
 
-from onnxfq.judging.judge import Remedy
+from onnxfq.documents.trial import Trial
+from onnxfq.judging.candidate import Candidate
+from onnxfq.judging.judge import Judge, Remedy
 from onnxfq.remedies.calibrator_search import CALIBRATOR
 from onnxfq.remedies.center import CENTER
 from onnxfq.remedies.correct_biases import BIASES
 from onnxfq.remedies.equalize_search import EQUALIZE, SMOOTH
-from onnxfq.remedies.mixed_precision import PROTECT, TARGET
+from onnxfq.remedies.mixed_precision import PROTECT, keep_target
 from onnxfq.remedies.rounding_search import ROUNDING
 from onnxfq.remedies.sample_search import SAMPLES
 from onnxfq.remedies.widen_activations import WIDEN
@@ -21,7 +26,12 @@ REMEDIES: tuple[Remedy, ...] = (
     SMOOTH,
     WIDEN,
     PROTECT,
-    TARGET,
-    BIASES,
 )
 """The first five cost nothing at run time, smoothing costs no layer, wide formats and layers in float do."""
+
+
+def finish(judge: Judge, candidate: Candidate) -> tuple[Candidate, list[Trial]]:
+    """Return the candidate that keeps what was promised, with corrected biases, and both trials."""
+    candidate, promised = judge.keep(candidate, keep_target)
+    candidate, corrected = judge.better(candidate, BIASES)
+    return candidate, [promised, corrected]

@@ -10,7 +10,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.documents.rounding import AUTO
 from onnxfq.documents.scores import Evaluation
 from onnxfq.judging.candidate import Candidate
-from onnxfq.judging.judge import GAINED_SHARE, Judge, Proposal, Refusal, Remedy
+from onnxfq.judging.judge import GAINED_SHARE, Bounded, Judge, Proposal, Refusal, Remedy
 from onnxfq.layers.round_weights import round_given
 from onnxfq.numerics.metrics import ratio_db
 
@@ -37,12 +37,8 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return "moments need two samples or more without NaN and infinities"
     # A sample that stands apart makes noise in activations that may be left out.
     is_open = candidate.session.feeds is not None and candidate.session.feeds.apart
-    return "" if is_open or makes_noise(candidate, judge.first) else "activations make the noise"
-
-
-def makes_noise(candidate: Candidate, evaluation: Evaluation | None) -> bool:
-    """Tell whether weights make GAINED_SHARE of an output's noise, as they do alone."""
-    return not candidate.plan.activations or _noise_share(evaluation) >= GAINED_SHARE
+    is_noisy = not candidate.plan.activations or _noise_share(judge.first) >= GAINED_SHARE
+    return "" if is_open or is_noisy else "activations make the noise"
 
 
 def _noise_share(evaluation: Evaluation | None) -> float:
@@ -52,7 +48,7 @@ def _noise_share(evaluation: Evaluation | None) -> float:
     return max((share for share in shares if share is not None), default=0.0)
 
 
-def most_gain(candidate: Candidate, judge: Judge) -> float:
+def _most_gain(candidate: Candidate, judge: Judge) -> float:
     """Return the gain in dB of weights without noise."""
     share = _noise_share(judge.first)
     return ratio_db(1.0, 1.0 - share) if candidate.plan.activations and share < 1.0 else math.inf
@@ -98,11 +94,11 @@ def _explain_second(candidate: Candidate, judge: Judge, runs: float) -> str:
     return judge.budget.explain_extra(runs)
 
 
-def estimate(candidate: Candidate, judge: Judge) -> float:
+def estimate(candidate: Candidate, judge: Judge) -> Bounded:
     """Return the runs of the first method; nothing for weights of few bits, which are always rounded."""
-    if _has_few_bits(candidate):
-        return 0.0
-    return _runs(candidate, judge, ROUNDINGS[0]) + judge.compare_choosing(1)
+    is_always = _has_few_bits(candidate)
+    runs = 0.0 if is_always else _runs(candidate, judge, ROUNDINGS[0]) + judge.compare_choosing(1)
+    return Bounded(runs, _most_gain(candidate, judge))
 
 
 def _runs(candidate: Candidate, judge: Judge, method: str) -> float:
@@ -144,6 +140,4 @@ def _in_place_of_auto(recipe: Recipe, method: str) -> Recipe:
     )
 
 
-ROUNDING = Remedy(
-    "rounding", explain_unneeded, search_rounding, is_free=True, estimate=estimate, gain=most_gain
-)
+ROUNDING = Remedy("rounding", explain_unneeded, search_rounding, is_free=True, estimate=estimate)

@@ -14,11 +14,10 @@ from onnxfq.data import Feed
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.execution.toggled_segments import State
 from onnxfq.graph.external.scratch_file import weights_stored_in
-from onnxfq.graph.signature import computed_tensors
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge
+from onnxfq.judging.written_proof import Written
 from onnxfq.remedies.forms import build_forms
-from onnxfq.stages.score import score_models
 from onnxfq.support.clock import Clock
 from onnxfq.targets.target import Opener, Values, target_by_name
 
@@ -47,17 +46,11 @@ class RuntimeModel:
 
     def score(self, judge: Judge, feeds: Sequence[Feed]) -> float:
         """Return the SQNR in dB that a promise may count on."""
-        session = judge.start.session
-        evaluation = score_models(
-            session.compared,
-            {self.target: self.proto},
-            feeds,
-            threads=judge.options.threads,
-            device="cpu",
-            judged=session.judged.with_logits(computed_tensors(self.proto)),
-            openers={self.target: self.opener},
+        session, name = judge.start.session, self.target
+        written = Written(
+            self.proto, self.proto, session.compared, feeds, session.judged, judge.options.threads
         )
-        return evaluation.candidates[0].lasting_db
+        return written.score({name: self.proto}, {name: self.opener}, feeds)[name].lasting_db
 
 
 def open_in_runtime(candidate: Candidate, judge: Judge) -> RuntimeModel | None:

@@ -41,7 +41,8 @@ def widen(candidate: Candidate) -> Candidate:
 def propose(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
     """Return the widened candidate."""
     judge.budget.spend(estimate(candidate, judge))
-    return Proposal(widen(candidate), [describe(candidate)], price=tell_price(candidate))
+    made = widen(candidate)
+    return Proposal(made, [describe(candidate)], price=tell_price(candidate), is_sure=True)
 
 
 def describe(candidate: Candidate) -> str:
@@ -68,4 +69,4 @@ def _find_asked(judge: Judge) -> str:
     return judge.wide if judge.accuracy is None else judge.accuracy.fallback
 
 
-WIDEN = Remedy("widened", explain_unneeded, propose, is_sure=True, estimate=estimate)
+WIDEN = Remedy("widened", explain_unneeded, propose, estimate=estimate)

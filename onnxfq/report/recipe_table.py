@@ -9,8 +9,8 @@ from typing import Literal
 from onnxfq.documents.timing import TimedModel, Timing
 from onnxfq.errors import OnnxfqError
 from onnxfq.graph.io.data_paths import model_bytes
+from onnxfq.judging.judge import NO_PROMISE, PROMISED
 from onnxfq.quantizing.result import QuantizeResult, RecipeOutcome
-from onnxfq.remedies.mixed_precision import NO_PROMISE, TARGET
 from onnxfq.report.record import ResultRecord, quantize_record
 from onnxfq.report.text import is_unseen
 from onnxfq.stages.cast import compare_half
@@ -187,7 +187,7 @@ def _row(outcome: RecipeOutcome, build: BuildOptions | None) -> RecipeRow:
         promise="; ".join(
             text
             for trial in result.trials
-            if trial.remedy == TARGET.name and trial.why != NO_PROMISE
+            if trial.remedy == PROMISED and trial.why != NO_PROMISE
             for text in trial.texts
         ),
     )

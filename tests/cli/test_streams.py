@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from builders import conv_relu, feed_for
+from command_server import CommandServer
+from loops import loop_over
 
 import onnxfq
 from onnxfq.cli.main import COMMANDS, main
@@ -59,7 +62,7 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> Path:
     """Inputs of every command."""
     folder = tmp_path_factory.mktemp("files")
     onnx.save(conv_relu(), folder / "m.onnx")
@@ -71,11 +74,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "observe m.onnx --plan p.json --data d.npz -o s.npz",
         "observe m.onnx --plan p.json --data d3.npz -o s3.npz",
         "calibrate m.onnx --plan p.json --statistics s.npz -o k.json",
-        "quantize m.onnx --data d.npz -o q.onnx --json > r.json",
         "quantize m.onnx --data d.npz --recipe onnxruntime-int8 -o o.onnx",
+        "quantize m.onnx --data d.npz -o q.onnx --json",
     )
     for line in lines:
-        assert shell(f"{ONNXFQ} {line}", folder).returncode == 0, line
+        ended = server.run(line.split(), folder)
+        assert ended.code == 0, line
+    (folder / "r.json").write_text(ended.out)
     return folder
 
 
@@ -85,33 +90,45 @@ def test_every_command_is_tried() -> None:
     assert set(COMMANDS) <= MADE.keys()
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_streams(files: Path, name: str, request: pytest.FixtureRequest) -> None:
+ENDINGS = {
+    "| true; exit ${PIPESTATUS[0]}": (0, 0),
+    "> /dev/full": (1, 1),
+    ">&-": (0, 0),
+    "2>&-": (0, 0),
+    "> /dev/null 2> /dev/full": (0, 0),
+    "<&- >&- 2>&-": (0, 0),
+}
+"""Endings of a line of bash, each with its exit code and its number of errors."""
+
+
+def test_streams(files: Path, request: pytest.FixtureRequest) -> None:
     """The files of a command stand, however its standard output ends; only a full one is an error."""
-    line, made = MADE[name], files / OUTPUTS.get(name, "m.onnx")
-    endings = {
-        "| true; exit ${PIPESTATUS[0]}": (0, 0),
-        "> /dev/full": (1, 1),
-        ">&-": (0, 0),
-        "2>&-": (0, 0),
-        "> /dev/null 2> /dev/full": (0, 0),
-        "<&- >&- 2>&-": (0, 0),
-    }
-    # One start for those that share the way.
-    if not request.config.getoption("--all-cases") and name not in ("quantize", "help"):
-        endings = dict(list(endings.items())[:1])
-    for ending, (code, errors) in endings.items():
-        if name in OUTPUTS:
-            subprocess.run(["rm", "-rf", made], check=True)
-        ended = shell(f"{ONNXFQ} {line} {ending}", files)
+    every = MADE if request.config.getoption("--all-cases") else ("quantize", "help")
+    for name, (ending, (code, errors)) in product(every, ENDINGS.items()):
+        made = take_away(files, name)
+        ended = shell(f"{ONNXFQ} {MADE[name]} {ending}", files)
         lines = [one for one in ended.stderr.splitlines() if one.startswith("onnxfq: error: ")]
-        assert (ended.returncode, len(lines)) == (code, errors), (ending, ended)
-        assert made.exists(), ending
-        assert all(one.startswith("onnxfq: ") for one in ended.stderr.splitlines() if "2>" not in ending), (
-            ended
-        )
-        if errors:
-            assert "No space left on device" in lines[0]
+        assert (ended.returncode, len(lines)) == (code, errors), (name, ending, ended)
+        assert made.exists(), (name, ending)
+        shown = [] if "2>" in ending else ended.stderr.splitlines()
+        assert all(one.startswith("onnxfq: ") for one in shown), ended
+        assert not errors or "No space left on device" in lines[0]
+
+
+@loop_over("name", MADE)
+def test_nobody_reads(files: Path, server: CommandServer, name: str) -> None:
+    """The files of every command stand if its reader has gone, as of `head`."""
+    made = take_away(files, name)
+    ended = server.run(MADE[name].split(), files, read=False)
+    assert ended.code == 0 and not ended.fault and made.exists(), ended
+
+
+def take_away(folder: Path, name: str) -> Path:
+    """Remove and return the output of a line; an input of a line without one, which stays."""
+    made = folder / OUTPUTS.get(name, "m.onnx")
+    if name in OUTPUTS:
+        subprocess.run(["rm", "-rf", made], check=True)
+    return made
 
 
 LOUD = """
@@ -135,7 +152,7 @@ def metric(outputs, truth):
 """
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "line",
     [
         "quantize m.onnx --data d.npz --max-drop 1e9 --metric loud:metric -o q3.onnx --json",
@@ -148,15 +165,15 @@ def metric(outputs, truth):
         "handoff q.onnx --data loud:feeds -o kit2 --json",
     ],
 )
-def test_code_that_prints(files: Path, line: str) -> None:
+def test_code_that_prints(files: Path, server: CommandServer, line: str) -> None:
     """All that functions of the user print goes to standard error; standard output is JSON."""
     (files / "loud.py").write_text(LOUD)
-    ended = shell(f"{ONNXFQ} {line}", files)
-    assert ended.returncode == 0, ended.stderr
-    json.loads(ended.stdout)
+    ended = server.run(line.split(), files)
+    assert ended.code == 0, ended.err
+    json.loads(ended.out)
     said = "metric" if "metric" in line else "print"
     if "plan" not in line:
-        assert f"{said}\n" in ended.stderr and "from C\n" in ended.stderr
+        assert f"{said}\n" in ended.err and "from C\n" in ended.err
 
 
 FAULTS = {

@@ -16,10 +16,20 @@ from onnxfq.documents.scores import CandidateScore, Evaluation, OutputScore
 from onnxfq.documents.trial import trial_lines
 from onnxfq.errors import StatisticsError
 from onnxfq.judging import combinations
+from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.judging.candidate import Candidate, Sources, build_candidate
 from onnxfq.judging.combinations import improve
 from onnxfq.judging.folds import Folds
-from onnxfq.judging.judge import LEAST_GAIN_DB, Gain, Judge, Proposal, Refusal, Remedy
+from onnxfq.judging.judge import (
+    LEAST_GAIN_DB,
+    NO_PROMISE,
+    Bounded,
+    Gain,
+    Judge,
+    Proposal,
+    Refusal,
+    Remedy,
+)
 from onnxfq.judging.samples import CHOOSING, PROVING, SHARED, split_samples
 from onnxfq.judging.work import Budget
 from onnxfq.layers.round_weights import Rounding, round_weights
@@ -184,8 +194,12 @@ def test_a_gain_needs_an_interval_above_zero(
     other = candidate.with_recipe(COARSE)
     monkeypatch.setattr(Judge, "measure_gain", lambda *_: Gain(30.0, 30.0 + gain, interval))
     costly = always(lambda start, bench: Proposal(other))
-    sure, free_remedy = replace(costly, is_sure=True), replace(costly, is_free=True)
-    for remedy, is_kept in ((costly, other_is_kept), (free_remedy, free_is_kept), (sure, other_is_kept)):
+    sure = always(lambda start, bench: Proposal(other, is_sure=True))
+    for remedy, is_kept in (
+        (costly, other_is_kept),
+        (replace(costly, is_free=True), free_is_kept),
+        (sure, other_is_kept),
+    ):
         kept, trial = judge.better(candidate, remedy)
         assert (kept is other) is trial.is_kept is is_kept and trial.gain == interval
         assert is_kept or "gain" in trial.why
@@ -317,7 +331,7 @@ def test_the_likeliest_cure_is_not_cut(first_db: float, is_tried: bool) -> None:
 def test_what_cannot_gain_enough_is_not_tried() -> None:
     """A remedy whose most gain is below half a dB has a reason with it."""
     candidate, judge = judge_of(48)
-    little = replace(free("little", finer), gain=lambda *_: 0.3)
+    little = free("little", finer, Bounded(0.0, 0.3))
     final, (trial,) = improve(judge, candidate, [little])
     assert final is candidate and trial.why == "it gains 0.3 dB at most"
 
@@ -368,8 +382,8 @@ def test_the_budget_is_for_the_cheapest() -> None:
     def fail(start: Candidate, bench: Judge) -> Proposal:
         raise AssertionError("tried")
 
-    expensive = replace(free("dear", fail, 0.8), gain=lambda start, bench: 2.0)
-    final, (dear, cheap) = improve(judge, candidate, [expensive, free("cheap", finer, 0.5)])
+    remedies = [free("dear", fail, Bounded(0.8, 2.0)), free("cheap", finer, 0.5)]
+    final, (dear, cheap) = improve(judge, candidate, remedies)
     assert cheap.is_kept and final is not candidate and dear.is_needed
     left = "it takes about 0.8 runs of the float model, beyond the budget; --repair thorough tries it"
     assert dear.why == f"{left} (2.0 dB at most)"
@@ -393,13 +407,10 @@ def test_a_remedy_leaves_the_later_ones_their_time() -> None:
         return Refusal("no")
 
     costly = [replace(always(look), estimate=lambda *_, seconds=seconds: seconds) for seconds in (0.25, 0.5)]
-    promised = replace(always(look), estimate=lambda *_: 0.125, proves_itself=True)
     improve(
-        judge,
-        candidate,
-        [free("free", look), *(replace(one, name=f"{n}") for n, one in enumerate(costly)), promised],
+        judge, candidate, [free("free", look), *(replace(one, name=f"{n}") for n, one in enumerate(costly))]
     )
-    assert aside == [0.75, 0.5, 0.0, 0.0]
+    assert aside == [0.75, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("seconds", [0.5, 2.0])
@@ -408,7 +419,7 @@ def test_all_leave_the_sure_remedy_its_time(seconds: float) -> None:
     candidate, judge = judge_of(48, budget=Budget(1.0))
     nothing = [always(lambda *_: Refusal("no")), always(finer)]
     costly, sure = (replace(one, estimate=lambda *_: seconds) for one in nothing)
-    sure = replace(sure, name="sure", is_sure=True)
+    sure = replace(sure, name="widened")
     dear = free("dear", lambda *_: Refusal("no"), 0.75)
     final, (first, second, third) = improve(judge, candidate, [dear, replace(costly, name="costly"), sure])
     is_tried = seconds == 0.5
@@ -434,7 +445,7 @@ def test_what_is_done_at_any_price_spends_no_time_of_the_sure_remedy() -> None:
         return Refusal("no")
 
     later = replace(always(finer), name="later", estimate=lambda *_: 0.125)
-    sure = replace(always(finer), name="sure", estimate=lambda *_: 0.5, is_sure=True)
+    sure = replace(always(finer), name="protected", estimate=lambda *_: 0.5)
     _, (first, second, third) = improve(judge, candidate, [free("free", spend), later, sure])
     assert first.why == "no" and "beyond the budget" in second.why and third.is_kept
 
@@ -445,8 +456,10 @@ def test_promises_have_no_budget() -> None:
     costly = replace(always(finer), estimate=lambda *_: 0.1)
     assert not judge.better(candidate, costly)[1].is_kept
     asked = replace(costly, is_asked=lambda recipe: True)
-    promised = replace(costly, proves_itself=True)
-    assert all(judge.better(candidate, one)[1].is_kept for one in (asked, promised, always(finer)))
+    assert all(judge.better(candidate, one)[1].is_kept for one in (asked, always(finer)))
+    assert judge.keep(candidate, finer)[1].why == NO_PROMISE
+    promising = replace(judge, accuracy=AccuracyTarget(min_sqnr=1.0))
+    assert promising.keep(candidate, finer)[1].is_kept
 
 
 def test_nothing_is_tried_where_repair_is_off() -> None:
