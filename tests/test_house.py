@@ -129,20 +129,20 @@ _NO_CODE = {
 ROOM_LINES: dict[str, int] = {
     "": 254,
     "calibration": 2414,
-    "checkpoints": 1371,
+    "checkpoints": 1333,
     "cli": 1780,
     "data": 1709,
     "diagnosis": 2041,
     "documents": 1436,
     "execution": 1005,
     "graph": 4349,
-    "interchange": 1167,
-    "judging": 1146,  # the proof of written files came from remedies, which fell by as much
+    "interchange": 1156,
+    "judging": 1146,
     "layers": 942,
     "numerics": 1082,
     "passes": 1489,
     "placement": 1382,
-    "quantized": 1501,
+    "quantized": 1508,  # the one unpacking of n-bit numbers; checkpoints fell by 38
     "quantizing": 354,
     "remedies": 1483,
     "report": 1206,
@@ -150,8 +150,8 @@ ROOM_LINES: dict[str, int] = {
     "stages": 1858,
     "support": 925,
     "targets": 6036,
-    "tools": 1741,
-    "torch": 6238,
+    "tools": 1737,
+    "torch": 6199,
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from onnxfq.checkpoints.folder import Checkpoint, StoredModule
 from onnxfq.checkpoints.layer import InputFormat, Layer, with_positive_scales
-from onnxfq.checkpoints.packing import unpack_nibbles
 from onnxfq.checkpoints.rows import (
     FP4_BLOCK,
     MX_BLOCK,
@@ -35,6 +34,7 @@ from onnxfq.checkpoints.rows import (
     share_by_channel,
 )
 from onnxfq.numerics.qtypes import QTYPES, QType
+from onnxfq.quantized.nbits import unpack_bits
 
 
 def is_one(quantization: Mapping[str, Any]) -> bool:
@@ -75,7 +75,7 @@ def _read_numbers(
     if is_known and weight.dtype in PLAIN:
         return weight, PLAIN[weight.dtype]
     if is_known and weight.dtype == np.uint8 and stored.ndim == 2 and len(stored) == 2 * len(weight):
-        codes = unpack_nibbles(np.ascontiguousarray(weight.T)).T  # pairs of rows
+        codes = unpack_bits(np.ascontiguousarray(weight.T), 4).T  # pairs of rows
         return (((codes ^ 8).astype(np.int8)) - np.int8(8)).astype(np.int8), QTYPES["int4"]
     raise module.fault(
         f"has a weight {weight.dtype} {list(weight.shape)} with scales {stored.dtype} {list(stored.shape)}, "

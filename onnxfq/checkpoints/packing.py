@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxfq.quantized.nbits import unpack_bits
+
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column of each nibble of a word, the lowest first (llm-awq, MIT; gptqmodel's packing_utils)."""
 
@@ -18,8 +20,7 @@ def unpack_words(words: NDArray[np.int32], bits: int, count: int) -> NDArray[np.
     """
     rows = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1)
     if 8 % bits == 0:
-        parts = rows[..., None] >> np.arange(0, 8, bits, dtype=np.uint8)
-        return (parts & np.uint8((1 << bits) - 1)).reshape(len(rows), -1)[:, :count]
+        return unpack_bits(rows, bits)[:, :count]
     stream = np.unpackbits(rows, axis=1, count=count * bits, bitorder="little")
     weights = np.left_shift(1, np.arange(bits)).astype(np.uint8)
     numbers = stream.reshape(len(rows), count, bits) @ weights
@@ -44,11 +45,6 @@ def unpack_awq(words: NDArray[np.int32], count: int) -> NDArray[np.uint8]:
     return natural.reshape(len(words), -1)[:, :count]
 
 
-def unpack_nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return [..., 2 n] 4-bit codes of [..., n] bytes, the low half first."""
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
-
-
 def pack_nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return pairs of 4-bit codes as bytes, the reverse of `unpack_nibbles`."""
+    """Return pairs of 4-bit codes as bytes, the reverse of `unpack_bits`."""
     return np.ascontiguousarray((codes[..., 0::2] & 15) | (codes[..., 1::2] << 4)).astype(np.uint8)

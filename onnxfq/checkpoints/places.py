@@ -8,7 +8,7 @@ and has its own spelling of some modules; `spell` removes it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.node_notes import module_path
 from onnxfq.graph.ops import STANDARD_DOMAINS, TRANSPOSES
 from onnxfq.numerics.float_types import FLOAT_CODES
@@ -62,16 +64,12 @@ class ModuleRows:
 
 def find_places(model: Model) -> list[LinearPlace]:
     """Return the places of linear layers in the outermost graph, in its order."""
-    constants, places = model.constants, dict[str, LinearPlace]()
-    makers = {name: node for node in model.proto.graph.node for name in node.output}
-    for node in model.proto.graph.node:
+    index, places = GraphIndex(model.proto.graph), dict[str, LinearPlace]()
+    for node in index.nodes:
         if node.op_type not in ("MatMul", "Gemm") or node.domain not in STANDARD_DOMAINS:
             continue
-        name, turned = node.input[1], not attribute(node, "transB")
-        while name in makers and makers[name].op_type in TRANSPOSES:
-            turned ^= makers[name].op_type == "Transpose"
-            name = makers[name].input[0]
-        tensor = constants.get(name)
+        name, turned = find_weight(index, node, TRANSPOSES)
+        tensor = model.constants.get(name)
         if tensor is None or len(tensor.dims) != 2 or tensor.data_type not in FLOAT_CODES:
             continue
         known = places.get(name)
@@ -84,9 +82,13 @@ def find_places(model: Model) -> list[LinearPlace]:
     return list(places.values())
 
 
-def attribute(node: onnx.NodeProto, name: str, default: int = 0) -> int:
-    """Return an integer attribute of a node."""
-    return next((one.i for one in node.attribute if one.name == name), default)
+def find_weight(index: GraphIndex, product: onnx.NodeProto, moves: Collection[str]) -> tuple[str, bool]:
+    """Return the tensor that a product multiplies from the right, before `moves`; whether it is [K, N]."""
+    name, turned = product.input[1], not attributes_of(product).get("transB", 0)
+    while (maker := index.makers.get(name)) is not None and maker.op_type in moves:
+        turned ^= maker.op_type == "Transpose"
+        name = maker.input[0]
+    return name, turned
 
 
 def list_paths(node: onnx.NodeProto, constant: str) -> Iterator[str]:

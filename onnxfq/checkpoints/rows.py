@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from onnxfq.checkpoints.folder import StoredModule
 from onnxfq.checkpoints.layer import InputFormat, QuantizedLayer
-from onnxfq.checkpoints.packing import unpack_nibbles
 from onnxfq.numerics.block_scales import ScaleType
 from onnxfq.numerics.float_types import FLOATS, FloatType
 from onnxfq.numerics.qtypes import QTYPES, QType
+from onnxfq.quantized.nbits import unpack_bits
 
 MX_BLOCK = 32
 FP4_BLOCK = 16
@@ -94,7 +94,7 @@ def make_fp4_layer(
     if not (shared.size == 1 and np.isfinite(shared).all() and shared[0] > 0):
         raise module.fault("has no positive global scale")
     qtype, blocks = QTYPES["float4e2m1"], scales.astype(np.float32)
-    numbers = unpack_nibbles(np.ascontiguousarray(codes)).view(np.uint8).view(qtype.dtype)
+    numbers = unpack_bits(np.ascontiguousarray(codes), 4).view(qtype.dtype)
     factor = np.float32(1) / shared[0] if divides else shared[0]
     notes: tuple[str, ...] = ()
     empty = ~(blocks > 0)

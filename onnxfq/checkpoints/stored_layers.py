@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.checkpoints.layer import InputFormat, QuantizedLayer, with_positive_scales
-from onnxfq.checkpoints.packing import unpack_words
-from onnxfq.checkpoints.places import LinearPlace, attribute, list_paths
+from onnxfq.checkpoints.places import LinearPlace, find_weight, list_paths
 from onnxfq.checkpoints.rows import read_exponents
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.node_fields import attributes_of
 from onnxfq.numerics.float_types import BLOCK_FORMATS
 from onnxfq.numerics.granularity import Granularity, normalize_axis
 from onnxfq.numerics.qtypes import QTYPES, QType
+from onnxfq.quantized.nbits import read_nbits
 
 _BEHIND = frozenset({"Cast", "Identity", "Transpose"})
 _MX = "TRT_MXFP8DequantizeLinear"
@@ -33,31 +35,21 @@ class StoredLayers:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         """Start with a model as `read_model` returns it."""
-        self._nodes = list(proto.graph.node)
-        self._makers = {name: node for node in self._nodes for name in node.output}
-        self._constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-        self._constants |= {
-            node.output[0]: attr.t
-            for node in self._nodes
-            for attr in node.attribute
-            if node.op_type == "Constant" and attr.name == "value"
-        }
+        self._index = GraphIndex(proto.graph)
 
     @cached_property
     def _sources(self) -> dict[str, tuple[onnx.NodeProto, onnx.NodeProto | None, bool]]:
         """Weight's name -> (product, the node that dequantizes it, whether it is [K, N] there)."""
         sources: dict[str, tuple[onnx.NodeProto, onnx.NodeProto | None, bool]] = {}
-        for node in self._nodes:
+        for node in self._index.nodes:
             if node.op_type == "MatMulNBits" and len(node.input) > 2:
                 sources.setdefault(node.input[1], (node, None, False))
             if node.op_type not in ("MatMul", "Gemm"):
                 continue
-            name, turned = node.input[1], not attribute(node, "transB")
-            while (maker := self._makers.get(name)) is not None and maker.op_type in _BEHIND:
-                turned ^= maker.op_type == "Transpose"
-                name = maker.input[0]
+            name, turned = find_weight(self._index, node, _BEHIND)
+            maker = self._index.makers.get(name)
             is_pair = maker is not None and maker.op_type in _DEQUANTIZE
-            if maker is not None and is_pair and maker.input[0] in self._constants:
+            if maker is not None and is_pair and maker.input[0] in self._index.stored:
                 sources.setdefault(maker.input[0], (node, maker, turned))
         return sources
 
@@ -66,7 +58,7 @@ class StoredLayers:
         places = []
         for name, (product, maker, turned) in self._sources.items():
             if maker is None:
-                rows, columns = attribute(product, "N"), attribute(product, "K")
+                rows, columns = (attributes_of(product)[size] for size in "NK")
             else:
                 shape = list(self._array(name).shape)
                 if len(shape) != 2:
@@ -93,8 +85,8 @@ class StoredLayers:
         is_shifted = any(maker.input[2:3]) and not qtype.is_float
         zero = self._array(maker.input[2]).astype(np.int32) if is_shifted else np.zeros((), np.int32)
         zero = np.full(scale.shape, zero.reshape(-1)[0]) if zero.size == 1 else zero
-        block = attribute(maker, "block_size")
-        axis = normalize_axis(attribute(maker, "axis", 1), 2)
+        block = attributes_of(maker).get("block_size", 0)
+        axis = normalize_axis(attributes_of(maker).get("axis", 1), 2)
         if scale.size == 1 and not block:
             scale, zero = scale.reshape(()), zero.reshape(())
         if scale.ndim and (axis == int(not turned)) != bool(block):
@@ -118,7 +110,7 @@ class StoredLayers:
 
     def _read_scale(self, maker: onnx.NodeProto) -> tuple[NDArray[np.float32], str, float | None]:
         """Return (scale, scale type, global scale): e4m3 scales are dequantized themselves."""
-        inner = self._makers.get(maker.input[1])
+        inner = self._index.makers.get(maker.input[1])
         if inner is not None and inner.op_type == "DequantizeLinear":
             small, shared = self._array(inner.input[0]), self._array(inner.input[1])
             factor = np.float32(shared.reshape(-1)[0])
@@ -129,48 +121,22 @@ class StoredLayers:
         return stored.astype(np.float32), "float32", None
 
     def _read_blocked_product(self, node: onnx.NodeProto, module: str) -> QuantizedLayer:
-        """Return the layer of a MatMulNBits. Source: its schema in ONNX Runtime 1.32."""
-        columns, rows = attribute(node, "K"), attribute(node, "N")
-        bits, block = attribute(node, "bits", 4), attribute(node, "block_size")
-        packed = self._array(node.input[1])
-        groups = -(-columns // max(block, 1))
-        if bits not in (2, 4, 8) or packed.size * 8 != rows * groups * block * bits:
-            raise ModelError(
-                f"MatMulNBits {node.name!r} has {packed.size} bytes for {rows} x {columns} numbers of {bits} "
-                "bits; write it again"
-            )
-        if any(node.input[4:5]):
-            raise ModelError(
-                f"MatMulNBits {node.name!r} has g_idx, an order of its inputs that checkpoints written here "
-                "lack; quantize it in blocks of neighbours"
-            )
-        numbers = unpack_words(packed.reshape(rows, -1), bits, groups * block)[:, :columns]
-        zero = np.full((rows, groups), 1 << (bits - 1), np.int32)
-        if any(node.input[3:4]):
-            stored = self._array(node.input[3])
-            if stored.dtype != np.uint8:
-                raise ModelError(
-                    f"MatMulNBits {node.name!r} has zero points of {stored.dtype}, and checkpoints have "
-                    "integers; quantize it again"
-                )
-            zero = unpack_words(stored.reshape(rows, -1), bits, groups).astype(np.int32)
+        stored = read_nbits(node, self._constant)
         return with_positive_scales(
-            self._array(node.input[2]).astype(np.float32).reshape(rows, groups),
+            stored.scale.astype(np.float32),
             module=module,
-            numbers=numbers,
-            qtype=QTYPES[f"uint{bits}"],
-            zero_point=zero,
-            block_size=block,
+            numbers=stored.numbers,
+            qtype=QTYPES[f"uint{stored.bits}"],
+            zero_point=stored.zero_point,
+            block_size=stored.block_size,
         )
 
     def _read_input(self, tensor: str) -> InputFormat | None:
         """Return how an activation is quantized in front of a product; None for float."""
-        maker = self._makers.get(tensor)
-        while maker is not None and maker.op_type in _BEHIND | {"Reshape"}:
-            maker = self._makers.get(maker.input[0])
+        maker = self._index.makers.get(self._index.origin(tensor, _BEHIND | {"Reshape"}))
         if maker is None or maker.op_type not in _DEQUANTIZE:
             return None
-        source = self._makers.get(maker.input[0])
+        source = self._index.makers.get(maker.input[0])
         if source is not None and source.op_type == "TRT_FP4DynamicQuantize":
             shared = self._array(source.input[1]).reshape(-1)
             return InputFormat(QTYPES["float4e2m1"], float(shared[0]), 0, 16, "e4m3")
@@ -180,7 +146,7 @@ class StoredLayers:
         if scale is None or scale.size != 1:
             return None
         zero = self._constant(maker.input[2]) if any(maker.input[2:3]) else None
-        code = attribute(source, "output_dtype", TensorProto.UINT8) if source is not None else 0
+        code = 0 if source is None else attributes_of(source).get("output_dtype", TensorProto.UINT8)
         qtype = next((q for q in QTYPES.values() if q.full_range and q.onnx_type == code), None)
         if zero is not None:
             qtype = _find_qtype(zero.dtype, tensor)
@@ -188,7 +154,7 @@ class StoredLayers:
         return None if qtype is None else InputFormat(qtype, float(scale.reshape(-1)[0]), point)
 
     def _constant(self, name: str) -> NDArray[Any] | None:
-        tensor = self._constants.get(name)
+        tensor = self._index.stored.get(name)
         return None if tensor is None else np.asarray(tensor_array(tensor))
 
     def _array(self, name: str) -> NDArray[Any]:

@@ -33,12 +33,7 @@ def recipe_with(given: ExternalEncodings, recipe: Recipe, model: Model) -> Recip
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
     known = tensor_names(model)
     grouped: dict[tuple[str, str], tuple[dict[str, Any], list[str]]] = {}
-    turned = {
-        node.input[1]
-        for graph in list_graphs(model.proto.graph)
-        for node in graph.node
-        if node.op_type == "ConvTranspose"
-    }
+    turned = {node.input[1] for node in model.index.nodes if node.op_type == "ConvTranspose"}
     moves = find_inherited_tensors(given, model)
     named = given.tensors | {name: given.tensors[s] for name, s in moves.items() if s in given.tensors}
     for name, tensor in named.items():
@@ -64,10 +59,8 @@ def recipe_with(given: ExternalEncodings, recipe: Recipe, model: Model) -> Recip
 
 def tensor_names(model: Model) -> set[str]:
     """Return the names of all tensors of `model`, in bodies too."""
-    graphs = list_graphs(model.proto.graph)
-    names = {name for graph in graphs for node in graph.node for name in node.output if name}
-    names |= {value.name for graph in graphs for value in graph.input}
-    return names | {tensor.name for tensor in model.proto.graph.initializer}
+    inputs = {value.name for graph in list_graphs(model.proto.graph) for value in graph.input}
+    return {*model.index.makers, *model.constants, *inputs}
 
 
 def _exactly(names: Sequence[str]) -> tuple[str, ...]:

@@ -23,13 +23,15 @@ class BlockedNumbers:
     """A stored matrix [N, K].
 
     Attributes:
-        numbers: int32 from 0.
+        numbers: uint8 from 0.
+        bits: of a number.
         scale: [N, blocks], of the type of the products.
         zero_point: int32, [N, blocks].
         block_size: numbers along K that share a scale.
     """
 
-    numbers: NDArray[np.int32]
+    numbers: NDArray[np.uint8]
+    bits: int
     scale: NDArray[Any]
     zero_point: NDArray[np.int32]
     block_size: int
@@ -45,9 +47,11 @@ def read_nbits(node: onnx.NodeProto, array: Callable[[str], NDArray[Any] | None]
 
     array: gives the values of a constant, None for another tensor and for an empty name.
 
-    Raises ModelError for computed weights, an order of the inputs and zero points that are not packed.
+    Raises ModelError for computed weights, an order of the inputs, zero points that are not packed, and bytes
+    of another number.
     """
-    k, n, bits, block = (attributes_of(node)[name] for name in ("K", "N", "bits", "block_size"))
+    given = {"bits": 4, **attributes_of(node)}
+    k, n, bits, block = (given[name] for name in ("K", "N", "bits", "block_size"))
     packed, scale = array(node.input[1]), array(node.input[2])
     zeros = array(input_name(node, 3))
     unknown = input_name(node, 4) or (zeros is not None and zeros.dtype != np.uint8)
@@ -56,14 +60,19 @@ def read_nbits(node: onnx.NodeProto, array: Callable[[str], NDArray[Any] | None]
             f"MatMulNBits {node.name!r} has computed weights, a group index or zero points of another type "
             "than uint8; only the plain form is known"
         )
-    blocks = -(-k // block)
+    blocks = -(-k // max(block, 1))
+    if bits not in (2, 4, 8) or packed.size * 8 != n * blocks * block * bits:
+        raise ModelError(
+            f"MatMulNBits {node.name!r} has {packed.size} bytes for {n} x {k} numbers of {bits} bits; write "
+            "it again"
+        )
     middle = np.full((n, blocks), 1 << (bits - 1), np.int32)
-    zero_point = middle if zeros is None else _unpack(zeros.reshape(n, -1), bits)[:, :blocks]
-    numbers = _unpack(packed.reshape(n, -1), bits)[:, :k]
-    return BlockedNumbers(numbers, scale.reshape(n, blocks), zero_point, block)
+    zero_point = middle if zeros is None else unpack_bits(zeros.reshape(n, -1), bits)[:, :blocks]
+    numbers = unpack_bits(packed.reshape(n, -1), bits)[:, :k]
+    return BlockedNumbers(numbers, bits, scale.reshape(n, blocks), zero_point.astype(np.int32), block)
 
 
-def _unpack(packed: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
-    """Return the numbers of each row, the lowest bits of a byte first."""
-    parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
-    return np.stack(parts, -1).reshape(packed.shape[0], -1).astype(np.int32)
+def unpack_bits(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Return the numbers of 1, 2, 4 or 8 bits along the last axis, the lowest bits of a byte first."""
+    parts = packed[..., None] >> np.arange(0, 8, bits, dtype=np.uint8)
+    return (parts & np.uint8((1 << bits) - 1)).reshape(*packed.shape[:-1], -1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -39,6 +39,7 @@ from onnxfq.targets.profiles import (
 )
 from onnxfq.targets.target import DEFAULT_TARGET, BuildOptions, Kit, Samples, collect_parts
 from onnxfq.tools.check import check
+from onnxfq.tools.runtimes import onnxruntime
 
 SAMPLES = 4
 """Number of feeds in the folder."""
@@ -104,7 +105,7 @@ def handoff(
     covered = None if build is None else replace(build, covered=wanted)
     found = check(proto, target, build=covered, gpus=gpus).model_copy(update={"source": source})
     missing = explain_unsupported(proto)
-    results = [] if missing else list(_results(proto, feeds, Session(proto, options.threads, exact=True)))
+    results = [] if missing else list(onnxruntime(proto, feeds, output_names(proto), options.threads))
     agreements = {} if missing else _compare_roundings(proto, feeds, results, options.threads)
     if missing:
         notes.append(f"there are no expected outputs: {missing}")
@@ -149,13 +150,6 @@ def _kit_of(target: str) -> Kit:
     return kits[target]
 
 
-def _results(
-    proto: onnx.ModelProto, feeds: Iterable[Feed], session: Session
-) -> Iterator[dict[str, NDArray[Any]]]:
-    for feed in feeds:
-        yield dict(zip(output_names(proto), session.run(feed), strict=True))
-
-
 def _compare_roundings(
     proto: onnx.ModelProto, feeds: Sequence[Feed], results: Sequence[Mapping[str, Any]], threads: int
 ) -> dict[str, float]:
@@ -164,7 +158,8 @@ def _compare_roundings(
     Those round at other places, as kernels of other runtimes do. Empty if they cannot run the model.
     """
     try:
-        others = list(_results(proto, feeds, Session(proto, threads)))
+        session, names = Session(proto, threads), output_names(proto)
+        others = [dict(zip(names, session.run(feed), strict=True)) for feed in feeds]
     except (ModelError, DataError):
         return {}
     least: dict[str, float] = {}

@@ -12,7 +12,7 @@ from builders import Arrays, build
 from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from onnxfq import convert, diagnose
+from onnxfq import diagnose
 from onnxfq.diagnosis.reading.switched_form import switch_form
 from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import standard_form
@@ -106,13 +106,6 @@ def test_what_a_pair_cannot_is_refused(change: str) -> None:
         proto.graph.node[0].op_type = "Trunc"
     with pytest.raises(ModelError, match="'qx' of QONNX .*export_onnx_qcdq"):
         diagnose(proto)
-
-
-def test_qonnx_is_converted() -> None:
-    """`convert` takes QONNX: 8 bits become pairs of int8 that compute the same but for the order of sums."""
-    result = convert(qonnx_model(8), data=DATA)
-    want, have = (run(proto, {"x": X}) for proto in (pairs_of_qonnx(qonnx_model(8), "m"), result.qdq))
-    np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)
 
 
 def dynamic(tmp_path: Path, *, outlier: float = 1.0, per_channel: bool = False) -> onnx.ModelProto:

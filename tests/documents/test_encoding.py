@@ -247,12 +247,6 @@ def test_no_such_tensor(tmp_path):
         encodings["conv/inn"]
 
 
-def test_no_such_file(tmp_path):
-    """A missing file is one line."""
-    with pytest.raises(PlanError, match="no such file"):
-        Encodings.load(tmp_path / "none.json")
-
-
 def test_a_tensor_is_encoded_once(tmp_path):
     """A file that encodes one tensor twice is refused with its name: which scale would win?"""
     encoding = json.loads(Encoding.of("a", INT8, f32(1.0)[0], i32(0)[0]).model_dump_json())

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from onnxfq.checkpoints import FORMS, QuantizedCheckpoint
 from onnxfq.checkpoints.folder import Checkpoint
 from onnxfq.checkpoints.layer import FloatLayer, join_rows
-from onnxfq.checkpoints.packing import pack_nibbles, pack_words, unpack_nibbles, unpack_words
+from onnxfq.checkpoints.packing import pack_nibbles, pack_words, unpack_words
 from onnxfq.checkpoints.tensor_file import DTYPES, read_head, write_tensors
 from onnxfq.errors import ModelError
+from onnxfq.quantized.nbits import unpack_bits
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 
@@ -113,7 +114,7 @@ def test_nibbles_have_the_first_number_low() -> None:
     """Two numbers in a byte: the first is the low half."""
     codes = np.arange(16, dtype=np.uint8).reshape(2, 8)
     assert pack_nibbles(codes)[0, 0] == 0x10
-    assert np.array_equal(unpack_nibbles(pack_nibbles(codes)), codes)
+    assert np.array_equal(unpack_bits(pack_nibbles(codes), 4), codes)
 
 
 def test_files_are_those_of_safetensors(tmp_path: Path) -> None:

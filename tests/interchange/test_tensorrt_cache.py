@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import struct
 from pathlib import Path
 
@@ -284,16 +283,3 @@ def test_what_a_cache_cannot_hold_is_told(proto: onnx.ModelProto, recipe: str, w
     assert written.lost["x"] == why
     with pytest.raises(PlanError, match="holds none of these encodings"):
         written.refuse_empty("tensorrt-cache")
-
-
-@pytest.mark.skipif("ONNXFQ_MODELS" not in os.environ, reason="needs the real models")
-def test_a_real_network(tmp_path: Path, nothing_runs: None) -> None:
-    """A cache for all tensors of the face detector RFB-320 gives its scales to 52 convolutions."""
-    path = Path(os.environ["ONNXFQ_MODELS"]) / "s04_ultraface" / "ultraface_rfb320_op9.onnx"
-    proto = onnx.load(path)
-    rng = np.random.default_rng(0)
-    scales = {name: np.float32(rng.uniform(0.001, 0.2)) for name in float_tensors(proto)}
-    result = onnxfq.quantize(path, None, sources=onnxfq.Sources(encodings=file(tmp_path, cache(scales))))
-    found = scales_in(result.qdq)
-    assert len(found) > 30
-    assert found == {name: scales[name].tobytes() for name in found}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
+import onnxruntime
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
@@ -303,6 +304,14 @@ def graph_text(proto: onnx.ModelProto) -> list[str]:
             f"[{node.name}] {', '.join(node.output)} = {node.op_type}{inside} ({', '.join(node.input)})"
         )
     return lines
+
+
+def run_as_written(proto: onnx.ModelProto, feed: Arrays) -> list[NDArray[np.generic]]:
+    """Return the outputs by ONNX Runtime without its optimisations, which would move pairs."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    content = proto.SerializeToString()
+    return onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"]).run(None, feed)
 
 
 def constants(proto: onnx.ModelProto) -> Arrays:

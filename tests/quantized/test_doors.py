@@ -7,16 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from builders import Arrays, build, weights
+from builders import Arrays, build, run_as_written, weights
 from onnx import helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
 from ort_quantizer import by_ort
 
 from onnxfq.diagnosis.diagnose import diagnose
 from onnxfq.errors import ModelError
-from onnxfq.numerics.metrics import ratio_db
+from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.quantized.qonnx import pairs_of_qonnx
 from onnxfq.quantizing.pipeline import quantize
 from onnxfq.stages.evaluate import evaluate
@@ -101,20 +100,12 @@ def test_every_door_reads_every_form(form: str, tmp_path: Path) -> None:
     check(proto)
 
 
-def outputs_of(proto: onnx.ModelProto, feed: Arrays) -> list[np.ndarray]:
-    """Return the outputs by onnxruntime without its optimisations."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    content = proto.SerializeToString()
-    return onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"]).run(None, feed)
-
-
 def assert_near(source: onnx.ModelProto, result: onnx.ModelProto, feed: Arrays, zero: float = 0.0) -> None:
     """Assert that the first output has its type and stays near the source's."""
-    want, got = outputs_of(source, feed)[0], outputs_of(result, feed)[0]
+    want, got = run_as_written(source, feed)[0], run_as_written(result, feed)[0]
     assert want.dtype == got.dtype
-    want, got = want.astype(np.float64) - zero, got.astype(np.float64) - zero
-    assert ratio_db(float((want**2).sum()), float(((want - got) ** 2).sum())) > NOISE_DB
+    pair = (one.astype(np.float64) - zero for one in (want, got))
+    assert ErrorSums.from_arrays(*pair).sqnr_db > NOISE_DB
 
 
 @pytest.mark.parametrize("behind", ["", "t"])

@@ -91,23 +91,6 @@ def test_scales_move_in_training_only():
     assert ours.scale.item() == 0.5
 
 
-def test_torchs_switches_work():
-    """torch.ao's functions by module.apply switch observing and rounding."""
-    model = nn.Sequential(FakeQuantize())
-    x = batches(1)[0]
-    model(x)
-    model.apply(peers.disable_fake_quant)
-    assert torch.equal(model(x), x)
-    model.apply(peers.enable_fake_quant)
-    model.apply(peers.disable_observer)
-    before = model[0].scale.clone()
-    model(x * 10)
-    assert torch.equal(model[0].scale, before)
-    model.apply(peers.enable_observer)
-    model(x * 10)
-    assert not torch.equal(model[0].scale, before)
-
-
 @pytest.mark.parametrize("count", [1, 7, 8, 65])
 def test_the_packed_mask_gives_the_same_gradient(count):
     """compat_mask keeps one bit an element; saturate=False passes every gradient."""

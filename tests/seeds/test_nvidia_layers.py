@@ -14,8 +14,8 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import onnx  # only once it is known to be there
-import onnxruntime
 import torch
+from quantized_modules import run
 from torch.nn.utils.rnn import pack_sequence
 
 from onnxfq import errors
@@ -317,16 +317,6 @@ def network():
     return calibrate(Net().eval(), x), x
 
 
-def run_onnx(model, x):
-    """Return ONNX Runtime's output, without its integer kernels, which round biases."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
-
-
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
 def test_a_calibrated_network_exports(network, exporter):
     """The Q/DQ model has a pair for every quantizer, and the module's numbers."""
@@ -336,7 +326,7 @@ def test_a_calibrated_network_exports(network, exporter):
     assert (
         kinds.count("QuantizeLinear") == 4 and kinds.count("DequantizeLinear") == 7
     )  # 3 weights are integers
-    assert np.allclose(run_onnx(made, x), model(x).detach(), atol=1e-6)  # the order of sums
+    assert np.allclose(run(made, x), model(x).detach(), atol=1e-6)  # the order of sums
     model.head.weight_quantizer = TensorQuantizer()
     with pytest.raises(errors.StatisticsError, match="'head._weight_quantizer' has no amax; calibrate"):
         export_torch(model, (x,), exporter=exporter)
@@ -366,7 +356,7 @@ def test_plain_exports_in_a_block(network, tmp_path, dynamo, bits):
         assert {node.domain for node in written.graph.node} <= {""}
         assert [node.op_type for node in written.graph.node].count("QuantizeLinear") == 7
         if bits == 8:
-            assert np.allclose(run_onnx(written, x), model(x).detach(), atol=1e-6)  # the order of sums
+            assert np.allclose(run(written, x), model(x).detach(), atol=1e-6)  # the order of sums
         quantizers(model)[0].num_bits = 4
         with pytest.raises(Exception, match="export_torch"):
             torch.onnx.export(model, (x,), file, **options)
@@ -379,7 +369,7 @@ def test_an_lstm_exports_unrolled():
     made = export_torch(layer, (x,))
     assert sum(node.op_type == "QuantizeLinear" for node in made.graph.node) == 4
     twice = torch.cat([x, -x])
-    assert np.allclose(run_onnx(made, twice), layer(twice)[0].detach(), atol=1e-6)  # the order of sums
+    assert np.allclose(run(made, twice), layer(twice)[0].detach(), atol=1e-6)  # the order of sums
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler warns about itself

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime
 import pytest
 
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
+from quantized_modules import run
 
 from onnxfq import errors
 from onnxfq.torch import export_torch, fake_quantize_per_channel_affine, fake_quantize_per_tensor_affine
@@ -137,13 +137,7 @@ def test_every_call_exports(function, limits, on_weight, exporter):
     module = OneCall(function, limits, on_weight)
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(2))
     model = export_torch(module, (x,), exporter=exporter, dynamic_batch=not on_weight)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    found = session.run(None, {"x": x.numpy()})[0]
-    assert np.array_equal(found, module(x).detach().numpy())
+    assert np.array_equal(run(model, x), module(x).detach().numpy())
     if limits[1] - limits[0] < 2**16:
         assert "DequantizeLinear" in {node.op_type for node in model.graph.node}
 

@@ -26,8 +26,7 @@ from ort_quantizer import by_ort
 from onnxfq.cli.main import main
 from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.external import sizes
-from onnxfq.graph.io.load import load, standard_form
-from onnxfq.graph.ops import QUANTIZED_OPS
+from onnxfq.graph.io.load import load
 from onnxfq.graph.stored_grid import grid_of
 from onnxfq.quantized.float_form import Unfolding
 from onnxfq.quantized.operators import HANDLERS
@@ -243,21 +242,6 @@ def test_four_bits(form, symmetric):
     given_blocks = {a.name: a.i for n in source.graph.node for a in n.attribute if a.name == "block_size"}
     assert block == given_blocks["block_size"]
     assert [str(row) for row in result.plan.coverage()] == ["MatMul 1/1"]
-
-
-@TURBO
-def test_the_float_form_is_the_source_without_rounding(tmp_path: Path):
-    """The float form is within the noise of the source: it is the same function, read as real numbers."""
-    for form in ("QDQ", "QOperator"):
-        source = static(BUILDERS["two_branch"](), tmp_path, form)
-        proto = onnx.ModelProto()
-        proto.CopyFrom(source)
-        standard_form(proto)
-        unfolded = Unfolding(proto, "m", HANDLERS).run()
-        assert not {n.op_type for n in unfolded.proto.graph.node} & QUANTIZED_OPS
-        feed = feed_for(source)
-        expected, got = (Session(p, 1).run(feed)[0] for p in (source, load(unfolded.proto).proto))
-        assert np.linalg.norm(expected - got) < 0.05 * np.linalg.norm(expected)
 
 
 def test_our_own_models_change_nothing():

@@ -11,12 +11,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from builders import Arrays, build
+from builders import Arrays, build, run_as_written
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
 from ort_quantizer import by_ort
 
 from onnxfq.cli.main import main
 from onnxfq.graph.ops import QUANTIZED_OPS
+from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.tools.convert import Conversion, convert
 
 RNG = np.random.default_rng(0)
@@ -38,23 +39,9 @@ def stored(*shape: int, dtype: type = np.int8) -> np.ndarray:
     return np.random.default_rng(7).integers(info.min + 1, info.max, shape).astype(dtype)
 
 
-def run(proto: onnx.ModelProto, feed: Arrays) -> list[np.ndarray]:
-    """Return the outputs by onnxruntime without its optimisations."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
-    return session.run(None, feed)
-
-
-def signal_to_noise(expected: np.ndarray, got: np.ndarray) -> float:
-    """Return the signal-to-noise ratio in dB, infinity for equal arrays."""
-    noise = np.sum((expected.astype(np.float64) - got) ** 2)
-    return float("inf") if noise == 0 else 10 * np.log10(np.sum(expected.astype(np.float64) ** 2) / noise)
-
-
 def agree(source: onnx.ModelProto, feed: Arrays, least: float, **options: object) -> Conversion:
     """Convert with and without data, assert at least `least` dB against the source; return the latter."""
-    expected = run(source, feed)
+    expected = run_as_written(source, feed)
     results = [convert(source, data=data, **options) for data in ([feed], None)]
     for result in results:
         assert not {node.op_type for node in result.qdq.graph.node} & QUANTIZED_OPS - {
@@ -62,9 +49,9 @@ def agree(source: onnx.ModelProto, feed: Arrays, least: float, **options: object
             "DequantizeLinear",
         }
         assert result.check is not None and result.check.passed, result.check.table()
-        for one, other in zip(expected, run(result.qdq, feed), strict=True):
+        for one, other in zip(expected, run_as_written(result.qdq, feed), strict=True):
             assert one.dtype == other.dtype and one.shape == other.shape
-            assert signal_to_noise(one, other) >= least, result.changes
+            assert ErrorSums.from_arrays(one, other).sqnr_db >= least, result.changes
     return results[-1]
 
 
@@ -308,8 +295,8 @@ def test_narrow_ranges_of_brevitas(bits: int, signed: bool) -> None:
         seen = onnx.ModelProto()
         seen.CopyFrom(proto)
         seen.graph.output.append(onnx.helper.make_tensor_value_info(inner, 1, None))
-        outputs.append(run(seen, feed)[-1])
-    assert signal_to_noise(*outputs) > 90
+        outputs.append(run_as_written(seen, feed)[-1])
+    assert ErrorSums.from_arrays(*outputs).sqnr_db > 90
 
 
 WEIGHT_MOVES = {
@@ -469,10 +456,10 @@ def test_integer_operators(case: str) -> None:
         **{"com.microsoft": 1},
     )
     feed = {"x": normal(4, 8)}
-    expected, result = run(source, feed)[0], convert(source, data=[feed])
+    expected, result = run_as_written(source, feed)[0], convert(source, data=[feed])
     assert result.check is not None and result.check.passed, result.check.table()
     assert all(row.quantized == row.total for row in result.plan.coverage())
-    assert signal_to_noise(expected, run(result.qdq, feed)[0]) > 28
+    assert ErrorSums.from_arrays(expected, run_as_written(result.qdq, feed)[0]).sqnr_db > 28
 
 
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
@@ -508,7 +495,8 @@ def test_dynamic_lstm(kind: str, per_channel: bool, direction: str, tmp_path: Pa
     feed = {"x": normal(5, 3, 16)}
     result = convert(source, data=[feed])
     assert result.check is not None and result.check.passed, result.check.table()
-    assert signal_to_noise(run(source, feed)[0], run(result.qdq, feed)[0]) > 30
+    want, got = (run_as_written(one, feed)[0] for one in (source, result.qdq))
+    assert ErrorSums.from_arrays(want, got).sqnr_db > 30
 
 
 @pytest.mark.parametrize("mask", [None, (2, 6), (2,)])
@@ -536,7 +524,8 @@ def test_contrib_attention(mask: tuple[int, ...] | None, tmp_path: Path) -> None
         feed["mask"] = np.asarray(seen, np.int32)
     result = convert(source, data=[feed])
     assert [str(row) for row in result.plan.coverage()][:1] == ["MatMul 2/2"]
-    assert signal_to_noise(run(source, feed)[0], run(result.qdq, feed)[0]) > 30
+    want, got = (run_as_written(one, feed)[0] for one in (source, result.qdq))
+    assert ErrorSums.from_arrays(want, got).sqnr_db > 30
 
 
 IMAGES = {
@@ -570,7 +559,8 @@ def test_what_the_optimizer_of_onnxruntime_saves(case: str, form: str, tmp_path:
     assert any(a.name == "channels_last" and a.i for n in source.graph.node for a in n.attribute)
     result = convert(source)
     assert result.check is not None and result.check.passed, result.check.table()
-    assert signal_to_noise(run(quantized, feeds[0])[0], run(result.qdq, feeds[0])[0]) > 25
+    want, got = (run_as_written(one, feeds[0])[0] for one in (quantized, result.qdq))
+    assert ErrorSums.from_arrays(want, got).sqnr_db > 25
 
 
 def test_eager_models_of_torch(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from builders import BUILDERS, build, feed_for, weights
+from builders import BUILDERS, build, feed_for, run_as_written, weights
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType
@@ -21,7 +20,7 @@ from onnxfq.documents.cast_plan import ALL_FLOAT32, FloatOptions
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError
 from onnxfq.graph.model import list_nodes
-from onnxfq.numerics.metrics import ratio_db
+from onnxfq.numerics.metrics import ErrorSums
 from onnxfq.quantized.existing import load_existing
 from onnxfq.quantizing.pipeline import QuantizeResult, quantize
 from onnxfq.stages.options import QuantizeOptions
@@ -36,20 +35,10 @@ NOISE_DB = 20.0
 INTEGERS = (TensorProto.INT8, TensorProto.INT4, TensorProto.FLOAT8E4M3FN)
 
 
-def run(proto: onnx.ModelProto, feed: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the first output by onnxruntime without optimisation, which would move pairs."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return np.asarray(session.run(None, feed)[0], np.float64)
-
-
 def sqnr_db(source: onnx.ModelProto, result: onnx.ModelProto, feed: dict[str, np.ndarray]) -> float:
     """Return the noise of `result` against `source`."""
-    want, got = run(source, feed), run(result, feed)
-    return float(ratio_db(float((want**2).sum()), float(((want - got) ** 2).sum())))
+    want, got = (run_as_written(one, feed)[0] for one in (source, result))
+    return ErrorSums.from_arrays(want, got).sqnr_db
 
 
 def again(

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import numpy_helper
-from quantized_modules import run
+from quantized_modules import prepared, run
 
 nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
@@ -29,7 +29,6 @@ from onnxfq.torch import (
     fake_quantize,
     freeze_batchnorm,
     learn_grids,
-    quantize_module,
     quantizers,
 )
 
@@ -110,9 +109,7 @@ def test_networks_compute_what_torch_computes(name, asked, learned, exporter):
     one, and one step of one activation of 4 bits moves an output by less than 0.01.
     """
     model, x = network(name), torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
-    quantize_module(model, asked)
-    with torch.no_grad(), compute_encodings(model):
-        model(x)
+    prepared(model, x, asked)
     learn_grids(model, learned)
     freeze_batchnorm(model)
     state = {n: v.clone() for n, v in model.state_dict().items()}
@@ -138,9 +135,7 @@ def test_recurrent_layers_export(kind, exporter):
     model, x = nn.ModuleDict({"layer": kind(4, 6, batch_first=True)}).eval(), torch.randn(2, 5, 4)
     model.forward = lambda x: model["layer"](x)[0]
     asked = recipe(None, "int8").model_copy(update={"target": "simulation"})
-    quantize_module(model, asked)
-    with torch.no_grad(), compute_encodings(model):
-        model(x)
+    prepared(model, x, asked)
     expected = model(x).detach().numpy()
     exported = export_torch(model, (x,), exporter=exporter, dynamic_batch=False)
     assert sum(op == "DequantizeLinear" for op, _ in scales(exported)) == 2
@@ -272,9 +267,7 @@ def test_tensorrt_builds_what_was_exported(name, asked, learned):
     """The builder of TensorRT for RTX takes exported networks without an error, learned grids or not."""
     pytest.importorskip("tensorrt_rtx")
     model, x = network(name), torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
-    quantize_module(model, asked)
-    with torch.no_grad(), compute_encodings(model):
-        model(x)
+    prepared(model, x, asked)
     learn_grids(model, learned)
     result = check(export_torch(model, (x[:2],)), build=BuildOptions())
     assert result.builder and result.passed, result.table()

@@ -51,44 +51,19 @@ def with_gradient(function, x, *learned):
     return y.detach(), *(leaf.grad for leaf in leaves)
 
 
-@pytest.mark.parametrize(("qtype", "zero_point"), [("int8", 0), ("int8", 3), ("uint8", 7), ("int4", 0)])
-def test_per_tensor_equals_torch(qtype, zero_point):
-    """A million values and their gradients have the bits of torch.fake_quantize_per_tensor_affine."""
-    x, (low, high) = values(1_000_000), LIMITS[qtype]
-    y, gradient = with_gradient(
-        lambda x: fake_quantize(x, 0.037, zero_point, qtype=qtype, arithmetic="reciprocal"), x
-    )
-    expected, mask = with_gradient(
-        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.037, zero_point, low, high), x
-    )
-    assert same_bits(y, expected)
-    assert same_bits(gradient, mask)
-
-
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("zeros", [torch.int32, torch.float32])
-def test_per_channel_equals_torch(axis, zeros):
-    """The same holds per channel, on any axis; torch's float zero points belong to learned ones."""
-    x, channels = values(20, 30, 40), (20, 30, 40)[axis]
-    scale = torch.rand(channels, generator=torch.Generator().manual_seed(1)) + 0.01
-    zero_point = torch.arange(channels).to(zeros) % 5 - 2
-    y, gradient = with_gradient(
-        lambda x: fake_quantize(x, scale, zero_point, qtype="int8", axis=axis, arithmetic="reciprocal"), x
-    )
-    expected, mask = with_gradient(
-        lambda x: torch.fake_quantize_per_channel_affine(x, scale, zero_point, axis % 3, -128, 127), x
-    )
-    assert same_bits(y, expected)
-    assert same_bits(gradient, mask)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_16_bits_equal_torch(dtype):
-    """Input of 16 bits is computed in float32 and rounded back once, as torch does."""
-    x = values(10_000).to(dtype)
-    y = fake_quantize(x, 0.037, qtype="int8", arithmetic="reciprocal")
-    expected = torch.fake_quantize_per_tensor_affine(x.float(), 0.037, 0, -128, 127).to(dtype)
-    assert y.dtype == dtype and torch.equal(y, expected)
+def test_published_values():
+    """AIMET's page has 4 bits from 0 to 1; NVIDIA's torch.rand(10) with seed 12345, to four decimals."""
+    x = torch.arange(start=-0.3, end=1.3, step=0.05)
+    steps = [0] * 7 + [1, 2, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 10, 10, 11, 12, 13, 13, 14] + [15] * 6
+    assert (fake_quantize(x, 1 / 15, qtype="uint4") * 15).round().int().tolist() == steps
+    torch.manual_seed(12345)
+    x = torch.rand(10)
+    y = fake_quantize(x, x.max() / 127, qtype="int8[-127,127]")
+    printed = [0.9843, 0.8828, 0.9921, 0.4609, 0.0859, 0.1797, 0.3672, 0.5703, 0.3359, 0.2109]
+    torch.testing.assert_close(y, torch.tensor(printed), rtol=0, atol=6e-5)
+    integers = [126, 113, 127, 59, 11, 23, 47, 73, 43, 27]
+    assert (y * 127 / x.max()).round().int().tolist() == integers
+    assert abs(127 / x.max().item() - 128.0057) < 1e-4
 
 
 @pytest.mark.parametrize("qtype", ["int8", "uint8", "int4"])
@@ -245,13 +220,17 @@ def test_lsq_is_the_paper(qtype):
 
 
 def test_lsq_plus_is_the_paper():
-    """LSQ+'s offset has gradient 0 inside and 1 outside; values lie on offset + scale q."""
+    """LSQ+'s offset has gradient 0 inside and 1 outside, its scale LSQ's; values are offset + scale q."""
     x, s, beta = values(500), torch.tensor(0.8), torch.tensor(-1.5)
-    y, _, _, by_offset = with_gradient(lambda x, s, b: fake_quantize_lsq(x, s, b, qtype="uint4"), x, s, beta)
+    y, _, by_scale, by_offset = with_gradient(
+        lambda x, s, b: fake_quantize_lsq(x, s, b, qtype="uint4"), x, s, beta
+    )
     v = (x.double().numpy() + 1.5) / 0.8
     outside = (np.rint(v) < 0) | (np.rint(v) > 15)
-    expected = (values(500, seed=9).double().numpy() * outside).sum() / np.sqrt(500 * 15)
-    np.testing.assert_allclose(by_offset, expected, rtol=1e-4)  # a sum of 500 in float32
+    of_scale = np.where(outside, np.clip(v, 0, 15), np.rint(v) - v)
+    for found, formula in ((by_scale, of_scale), (by_offset, outside)):
+        expected = (values(500, seed=9).double().numpy() * formula).sum() / np.sqrt(500 * 15)
+        np.testing.assert_allclose(found, expected, rtol=1e-4)  # a sum of 500 in float32
     # x - beta, the product and the sum each round once, on values up to 12.
     np.testing.assert_allclose(y, np.clip(np.rint(v), 0, 15) * 0.8 - 1.5, rtol=0, atol=3e-6)
 
@@ -316,21 +295,6 @@ def test_compiles_without_a_break(qtype, learned):
     assert same_bits(plain[0], compiled[0]) and same_bits(plain[1], compiled[1])
     if learned:  # sums of 64 terms in another order
         torch.testing.assert_close(plain[2], compiled[2], rtol=1e-5, atol=1e-4)
-
-
-def test_exports_without_a_break():
-    """torch.export takes it, with a dynamic axis, and what it gives computes the same bits."""
-
-    class Rounded(nn.Module):
-        def forward(self, x, scale):
-            return fake_quantize(x, scale, qtype="int4", axis=1)
-
-    x, scale = values(6, 5), torch.rand(5) + 0.1
-    program = torch.export.export(
-        Rounded(), (x, scale), dynamic_shapes={"x": {0: torch.export.Dim("n")}, "scale": None}
-    )
-    more = values(11, 5)
-    assert same_bits(program.module()(more, scale), fake_quantize(more, scale, qtype="int4", axis=1))
 
 
 @pytest.mark.parametrize(
@@ -403,51 +367,8 @@ def outside(low: float, high: float) -> torch.Tensor:
     return torch.cat([low - x, high + x])
 
 
-@pytest.mark.parametrize("axis", [None, 0])
-def test_gradcheck_of_scale_and_zero_point(axis):
-    """In float64, away from the kinks, gradients are finite differences: of x, scale and zero point."""
-    x = outside(-9.0, 7.0).reshape(2, 12)
-    count = () if axis is None else (2,)
-    scale = torch.full(count, 0.7, dtype=torch.float64, requires_grad=True)
-    zero_point = torch.full(count, 1.0, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda x, s, z: fake_quantize(x, s, z, qtype="int4", axis=axis),
-        (x.requires_grad_(), scale, zero_point),
-    )
-
-
 @pytest.mark.parametrize("qtype", ["float8e4m3fn", "float4e2m1", "float6e2m3"])
 def test_gradcheck_of_float_grids(qtype):
     """The scale of a float grid has its largest value for a derivative, where values are beyond it."""
     scale = torch.tensor(0.01, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda s: fake_quantize(outside(-5.0, 5.0), s, qtype=qtype), (scale,))
-
-
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_gradcheck_of_ranges(symmetric):
-    """Minimum and maximum have the derivatives of the scale; of a zero point that is not rounded away.
-
-    The zero point's rounding passes its gradient straight through, which differs from its
-    differences: only the scale is checked here, the rest in `test_range_gradients_are_derivatives`.
-    """
-    ends = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (-3.3, 5.1)]
-    assert torch.autograd.gradcheck(lambda a, b: range_to_params(a, b, "int8", symmetric)[0], ends)
-
-
-def test_gradcheck_of_pact():
-    """Alpha's gradient is a finite difference where x is beyond it, by which y is alpha itself."""
-    alpha = torch.tensor(6.0, dtype=torch.float64, requires_grad=True)
-    x = torch.linspace(7, 20, 9).double()
-    assert torch.autograd.gradcheck(lambda a: fake_quantize_pact(x, a, qtype="uint4"), (alpha,))
-
-
-def test_gradcheck_of_lsq_plus():
-    """LSQ+'s gradients are finite differences times its factor, 1 / sqrt(N qmax)."""
-    x, factor = outside(-6.0, 9.0), (24 * 15) ** -0.5
-    leaves = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.5, -1.5)]
-    fake_quantize_lsq(x, *leaves, qtype="uint4").sum().backward()
-    for i, leaf in enumerate(leaves):
-        moved = [one.detach() + 1e-6 * (j == i) for j, one in enumerate(leaves)]
-        base = [one.detach() for one in leaves]
-        rise = fake_quantize_lsq(x, *moved, qtype="uint4") - fake_quantize_lsq(x, *base, qtype="uint4")
-        torch.testing.assert_close(leaf.grad, rise.sum() / 1e-6 * factor, rtol=1e-6, atol=1e-6)

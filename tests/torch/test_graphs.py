@@ -1,7 +1,7 @@
 """torch.compile and torch.export take everything as one graph, and what they make computes the same bits.
 
 Dynamo and autograd are captured here by the backend "aot_eager", which runs torch's own operators;
-`test_functions.py` and `test_quantize_module.py` go through the code generator.
+`test_functions.py` and `test_quantizer.py` go through the code generator.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ nn = pytest.importorskip("torch.nn")
 pytest.importorskip("onnxscript")
 
 import torch  # noqa: E402  only once it is known to be there
+from quantized_modules import prepared
 
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch import (
@@ -23,7 +24,6 @@ from onnxfq.torch import (
     fake_quantize_range,
     freeze_batchnorm,
     learn_grids,
-    quantize_module,
 )
 
 # torch's compiler and exporter warn of deprecations in themselves.
@@ -122,9 +122,7 @@ def test_networks_compile_and_export_whole(learned):
     Its forward computes the plain module's numbers except for the order of sums: one step of 8 bits at most.
     """
     model, x = Network().eval(), values(3, 2, 4, 4)
-    quantize_module(model, "tensorrt-int8")
-    with torch.no_grad(), compute_encodings(model):
-        model(x)
+    prepared(model, x, "tensorrt-int8")
     learn_grids(model, learned)
     freeze_batchnorm(model.train())
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -9,10 +9,8 @@ nn = pytest.importorskip("torch.nn")
 import torch  # noqa: E402  only once it is known to be there
 from torch.ao import quantization as ao
 
-from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import SpecError, StatisticsError
-from onnxfq.torch import compute_encodings, quantize_module, quantizers
-from onnxfq.torch.observers import MovingAverage
+from onnxfq.torch import compute_encodings, quantizers
 from onnxfq.torch.quantizer import FakeQuantize
 
 X = torch.linspace(-1, 2, 8)
@@ -84,24 +82,3 @@ def test_given_scales_are_not_overwritten_silently(how: str) -> None:
     with compute_encodings(model):
         model(X)
     assert quantizer.qparams() != before
-
-
-def test_a_moving_average_of_a_recipe() -> None:
-    """The observer is the one that the recipe names, with its constant, and goes on while observing."""
-    recipe = Recipe.model_validate(
-        {
-            "name": "r",
-            "target": "simulation",
-            "activations": {"qtype": "int8", "calibrator": "moving_average:0.25"},
-            "weights": {"qtype": "int8"},
-        }
-    )
-    model = nn.Sequential(nn.Linear(8, 2))
-    quantize_module(model, recipe)
-    (observer,) = [q.observer for q in quantizers(model).values() if isinstance(q.observer, MovingAverage)]
-    reference = ao.MovingAverageMinMaxObserver(averaging_constant=0.25)
-    with torch.no_grad(), compute_encodings(model):
-        for factor in (1, 3, 2):
-            model(factor * X)
-            reference(factor * X)
-    assert (observer.rmin, observer.rmax) == (reference.min_val, reference.max_val)

@@ -609,12 +609,3 @@ def test_training_with_learned_grids(learned):
         losses.append(loss.item())
     assert losses[-1] < losses[0]
     assert all(p.grad is not None for n, p in model.named_parameters() if "norm" not in n)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler warns about itself
-def test_compiles_whole():
-    """torch.compile takes a quantized network as one graph."""
-    model, x = network("residual_cnn"), digits()
-    prepared(model, x, recipe())
-    # A value at the middle between two steps may go to the other one once sums are reordered.
-    torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), rtol=0.02, atol=0.02)

@@ -231,6 +231,18 @@ def test_set_qparams():
         FakeQuantize("int8").set_qparams(1.0, 2)
 
 
+def test_set_range():
+    """Ends of AIMET's documentation, of which 0.39 ... 9.41 are the integers 52, 255, 68 and 97."""
+    one = FakeQuantize(QuantSpec(qtype="uint8", symmetric=False))
+    one.set_range(-10.0, 41.0)
+    y = one(torch.tensor([[0.39, 51.0], [3.521, 9.41]]))
+    torch.testing.assert_close(y, torch.tensor([[0.4, 41.0], [3.6, 9.4]]))
+    scale, zero_point = one.qparams()
+    assert (y / scale + zero_point).round().int().tolist() == [[52, 255], [68, 97]]
+    with pytest.raises(SpecError, match=r"the lower first, found 2.0 to 1.0"):
+        one.set_range(2.0, 1.0)
+
+
 def test_with_args_and_repr():
     """A factory makes modules with changed arguments; the text of a module says what it does."""
     factory = FakeQuantize.with_args("int4", rounding="half_up").with_args(arithmetic="reciprocal")

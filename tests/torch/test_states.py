@@ -16,6 +16,7 @@ pytest.importorskip("onnxscript")
 import onnx
 import torch
 import torch.ao.quantization as ao
+from quantized_modules import prepared
 
 import onnxfq
 from onnxfq.errors import ArgumentError, ModelError, RecipeError, SpecError
@@ -59,9 +60,7 @@ def network() -> nn.Module:
 def calibrated(recipe: Any = "tensorrt-int8") -> nn.Module:
     """Return the network with the scales of one batch."""
     model = network()
-    quantize_module(model, recipe)
-    with torch.no_grad(), compute_encodings(model):
-        model(X)
+    prepared(model, X, recipe)
     return model
 
 

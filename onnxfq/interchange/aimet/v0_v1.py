@@ -8,7 +8,7 @@ to that grid, although the file gives it one more number.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,30 +93,22 @@ def _check_ends(items: list[Item], columns: dict[str, NDArray[np.float64]], bits
             raise items[0].fault(f"is {ends[off][0]:g}, but scale and offset give {said:g}", end)
 
 
-class _Unsigned:
+class _Unsigned(NamedTuple):
     """A grid in 0.6.1 and 1.0.0: bit width, whether symmetric, offset on the unsigned integers."""
 
-    def __init__(self, bits: int, symmetric: bool, offset: NDArray[np.float64]) -> None:
-        self.bits, self.symmetric, self.offset = bits, symmetric, offset
-
-    @property
-    def half(self) -> int:
-        """The unsigned integer that corresponds to the signed 0."""
-        return 1 << (self.bits - 1)
+    bits: int
+    symmetric: bool
+    offset: NDArray[np.float64]
 
     @property
     def qtype(self) -> QType:
         """The integers of the grid: signed if their zero is 0.0, without the lowest if strict."""
-        if self.symmetric and (self.offset == -self.half).all():
+        half = 1 << (self.bits - 1)  # the unsigned integer that corresponds to the signed 0
+        if self.symmetric and (self.offset == -half).all():
             return QTYPES[f"int{self.bits}"]
-        if self.symmetric and self.bits > 2 and (self.offset == 1 - self.half).all():
+        if self.symmetric and self.bits > 2 and (self.offset == 1 - half).all():
             return strict(self.bits)
         return QTYPES[f"uint{self.bits}"]
-
-    @property
-    def zero_point(self) -> NDArray[np.float64]:
-        """The zero points on `qtype`."""
-        return np.zeros(self.offset.shape) if self.qtype.signed else 0.0 - self.offset
 
 
 def _add_unsigned(item: Item, values: NDArray[np.float64], grid: _Unsigned, **blocks: Any) -> None:
@@ -127,7 +119,8 @@ def _add_unsigned(item: Item, values: NDArray[np.float64], grid: _Unsigned, **bl
         raise item.fault(f"has {values.size} scales and {grid.offset.size} offsets")
     scale = item.reading.scales(item.where, item.name, values.tolist())
     if scale is not None:
-        item.reading.add(ExternalTensor(item.name, item.where, grid.qtype, scale, grid.zero_point, **blocks))
+        zero = np.zeros(scale.shape) if grid.qtype.signed else 0.0 - grid.offset
+        item.reading.add(ExternalTensor(item.name, item.where, grid.qtype, scale, zero, **blocks))
 
 
 def read_1_0_0(item: Item) -> None:
@@ -152,8 +145,7 @@ def read_1_0_0(item: Item) -> None:
 def _read_per_tensor(item: Item, scale: NDArray[np.float64], grid: _Unsigned) -> None:
     if scale.size != 1 or grid.offset.size != 1:
         raise item.fault(f"is PER_TENSOR with {scale.size} scales")
-    scalar_grid = _Unsigned(grid.bits, grid.symmetric, grid.offset.reshape(()))
-    _add_unsigned(item, scale.reshape(()), scalar_grid)
+    _add_unsigned(item, scale.reshape(()), grid._replace(offset=grid.offset.reshape(())))
 
 
 def _read_per_block(item: Item, scale: NDArray[np.float64], grid: _Unsigned) -> None:

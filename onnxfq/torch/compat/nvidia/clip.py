@@ -13,37 +13,6 @@ from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.onnx_node import is_exporting
 
 
-def apply(function: Any, *arguments: Any) -> Any:
-    """Return the result of an autograd function; exporters, which need no gradient, see its operations."""
-    return function.forward(*arguments) if is_exporting() else function.apply(*arguments)
-
-
-class _Clipped(torch.autograd.Function):
-    """The input has its gradient inside the ends, each end the sum of the gradients beyond it."""
-
-    @staticmethod
-    def forward(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        return torch.max(torch.min(x, high), low)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, low, high = ctx.saved_tensors
-        above, below = x > low, x < high
-        ends: list[Tensor | None] = [None, None]
-        for i, (end, inside) in enumerate(((low, above), (high, below))):
-            if ctx.needs_input_grad[i + 1]:
-                if end.numel() != 1:
-                    raise SpecError(
-                        f"a learned end can only be scalar, got shape {list(end.shape)}; give one number"
-                    )
-                ends[i] = (gradient * ~inside).sum().to(end.dtype).reshape(end.shape)
-        return gradient * (above & below), *ends
-
-
 @checked
 def clip(input: Tensor, clip_value_min: Tensor | float, clip_value_max: Tensor | float) -> Tensor:
     """Return `input` between two ends that broadcast against it.
@@ -55,13 +24,18 @@ def clip(input: Tensor, clip_value_min: Tensor | float, clip_value_max: Tensor |
         clip_value_min: lower end.
         clip_value_max: upper end.
 
-    Raises ArgumentError for something else than a tensor.
+    Raises ArgumentError for something else than a tensor, SpecError for a learned end of several numbers.
     """
     if not isinstance(input, Tensor):
         raise ArgumentError(f"input must be a tensor, got {type(input).__name__}; pass a torch.Tensor")
     low, high = (torch.as_tensor(end, device=input.device) for end in (clip_value_min, clip_value_max))
-    clipped: Tensor = apply(_Clipped, input, low, high)
-    return clipped
+    if is_exporting():
+        return torch.max(torch.min(input, high), low)
+    for end in (low, high):
+        if end.requires_grad and end.numel() != 1:
+            raise SpecError(f"a learned end can only be scalar, got shape {list(end.shape)}; give one number")
+    below = torch.where(input >= high, high, input)
+    return torch.where(below <= low, low, below)
 
 
 @checked_methods("__init__")

@@ -7,6 +7,7 @@ Gradients pass where |x| <= amax. An amax of at most 2^-24 makes all zero.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from onnxfq.errors import ArgumentError, SpecError
 from onnxfq.torch.arguments import checked
-from onnxfq.torch.compat.nvidia.clip import apply
 from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor, check_bits
 from onnxfq.torch.kernels import is_transforming
 from onnxfq.torch.onnx_node import is_exporting
@@ -88,41 +88,59 @@ def _values(steps: Tensor, scale: Tensor, x: Tensor) -> Tensor:
     return steps.div_(scale.to(x.dtype))
 
 
-class _Fake(torch.autograd.Function):
-    """Fake quantization; the gradient passes where |x| <= amax."""
+def _fake(x: Tensor, amax: Tensor, *grid: Any) -> Tensor:
+    return _values(*_steps(x, amax, *grid), x)
+
+
+def _real(x: Tensor, amax: Tensor, *grid: Any) -> tuple[Tensor, Tensor]:
+    steps, scale = _steps(x, amax, *grid)
+    return steps.half() if x.dtype == torch.float16 else steps, scale.to(x.dtype)
+
+
+def _e4m3(x: Tensor, amax: Tensor) -> Tensor:
+    scale = E4M3_MOST / amax
+    scaled = x * scale
+    rounded = scaled.clamp(-E4M3_MOST, E4M3_MOST).to(torch.float8_e4m3fn).to(scaled.dtype)
+    # A tiny amax makes the scale infinite; what float16 holds as 0 stays 0.
+    return torch.where(x.abs() < LEAST, 0.0, rounded.div_(scale))
+
+
+def _affine(x: Tensor, high: Tensor, low: Tensor, num_bits: int) -> Tensor:
+    step = (high - low) / (2.0**num_bits - 1)
+    first = -(2.0 ** (num_bits - 1))
+    zero = torch.round(low / step) - first
+    integers = (torch.round(x / step) - zero).clamp_(first, -first - 1)
+    return (integers + zero) * step
+
+
+_FORMULAS: dict[str, Callable[..., Any]] = {"fake": _fake, "real": _real, "e4m3": _e4m3, "affine": _affine}
+
+
+class _Rounded(torch.autograd.Function):
+    """Values of a formula; the gradient passes up to `high` and down to `low`, by default -`high`."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, amax: Tensor, num_bits: int, unsigned: bool, narrow_range: bool) -> Tensor:
-        return _values(*_steps(x, amax, num_bits, unsigned, narrow_range), x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, amax = ctx.saved_tensors
-        return torch.where(x.abs() <= amax, gradient, 0.0).to(x.dtype), None, None, None, None
-
-
-class _Real(_Fake):
-    """Integers in x's type, and the scale that divides them."""
-
-    @staticmethod
-    def forward(x: Tensor, amax: Tensor, num_bits: int, unsigned: bool, narrow_range: bool) -> Any:
-        steps, scale = _steps(x, amax, num_bits, unsigned, narrow_range)
-        return steps.half() if x.dtype == torch.float16 else steps, scale.to(x.dtype)
+    def forward(x: Tensor, high: Tensor, low: Tensor | None, formula: str, grid: tuple[Any, ...]) -> Any:
+        return _FORMULAS[formula](x, high, *(() if low is None else (low,)), *grid)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs[:3])
+        if isinstance(output, tuple):
+            ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *of_scale: Tensor) -> tuple[Tensor | None, ...]:
-        return _Fake.backward(ctx, gradient)
+        x, high, low = ctx.saved_tensors
+        inside = (x <= high) & (x >= (-high if low is None else low))
+        return torch.where(inside, gradient, 0.0).to(x.dtype), None, None, None, None
+
+
+def _round(formula: str, x: Tensor, high: Tensor, low: Tensor | None, *grid: Any) -> Any:
+    """Return the result of a formula; exporters, which need no gradient, see its operations."""
+    return (_Rounded.forward if is_exporting() else _Rounded.apply)(x, high, low, formula, grid)
 
 
 @checked
@@ -141,7 +159,7 @@ def fake_tensor_quant(
     Raises SpecError for a negative amax or a width without integers, ArgumentError for negative values in an
     unsigned tensor and for integers. Values are not checked while torch compiles or exports.
     """
-    values: Tensor = apply(_Fake, *_tensors(inputs, amax), num_bits, unsigned, narrow_range)
+    values: Tensor = _round("fake", *_tensors(inputs, amax), None, num_bits, unsigned, narrow_range)
     return values
 
 
@@ -157,34 +175,10 @@ def tensor_quant(
     It has the arguments and errors of `fake_tensor_quant`. A scale that float16 inputs cannot hold is a
     SpecError.
     """
-    integers, scale = apply(_Real, *_tensors(inputs, amax), num_bits, unsigned, narrow_range)
+    integers, scale = _round("real", *_tensors(inputs, amax), None, num_bits, unsigned, narrow_range)
     if inputs.dtype == torch.float16 and not torch.compiler.is_compiling() and scale.isinf().any():
         raise SpecError(f"scale is too large for FP16 with amax={amax}; use float32 inputs")
     return integers, scale
-
-
-class _E4M3(torch.autograd.Function):
-    """Float8 rounding of inputs times 448 / amax; the gradient passes where |x| <= amax."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, amax: Tensor | None) -> Tensor:
-        scale = None if amax is None else E4M3_MOST / amax
-        scaled = x if scale is None else x * scale
-        rounded = scaled.clamp(-E4M3_MOST, E4M3_MOST).to(torch.float8_e4m3fn).to(scaled.dtype)
-        values = rounded if scale is None else rounded.div_(scale)
-        # A tiny amax makes the scale infinite; what float16 holds as 0 stays 0.
-        return torch.where(x.abs() < LEAST, 0.0, values)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, amax = inputs
-        ctx.save_for_backward(x, x.new_tensor(E4M3_MOST) if amax is None else amax)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _Fake.backward(ctx, gradient)[:2]
 
 
 @checked
@@ -199,30 +193,8 @@ def scaled_e4m3(inputs: Tensor, amax: Tensor | float | None = None, E: int = 4, 
     """
     if (E, M) != (4, 3):
         raise SpecError(f"scaled_e4m3 has E=4 and M=3 only, got E={E!r} and M={M!r}; leave them out")
-    x, limit = _tensors(inputs, E4M3_MOST if amax is None else amax)
-    values: Tensor = apply(_E4M3, x, None if amax is None else limit)
+    values: Tensor = _round("e4m3", *_tensors(inputs, E4M3_MOST if amax is None else amax), None)
     return values
-
-
-class _Affine(torch.autograd.Function):
-    """Fake quantization of a range; the gradient passes inside of it."""
-
-    @staticmethod
-    def forward(x: Tensor, low: Tensor, high: Tensor, num_bits: int) -> Tensor:
-        step = (high - low) / (2.0**num_bits - 1)
-        first = -(2.0 ** (num_bits - 1))
-        zero = torch.round(low / step) - first
-        integers = (torch.round(x / step) - zero).clamp_(first, -first - 1)
-        return (integers + zero) * step
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:3])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, low, high = ctx.saved_tensors
-        return torch.where((x >= low) & (x <= high), gradient, 0.0), None, None, None
 
 
 @checked
@@ -238,7 +210,7 @@ def fake_affine_tensor_quant(
     high = _tensors(inputs, max_range)[1]
     if not (torch.compiler.is_compiling() or is_exporting()) and not (high > low).all():
         raise SpecError(f"max_range must be above min_range, got {max_range} and {min_range}; exchange them")
-    values: Tensor = apply(_Affine, x, low, high, num_bits)
+    values: Tensor = _round("affine", x, high, low, num_bits)
     return values
 
 
