@@ -19,9 +19,20 @@ from onnxfq.graph.node_notes import SCOPES_KEY
 from onnxfq.support.files import check_writable, replace_file
 from onnxfq.targets.lower_fake_quantize import lift, lower
 from onnxfq.torch.arguments import checked
-from onnxfq.torch.exporters import EXPORTERS, disable_observers, freeze_grids, quiet, reason, run
+from onnxfq.torch.exporters import (
+    EXPORTERS,
+    check_scales,
+    disable_observers,
+    freeze_grids,
+    quiet,
+    reason,
+    run,
+)
 from onnxfq.torch.onnx_node import lowered_later
 from onnxfq.torch.request import Request, bind, name_inputs, read_dynamic_shapes
+
+BFLOAT16_OPSET = 22
+"""The first opset whose convolutions and poolings take bfloat16."""
 
 
 @checked
@@ -94,9 +105,14 @@ def export_torch(
 
 def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -> onnx.ModelProto:
     """Return the checked export, with FakeQuantize nodes for fake quantization."""
-    with evaluation_mode(model), freeze_grids(model), disable_observers(model), lowered_later(), quiet():
-        try_forward(model, request)
-        exported = run(exporter, model, request)
+    tensors = (*model.parameters(), *request.inputs)
+    if request.opset is None and any(tensor.dtype == torch.bfloat16 for tensor in tensors):
+        request = replace(request, opset=BFLOAT16_OPSET)
+    with evaluation_mode(model), disable_observers(model), lowered_later(), quiet():
+        check_scales(model)
+        try_forward(model, request)  # quantizers see the type of their inputs, of which scales are
+        with freeze_grids(model):
+            exported = run(exporter, model, request)
     forget_origin(exported)
     check(exported, request, exporter)
     return exported

@@ -135,12 +135,8 @@ def silence_output() -> Iterator[None]:
 BAKED = "baked_weight"
 
 
-@contextlib.contextmanager
-def freeze_grids(model: nn.Module) -> Iterator[None]:
-    """Freeze all grids of `model`, and restore everything afterwards.
-
-    Raises StatisticsError, with the quantizer's name, if one has no scale yet.
-    """
+def check_scales(model: nn.Module) -> None:
+    """Raise StatisticsError, with the name of a quantizer in `model`, if one has no scale yet."""
     with torch.no_grad():
         refresh(model)
     for name, quantizer in quantizers(model).items():
@@ -152,6 +148,11 @@ def freeze_grids(model: nn.Module) -> Iterator[None]:
     for name, module in model.named_modules():
         if hasattr(module, "check_export"):  # quantizers with the interface of another library
             module.check_export(name)
+
+
+@contextlib.contextmanager
+def freeze_grids(model: nn.Module) -> Iterator[None]:
+    """Freeze all grids of `model`, and restore everything afterwards."""
     folded = [module for module in model.modules() if module.__dict__.get("folded_norm") is not None]
     with contextlib.ExitStack() as stack:
         for name, module in list(model.named_modules()):

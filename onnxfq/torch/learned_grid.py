@@ -15,6 +15,7 @@ from onnxfq.numerics.qparams import ParamRules
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import RoundingGrid
 from onnxfq.torch.observers import OwnTypes, refill
+from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.qat_gradients import (
     check_values,
     grid_ends_to_scale,
@@ -129,16 +130,22 @@ class LearnedGrid(OwnTypes):
                 return grid_ends_to_scale(self.rmin, self.rmax, qtype, rules), None
             return range_to_params(self.rmin, self.rmax, qtype, symmetric, rules)
         if self.learned == "nothing":
-            return self._stored("scale"), None if symmetric else self._stored("zero_point")
+            return self._of_type(self._stored("scale")), None if symmetric else self._stored("zero_point")
         factor = lsq_factor(elements, qtype) if elements else 1.0
         scale = self._stored("calibrated_scale") * scale_gradient(self.log_ratio, factor).exp()
         scale = scale.clamp(FLOATS[self.float_type].smallest_scale, torch.finfo(scale.dtype).max)
-        if self.float_type != "float32":  # the difference is exact, and so is the sum
-            scale = scale + (next_half(scale.detach(), self.float_type) - scale.detach())
+        scale = self._of_type(scale)
         if symmetric or self.learned == "scale":
             return scale, None if symmetric else self._stored("zero_point")
         moved = self._stored("calibrated_zero_point") + scale_gradient(self.steps, factor)
         return scale, round_straight_through(moved).clamp(qtype.qmin, qtype.qmax)
+
+    def _of_type(self, scale: Tensor) -> Tensor:
+        """Return the next scale that is a number of the type of the inputs, with the gradient of `scale`."""
+        if self.float_type == "float32" or is_exporting():  # an export has frozen scales
+            return scale
+        # The difference is exact, and so is the sum.
+        return scale + (next_half(scale.detach(), self.float_type) - scale.detach())
 
     def _range(self, end: Tensor, side: int) -> Tensor:
         """Return an end of the learned range from the calibrated one; `side` is -1 or 1.

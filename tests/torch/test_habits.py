@@ -15,7 +15,8 @@ import torch  # noqa: E402  only once it is known to be there
 from quantized_modules import prepared, recipe, run
 from torch.nn.utils import parametrizations, prune
 
-from onnxfq.errors import ModelError, PlanError
+from onnxfq.errors import ModelError
+from onnxfq.numerics.float_types import round_scale
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.torch import (
@@ -131,14 +132,33 @@ def test_learned_scales_of_a_half_module_reach_onnx(learned):
     assert float(onnx.numpy_helper.to_array(scale)) == float(used) == float(used.half())
 
 
-def test_a_scale_that_no_half_type_has_is_an_error_of_one_line():
-    """A scale set by hand between two float16 numbers cannot be written for a float16 tensor."""
-    model = network().half()
-    prepared(model, X.half())
-    quantizers(model)["0.input_quantizer"].set_qparams(0.1)
-    with pytest.raises(PlanError, match=r"not a float16 number.*\Z") as caught:
-        export_torch(model, X.half())
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("learned", ["nothing", "scale"])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_a_module_trained_in_float32_is_exported_in_a_half_type(kind, learned):
+    """Scales become the next numbers of the type, as `choose_qparams` rounds them.
+
+    Nodes are those of the float32 file; in float16 it computes the same within a step of the last layer.
+    """
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    x = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    prepared(model.eval(), x, "onnxruntime-int8")
+    learn_grids(model.train(), learned)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model(x).square().sum().backward()
+    optimizer.step()
+    model.eval()
+    whole, dtype = export_torch(model, x), getattr(torch, kind)
+    exported = export_torch(model.to(dtype), x.to(dtype))
+    assert [n.op_type for n in exported.graph.node] == [n.op_type for n in whole.graph.node]
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in exported.graph.initializer}
+    before = {t.name: onnx.numpy_helper.to_array(t) for t in whole.graph.initializer}
+    for one, other in zip(exported.graph.node, whole.graph.node, strict=True):
+        if one.op_type == "QuantizeLinear":
+            scale = before[other.input[1]].astype(np.float64)
+            assert stored[one.input[1]].astype(np.float64) == round_scale(scale, kind)
+    if kind == "float16":
+        found, expected = run(exported, x.half()), run(whole, x)
+        np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)
 
 
 def test_autocast_keeps_float32_scales():
