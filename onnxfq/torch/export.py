@@ -37,7 +37,7 @@ BFLOAT16_OPSET = 22
 
 @checked
 def export_torch(
-    model: nn.Module,
+    model: nn.Module | torch.export.ExportedProgram,
     inputs: Tensor | Sequence[Tensor],
     path: str | os.PathLike[str] | None = None,
     *,
@@ -52,13 +52,15 @@ def export_torch(
     """Return `model` in evaluation mode as a checked ONNX model, written to `path` if one is given.
 
     Args:
-        model: the module; every submodule keeps its training mode.
+        model: the module; every submodule keeps its training mode. Or what torch.export made of one, by
+            torch's or torchao's quantization too: that has the mode in which it was exported.
         inputs: example tensors in the order of forward's parameters; only their shapes and types matter.
         path: the file to write; None writes no file.
         kwargs: example tensors by name, for parameters that `inputs` leaves out; forward's order holds.
         input_names: default are the names of forward's parameters.
         output_names: default are the names that the exporter chooses.
         dynamic_batch: axis 0 of every input becomes the dynamic axis "batch"; without `dynamic_shapes` only.
+            A size that torch.export fixed stays.
         dynamic_shapes: dynamic axes as torch.onnx.export takes them, by "dynamo" only: for each parameter
             {axis: torch.export.Dim, or the name of the axis}. Parameters left out keep the example's shape.
         opset: default is torch's choice.
@@ -78,6 +80,8 @@ def export_torch(
         PlanError: for a fake quantizer that QuantizeLinear cannot express.
         OutputError: if `path` cannot be written.
     """
+    if isinstance(model, torch.export.ExportedProgram):
+        model = model.module()
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise ModelError(f"export_torch takes a torch.nn.Module, not {type(model).__name__}; pass the module")
     if exporter not in EXPORTERS:
@@ -91,7 +95,8 @@ def export_torch(
     arguments = bind(model, (inputs,) if isinstance(inputs, Tensor) else inputs, kwargs)
     names = name_inputs(arguments, input_names, output_names)
     shapes = read_dynamic_shapes(arguments, dynamic_shapes)
-    request = Request(arguments, names, output_names, dynamic_batch, opset, shapes)
+    is_dynamic = dynamic_batch and not has_fixed_batch(model)
+    request = Request(arguments, names, output_names, is_dynamic, opset, shapes)
     exported = export_nodes(model, request, exporter)
     lifted = lift(exported)
     if lifted is not None:
@@ -118,11 +123,29 @@ def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -
     return exported
 
 
+def is_exported(model: nn.Module) -> bool:
+    """Tell whether a module is of torch.export, which gives it an `eval` of its own."""
+    return isinstance(model, torch.fx.GraphModule) and "eval" in vars(model)
+
+
+def has_fixed_batch(model: nn.Module) -> bool:
+    """Tell whether a module of torch.export was exported with a size of axis 0 for each of its inputs."""
+    nodes = model.graph.nodes if is_exported(model) else ()
+    shapes = [node.meta["val"].shape for node in nodes if node.op == "placeholder"]
+    return bool(shapes) and all(isinstance(size, int) for shape in shapes for size in shape[:1])
+
+
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put every submodule in evaluation mode, and restore its mode afterwards."""
+    """Put every submodule in evaluation mode, and restore its mode afterwards.
+
+    What torch.export made has the mode that was exported, whatever it says, and refuses another.
+    """
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    if is_exported(model):
+        model.training = False
+    else:
+        model.eval()
     try:
         yield
     finally:

@@ -298,3 +298,15 @@ def test_layers_take_their_input_by_name():
     assert model.conv.folded_norm is model.norm
     by_name = model(x)
     assert torch.equal(by_name, model.norm(model.conv(x)))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:DeprecationWarning")
+def test_a_trace_passes_its_own_check(tmp_path):
+    """torch.jit.trace runs the module again without gradients and compares; its file is read back."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    x = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    prepared(model.eval(), x, "onnxruntime-int8")
+    traced = torch.jit.trace(model, x)
+    torch.jit.save(traced, tmp_path / "model.pt")
+    assert torch.equal(traced(x), model(x))
+    assert torch.equal(torch.jit.load(tmp_path / "model.pt")(x), model(x))
