@@ -18,6 +18,7 @@ from onnxfq.graph.model import default_opset
 from onnxfq.graph.node_notes import SCOPES_KEY
 from onnxfq.support.files import check_writable, replace_file
 from onnxfq.targets.lower_fake_quantize import lift, lower
+from onnxfq.torch.affine import Redirect
 from onnxfq.torch.arguments import checked
 from onnxfq.torch.exporters import (
     EXPORTERS,
@@ -115,9 +116,10 @@ def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -
         request = replace(request, opset=BFLOAT16_OPSET)
     with evaluation_mode(model), disable_observers(model), lowered_later(), quiet():
         check_scales(model)
-        try_forward(model, request)  # quantizers see the type of their inputs, of which scales are
+        # Quantizers see the type of their inputs here, of which scales are.
+        redirect = try_forward(model, request)
         with freeze_grids(model):
-            exported = run(exporter, model, request)
+            exported = run(exporter, model, request, redirect)
     forget_origin(exported)
     check(exported, request, exporter)
     return exported
@@ -153,8 +155,11 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def try_forward(model: nn.Module, request: Request) -> None:
+def try_forward(model: nn.Module, request: Request) -> contextlib.AbstractContextManager[Any]:
     """Run the module once before the export, because forward's error is clearer than an exporter's.
+
+    Returned is the context that the export needs: none if no function of torch is to be redirected, because
+    it would look at each of some ten thousand calls.
 
     A dynamic batch is also run at twice its size: the older exporter would not notice that forward takes one
     size only, and would write a wrong model.
@@ -162,7 +167,7 @@ def try_forward(model: nn.Module, request: Request) -> None:
     doubled = request.map_inputs(lambda name, x: torch.cat([x, x]) if name in request.dynamic_names else x)
     tried = request.arguments
     try:
-        with torch.no_grad():
+        with torch.no_grad(), Redirect() as redirect:
             model(*tried.args, **tried.kwargs)
             if request.dynamic_names:
                 tried = doubled
@@ -173,6 +178,7 @@ def try_forward(model: nn.Module, request: Request) -> None:
         remedy = "fix axis 0 by dynamic_batch=False" if tried is doubled else "pass inputs that it takes"
         name = type(model).__name__
         raise DataError(f"{name}.forward fails on {shapes}: {reason(error)}; {remedy}") from error
+    return Redirect() if redirect.was_needed else contextlib.nullcontext()
 
 
 def forget_origin(message: Any) -> None:

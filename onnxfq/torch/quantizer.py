@@ -228,8 +228,10 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         if params is not None and self.zero_point_shift:
             zero_point = params[1] - self.zero_point_shift
         work = torch.float64 if x.dtype == torch.float64 else torch.float32
+        if scale.dtype != work:  # an exporter keeps a cast that changes nothing
+            scale = scale.to(work)
         zeros = None if zero_point is None else zero_point.to(work)
-        return quantize_to(x, scale.to(work), zeros, self.grid, self.spec.granularity)
+        return quantize_to(x, scale, zeros, self.grid, self.spec.granularity)
 
     def set_qparams(self, scale: Tensor | ArrayLike, zero_point: Tensor | ArrayLike = 0) -> None:
         """Set scale and zero point and switch the observer off; one zero point fits any scale.
