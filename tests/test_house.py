@@ -151,7 +151,7 @@ ROOM_LINES: dict[str, int] = {
     "support": 925,
     "targets": 6036,
     "tools": 1737,
-    "torch": 6199,
+    "torch": 6285,  # grids learned as distances, models of torch.export; checkpoints and remedies fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

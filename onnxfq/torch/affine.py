@@ -82,8 +82,16 @@ _OURS: dict[Callable[..., Any], Callable[..., Tensor]] = {
 
 
 class Redirect(TorchFunctionMode):
-    """Calls of torch's two functions become calls of the functions here."""
+    """Calls of torch's two functions become calls of the functions here.
+
+    Attributes:
+        was_needed: whether there was such a call.
+    """
+
+    was_needed = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call ours in place of torch's."""
-        return _OURS.get(func, func)(*args, **(kwargs or {}))
+        own = _OURS.get(func)
+        self.was_needed |= own is not None
+        return (own or func)(*args, **(kwargs or {}))

@@ -17,7 +17,7 @@ from onnxfq.quantized.extract_fake_quantize import has_fake_quantize
 from onnxfq.torch.arguments import checked
 from onnxfq.torch.export import export_nodes
 from onnxfq.torch.layers import SUFFIX
-from onnxfq.torch.observers import Histogram, Latest, Limits, make_observer
+from onnxfq.torch.observers import Histogram, Latest, Limits, make_observer, refill
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.request import Request, bind, name_inputs
 
@@ -77,8 +77,8 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
             ):  # an observer that is switched on again continues from the range
                 before[name]["observer"].keep(limits)
             else:
-                follows = follows or before[name]["training_only"]
-            before[name]["is_observing"] = follows and quantizer.learned == "nothing"
+                follows = follows or (before[name]["training_only"] and quantizer.learned == "nothing")
+            before[name]["is_observing"] = follows
     finally:
         for name, quantizer in observed.items():
             for key, value in before[name].items():
@@ -213,6 +213,6 @@ def _number_quantizers(given: Sequence[FakeQuantize]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for number, quantizer in enumerate(given, 1):
             stack.enter_context(quantizer.freeze_grid())
-            quantizer.scale = torch.full_like(quantizer.scale, float(number))
-            quantizer.zero_point = torch.zeros_like(quantizer.zero_point)
+            refill(quantizer, "scale", torch.full_like(quantizer.scale, float(number)))
+            refill(quantizer, "zero_point", torch.zeros_like(quantizer.zero_point))
         yield

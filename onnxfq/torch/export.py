@@ -18,15 +18,27 @@ from onnxfq.graph.model import default_opset
 from onnxfq.graph.node_notes import SCOPES_KEY
 from onnxfq.support.files import check_writable, replace_file
 from onnxfq.targets.lower_fake_quantize import lift, lower
+from onnxfq.torch.affine import Redirect
 from onnxfq.torch.arguments import checked
-from onnxfq.torch.exporters import EXPORTERS, disable_observers, freeze_grids, quiet, reason, run
+from onnxfq.torch.exporters import (
+    EXPORTERS,
+    check_scales,
+    disable_observers,
+    freeze_grids,
+    quiet,
+    reason,
+    run,
+)
 from onnxfq.torch.onnx_node import lowered_later
 from onnxfq.torch.request import Request, bind, name_inputs, read_dynamic_shapes
+
+BFLOAT16_OPSET = 22
+"""The first opset whose convolutions and poolings take bfloat16."""
 
 
 @checked
 def export_torch(
-    model: nn.Module,
+    model: nn.Module | torch.export.ExportedProgram,
     inputs: Tensor | Sequence[Tensor],
     path: str | os.PathLike[str] | None = None,
     *,
@@ -41,13 +53,15 @@ def export_torch(
     """Return `model` in evaluation mode as a checked ONNX model, written to `path` if one is given.
 
     Args:
-        model: the module; every submodule keeps its training mode.
+        model: the module; every submodule keeps its training mode. Or what torch.export made of one, by
+            torch's or torchao's quantization too: that has the mode in which it was exported.
         inputs: example tensors in the order of forward's parameters; only their shapes and types matter.
         path: the file to write; None writes no file.
         kwargs: example tensors by name, for parameters that `inputs` leaves out; forward's order holds.
         input_names: default are the names of forward's parameters.
         output_names: default are the names that the exporter chooses.
         dynamic_batch: axis 0 of every input becomes the dynamic axis "batch"; without `dynamic_shapes` only.
+            A size that torch.export fixed stays.
         dynamic_shapes: dynamic axes as torch.onnx.export takes them, by "dynamo" only: for each parameter
             {axis: torch.export.Dim, or the name of the axis}. Parameters left out keep the example's shape.
         opset: default is torch's choice.
@@ -67,6 +81,8 @@ def export_torch(
         PlanError: for a fake quantizer that QuantizeLinear cannot express.
         OutputError: if `path` cannot be written.
     """
+    if isinstance(model, torch.export.ExportedProgram):
+        model = model.module()
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise ModelError(f"export_torch takes a torch.nn.Module, not {type(model).__name__}; pass the module")
     if exporter not in EXPORTERS:
@@ -80,7 +96,8 @@ def export_torch(
     arguments = bind(model, (inputs,) if isinstance(inputs, Tensor) else inputs, kwargs)
     names = name_inputs(arguments, input_names, output_names)
     shapes = read_dynamic_shapes(arguments, dynamic_shapes)
-    request = Request(arguments, names, output_names, dynamic_batch, opset, shapes)
+    is_dynamic = dynamic_batch and not has_fixed_batch(model)
+    request = Request(arguments, names, output_names, is_dynamic, opset, shapes)
     exported = export_nodes(model, request, exporter)
     lifted = lift(exported)
     if lifted is not None:
@@ -94,19 +111,43 @@ def export_torch(
 
 def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -> onnx.ModelProto:
     """Return the checked export, with FakeQuantize nodes for fake quantization."""
-    with evaluation_mode(model), freeze_grids(model), disable_observers(model), lowered_later(), quiet():
-        try_forward(model, request)
-        exported = run(exporter, model, request)
+    tensors = (*model.parameters(), *request.inputs)
+    if request.opset is None and any(tensor.dtype == torch.bfloat16 for tensor in tensors):
+        request = replace(request, opset=BFLOAT16_OPSET)
+    with evaluation_mode(model), disable_observers(model), lowered_later(), quiet():
+        check_scales(model)
+        # Quantizers see the type of their inputs here, of which scales are.
+        redirect = try_forward(model, request)
+        with freeze_grids(model):
+            exported = run(exporter, model, request, redirect)
     forget_origin(exported)
     check(exported, request, exporter)
     return exported
 
 
+def is_exported(model: nn.Module) -> bool:
+    """Tell whether a module is of torch.export, which gives it an `eval` of its own."""
+    return isinstance(model, torch.fx.GraphModule) and "eval" in vars(model)
+
+
+def has_fixed_batch(model: nn.Module) -> bool:
+    """Tell whether a module of torch.export was exported with a size of axis 0 for each of its inputs."""
+    nodes = model.graph.nodes if is_exported(model) else ()
+    shapes = [node.meta["val"].shape for node in nodes if node.op == "placeholder"]
+    return bool(shapes) and all(isinstance(size, int) for shape in shapes for size in shape[:1])
+
+
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put every submodule in evaluation mode, and restore its mode afterwards."""
+    """Put every submodule in evaluation mode, and restore its mode afterwards.
+
+    What torch.export made has the mode that was exported, whatever it says, and refuses another.
+    """
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    if is_exported(model):
+        model.training = False
+    else:
+        model.eval()
     try:
         yield
     finally:
@@ -114,8 +155,11 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def try_forward(model: nn.Module, request: Request) -> None:
+def try_forward(model: nn.Module, request: Request) -> contextlib.AbstractContextManager[Any]:
     """Run the module once before the export, because forward's error is clearer than an exporter's.
+
+    Returned is the context that the export needs: none if no function of torch is to be redirected, because
+    it would look at each of some ten thousand calls.
 
     A dynamic batch is also run at twice its size: the older exporter would not notice that forward takes one
     size only, and would write a wrong model.
@@ -123,7 +167,7 @@ def try_forward(model: nn.Module, request: Request) -> None:
     doubled = request.map_inputs(lambda name, x: torch.cat([x, x]) if name in request.dynamic_names else x)
     tried = request.arguments
     try:
-        with torch.no_grad():
+        with torch.no_grad(), Redirect() as redirect:
             model(*tried.args, **tried.kwargs)
             if request.dynamic_names:
                 tried = doubled
@@ -134,6 +178,7 @@ def try_forward(model: nn.Module, request: Request) -> None:
         remedy = "fix axis 0 by dynamic_batch=False" if tried is doubled else "pass inputs that it takes"
         name = type(model).__name__
         raise DataError(f"{name}.forward fails on {shapes}: {reason(error)}; {remedy}") from error
+    return Redirect() if redirect.was_needed else contextlib.nullcontext()
 
 
 def forget_origin(message: Any) -> None:

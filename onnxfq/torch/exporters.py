@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from onnxfq.errors import ModelError, StatisticsError
 from onnxfq.support.temporary import scratch_folder
-from onnxfq.torch.affine import Redirect, fake_quantize_per_channel_affine, fake_quantize_per_tensor_affine
-from onnxfq.torch.layers import fold_weight, refresh
+from onnxfq.torch.affine import fake_quantize_per_channel_affine, fake_quantize_per_tensor_affine
+from onnxfq.torch.layers import BAKED, fold_bias, fold_weight, refresh
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.request import BATCH, Request
 
@@ -68,10 +68,12 @@ def export_with_torchscript(model: nn.Module, request: Request) -> onnx.ModelPro
 EXPORTERS = {"dynamo": export_with_dynamo, "torchscript": export_with_torchscript}
 
 
-def run(exporter: str, model: nn.Module, request: Request) -> onnx.ModelProto:
-    """Return the exported module, unchecked."""
+def run(
+    exporter: str, model: nn.Module, request: Request, redirect: contextlib.AbstractContextManager[Any]
+) -> onnx.ModelProto:
+    """Return the module exported under `redirect`, unchecked."""
     try:
-        with Redirect():
+        with redirect:
             return EXPORTERS[exporter](model, request)
     except Exception as error:  # an exporter traces the user's code, which may raise anything
         other = next(name for name in EXPORTERS if name != exporter)
@@ -132,15 +134,8 @@ def silence_output() -> Iterator[None]:
         yield
 
 
-BAKED = "baked_weight"
-
-
-@contextlib.contextmanager
-def freeze_grids(model: nn.Module) -> Iterator[None]:
-    """Freeze all grids of `model`, and restore everything afterwards.
-
-    Raises StatisticsError, with the quantizer's name, if one has no scale yet.
-    """
+def check_scales(model: nn.Module) -> None:
+    """Raise StatisticsError, with the name of a quantizer in `model`, if one has no scale yet."""
     with torch.no_grad():
         refresh(model)
     for name, quantizer in quantizers(model).items():
@@ -152,6 +147,11 @@ def freeze_grids(model: nn.Module) -> Iterator[None]:
     for name, module in model.named_modules():
         if hasattr(module, "check_export"):  # quantizers with the interface of another library
             module.check_export(name)
+
+
+@contextlib.contextmanager
+def freeze_grids(model: nn.Module) -> Iterator[None]:
+    """Freeze all grids of `model`, and restore everything afterwards."""
     folded = [module for module in model.modules() if module.__dict__.get("folded_norm") is not None]
     with contextlib.ExitStack() as stack:
         for name, module in list(model.named_modules()):
@@ -162,8 +162,10 @@ def freeze_grids(model: nn.Module) -> Iterator[None]:
             except StatisticsError as error:
                 raise StatisticsError(f"quantizer {name!r}: {error}") from None
         for layer in folded:
-            layer.register_buffer(BAKED, fold_weight(layer).detach().clone(), persistent=False)
-            stack.callback(layer.__delattr__, BAKED)
+            parts = {"weight": fold_weight(layer), "bias": fold_bias(layer, layer.folded_norm)}
+            for name, value in parts.items():
+                layer.register_buffer(BAKED + name, value.detach().clone(), persistent=False)
+                stack.callback(layer.__delattr__, BAKED + name)
         yield
 
 

@@ -27,6 +27,9 @@ from onnxfq.torch.quantizer import FakeQuantize
 SUFFIX = "_quantizer"
 """Suffix of a quantizer's name in its module, after the name of the tensor."""
 
+BAKED = "baked_"
+"""Prefix of the buffers with the weight and the bias of a folded convolution while it is exported."""
+
 
 @dataclass(frozen=True)
 class LayerKind:
@@ -206,6 +209,9 @@ def norm_factor(norm: nn.Module) -> Tensor:
 
 def fold_bias(layer: nn.Module, norm: nn.Module) -> Tensor:
     """Return the bias of a convolution with its BatchNorm folded in."""
+    baked: Tensor | None = layer._buffers.get(BAKED + "bias")
+    if baked is not None:
+        return baked
     bias = torch.zeros_like(norm.running_mean) if layer.bias is None else layer.bias
     shifted = (bias - norm.running_mean) * norm_factor(norm)
     return shifted if norm.bias is None else shifted + norm.bias
@@ -233,7 +239,7 @@ def fold_weight(layer: nn.Module) -> Tensor:
     norm = layer.__dict__.get("folded_norm")
     if norm is None:
         return weight
-    baked: Tensor | None = layer._buffers.get("baked_weight")
+    baked: Tensor | None = layer._buffers.get(BAKED + "weight")
     if baked is not None:
         return baked
     return weight * norm_factor(norm).reshape([-1] + [1] * (weight.ndim - 1))

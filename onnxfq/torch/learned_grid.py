@@ -1,4 +1,4 @@
-"""Scale and zero point of a fake quantizer: buffers, or parameters that training learns, and their states."""
+"""Scale and zero point of a fake quantizer, fixed or computed from what training learns, and their states."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from onnxfq.numerics.qparams import ParamRules
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arithmetic import RoundingGrid
 from onnxfq.torch.observers import OwnTypes, refill
+from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.qat_gradients import (
     check_values,
     grid_ends_to_scale,
@@ -28,14 +29,37 @@ from onnxfq.torch.qat_gradients import (
 Learned = Literal["nothing", "scale", "scale_zero_point", "range"]
 LEARNED = ("nothing", "scale", "scale_zero_point", "range")
 
+_BASES: dict[Learned, tuple[str, str]] = {
+    "nothing": ("scale", "zero_point"),
+    "scale": ("calibrated_scale", "zero_point"),
+    "scale_zero_point": ("calibrated_scale", "calibrated_zero_point"),
+    "range": ("calibrated_rmin", "calibrated_rmax"),
+}
+"""Buffers of a grid by what is learned: the grid itself, or the one that learning begins from."""
+
+_RESULTS: dict[Learned, tuple[str, ...]] = {
+    "nothing": (),
+    "scale": ("scale",),
+    "scale_zero_point": ("scale", "zero_point"),
+    "range": ("rmin", "rmax", "scale", "zero_point"),
+}
+"""What a state dict holds besides: the grid as it is used; the first ones decide what is read."""
+
 
 class LearnedGrid(OwnTypes):
-    """Scale and zero point as they are stored, used, learned and saved; see `FakeQuantize`."""
+    """Scale and zero point as they are stored, used, learned and saved; see `FakeQuantize`.
 
-    scale: Tensor
-    zero_point: Tensor
-    rmin: Tensor
-    rmax: Tensor
+    What is learned are distances from the calibrated grid, which are 0 at the beginning. So every optimizer
+    moves a scale by its own size, weight decay pulls it to the calibrated one, and none becomes negative.
+
+    Attributes:
+        log_ratio: parameter of a learned grid: logarithm of its scale, or of its width, over the calibrated.
+        steps: parameter of a learned zero point, or of the middle of a learned range: steps of the calibrated
+            scale from the calibrated one. A range around 0 has none.
+    """
+
+    log_ratio: Tensor
+    steps: Tensor
 
     def __init__(self, spec: QuantSpec, grid: RoundingGrid, zero_point_shift: float) -> None:
         """Make a grid without a scale."""
@@ -47,9 +71,43 @@ class LearnedGrid(OwnTypes):
         self.register_buffer("zero_point", torch.zeros(0, dtype=torch.int32))
 
     @property
+    def scale(self) -> Tensor:
+        """The scale as it is used: a buffer, or computed from what is learned."""
+        return self._stored("scale") if self.learned == "nothing" else self._unshifted(0)[0]
+
+    @property
+    def zero_point(self) -> Tensor:
+        """The zero point as it is used: a buffer, or computed from what is learned."""
+        if self.learned in ("nothing", "scale"):
+            return self._stored("zero_point")
+        scale, zero_point = self._unshifted(0)
+        return torch.zeros_like(scale) if zero_point is None else zero_point
+
+    @property
+    def rmin(self) -> Tensor:
+        """Lower end of a learned range."""
+        return self._range(self._stored("calibrated_rmin"), -1)
+
+    @property
+    def rmax(self) -> Tensor:
+        """Upper end of a learned range."""
+        return self._range(self._stored("calibrated_rmax"), 1)
+
+    def _stored(self, name: str) -> Tensor:
+        held = self._buffers.get(name)
+        if held is None:  # as modules say of what they do not have
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return held
+
+    @property
+    def _base(self) -> Tensor:
+        """A buffer that has the shape of the scale."""
+        return self._stored(_BASES[self.learned][0])
+
+    @property
     def is_initialized(self) -> bool:
         """Tell whether scale and zero point are known."""
-        return bool(self.scale.numel())
+        return bool(self._base.numel())
 
     def _params(self) -> tuple[Tensor, Tensor]:
         scale, zero_point = self._effective()
@@ -65,24 +123,40 @@ class LearnedGrid(OwnTypes):
         return scale, zero_point
 
     def _unshifted(self, elements: int) -> tuple[Tensor, Tensor | None]:
+        qtype, symmetric = self.spec.qtype, self.spec.symmetric
         if self.learned == "range":
             rules = ParamRules(float_type=self.float_type)
-            if self.spec.symmetric:
-                return grid_ends_to_scale(self.rmin, self.rmax, self.spec.qtype, rules), None
-            return range_to_params(self.rmin, self.rmax, self.spec.qtype, self.spec.symmetric, rules)
-        scale, zero_point = self.scale, None if self.spec.symmetric else self.zero_point
+            if symmetric:
+                return grid_ends_to_scale(self.rmin, self.rmax, qtype, rules), None
+            return range_to_params(self.rmin, self.rmax, qtype, symmetric, rules)
         if self.learned == "nothing":
-            return scale, zero_point
-        factor = lsq_factor(elements, self.spec.qtype)
-        # A training step may move a scale through 0: its magnitude counts, at least the smallest scale.
-        scale = scale_gradient(scale, factor).abs().clamp(min=FLOATS[self.float_type].smallest_scale)
-        if self.float_type != "float32":  # the difference is exact, and so is the sum
-            scale = scale + (next_half(scale.detach(), self.float_type) - scale.detach())
-        if zero_point is not None and self.learned == "scale_zero_point":
-            qtype = self.spec.qtype
-            zero_point = round_straight_through(scale_gradient(zero_point, factor))
-            zero_point = zero_point.clamp(qtype.qmin, qtype.qmax)
-        return scale, zero_point
+            return self._of_type(self._stored("scale")), None if symmetric else self._stored("zero_point")
+        factor = lsq_factor(elements, qtype) if elements else 1.0
+        scale = self._stored("calibrated_scale") * scale_gradient(self.log_ratio, factor).exp()
+        scale = scale.clamp(FLOATS[self.float_type].smallest_scale, torch.finfo(scale.dtype).max)
+        scale = self._of_type(scale)
+        if symmetric or self.learned == "scale":
+            return scale, None if symmetric else self._stored("zero_point")
+        moved = self._stored("calibrated_zero_point") + scale_gradient(self.steps, factor)
+        return scale, round_straight_through(moved).clamp(qtype.qmin, qtype.qmax)
+
+    def _of_type(self, scale: Tensor) -> Tensor:
+        """Return the next scale that is a number of the type of the inputs, with the gradient of `scale`."""
+        if self.float_type == "float32" or is_exporting():  # an export has frozen scales
+            return scale
+        # The difference is exact, and so is the sum.
+        return scale + (next_half(scale.detach(), self.float_type) - scale.detach())
+
+    def _range(self, end: Tensor, side: int) -> Tensor:
+        """Return an end of the learned range from the calibrated one; `side` is -1 or 1.
+
+        A range around 0 keeps it; others keep their middle, which moves by steps.
+        """
+        if self.spec.symmetric:
+            return end * self.log_ratio.exp()
+        width = self._stored("calibrated_rmax") - self._stored("calibrated_rmin")
+        step = width / (self.spec.qtype.qmax - self.spec.qtype.qmin)
+        return end + self.steps * step + side * width * self.log_ratio.expm1() / 2
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def qparams(self) -> tuple[Tensor, Tensor]:
@@ -93,15 +167,17 @@ class LearnedGrid(OwnTypes):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _store(self, scale: Tensor, zero_point: Tensor) -> None:
-        if self.learned == "range":
-            low, high = self._ends(scale, zero_point)
-            self.rmin.data, self.rmax.data = low, high
-        for name, value in (("scale", scale), ("zero_point", zero_point)):
-            held: Tensor = getattr(self, name)
-            if isinstance(held, nn.Parameter):
-                held.data = value.to(held.dtype)
-            else:
-                refill(self, name, value)
+        """Take a grid as the calibrated one; learning begins anew from it."""
+        self._rebase(scale, zero_point)
+        for distance in self._parameters.values():
+            assert distance is not None
+            distance.data = torch.zeros_like(scale)
+
+    def _rebase(self, scale: Tensor, zero_point: Tensor) -> None:
+        """Take a grid as the calibrated one; what was learned keeps its distance from it."""
+        values = self._ends(scale, zero_point) if self.learned == "range" else (scale, zero_point)
+        for name, value in zip(_BASES[self.learned], values, strict=True):
+            refill(self, name, value)
 
     def _ends(self, scale: Tensor, zero_point: Tensor) -> tuple[Tensor, Tensor]:
         qtype, zeros = self.spec.qtype, zero_point.float() - self.zero_point_shift
@@ -110,8 +186,9 @@ class LearnedGrid(OwnTypes):
     def learn(self, what: Learned = "scale") -> None:
         """Make the grid a parameter: "scale" (LSQ), "scale_zero_point" (LSQ+), "range" (AIMET's min and max).
 
-        "nothing" fixes it at its current value. Call it after the scale is known and before the optimizer is
-        made. Raises SpecError for a grid that cannot be learned, StatisticsError if no scale is known.
+        The parameters are distances from the current grid, see `LearnedGrid`; "nothing" fixes the grid at its
+        current value. Call it after the scale is known and before the optimizer is made. Raises SpecError for
+        a grid that cannot be learned, StatisticsError if no scale is known.
         """
         if what not in LEARNED:
             raise SpecError(f"unknown thing to learn {what!r}{nearest(what, LEARNED)}")
@@ -124,24 +201,23 @@ class LearnedGrid(OwnTypes):
         self._declare(what, *self.qparams())
 
     def _declare(self, what: Learned, scale: Tensor, zero_point: Tensor) -> None:
-        for name in ("scale", "zero_point", "rmin", "rmax"):
+        for name in {"log_ratio", "steps"}.union(*_BASES.values()):
             for kind in ("_parameters", "_buffers"):
                 self.__dict__[kind].pop(name, None)
         self.learned = what
-        if what in ("scale", "scale_zero_point"):
-            self.scale = nn.Parameter(scale.clone())
-        else:
-            self.register_buffer("scale", scale.clone())
-        if what == "scale_zero_point":
-            self.zero_point = nn.Parameter(zero_point.float())
-        else:
-            self.register_buffer("zero_point", zero_point.to(torch.int32))
-        if what == "range":
-            low, high = self._ends(scale, zero_point)
-            self.rmin, self.rmax = nn.Parameter(low), nn.Parameter(high)
+        values = self._ends(scale, zero_point) if what == "range" else (scale, zero_point.to(torch.int32))
+        for name, value in zip(_BASES[what], values, strict=True):
+            self.register_buffer(name, value.clone())
+        if what != "nothing":
+            self.log_ratio = nn.Parameter(torch.zeros_like(scale))
+        if what in ("scale_zero_point", "range") and not self.spec.symmetric:
+            self.steps = nn.Parameter(torch.zeros_like(scale))
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in _RESULTS[self.learned]:
+            value: Tensor = getattr(self, name)
+            destination[prefix + name] = value if keep_vars else value.detach()
         destination[prefix + "learned"] = torch.tensor(LEARNED.index(self.learned))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -151,6 +227,7 @@ class LearnedGrid(OwnTypes):
             if learned != self.learned:
                 scale = state[prefix + "scale"]
                 self._declare(learned, torch.zeros_like(scale), torch.zeros_like(scale))
+            self._begin_where_it_ends(state, prefix)
         if self.spec.granularity == PER_TENSOR and len(getattr(self, "shape", None) or ()) == 0:
             for name in ("scale", "zero_point"):  # torch.ao's have the shape [1]
                 given = state.get(prefix + name)
@@ -162,6 +239,17 @@ class LearnedGrid(OwnTypes):
             if tensor is not None and given is not None and tensor.shape != given.shape:
                 tensor.data = torch.zeros(given.shape, dtype=tensor.dtype, device=tensor.device)
         super()._load_from_state_dict(state, prefix, *args)
+
+    def _begin_where_it_ends(self, state: dict[str, Any], prefix: str) -> None:
+        """Let a learned grid of a state without distances begin at its values, and take the values out."""
+        results = {name: state.pop(prefix + name, None) for name in _RESULTS[self.learned]}
+        for base, result in zip(_BASES[self.learned], results, strict=False):
+            value = results[result]
+            if prefix + "log_ratio" not in state and value is not None:
+                state[prefix + base] = value.abs() if result == "scale" else value
+        for name, distance in self._parameters.items():
+            if prefix + name not in state and results.get("scale") is not None:
+                state[prefix + name] = torch.zeros_like(results["scale"], dtype=distance.dtype)
 
 
 FORMAT_KEY = "format"
@@ -206,7 +294,7 @@ def check_state(quantizer: LearnedGrid, own: str, state: dict[str, Any], prefix:
             )
         return
     zeros, spec = state.get(prefix + "zero_point"), quantizer.spec
-    if not state.get(prefix + "learned", 0):  # a learned scale may have any sign
+    if not state.get(prefix + "learned", 0):  # one that is learned by itself had any sign in older states
         check_values(scale.detach().float(), None if zeros is None else zeros.float(), quantizer.grid)
     if zeros is not None and spec.symmetric and bool((zeros != 0).any()):
         raise SpecError(

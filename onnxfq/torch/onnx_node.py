@@ -60,13 +60,12 @@ def onnx_node(
             "onnxfq.torch.export_torch, or turn the file into Q/DQ with `onnxfq convert`",
             stacklevel=2,
         )
-    zeros = torch.zeros((), device=x.device) if zero_point is None else zero_point
-    qtype = grid.qtype
+    zeros, qtype = zero_point, grid.qtype
     if not qtype.qmin <= 0 <= qtype.qmax:
         # Only the distances of the limits from the zero point matter: a shift makes the limits hold 0.
         shift = int(qtype.qmin if qtype.qmin > 0 else qtype.qmax)
         grid = replace(grid, qtype=qtype_of_integers(int(qtype.qmin) - shift, int(qtype.qmax) - shift))
-        zeros = zeros - shift
+        zeros = (torch.zeros((), device=x.device) if zeros is None else zeros) - shift
     # The attributes of the node, as `docs/custom-ops.md` defines them.
     attributes = {
         "qtype": str(grid.qtype),
@@ -75,7 +74,7 @@ def onnx_node(
         "saturate": int(grid.saturate) if grid.qtype.is_float else 1,
         **granularity.attributes,
     }
-    return graph_node(OPERATOR, (x, scale, zeros), attributes, x.dtype)
+    return graph_node(OPERATOR, (x, scale) if zeros is None else (x, scale, zeros), attributes, x.dtype)
 
 
 def has_node(grid: RoundingGrid) -> bool:

@@ -110,7 +110,8 @@ def quantize_to(
     learned = scale.requires_grad or (zero_point is not None and zero_point.requires_grad)
     if kernels.is_transforming():
         y = _compose(seen, scales, zeros, grid)
-    elif not (torch.is_grad_enabled() and (x.requires_grad or learned)):
+    elif torch.jit.is_tracing() or not (torch.is_grad_enabled() and (x.requires_grad or learned)):
+        # torch.jit.trace checks itself without gradients, and TorchScript files hold no Function.
         y = _forward(seen, scales, zeros, grid, mask=False)[0]
     elif learned:
         y = _Learned.apply(seen, scales, zeros, grid)

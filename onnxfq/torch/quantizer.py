@@ -22,8 +22,9 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
 from onnxfq.torch.external_observer import ExternalObserver, open_observer
+from onnxfq.torch.kernels import is_transforming
 from onnxfq.torch.learned_grid import FORMAT_KEY, Learned, LearnedGrid, check_state, write_format
-from onnxfq.torch.observers import group_limits
+from onnxfq.torch.observers import Latest, group_limits
 from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.qat_gradients import (
     check_values,
@@ -153,10 +154,12 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         if not self._fitted:
             self._fit(x)
         observes = self.is_observing and (self.training or not self.training_only)
-        if observes and self.observer is not None:
+        # torch.func's transforms change no module: the scale of the last run outside of them counts.
+        if observes and self.observer is not None and not is_transforming():
             self.observer(x)
-            if self.observer.live and self.learned == "nothing":
-                self._store(*self._observed())
+            if self.observer.live and (self.learned == "nothing" or self._follows):
+                with torch.no_grad():
+                    self._rebase(*self._observed())
         if not self.is_rounding:
             return x
         if self.in_flight == "always" or (self.in_flight == "uncalibrated" and not self.is_initialized):
@@ -171,7 +174,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
     def _export(self, x: Tensor) -> Tensor:
         # A trace records sizes of tensors, but not the bytes behind them.
         traced = torch.jit.is_tracing()
-        if not (self.scale.untyped_storage().nbytes() if traced else self.is_initialized):
+        if not (self._base.untyped_storage().nbytes() if traced else self.is_initialized):
             raise StatisticsError(_NO_SCALE)
         return self._round(x)
 
@@ -220,13 +223,15 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
             self.float_type = float_type
 
     def _round(self, x: Tensor, params: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        count = max(x.numel() // max(self.scale.numel(), 1), 1) if self.learned != "nothing" else 0
+        count = max(x.numel() // max(self._base.numel(), 1), 1) if self.learned != "nothing" else 0
         scale, zero_point = self._effective(count) if params is None else params
         if params is not None and self.zero_point_shift:
             zero_point = params[1] - self.zero_point_shift
         work = torch.float64 if x.dtype == torch.float64 else torch.float32
+        if scale.dtype != work:  # an exporter keeps a cast that changes nothing
+            scale = scale.to(work)
         zeros = None if zero_point is None else zero_point.to(work)
-        return quantize_to(x, scale.to(work), zeros, self.grid, self.spec.granularity)
+        return quantize_to(x, scale, zeros, self.grid, self.spec.granularity)
 
     def set_qparams(self, scale: Tensor | ArrayLike, zero_point: Tensor | ArrayLike = 0) -> None:
         """Set scale and zero point and switch the observer off; one zero point fits any scale.
@@ -337,10 +342,17 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
             return scale.float(), torch.zeros_like(scale) if zero is None else zero
 
     def learn(self, what: Learned = "scale") -> None:
-        """Make the grid a parameter, as `LearnedGrid.learn`, and stop observing if it changes in training."""
+        """Make the grid a parameter, as `LearnedGrid.learn`, and stop observing activations.
+
+        Where the scale follows a weight, it goes on to do so, and the distance from that scale is learned.
+        """
         super().learn(what)
-        if what != "nothing":
+        if what != "nothing" and not self._follows:
             self.is_observing = False
+
+    @property
+    def _follows(self) -> bool:
+        return isinstance(self.observer, Latest) and self.observer.live
 
     def allow_overwrite(self, allowed: bool = True) -> None:
         """Say whether `compute_encodings` may replace a known scale, as AIMET's method of this name.

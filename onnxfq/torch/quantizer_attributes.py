@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from onnxfq.errors import SpecError
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.external_observer import torch_dtype, torch_scheme
-from onnxfq.torch.learned_grid import Learned
 
 _FIXED = ("spec", "grid", "calibrator")
 _REMEDIES = {
@@ -68,7 +67,6 @@ class QuantizerAttributes:
     """Read-only attributes that follow from the spec, and a guard over the others."""
 
     spec: QuantSpec
-    learned: Learned
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute. Raises SpecError for settings of other libraries, and for misspelled ones.
@@ -79,8 +77,10 @@ class QuantizerAttributes:
             remedy = next((how for how, names in _REMEDIES.items() if name in names), "")
             if name in _FIXED:
                 raise SpecError(f"{name} of a FakeQuantize is fixed; make a new one with the other {name}")
-            if remedy and not (name in ("rmin", "rmax") and self.learned == "range"):
+            if remedy:
                 raise SpecError(f"setting {name} of a FakeQuantize has no effect; {remedy}")
+            if name in ("scale", "zero_point") and name not in self.__dict__["_buffers"]:
+                raise SpecError(f"{name} of a FakeQuantize that learns it is computed; use set_qparams")
             own = ("observer_enabled", "fake_quant_enabled", "observer", "overwrite", "scale", "zero_point")
             near = [] if hasattr(self, name) or name in own else get_close_matches(name, own, 1, 0.8)
             if near:

@@ -389,3 +389,18 @@ def test_unwritable_path(tmp_path):
     """A folder that is not there is found before the export, with the path in the message."""
     with pytest.raises(OutputError, match="missing"):
         export_torch(Network(), (pictures(2),), tmp_path / "missing" / "model.onnx")
+
+
+@pytest.mark.parametrize("size", [None, torch.export.Dim("n")], ids=["fixed", "open"])
+@pytest.mark.parametrize("as_module", [False, True])
+def test_what_torch_export_made(size, as_module):
+    """A program, or its module, is the same model; its sizes of axis 0 stay as they were exported."""
+    model, x = Network().eval(), torch.rand(4, 2, 6, 6)
+    program = torch.export.export(
+        model, (x,), dynamic_shapes=None if size is None else {"picture": {0: size}}
+    )
+    exported = export_torch(program.module() if as_module else program, (x,))
+    batch = exported.graph.input[0].type.tensor_type.shape.dim[0]
+    assert (batch.dim_value, batch.dim_param) == ((4, "") if size is None else (0, "batch"))
+    (found,) = run(exported, x)
+    np.testing.assert_allclose(found, model(x).detach().numpy(), rtol=1e-5, atol=1e-5)
