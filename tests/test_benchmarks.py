@@ -136,6 +136,7 @@ def cells_of(file: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
 
 
+@pytest.mark.sample
 def test_the_comparison_in_the_readme_is_the_measured_one() -> None:
     """Times equal `results/quantize.md`, accuracies `results/peers.md`; other cells say so."""
     times = {(row[0], row[2]): row[4] for row in cells_of("benchmarks/results/quantize.md") if row[1] == "64"}
