@@ -63,6 +63,8 @@ def planted() -> Iterator[tuple[str, Planted]]:
     )
     unsigned = weight(SQUARE, dtype=np.uint8, zero=128)
     yield "unsigned weight", (one_operator(CONV, unsigned), "weight-type", "float")
+    from_zero = weight(SQUARE, dtype=np.uint8, zero=0)
+    yield "unsigned weight from 0", (one_operator(CONV, from_zero), "weight-type", "float")
     yield "zero point of a weight", (one_operator(CONV, weight(SQUARE, zero=3)), "weight-type", "float")
     yield "weight alone", (one_operator(CONV.replace("(d,", "(x,"), square), "weight-only", "float")
     linear = dequantized(1) + "y = MatMul (x, w)"
