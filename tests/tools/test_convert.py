@@ -435,9 +435,8 @@ def test_grids_are_what_onnx_dequantizes(rows, k, axis, kind, seed):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("inputs", ["xbsz", "xbs"])
-def test_packed_numbers(inputs):
-    """MatMulNBits is what onnxruntime computes: numbers in its order, with its zero points or the middle."""
+def test_packed_numbers():
+    """MatMulNBits is what onnxruntime computes: numbers unpacked in its order, with its zero points."""
     rng = np.random.default_rng(0)
     k, n, block = 32, 6, 16
     packed = rng.integers(0, 256, (n, k // block, block // 2)).astype(np.uint8)
@@ -445,7 +444,7 @@ def test_packed_numbers(inputs):
     zeros = rng.integers(0, 256, (n, 1)).astype(np.uint8)
     node = helper.make_node(
         "MatMulNBits",
-        list(inputs),
+        ["x", "b", "s", "z"],
         ["y"],
         "mm",
         domain="com.microsoft",
