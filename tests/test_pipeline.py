@@ -153,20 +153,6 @@ def test_the_comparison_ends_when_its_interval_is_narrow() -> None:
     assert score_models(same, {"clip": clip}, feeds, narrow_from=LEAST_FEEDS).feeds == 40
 
 
-def test_feeds_may_be_reused_by_their_maker() -> None:
-    """A generator that fills one buffer again and again gives the scores of different feeds."""
-
-    def reusing() -> Iterator[Arrays]:
-        buffer = np.empty_like(FEEDS[0]["x"])
-        for feed in FEEDS:
-            buffer[...] = feed["x"]
-            yield {"x": buffer}
-
-    one, two = quantize(conv_relu(), reusing()), quantize(conv_relu(), FEEDS)
-    assert one.evaluation == two.evaluation
-    assert one.encodings.model_dump() == two.encodings.model_dump()
-
-
 def test_progress_names_the_stages() -> None:
     """The callback hears of each feed of both passes, and of each weight."""
     seen: list[tuple[str, int, int | None]] = []

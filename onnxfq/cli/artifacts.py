@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,30 +42,21 @@ def check_folder_of_files(folder: Path) -> None:
 
 def write_artifacts(folder: Path, results: Sequence[tuple[Path, QuantizeResult, ResultRecord]]) -> None:
     """Write the artifacts of each result, named by the path before it: a new folder appears as a whole."""
+    from onnxfq.graph.io.save import save
     from onnxfq.support.files import replace_folder
     from onnxfq.support.records import write_document
 
     with nullcontext(folder) if folder.exists() else replace_folder(folder) as place:
         for model, result, record in results:
             paths = artifact_paths(place, model)
-            _write_parts(result, paths)
+            for kind in ("plan", "statistics", "encodings", "evaluation"):
+                getattr(result, kind).save(paths[kind])
+            if result.floats is not None:
+                write_document(paths["floats"], result.floats)
+            save(result.simulation, paths["simulation"])
+            if result.equalization is not None and result.equalization.changed:
+                save(result.model.proto, paths["equalized"])
             write_document(paths["result"], record)
-
-
-def _write_parts(result: QuantizeResult, paths: Mapping[str, Path]) -> None:
-    from onnxfq.graph.io.save import save
-    from onnxfq.support.records import write_document
-
-    result.plan.save(paths["plan"])
-    result.statistics.save(paths["statistics"])
-    result.encodings.save(paths["encodings"])
-    result.evaluation.save(paths["evaluation"])
-    if result.floats is not None:
-        write_document(paths["floats"], result.floats)
-    save(result.simulation, paths["simulation"])
-    done = result.equalization
-    if done is not None and done.changed:
-        save(result.model.proto, paths["equalized"])
 
 
 def node_data_paths(path: Path) -> dict[str, Path]:

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from onnxfq.choices import COMPARED_FEEDS, TOLERANCE_DB
-from onnxfq.cli.console import Printing
+from onnxfq.cli.console import DIFFERENT, Printing
 from onnxfq.cli.data_options import DataOption
 from onnxfq.cli.option import option
-from onnxfq.cli.options import DIFFERENT, ModelArgument
+from onnxfq.cli.options import ModelArgument
 from onnxfq.cli.run_options import RunningOnCpu
 
 _REFERENCE = option(

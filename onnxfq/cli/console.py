@@ -154,7 +154,10 @@ PrintingAll = Annotated[Printer, OptionGroup(Printer, quiet=False)]
 
 
 DIFFERENT = 3
-"""Exit code of a command whose file is another model in the runtime of its target."""
+"""Exit code where something differs: two models, two runtimes, or a file and its simulation.
+
+1 is an error, 2 wrong usage.
+"""
 
 
 def exit_differing(*proofs: Proof | None) -> None:

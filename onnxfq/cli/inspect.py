@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from onnxfq.cli.console import PrintingAll
+from onnxfq.cli.console import DIFFERENT, PrintingAll
 from onnxfq.cli.option import argument, option, refuse
-from onnxfq.cli.options import DIFFERENT, ModelArgument
+from onnxfq.cli.options import ModelArgument
 
 _TOLERANCE = option("X", "Accept scales that differ by at most this fraction.", min=0.0)
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from onnxfq.documents.recipe import Recipe
     from onnxfq.judging.accuracy_target import AccuracyTarget
 
-DIFFERENT = 3
-"""Exit code of `inspect` and `compare` when something differs: 1 is an error, 2 wrong usage."""
 
 ModelArgument = Annotated[Path, argument("MODEL", "The ONNX model.")]
 OutputOption = Annotated[Path, option("OUT", "Write this file.", "--output", "-o")]

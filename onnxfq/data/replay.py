@@ -123,29 +123,27 @@ class KeptFeeds:
         """Return the unseen samples as feeds, each as often as it came."""
         return self._selection.repeated(0, self._held_out)
 
-    def yield_rest(self) -> Iterator[Feed]:
-        """Yield the feeds of `rest`."""
-        source = self.source
-        yield from rebatch(self._withhold(), source.inputs, source.batch)
-
-    def _withhold(self) -> Iterator[Feed]:
+    def withhold(self) -> Iterator[Feed]:
+        """Yield the feeds of `rest` in any sizes."""
         if self._complete:
             self.hold_out()
             yield from self.again() if self.source.repeats else self.source
             return
-        begun, self._begun = self._begun or iter(self.source), None
+        for _, others in self._keep():
+            yield from others
+        self.hold_out()
+        yield from self._selection.repeated(self._held_out)
+
+    def _keep(self) -> Iterator[tuple[Feed | None, list[Feed]]]:
+        """Yield each feed with the samples that lose their place, at last the rest; keep the others."""
+        begun, self._begun = self._begun or self.source, None
         self._selection = self._select()
         extents, total = Extents(self.source.inputs), 0
         for feed in begun:
             total += sample_count(feed, self.source.inputs)
             extents.add(feed)
-            yield from self._selection.add(feed)
-        yield from self._selection.end_run()
-        self._complete_pass(total, extents)
-        self.hold_out()
-        yield from self._selection.repeated(self._held_out)
-
-    def _complete_pass(self, total: int, extents: Extents) -> None:
+            yield feed, self._selection.add(feed)
+        yield None, self._selection.end_run()
         self._total, self._complete = total, True
         self.apart = [] if self.is_stream else extents.find_apart()
         self._selection.move_last([sample.digest for sample in self.apart])
@@ -240,19 +238,11 @@ class KeptFeeds:
 
     def __iter__(self) -> Iterator[Feed]:
         """Yield all feeds; the first complete pass keeps samples."""
-        source, self._begun = self._begun or self.source, None
         if self._complete:
+            source, self._begun = self._begun or self.source, None
             yield from Except(self.source, self._removed) if self._removed else source
             return
-        self._selection = self._select()
-        extents, total = Extents(self.source.inputs), 0
-        for feed in source:
-            total += sample_count(feed, self.source.inputs)
-            extents.add(feed)
-            self._selection.add(feed)
-            yield feed
-        self._selection.end_run()
-        self._complete_pass(total, extents)
+        yield from (feed for feed, _ in self._keep() if feed is not None)
 
 
 class _Rest:
@@ -264,4 +254,5 @@ class _Rest:
         self._kept = kept
 
     def __iter__(self) -> Iterator[Feed]:
-        return self._kept.yield_rest()
+        source = self._kept.source
+        return rebatch(self._kept.withhold(), source.inputs, source.batch)

@@ -29,10 +29,10 @@ from onnxfq.graph.io.load import read_model, standard_form
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
 from onnxfq.graph.patterns.logits import JudgedTensors, judge_given
 from onnxfq.graph.signature import computed_tensors, output_names
+from onnxfq.judging.written_proof import Written, prove
 from onnxfq.metrics import Metric
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.quantized.forms import as_pairs
-from onnxfq.remedies.written_proof import Written, prove
 from onnxfq.stages.insert import find_target
 from onnxfq.stages.options import RunOptions, open_feeds
 from onnxfq.stages.write import write_model

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
@@ -22,6 +21,8 @@ from onnxfq.runtime.parallel_runs import ParallelRuns
 from onnxfq.runtime.session import Session
 
 Read = TypeVar("Read")
+_COPY = "/value"
+
 Readers = Mapping[InputKey, Callable[[Results, int], Read]]
 """By an input of a layer: takes its array, the number of samples, and the number of the feed."""
 
@@ -39,8 +40,13 @@ class FloatRuns:
             memory: bytes that runs side by side may take half of.
         """
         self._names = sorted(set(tensors))
-        proto = _with_values(model.proto, self._names)
-        outputs = [_value_name(proto, name) for name in self._names]
+        # An input cannot be an output, and gets a copy.
+        taken = {value.name for value in model.proto.graph.input}.intersection(self._names)
+        outputs = [name + _COPY if name in taken else name for name in self._names]
+        proto = with_outputs(model.proto, outputs)
+        for name in taken:
+            copied = name + _COPY
+            proto.graph.node.add().CopyFrom(helper.make_node("Identity", [name], [copied], copied))
         inputs = input_specs(model.proto)
 
         def open_session(threads_of_run: int) -> Callable[[Feed], tuple[list[NDArray[Any]], DataDigest]]:
@@ -106,19 +112,3 @@ class FloatRuns:
     def close(self) -> None:
         """End the sessions; another run opens new ones."""
         self._runs.close()
-
-
-_COPY = "/value"
-
-
-def _with_values(proto: onnx.ModelProto, tensors: Sequence[str]) -> onnx.ModelProto:
-    """Return `proto` with `tensors` as outputs; an input gets a copy, because it cannot be an output."""
-    inputs = {value.name for value in proto.graph.input}
-    made = with_outputs(proto, [name if name not in inputs else name + _COPY for name in tensors])
-    for name in inputs & set(tensors):
-        made.graph.node.add().CopyFrom(helper.make_node("Identity", [name], [name + _COPY], name + _COPY))
-    return made
-
-
-def _value_name(proto: onnx.ModelProto, tensor: str) -> str:
-    return tensor + _COPY if any(value.name == tensor for value in proto.graph.input) else tensor

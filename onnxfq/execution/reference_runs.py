@@ -70,12 +70,9 @@ class ReferenceRuns:
         count = len(self._feeds)
         if self._outputs is None or not _is_same(feeds[:count], self._feeds):
             return None
-        kept = self._outputs.result()
-        return chain(kept, self._rest(feeds[count:])) if kept else None
-
-    def _rest(self, feeds: Sequence[Feed]) -> Iterator[Outputs]:
-        if feeds:
-            yield from (outputs for (outputs,) in run_sides([self._side], feeds, self._threads, "cpu"))
+        kept, rest = self._outputs.result(), feeds[count:]
+        more = run_sides([self._side], rest, self._threads, "cpu") if rest else ()
+        return chain(kept, (outputs for (outputs,) in more)) if kept else None
 
     def _stop(self) -> None:
         self._stopped.set()

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from onnxfq.choices import REPAIR_AUTO, REPAIR_DB, THOROUGH, RepairWord
 from onnxfq.data import Feed
@@ -127,25 +127,13 @@ class PromiseProof(NamedTuple):
     text: str
 
 
-class Aim(Protocol):
-    """A promise, measured: how far a state of the switches is above what was promised."""
-
-    measure: str
-    """Name of what is measured, with its unit."""
-
-    wanted: float
-    """The least value that keeps the promise."""
-
-    @property
-    def noise_limit(self) -> float | None:
-        """Noise-to-signal ratio that just keeps it; None if noise does not tell."""
-
-    def choose(self, board: QuantizerToggles, state: State) -> float:
-        """Return the value on the part of the data that chooses."""
-
-
 class SqnrAim:
-    """SQNR in dB of the worst part of the outputs on a few of the kept samples; the judge proves it."""
+    """SQNR in dB of the worst part of the outputs on a few of the kept samples; the judge proves it.
+
+    Attributes:
+        measure: name of what is measured, with its unit.
+        wanted: the least value that keeps the promise.
+    """
 
     measure = "dB"
 
@@ -173,6 +161,7 @@ class MetricAim:
     """
 
     noise_limit: float | None = None
+    """Noise does not tell."""
 
     def __init__(self, wanted: float, task: TaskMetric) -> None:
         """Name what is measured; nothing is measured yet.
@@ -222,6 +211,10 @@ class MetricAim:
         before = self._float[half]
         rise = self._task.measure(board, state, half) - before
         return rise if abs(rise - self.wanted) > _ROUNDING * abs(before) else self.wanted
+
+
+Aim = SqnrAim | MetricAim
+"""A promise, measured: how far a state of the switches is above what was promised."""
 
 
 def open_aim(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
@@ -86,7 +85,9 @@ def _improve(
     costly = [remedy for remedy in remedies if not remedy.is_free]
     start, budget = candidate, judge.budget
     costs = _estimate_needed(judge, start, costly)
-    aside = budget.set_aside(sum(costs.pop(name, 0.0) for name in SURE))
+    sure = sum(costs.pop(name, 0.0) for name in SURE)
+    aside = sure if sure <= budget.left else 0.0
+    budget.spend(aside)
     budget.later = sum(costs.values())
     candidate, trials = _Combined(judge, start, free).improve()
     if candidate is not start:
@@ -121,7 +122,6 @@ class _Combined:
         self._refusals: dict[str, Refusal] = {}
         self._seconds: dict[str, float] = {}
         self._reserved: dict[str, float] = {}
-        self._paths: list[_Path] = []
         self._best = _Path(start)
 
     def improve(self) -> tuple[Candidate, list[Trial]]:
@@ -147,15 +147,18 @@ class _Combined:
             else:
                 self._reserved[name] = costs[name]
         able = [remedy for remedy in asked if not explain_limit(most_db.get(remedy.name, math.inf))]
-        kept, whole = start, None
-        attempts = PROVEN if len(self._refusals) < len(asked) else 0
-        for attempt in range(attempts):
-            search = partial(self._search, remedies=able, attempt=attempt)
-            combined = Remedy("combined", lambda *_: "", search, is_asked=lambda _: True, is_free=True)
-            kept, trial = judge.better(start, combined)
-            whole = whole or trial
-            if kept is not start or attempt + 1 >= len(self._paths):
-                break
+        kept, whole = start, ""
+        if len(self._refusals) < len(asked):
+            whole = judge.explain_few()
+            paths = [] if whole else self._try_combinations(start, judge.trying, able)
+            whole = whole or ("" if paths else NOTHING_GAINS)
+            for path in paths[:PROVEN]:
+                self._best = path
+                why = judge.prove_gain(start, path.candidate).explain_refusal(0.0)
+                whole = whole or why
+                if not why:
+                    kept = path.candidate
+                    break
         figures = self._prove()
         if kept is not start:
             kept = self._drop_losses(figures)
@@ -167,11 +170,9 @@ class _Combined:
                 continue
             gain = figures.get(name)
             is_kept = name in steps and kept is not start
-            why = "" if is_kept or whole is None else whole.why
-            missed = Refusal(OTHERS if steps or whole is None else whole.why)
+            missed = Refusal(OTHERS if steps else whole)
             verdict = steps[name].proposal if name in steps else self._refusals.get(name, missed)
-            if isinstance(verdict, Refusal):
-                why = verdict.why
+            why = verdict.why if isinstance(verdict, Refusal) else "" if is_kept else whole
             details = tuple(verdict.details)
             if is_kept and figures[name].is_loss:
                 details += (self._explain_loss(figures),)
@@ -204,17 +205,6 @@ class _Combined:
         """Return why a step is kept that loses by itself: what the whole combination gains."""
         first, last = self._best.steps[0].remedy, self._best.steps[-1].remedy
         return f"chosen with {last}: together {figures[first].before:.1f} -> {figures[last].after:.1f} dB"
-
-    def _search(
-        self, start: Candidate, judge: Judge, *, remedies: Sequence[Remedy], attempt: int
-    ) -> Proposal | Refusal:
-        """Return the best of all combinations on the samples that choose, behind `attempt` others."""
-        if not attempt:
-            self._paths = self._try_combinations(start, judge, remedies)
-        if not self._paths:
-            return Refusal(NOTHING_GAINS)
-        self._best = self._paths[attempt]
-        return Proposal(self._best.candidate)
 
     def _try_combinations(self, start: Candidate, judge: Judge, remedies: Sequence[Remedy]) -> list[_Path]:
         """Return the combinations that gain enough on the samples that choose, the best first."""

@@ -80,7 +80,7 @@ def ask_for_nothing(recipe: Recipe) -> bool:
 
 
 def take_no_time(candidate: Candidate, judge: Judge) -> float:
-    """Return 0 s."""
+    """Return 0 runs."""
     return 0.0
 
 
@@ -330,7 +330,7 @@ class Judge:
     ) -> tuple[Candidate, Trial]:
         """Return the candidate that keeps the promised accuracy, by the measure and the proof of `propose`.
 
-        A promise has no budget, and its errors are those of the call.
+        A promise has no budget. Its errors end the call.
         """
         begun = perf_counter()
         if self.accuracy is None:
@@ -340,16 +340,26 @@ class Judge:
 
     def _confirm(self, candidate: Candidate, remedy: Remedy) -> tuple[Proposal | Refusal, dict[str, Any]]:
         """Return what `remedy` proposes if other samples confirm it, and the figures on these."""
-        if len(self.kept) < 2:
-            why = "one sample cannot both choose and prove it" if self.kept else "no data was given"
+        why = self.explain_few()
+        if why:
             return Refusal(why), {}
-        split = self.split
-        proposal = replace(self, choosing=split.choosing, proving=split.proving).ask(remedy, candidate)
+        proposal = self.trying.ask(remedy, candidate)
         if isinstance(proposal, Refusal):
             return proposal, {}
         gain = self.prove_gain(candidate, proposal.candidate, proposal.is_sure)
         why = gain.explain_refusal(0.0 if remedy.is_free else LEAST_GAIN_DB)
         return Refusal(why, proposal.details, proposal.evidence) if why else proposal, gain.figures
+
+    def explain_few(self) -> str:
+        """Return why nothing can be tried; empty with two samples or more."""
+        if len(self.kept) > 1:
+            return ""
+        return "one sample cannot both choose and prove it" if self.kept else "no data was given"
+
+    @property
+    def trying(self) -> Judge:
+        """The judge as proposals have it, with the samples that choose."""
+        return replace(self, choosing=self.split.choosing, proving=self.split.proving)
 
     def prove_gain(self, before: Candidate, after: Candidate, is_sure: bool = False) -> Gain:
         """Return the gain on samples that prove: PROVING, and more where these do not decide.

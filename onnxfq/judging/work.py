@@ -195,12 +195,6 @@ class Budget:
         """Take the runs of what is done."""
         self.left -= runs
 
-    def set_aside(self, runs: float) -> float:
-        """Take `runs`, if there are as many, and return what was taken."""
-        aside = runs if runs <= self.left else 0.0
-        self.left -= aside
-        return aside
-
     def explain_refusal(self, runs: float, reserved: float = 0.0) -> str:
         """Return why `runs` cannot be spent, next to those `reserved` for others; empty if they can.
 

@@ -53,11 +53,11 @@ class Costs:
 
     def op_types(self, group: LayerGroup) -> tuple[str, ...]:
         """Return the operators that read the group, each once."""
-        return tuple(dict.fromkeys(self.types[node] for node in group.nodes if node in self.types))
+        return _look_up(group, self.types)
 
     def modules_of(self, group: LayerGroup) -> tuple[str, ...]:
         """Return the paths of the torch modules that read the group, each once."""
-        return tuple(dict.fromkeys(self.modules[node] for node in group.nodes if node in self.modules))
+        return _look_up(group, self.modules)
 
     def multiplies(self, group: LayerGroup) -> float | None:
         """Return the share of the multiply-adds; None with products in a body, whose shapes are unknown."""
@@ -79,6 +79,10 @@ class Costs:
         """Return the share of the bytes of quantized weights."""
         total = sum(self.sizes.values())
         return sum(self.sizes.get(tensor, 0) for tensor in group.tensors) / total if total else 0.0
+
+
+def _look_up(group: LayerGroup, texts: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts[node] for node in group.nodes if node in texts))
 
 
 class WeightSize(NamedTuple):

@@ -138,7 +138,7 @@ class SequentialModels:
         first = layer.inputs[0]
         sources = (
             (self._float, first.tensor),
-            (self._quantized, self._quantized.input_of(first.node, first.slot)),
+            (self._quantized, self._quantized.inputs[first.node][first.slot]),
         )
         view = first.view
         alike = self._find_alike(first.tensor, [course.tensor(name) for course, name in sources])
@@ -184,17 +184,13 @@ class _Course:
     def __init__(self, proto: onnx.ModelProto, feeds: Sequence[Feed], threads: int) -> None:
         self._proto, self._threads = proto, threads
         self._graph = SegmentedGraph(proto.graph)
-        self._inputs: dict[str, list[str]] = {node.name: list(node.input) for node in proto.graph.node}
+        self.inputs: dict[str, list[str]] = {node.name: list(node.input) for node in proto.graph.node}
         self._feeds = len(feeds)
         self._tensors = ArrayStore[str]()
         for feed in feeds:
             for name, array in with_seed(feed).items():
                 self._tensors.append(name, array)
         self.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-
-    def input_of(self, node: str, slot: int) -> str:
-        """Return the tensor in a slot of a node."""
-        return self._inputs[node][slot]
 
     def tensor(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Yield the values of tensor `name` for each feed."""

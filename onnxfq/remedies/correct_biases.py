@@ -6,16 +6,15 @@ Source: Nagel et al., "Data-Free Quantization Through Weight Equalization and Bi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxfq.calibration.statistics.input_kinds import ObservedInput
-from onnxfq.calibration.statistics.input_means import ENDS, MEANS
+from onnxfq.calibration.statistics.input_means import ENDS, MEANS, InputMean
 from onnxfq.calibration.statistics.kind import InputKey as Key
 from onnxfq.calibration.weights import MatrixView
 from onnxfq.choices import MOMENTS_MEMORY
@@ -73,15 +72,19 @@ def correct_biases(candidate: Candidate, judge: Judge) -> Proposal | Refusal:
         if not targets:
             return Refusal("no layer has a bias that can change", details)
         feeds = session.feeds.again(judge.proving)
-        means = InputMeans(session.model, [target.key for target in targets], feeds, options.threads)
-        corrected = _shift(session.model, candidate.model, encodings, targets, means.of)
+        means = measure_means(session.model, [target.key for target in targets], feeds, options.threads)
+        corrected = _shift(session.model, candidate.model, encodings, targets, means)
     return Proposal(replace(candidate, corrected=corrected), [f"{len(targets)} layers", *details])
 
 
-def describe_left(left: Mapping[str, str], shown: int = 6) -> list[str]:
+_SHOWN = 6
+"""Nodes and weights that lines name."""
+
+
+def describe_left(left: Mapping[str, str]) -> list[str]:
     """Return a line for each of the first nodes and weights whose biases stay."""
-    lines = [f"{name!r} stays: {why}" for name, why in list(left.items())[:shown]]
-    return lines + ([f"and {len(left) - shown} more"] if len(left) > shown else [])
+    lines = [f"{name!r} stays: {why}" for name, why in list(left.items())[:_SHOWN]]
+    return lines + ([f"and {len(left) - _SHOWN} more"] if len(left) > _SHOWN else [])
 
 
 def find_targets(model: Model, rounded: Model, plan: Plan) -> tuple[list[_Target], dict[str, str]]:
@@ -107,28 +110,23 @@ def find_targets(model: Model, rounded: Model, plan: Plan) -> tuple[list[_Target
     return targets, left
 
 
-class InputMeans:
-    """Mean inputs of layers, as exact sums of integers."""
+def measure_means(
+    model: Model, keys: Sequence[Key], feeds: Iterable[Feed], threads: int
+) -> Mapping[Key, InputMean]:
+    """Return the mean inputs of layers, as exact sums of integers.
 
-    def __init__(self, model: Model, keys: Sequence[Key], feeds: Iterable[Feed], threads: int) -> None:
-        """Read the data twice: for the largest magnitude of each channel, and for the sums.
+    The data is read twice: for the largest magnitude of each channel, and for the sums.
 
-        Args:
-            model: the float model.
-            keys: the inputs.
-            feeds: the data, which can be read several times.
-            threads: cores to use, 0 for all.
-        """
-        keys = list(dict.fromkeys(keys))
-        with closing(FloatRuns(model, {tensor for tensor, _ in keys}, threads, MOMENTS_MEMORY)) as runs:
-            inputs = [ObservedInput(*key) for key in keys]
-            ends = runs.observe(ENDS, inputs, feeds)
-            inputs = [ObservedInput(*key, ends[key].ends) for key in keys]
-            self._means = runs.observe(MEANS, inputs, feeds)
-
-    def of(self, key: Key) -> NDArray[np.float64]:
-        """Return the mean of an input, [groups, inputs]."""
-        return self._means[key].mean
+    Args:
+        model: the float model.
+        keys: the inputs.
+        feeds: the data, which can be read several times.
+        threads: cores to use, 0 for all.
+    """
+    keys = list(dict.fromkeys(keys))
+    with closing(FloatRuns(model, {tensor for tensor, _ in keys}, threads, MOMENTS_MEMORY)) as runs:
+        ends = runs.observe(ENDS, [ObservedInput(*key) for key in keys], feeds)
+        return runs.observe(MEANS, [ObservedInput(*key, ends[key].ends) for key in keys], feeds)
 
 
 def _shift(
@@ -136,7 +134,7 @@ def _shift(
     rounded: Model,
     encodings: Encodings,
     targets: Sequence[_Target],
-    mean: Callable[[Key], NDArray[np.float64]],
+    means: Mapping[Key, InputMean],
 ) -> Model:
     """Return `rounded` with (W - Wq) E[x] added to its biases."""
     shifts = {}
@@ -144,7 +142,7 @@ def _shift(
         quantized = encodings[one.weight].fake_quantize(weight_array(rounded, one.weight))
         lost = weight_array(model, one.weight).astype(np.float64) - quantized.astype(np.float64)
         # Not a product of matrices: BLAS sums in an order that may depend on the machine's threads.
-        shifts[one.place] = np.einsum("gok,gk->go", one.view.fold(lost), mean(one.key)).reshape(-1)
+        shifts[one.place] = np.einsum("gok,gk->go", one.view.fold(lost), means[one.key].mean).reshape(-1)
     return shift_biases(rounded, shifts)
 
 

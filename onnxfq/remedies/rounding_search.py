@@ -37,12 +37,8 @@ def explain_unneeded(candidate: Candidate, judge: Judge) -> str:
         return "moments need two samples or more without NaN and infinities"
     # A sample that stands apart makes noise in activations that may be left out.
     is_open = candidate.session.feeds is not None and candidate.session.feeds.apart
-    return "" if is_open or makes_noise(candidate, judge.first) else "activations make the noise"
-
-
-def makes_noise(candidate: Candidate, evaluation: Evaluation | None) -> bool:
-    """Tell whether weights make GAINED_SHARE of an output's noise, as they do alone."""
-    return not candidate.plan.activations or _noise_share(evaluation) >= GAINED_SHARE
+    is_noisy = not candidate.plan.activations or _noise_share(judge.first) >= GAINED_SHARE
+    return "" if is_open or is_noisy else "activations make the noise"
 
 
 def _noise_share(evaluation: Evaluation | None) -> float:

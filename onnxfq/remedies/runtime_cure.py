@@ -20,8 +20,8 @@ from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.ops import WEIGHTED_INPUTS
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge
+from onnxfq.judging.written_proof import DIFFERENCE_DB, FIRST, Written, prove
 from onnxfq.remedies.forms import Forms, build_forms, finish_forms
-from onnxfq.remedies.written_proof import DIFFERENCE_DB, FIRST, Written, prove
 from onnxfq.stages.zeroed_values import warn_zeroed_values
 from onnxfq.support.clock import Clock
 from onnxfq.targets.target import target_by_name

@@ -16,8 +16,8 @@ from onnxfq.execution.toggled_segments import State
 from onnxfq.graph.external.scratch_file import weights_stored_in
 from onnxfq.judging.candidate import Candidate
 from onnxfq.judging.judge import Judge
+from onnxfq.judging.written_proof import Written
 from onnxfq.remedies.forms import build_forms
-from onnxfq.remedies.written_proof import Written
 from onnxfq.support.clock import Clock
 from onnxfq.targets.target import Opener, Values, target_by_name
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 
 import onnx
@@ -127,7 +127,7 @@ def evaluate(
         progress=options.stage("evaluate", feeds.runs),
         device=device,
         exact=options.exact,
-        judged=_keep_common(judged, candidates.values()),
+        judged=reduce(JudgedTensors.with_logits, map(computed_tensors, candidates.values()), judged),
         openers=openers,
     )
     disagreeing = [f"{name}: {line}" for name, proto in candidates.items() for line in ranges.explain(proto)]
@@ -250,13 +250,6 @@ def _with_integers(name: str, proto: onnx.ModelProto, notes: list[str]) -> onnx.
     left = "".join(f"; {node!r} in float: {why}" for node, why in made.left.items())
     notes.append(f"{name}: {len(made.products)} products summed in whole numbers{left}")
     return made.proto
-
-
-def _keep_common(judged: JudgedTensors, candidates: Iterable[onnx.ModelProto]) -> JudgedTensors:
-    """Return `judged` with the logits that every candidate has."""
-    for proto in candidates:
-        judged = judged.with_logits(computed_tensors(proto))
-    return judged
 
 
 def _label(model: object, otherwise: str) -> str:

@@ -23,9 +23,9 @@ from onnxfq.graph.model import default_opset
 from onnxfq.graph.normalize.opset import raise_opset
 from onnxfq.graph.ops import QDQ_OPS, STANDARD_DOMAINS
 from onnxfq.graph.queries import half_slots
+from onnxfq.judging.written_proof import Written, prove
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.passes.cast_floats import cast_floats
-from onnxfq.remedies.written_proof import Written, prove
 from onnxfq.runtime.type_inference import with_all_types
 from onnxfq.stages.cast import decide_floats
 from onnxfq.stages.inputs import QuantizeSession, open_inputs

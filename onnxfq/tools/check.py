@@ -12,7 +12,7 @@ from onnxfq.choices import TOLERANCE_DB
 from onnxfq.errors import OnnxfqError, RecipeError, nearest
 from onnxfq.graph.io.load import read_model
 from onnxfq.interchange.genai_folder import find_decoder
-from onnxfq.remedies.written_proof import Written
+from onnxfq.judging.written_proof import Written
 from onnxfq.stages.insert import find_target
 from onnxfq.targets.findings import CheckResult, Finding, worst_first
 from onnxfq.targets.profiles import draw_feed, profiles

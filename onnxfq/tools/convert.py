@@ -26,12 +26,12 @@ from onnxfq.graph.model import Model, list_nodes
 from onnxfq.graph.ops import CONVOLUTIONS, MOVES, ONNXFQ_DOMAIN, SPLITS
 from onnxfq.graph.patterns.logits import judge_given
 from onnxfq.graph.stored_grid import StoredWeight
+from onnxfq.judging.written_proof import MOST, Written, prove
 from onnxfq.quantized.float_form import FloatForm, Unfolding
 from onnxfq.quantized.forms import is_quantized
 from onnxfq.quantized.operators import HANDLERS
 from onnxfq.quantized.qonnx import pairs_of_qonnx
 from onnxfq.quantized.stored_casts import pairs_of_casts
-from onnxfq.remedies.written_proof import MOST, Written, prove
 from onnxfq.stages.calibrate import calibrate_plan
 from onnxfq.stages.evaluate import evaluate
 from onnxfq.stages.insert import insert_qdq

@@ -17,7 +17,6 @@ from builders import build, conv_relu, feed_for, graph_text, planned, shared_wei
 from observed_models import CASES, by_axis, case, file_bytes, known_channels
 
 from onnxfq.calibration.statistics import TensorStatistics
-from onnxfq.data import copy_feeds
 from onnxfq.errors import DataError, DeviceMemoryError, ModelError, PlanError, StatisticsError
 from onnxfq.graph.io.load import load
 from onnxfq.passes.observe.insert_merging import with_merging
@@ -124,22 +123,6 @@ def test_stopped_after_a_feed(tmp_path: Path) -> None:
     with StatisticsObserver(model, plan, ObserveOptions()) as observer:
         expected = observer.run(feeds[:3])
     assert found.sha256 == expected.sha256 and found.data == expected.data
-
-
-def test_feeds_may_come_in_the_same_memory(tmp_path: Path) -> None:
-    """The maker of feeds fills one array again and again."""
-    model, plan, feeds = case("conv_relu", 6)
-
-    def refilled():
-        array = np.empty_like(feeds[0]["x"])
-        for feed in feeds:
-            array[...] = feed["x"]
-            yield {"x": array}
-        array[...] = np.nan
-
-    with MergingObserver(model, plan, ObserveOptions(), "cpu") as observer:
-        found = observer.run(copy_feeds(refilled()))
-    assert file_bytes(found, tmp_path) == file_bytes(collect_statistics(model, plan, feeds), tmp_path)
 
 
 def test_nothing_to_observe() -> None:

@@ -159,13 +159,6 @@ def test_arrays_of_moments(what: str, folder: Path, arrays: dict[str, Array]) ->
         round_by(folder, arrays | {f"{name}{what}": ARRAYS[what]})
 
 
-def test_moments_in_the_form_of_an_earlier_version(folder: Path) -> None:
-    """They are refused with the command that makes them."""
-    path = save(folder / "h.npz", {"head": np.asarray("{}")})
-    with pytest.raises(StatisticsError, match=r"h\.npz has moments .* `onnxfq observe --moments`"):
-        Statistics.load(path)
-
-
 def indefinite(sums: Array) -> Array:
     """Symmetric sums with a positive diagonal, larger off it than on it."""
     made = np.full_like(sums, sums.max())

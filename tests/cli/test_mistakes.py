@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -93,18 +94,97 @@ def own_files() -> None:
         assert main(line.split()) == 0
 
 
-def nothing() -> None:
-    """Leave all as it is."""
-
-
 RECIPE = f"{GOOD} --recipe recipe.yaml"
-MISTAKES = {
-    # The thing that was wrong: how it comes about, the command, what the line has to say.
+MISTAKES: dict[str, tuple[str, str]] = {
+    # The thing that was wrong: the command, what the line has to say.
     "missing model": (
-        nothing,
         "quantize none.onnx --data data.npz -o out.onnx",
         "no such file: none.onnx; check the path",
     ),
+    "unknown recipe": (f"{GOOD} --recipe tensorrt-int9", "unknown recipe 'tensorrt-int9'"),
+    "missing recipe file": (f"{GOOD} --recipe none.yaml", "no such file: none.yaml"),
+    "calibrator of dynamic activations": (
+        f"{GOOD} --recipe onnxruntime-uint8-dynamic --calibrator mse",
+        "has dynamic scales for activations: none needs calibrator 'mse'",
+    ),
+    "unknown calibrator": (f"{GOOD} --calibrator mean", "unknown calibrator 'mean'"),
+    "percentile out of range": (f"{GOOD} --calibrator percentile:101", "must be a number from 50 to 100"),
+    "missing data": (on("none.npz"), "no such file or folder: none.npz"),
+    "output in a missing folder": (
+        f"{GOOD[:-8]}none/out.onnx",
+        "folder none does not exist; create it first",
+    ),
+    "output under a file": (f"{GOOD[:-8]}data.npz/out.onnx", "cannot write data.npz/out.onnx"),
+    "output is the model": (
+        f"{GOOD[:-8]}model.onnx",
+        "output model.onnx is another file of this command too; give",
+    ),
+    "name too long": (f"{GOOD[:-8]}{'a' * 300}.onnx", "File name too long"),
+    "report is the output": (f"{GOOD} --report out.onnx", "output out.onnx is another file of this command"),
+    "artifacts in a missing folder": (f"{GOOD} --artifacts none/kept", "folder none does not exist"),
+    "half inputs of a float model": (f"{GOOD} --float-io", "--float-io needs --float fp16 or bf16"),
+    "unknown float type": (f"{GOOD} --float fp17", "'--float': 'fp17' is not one of 'fp32'"),
+    "conversion of a float model": (
+        "convert model.onnx -o out.onnx",
+        "model.onnx is not quantized; quantize it with `onnxfq quantize`",
+    ),
+    "missing option": ("quantize model.onnx --data data.npz", "--output"),
+    "no data": ("quantize model.onnx -o out.onnx", "recipe tensorrt-int8 needs data to observe"),
+    "unknown option": (f"{GOOD} --bits 8", "--bits"),
+    "unknown command": ("quantise model.onnx", "quantise"),
+    "negative batch": (f"{GOOD} --batch -1", "--batch"),
+    "scale that is no number": (f"{GOOD} --scale big", "--scale is 'big'; give a number, as 0.5"),
+    "scale of a fraction": (f"{GOOD} --scale 1/0", "--scale is '1/0'; give a number, as 0.5"),
+    "mean of a wrong number of channels": (
+        f"{GOOD} --mean 1,2",
+        "mean has 2 numbers, and the data 3 channels (nchw, [1, 3, 6, 6]); give 3 or one",
+    ),
+    "std of zero": (f"{GOOD} --std 0", "std is 0.0; a zero would lose the data"),
+    "size that is none": (f"{GOOD} --resize 224x", "--resize is '224x'; give width and height"),
+    "size of images for arrays": (
+        f"{GOOD} --resize 32x32",
+        "resize is for image files, and data.npz holds arrays; prepare them",
+    ),
+    "color of images for arrays": (f"{GOOD} --color bgr", "color is for image files, and data.npz"),
+    "empty path of data": ("quantize model.onnx --data= -o out.onnx", "the path of the data is empty"),
+    "too many threads": (f"{GOOD} --threads 1000000", "--threads"),
+    "unknown name in a module": (on("os:nosuchthing"), "module 'os' has no 'nosuchthing'"),
+    "unknown layout": (f"{GOOD} --layout nchv", "unknown layout 'nchv'; nearest: nchw"),
+    "unknown color": (f"{GOOD} --color grey", "unknown color 'grey'; nearest: gray"),
+    "limit of none": (f"{GOOD} --limit 0", "--limit"),
+    "unknown module": (
+        on("nowhere:feeds"),
+        "cannot import 'nowhere' of --data nowhere:feeds (ModuleNotFoundError: No module named 'nowhere')",
+    ),
+    "missing example": (f"{GOOD} --example none.npz", "no such file or folder: none.npz"),
+    "missing labels": (
+        "evaluate gemm.onnx gemm.onnx --data rows.npz --labels none.npy",
+        "no such file: none.npy",
+    ),
+    "dB of repair with a promise": (
+        f"{GOOD} --repair 25 --min-sqnr 30",
+        "repair is 25 dB, and a promise has its own aim; leave one of them out",
+    ),
+    "a metric without a promised drop": (
+        f"{GOOD} --metric perplexity --min-sqnr 20",
+        "labels and a metric measure a promised --max-drop; give it too, or leave them out",
+    ),
+    "a promised drop without a measure": (
+        f"{GOOD} --max-drop 1",
+        "--max-drop needs labels or a metric to measure the drop; give one, or use --min-sqnr",
+    ),
+    "two promises": (
+        f"{GOOD} --min-sqnr 20 --weight-bits 4",
+        "a promise is --min-sqnr, --max-drop or --weight-bits; give one of them",
+    ),
+    "a former word of repair": (
+        f"{GOOD} --repair none",
+        "--repair takes off, auto, thorough or a number of dB, got 'none'",
+    ),
+    "demo under a file": ("demo -o data.npz/demo", "cannot make folder data.npz/demo"),
+}
+PREPARED: dict[str, tuple[Callable[[], object], str, str]] = {
+    # The thing that was wrong: how it comes about, and the same.
     "not an ONNX file": (lambda: Path("model.onnx").write_text("hello"), GOOD, "model.onnx is not an ONNX"),
     "a folder as model": (
         lambda: Path("d").mkdir(),
@@ -123,8 +203,6 @@ MISTAKES = {
         GOOD,
         "nothing to quantize: it has no Conv, ConvTranspose, Gemm, MatMul",
     ),
-    "unknown recipe": (nothing, f"{GOOD} --recipe tensorrt-int9", "unknown recipe 'tensorrt-int9'"),
-    "missing recipe file": (nothing, f"{GOOD} --recipe none.yaml", "no such file: none.yaml"),
     "broken recipe file": (lambda: recipe("a: [1"), RECIPE, "recipe.yaml is not valid yaml"),
     "unknown recipe field": (lambda: recipe("activation: {}"), RECIPE, "recipe.yaml: activation"),
     "unknown qtype": (
@@ -148,11 +226,6 @@ MISTAKES = {
         "node 'conv', tensor 'x': TensorRT has no float4e2m1 per-tensor with e8m0 scales; use recipe "
         "tensorrt-mxfp8 or tensorrt-nvfp4, or target simulation",
     ),
-    "calibrator of dynamic activations": (
-        nothing,
-        f"{GOOD} --recipe onnxruntime-uint8-dynamic --calibrator mse",
-        "has dynamic scales for activations: none needs calibrator 'mse'",
-    ),
     "NVFP4 run by ONNX Runtime": (
         nvfp4,
         "evaluate gemm64.onnx nvfp4.onnx --data rows64.npz",
@@ -163,17 +236,6 @@ MISTAKES = {
         lambda: recipe("overrides: [{nodes: [cnv], keep_float: true}]"),
         RECIPE,
         "override names node 'cnv', which the model lacks; nearest: conv",
-    ),
-    "unknown calibrator": (nothing, f"{GOOD} --calibrator mean", "unknown calibrator 'mean'"),
-    "percentile out of range": (
-        nothing,
-        f"{GOOD} --calibrator percentile:101",
-        "must be a number from 50 to 100",
-    ),
-    "missing data": (
-        nothing,
-        on("none.npz"),
-        "no such file or folder: none.npz",
     ),
     "data that is no npz": (
         lambda: Path("data.npz").write_text("hello"),
@@ -232,51 +294,15 @@ MISTAKES = {
         on("feeds"),
         "input 'x' has 1 NaN and 0 infinite values in sample 1; remove it",
     ),
-    "output in a missing folder": (
-        nothing,
-        f"{GOOD[:-8]}none/out.onnx",
-        "folder none does not exist; create it first",
-    ),
-    "output under a file": (nothing, f"{GOOD[:-8]}data.npz/out.onnx", "cannot write data.npz/out.onnx"),
     "output is a folder": (
         lambda: Path("d").mkdir(),
         f"{GOOD[:-8]}d",
         "cannot write d: it is a folder; give a file name",
     ),
-    "output is the model": (
-        nothing,
-        f"{GOOD[:-8]}model.onnx",
-        "output model.onnx is another file of this command too; give",
-    ),
-    "output is the data": (
-        nothing,
-        f"{GOOD[:-8]}./data.npz",
-        "output data.npz is another file of this command",
-    ),
-    "name too long": (nothing, f"{GOOD[:-8]}{'a' * 300}.onnx", "File name too long"),
-    "report in a missing folder": (nothing, f"{GOOD} --report none/r.html", "folder none does not exist"),
-    "report is the output": (
-        nothing,
-        f"{GOOD} --report out.onnx",
-        "output out.onnx is another file of this command",
-    ),
-    "artifacts is a file": (
-        nothing,
-        f"{GOOD} --artifacts data.npz",
-        "output data.npz is another file of this command too; give another file name",
-    ),
-    "artifacts in a missing folder": (nothing, f"{GOOD} --artifacts none/kept", "folder none does not exist"),
-    "half inputs of a float model": (nothing, f"{GOOD} --float-io", "--float-io needs --float fp16 or bf16"),
-    "unknown float type": (nothing, f"{GOOD} --float fp17", "'--float': 'fp17' is not one of 'fp32'"),
     "half types without data": (
         own_files,
         "quantize model.onnx --statistics s.npz -o out.onnx --float fp16",
         "--float fp16 needs data",
-    ),
-    "conversion of a float model": (
-        nothing,
-        "convert model.onnx -o out.onnx",
-        "model.onnx is not quantized; quantize it with `onnxfq quantize`",
     ),
     "conversion for an unknown target": (
         quantized,
@@ -288,56 +314,16 @@ MISTAKES = {
         "handoff model.onnx -o full",
         "full exists and is not an empty folder; give a new one",
     ),
-    "missing option": (nothing, "quantize model.onnx --data data.npz", "--output"),
-    "no data": (nothing, "quantize model.onnx -o out.onnx", "recipe tensorrt-int8 needs data to observe"),
-    "unknown option": (nothing, f"{GOOD} --bits 8", "--bits"),
-    "unknown command": (nothing, "quantise model.onnx", "quantise"),
-    "negative batch": (nothing, f"{GOOD} --batch -1", "--batch"),
-    "scale that is no number": (nothing, f"{GOOD} --scale big", "--scale is 'big'; give a number, as 0.5"),
-    "scale of a fraction": (nothing, f"{GOOD} --scale 1/0", "--scale is '1/0'; give a number, as 0.5"),
-    "mean of a wrong number of channels": (
-        nothing,
-        f"{GOOD} --mean 1,2",
-        "mean has 2 numbers, and the data 3 channels (nchw, [1, 3, 6, 6]); give 3 or one",
-    ),
-    "std of zero": (nothing, f"{GOOD} --std 0", "std is 0.0; a zero would lose the data"),
-    "size that is none": (nothing, f"{GOOD} --resize 224x", "--resize is '224x'; give width and height"),
-    "size of images for arrays": (
-        nothing,
-        f"{GOOD} --resize 32x32",
-        "resize is for image files, and data.npz holds arrays; prepare them",
-    ),
-    "color of images for arrays": (nothing, f"{GOOD} --color bgr", "color is for image files, and data.npz"),
-    "empty path of data": (
-        nothing,
-        "quantize model.onnx --data= -o out.onnx",
-        "the path of the data is empty",
-    ),
-    "too many threads": (nothing, f"{GOOD} --threads 1000000", "--threads"),
     "table over the encodings": (
         own_files,
         "calibrate model.onnx --plan p.json --statistics s.npz -o out.json --table-csv out.json",
         "output out.json is another file of this command",
-    ),
-    "unknown name in a module": (
-        nothing,
-        on("os:nosuchthing"),
-        "module 'os' has no 'nosuchthing'",
     ),
     "another document": (
         own_files,
         "insert model.onnx --plan p.json --encodings p.json -o out.onnx",
         "format: is 'onnxfq.plan/1', wanted is 'onnxfq.encodings/1'",
     ),
-    "unknown layout": (nothing, f"{GOOD} --layout nchv", "unknown layout 'nchv'; nearest: nchw"),
-    "unknown color": (nothing, f"{GOOD} --color grey", "unknown color 'grey'; nearest: gray"),
-    "limit of none": (nothing, f"{GOOD} --limit 0", "--limit"),
-    "unknown module": (
-        nothing,
-        on("nowhere:feeds"),
-        "cannot import 'nowhere' of --data nowhere:feeds (ModuleNotFoundError: No module named 'nowhere')",
-    ),
-    "missing example": (nothing, f"{GOOD} --example none.npz", "no such file or folder: none.npz"),
     "plan of another model": (
         lambda: staged_files(shared_weight()),
         "observe model.onnx --plan p.json --data data.npz -o out.npz",
@@ -373,12 +359,6 @@ MISTAKES = {
         "calibrate model.onnx --plan p.json --statistics s.npz --calibrator mean -o out.json",
         "unknown calibrator 'mean'",
     ),
-    "plan over the model": (
-        nothing,
-        "plan model.onnx -o model.onnx",
-        "output model.onnx is another file of this command",
-    ),
-    "plan into a missing folder": (nothing, "plan model.onnx -o none/p.json", "folder none does not exist"),
     "switch without simulation": (
         own_files,
         "insert model.onnx --plan p.json --encodings e.json --switchable -o out.onnx",
@@ -394,42 +374,11 @@ MISTAKES = {
         "evaluate gemm.onnx gemm.onnx --data rows.npz --labels labels.npy",
         "2 labels for at least 6 rows of output 'y'; give one label per row",
     ),
-    "missing labels": (
-        nothing,
-        "evaluate gemm.onnx gemm.onnx --data rows.npz --labels none.npy",
-        "no such file: none.npy",
-    ),
     "other outputs": (
         lambda: onnx.save(build("g (float[6,4] x) => (float[6,4] z) { z = Relu (x) }"), "z.onnx"),
         "evaluate gemm.onnx z.onnx --data rows.npz",
         "z.onnx has outputs z, the reference y",
     ),
-    "dB of repair with a promise": (
-        nothing,
-        f"{GOOD} --repair 25 --min-sqnr 30",
-        "repair is 25 dB, and a promise has its own aim; leave one of them out",
-    ),
-    "a metric without a promised drop": (
-        nothing,
-        f"{GOOD} --metric perplexity --min-sqnr 20",
-        "labels and a metric measure a promised --max-drop; give it too, or leave them out",
-    ),
-    "a promised drop without a measure": (
-        nothing,
-        f"{GOOD} --max-drop 1",
-        "--max-drop needs labels or a metric to measure the drop; give one, or use --min-sqnr",
-    ),
-    "two promises": (
-        nothing,
-        f"{GOOD} --min-sqnr 20 --weight-bits 4",
-        "a promise is --min-sqnr, --max-drop or --weight-bits; give one of them",
-    ),
-    "a former word of repair": (
-        nothing,
-        f"{GOOD} --repair none",
-        "--repair takes off, auto, thorough or a number of dB, got 'none'",
-    ),
-    "demo under a file": (nothing, "demo -o data.npz/demo", "cannot make folder data.npz/demo"),
 }
 
 
@@ -438,12 +387,12 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
     return {str(p): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", [*MISTAKES, *PREPARED])
 def test_mistakes(
     mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One line on stderr with the thing and the remedy, an exit code, no file written, not even half."""
-    prepare, line, says = MISTAKES[mistake]
+    prepare, line, says = PREPARED.get(mistake) or (lambda: None, *MISTAKES[mistake])
     monkeypatch.chdir(tmp_path)
     onnx.save(conv_relu(), "model.onnx")
     onnx.save(gemm(), "gemm.onnx")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_server import CommandServer, command_server
+from command_server import CommandServer
 from command_table import SOUND, TABLE, VALUES, Parameter, values_of, with_value
 from fuzzed_inputs import snapshot, write_inputs
 
@@ -48,13 +48,6 @@ ODD: dict[str, Callable[[Path], object]] = {
     "empty": lambda path: path.touch(),
 }
 """Odd paths, and how they are made."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[CommandServer]:
-    """One server for all cases."""
-    with command_server() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

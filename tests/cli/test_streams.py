@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from builders import conv_relu, feed_for
-from command_server import CommandServer, command_server
+from command_server import CommandServer
 from loops import loop_over
 
 import onnxfq
@@ -63,13 +62,6 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[CommandServer]:
-    """One server for commands whose process is not the point."""
-    with command_server() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory, server: CommandServer) -> Path:
     """Inputs of every command."""
     folder = tmp_path_factory.mktemp("files")
@@ -106,7 +98,7 @@ ENDINGS = {
     "> /dev/null 2> /dev/full": (0, 0),
     "<&- >&- 2>&-": (0, 0),
 }
-"""What becomes of the streams, the exit code, and the number of errors."""
+"""Endings of a line of bash, each with its exit code and its number of errors."""
 
 
 def test_streams(files: Path, request: pytest.FixtureRequest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 import pytest
 from builders import feed_for, two_branch
 
+from onnxfq.cli.digits import run_demo
 from onnxfq.cli.main import COMMANDS, main
 
 PART = re.compile(r"[^./:_,]*[./:_,]+|[^./:_,]+")
@@ -99,8 +101,9 @@ def test_lines_fit(
 ) -> None:
     """At 80, 100 and 140 columns each line of several words fits; the words are those of a wide terminal."""
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("onnxfq.cli.digits.run_demo", cache(run_demo))
     shown = {}
-    for columns in (1000, 80, 100, 140)[: 4 if name != "demo" else 2]:
+    for columns in (1000, 80, 100, 140):
         monkeypatch.setattr("onnxfq.cli.streams.measure_room", lambda stream, columns=columns: columns)
         main(LINES[name].format(columns).split())
         shown[columns] = capfd.readouterr().out

@@ -214,8 +214,6 @@ def test_numbers_for_channels() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"layout": "nchv"}, "unknown layout 'nchv'; nearest: nchw"),
-        ({"color": "grey"}, "unknown color 'grey'; nearest: gray"),
         ({"nonfinite": "drop"}, "unknown nonfinite 'drop'; nearest: stop"),
         ({"limit": 0}, "limit is 0; read at least 1 sample"),
         ({"resize": (0, 3)}, "resize is 0x3; give a width and height of at least 1"),

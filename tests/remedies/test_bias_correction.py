@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from builders import Arrays, build, weights
 
-from onnxfq import RunOptions, quantize
+from onnxfq import QuantizeResult, RunOptions, quantize
 from onnxfq.calibration.weights import InputView
 from onnxfq.documents.encodings import Encodings
 from onnxfq.documents.recipe import Recipe
@@ -229,15 +229,14 @@ def test_refusals(text: str, why: str) -> None:
 def test_quantize_keeps_only_a_gain() -> None:
     """`quantize` names the correction in file and summary; without a gain it changes no bit of the model."""
     recipe = RECIPES["tensorrt-int4"].override(weights={"rounding": "nearest"})
-    recipe = recipe.model_copy(update={"bias_correction": "auto"})
     proto = row_layer("[fc] h = MatMul (x, w) [add] y = Add (h, b)", w=weights(64, 6), b=weights(6))
-    made = quantize(proto, ROWS, recipe=recipe, accuracy=AccuracyTarget(repair=None))
-    none = quantize(
-        proto,
-        ROWS,
-        recipe=recipe.model_copy(update={"bias_correction": "none"}),
-        accuracy=AccuracyTarget(repair=None),
-    )
+
+    def correct(rows: np.ndarray, way: str) -> QuantizeResult:
+        chosen = recipe.model_copy(update={"bias_correction": way})
+        nothing, options = AccuracyTarget(repair=None), RunOptions(batch=40)
+        return quantize(proto, rows, recipe=chosen, accuracy=nothing, options=options)
+
+    made, none = (correct(ROWS, way) for way in ("auto", "none"))
     assert not none.trial("biases").is_needed and made.trial("biases").is_kept
     assert {p.key: p.value for p in made.qdq.metadata_props}["onnxfq.bias_correction"] == "auto"
     trial = made.trial("biases")
@@ -247,15 +246,7 @@ def test_quantize_keeps_only_a_gain() -> None:
     assert after > before + 0.1
     centred = ROWS * np.where(RNG.random(ROWS.shape) < 0.5, -1, 1).astype(np.float32)
     centred = np.concatenate([centred, -centred])  # means of 0
-    left = quantize(
-        proto, centred, recipe=recipe, accuracy=AccuracyTarget(repair=None), options=RunOptions(batch=40)
-    )
-    same = quantize(
-        proto,
-        centred,
-        recipe=recipe.model_copy(update={"bias_correction": "none"}),
-        accuracy=AccuracyTarget(repair=None),
-    )
+    left, same = (correct(centred, way) for way in ("auto", "none"))
     assert left.trial("biases").is_needed and not left.trial("biases").is_kept
     assert left.qdq.SerializeToString() == same.qdq.SerializeToString()
     assert left.trial("biases").result == "left" and left.trial("biases").figures

@@ -120,8 +120,15 @@ def sqnr(proto: onnx.ModelProto, chosen: Recipe) -> float:
 
 def quantize(proto: onnx.ModelProto, chosen: Recipe) -> onnxfq.QuantizeResult:
     """Return the quantized model without unasked remedies, compared on all feeds."""
-    result = onnxfq.quantize(proto, feeds(proto), recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None))
-    return compared_on_all(proto, result)
+    return compared_on_all(proto, unrepaired(proto, feeds(proto), chosen))
+
+
+def unrepaired(
+    proto: onnx.ModelProto, data: object, chosen: Recipe, exact: bool = False
+) -> onnxfq.QuantizeResult:
+    """Return the quantized model without unasked remedies."""
+    nothing, options = onnxfq.AccuracyTarget(repair=None), onnxfq.RunOptions(exact=exact)
+    return onnxfq.quantize(proto, data, recipe=chosen, accuracy=nothing, options=options)
 
 
 def compared_on_all(proto: onnx.ModelProto, result: onnxfq.QuantizeResult) -> onnxfq.QuantizeResult:
@@ -200,9 +207,7 @@ def test_factors_cost_a_trained_network_nothing() -> None:
     images = np.load(folder / "mnist_t10k.npz")["images"][:32].astype(np.float32)
     proto, data = onnx.load(folder / "mnist_op8.onnx"), [{"Input3": image[None]} for image in images]
     found = [
-        output_db(
-            onnxfq.quantize(model, data, recipe=recipe(way), accuracy=onnxfq.AccuracyTarget(repair=None))
-        )
+        output_db(unrepaired(model, data, recipe(way)))
         for model in (onnxfq.load(proto).proto, scale_channels(onnxfq.load(proto).proto, 0))
         for way in ("none", "cross_layer")
     ]
@@ -251,12 +256,7 @@ def test_outliers_of_normalizations_cost_little(name: str, tmp_path: Path) -> No
     # Two normalizations in each of three layers, the last one, and the ends of GELU.
     assert planted == {"vit": 10, "llama": 7}[name]
     damaged = fold_factors(model, analysis, exponents).proto
-    plain, smooth = (
-        onnxfq.quantize(
-            damaged, data, recipe=recipe("none", how), accuracy=onnxfq.AccuracyTarget(repair=None)
-        )
-        for how in ("none", "auto")
-    )
+    plain, smooth = (unrepaired(damaged, data, recipe("none", how)) for how in ("none", "auto"))
     one, other = (r.evaluation.candidates[0].outputs[0].sqnr_db for r in (plain, smooth))
     assert other > one + 6
     assert len(smooth.model.proto.graph.node) == len(model.proto.graph.node)
@@ -267,13 +267,7 @@ def test_what_a_body_reads_keeps_its_size() -> None:
     proto = network(BRANCHES, 50.0)
     data = [{**feed, "c": np.asarray(at % 2 == 0)} for at, feed in enumerate(feeds(proto))]
     plain, smooth = (
-        onnxfq.quantize(
-            proto,
-            data,
-            recipe=recipe(*how),
-            accuracy=onnxfq.AccuracyTarget(repair=None),
-            options=onnxfq.RunOptions(exact=True),
-        )
+        unrepaired(proto, data, recipe(*how), exact=True)
         for how in (("none", "none"), ("cross_layer", "0.7"))
     )
     assert smooth.equalization is not None
@@ -289,7 +283,7 @@ def test_low_outputs_are_smoothed() -> None:
     proto = network(PRE_NORM, 50.0)
     named = {"activations": {"calibrator": "minmax"}, "weights": {"rounding": "nearest"}}
     chosen = recipe("none").override(**named)
-    plain = onnxfq.quantize(proto, feeds(proto), recipe=chosen, accuracy=onnxfq.AccuracyTarget(repair=None))
+    plain = unrepaired(proto, feeds(proto), chosen)
     plain_db = output_db(plain)
 
     def repair(data: object, aim_db: float) -> onnxfq.QuantizeResult:
@@ -319,17 +313,7 @@ def test_only_the_group_that_does_harm_is_left(monkeypatch: pytest.MonkeyPatch) 
     assert len(split.unused) >= 4
     numbers = {sample["x"].tobytes(): number for number, sample in enumerate(samples)}
     monkeypatch.setattr("onnxfq.data.digest.sample_digest", lambda sample: numbers[sample["x"].tobytes()])
-    options = onnxfq.RunOptions(exact=True)
-    plain, smooth = (
-        onnxfq.quantize(
-            proto,
-            samples,
-            recipe=recipe("none", way),
-            accuracy=onnxfq.AccuracyTarget(repair=None),
-            options=options,
-        )
-        for way in ("none", "auto")
-    )
+    plain, smooth = (unrepaired(proto, samples, recipe("none", way), exact=True) for way in ("none", "auto"))
     assert smooth.equalization is not None
     left = {group.tensor: group.why for group in smooth.equalization.groups if group.why}
     assert left == {"c": HARMFUL}
@@ -348,12 +332,7 @@ def test_a_new_mul_smooths_what_a_sum_reads_too() -> None:
     added = [node for node in result.model.proto.graph.node if node.op_type == "Mul"]
     assert [(node.input[0], node.output[0]) for node in added] == [("n", "n/scaled")]
     assert [node.input[0] for node in result.model.proto.graph.node if node.op_type == "Add"] == ["n"]
-    plain = onnxfq.quantize(
-        network(POST_NORM),
-        feeds(proto),
-        recipe=recipe("none", "0.7"),
-        accuracy=onnxfq.AccuracyTarget(repair=None),
-    )
+    plain = unrepaired(network(POST_NORM), feeds(proto), recipe("none", "0.7"))
     assert not any(node.op_type == "Mul" for node in plain.model.proto.graph.node)
 
 
@@ -364,16 +343,7 @@ def test_a_new_mul_where_only_a_run_finds_the_rank() -> None:
     proto = network(text, 50.0)
     data = [{"u": f["x"].reshape(-1, 144), "s": np.asarray([-1, 9, 16])} for f in feeds(network(POST_NORM))]
     options = onnxfq.RunOptions(exact=True)
-    found = [
-        onnxfq.quantize(
-            proto,
-            data,
-            recipe=recipe("none", way),
-            accuracy=onnxfq.AccuracyTarget(repair=None),
-            options=options,
-        )
-        for way in ("none", "0.7")
-    ]
+    found = [unrepaired(proto, data, recipe("none", way), exact=True) for way in ("none", "0.7")]
     scores = onnxfq.evaluate(
         proto, {str(at): one.simulation for at, one in enumerate(found)}, data, options=options
     )
@@ -390,8 +360,7 @@ def test_other_formats_take_the_methods_too(name: str) -> None:
     if base.activations is not None and not base.activations.dynamic:
         base = base.override(activations={"equalize": "auto"})
     plain, smooth = (
-        onnxfq.quantize(proto, feeds(proto), recipe=r, accuracy=onnxfq.AccuracyTarget(repair=None))
-        for r in (RECIPES[name], base.override(smooth="auto"))
+        unrepaired(proto, feeds(proto), r) for r in (RECIPES[name], base.override(smooth="auto"))
     )
     one, other = (min(o.sqnr_db for o in r.evaluation.candidates[0].outputs) for r in (plain, smooth))
     assert other > one - 0.5

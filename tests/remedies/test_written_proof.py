@@ -21,7 +21,8 @@ from builders import build, weights
 import onnxfq
 from onnxfq.cli.main import main
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.remedies import runtime_cure, written_proof
+from onnxfq.judging import written_proof
+from onnxfq.remedies import runtime_cure
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
 from onnxfq.targets import Target, TargetPolicy, register_target

@@ -50,13 +50,6 @@ def test_accuracy_counts_labels() -> None:
     assert result.candidates[0].accuracy == 0.0
 
 
-@pytest.mark.parametrize("count", [1, 3], ids=["too few", "too many"])
-def test_number_of_labels(count: int) -> None:
-    """Labels and rows must be equally many; the error has both numbers."""
-    with pytest.raises(DataError, match=rf"{count} labels for .*2 rows of output 'y'; give one label per"):
-        score_models(REFERENCE, {"minus": NEGATED}, [{"x": X}], labels=np.zeros(count, np.int64))
-
-
 def test_too_few_labels_are_found_early() -> None:
     """The first feed beyond the labels ends the run; a few more may have been read."""
     read = []

@@ -17,8 +17,9 @@ from onnx import TensorProto, numpy_helper
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.cli.main import main
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
-from onnxfq.errors import DataError, ModelError
+from onnxfq.errors import ModelError
 from onnxfq.graph.normalize.shapes import add_shapes, with_shapes
+from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.placement.half_range import masks, unfit
@@ -41,9 +42,10 @@ HALF = HALF_TYPES["fp16"]
 def cast(
     proto: onnx.ModelProto, options: FloatOptions = FP16, recipe: str = "tensorrt-int8"
 ) -> QuantizeResult:
-    """Quantize on three random feeds with the remainder as in `options`."""
-    feeds = [feed_for(proto, seed) for seed in range(3)]
-    return quantize(proto, feeds, recipe=whole_recipe(recipe), options=QuantizeOptions(floats=options))
+    """Quantize on three random feeds with the remainder as in `options`; remedies say nothing of it."""
+    feeds, how = [feed_for(proto, seed) for seed in range(3)], QuantizeOptions(floats=options)
+    nothing = AccuracyTarget(repair=None)
+    return quantize(proto, feeds, recipe=whole_recipe(recipe), accuracy=nothing, options=how)
 
 
 def types(proto: onnx.ModelProto) -> dict[str, int]:
@@ -337,12 +339,6 @@ def test_bfloat16_is_not_run():
     result = cast(linear(16, 6), BF16)
     assert result.evaluation.notes == ("Q/DQ model not run: ONNX Runtime has no kernels for bfloat16",)
     assert explain_unsupported(result.qdq)
-
-
-def test_data_is_needed():
-    """Ranges are seen in data only: without any, half types are refused in one line."""
-    with pytest.raises(DataError, match="^--float fp16 needs data"):
-        quantize(linear(16, 6), None, recipe="tensorrt-int8-weights", options=QuantizeOptions(floats=FP16))
 
 
 def test_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]):

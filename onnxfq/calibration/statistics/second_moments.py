@@ -109,7 +109,7 @@ def _reader(
 
 
 def _no_accumulator(observed: ObservedInput) -> Accumulator[InputSums]:
-    raise NotImplementedError("sampled inputs wait in a file: see `remedies.moments.SampledInput`")
+    raise NotImplementedError("sampled inputs wait in a file: see `layers.moments.SampledInput`")
 
 
 MOMENTS: Kind[InputSums] = Kind(

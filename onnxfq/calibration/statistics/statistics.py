@@ -23,7 +23,6 @@ from onnxfq.calibration.statistics.moments import MomentSums
 from onnxfq.calibration.statistics.registry import KINDS
 from onnxfq.calibration.statistics.second_moments import (
     MOMENTS,
-    OBSERVE_MOMENTS,
     InputSums,
     is_read_later,
 )
@@ -257,11 +256,6 @@ class Statistics:
         """Read a file of `save`; sums of moments stay in it. Raises StatisticsError for any fault."""
         try:
             names = npz_names(path)
-            if "head" in names:
-                raise StatisticsError(
-                    f"{path} has moments in the form of an earlier version; gather them again with "
-                    f"{OBSERVE_MOMENTS}"
-                )
             later = [name for name in names if is_read_later(name)]
             arrays = _check_columns(load_npz(path, set(names).difference(later)))
             return replace(_unpack(_StoredColumns(Path(path), arrays, later)), source=str(path))
