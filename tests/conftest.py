@@ -80,7 +80,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Note the processor time of each part of a test, that of its children included."""
+    """Note the processor time of each part of a test, with its children."""
     global _before
     report = yield
     now = sum(os.times()[:4])
@@ -104,7 +104,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put dear files first: with several workers no file is left for one of them at the end.
 
-    Of grids and of dear files a sample stays; pytest counts the others as deselected.
+    A sample stays of grids and of dear files; pytest counts the others as deselected.
     """
     paths = {item.path for item in items}
     seconds = {path: duration_of(path) for path in paths}
