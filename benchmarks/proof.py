@@ -17,13 +17,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from network_list import ListedNetwork, draw_feed
 from real_cases import CASES, Folder
 from shapes import NETWORKS
 from timing import machine, markdown_table, write_section
+
+import onnxfq
+from onnxfq.data.model_inputs import input_specs
 
 TARGETS = ("onnxruntime", "openvino")
 FEW, MANY = 16, 64
@@ -36,6 +39,26 @@ _WITHOUT = (
     "runtime_cure.prove = lambda *given, **named: Proof(); "
 )
 WAYS = {"without": _START.format(_WITHOUT), "with": _START.format("")}
+
+
+class ListedNetwork(NamedTuple):
+    """A network with data to calibrate it."""
+
+    name: str
+    model: onnx.ModelProto
+    feeds: list[dict[str, Any]]
+
+
+def draw_feed(proto: onnx.ModelProto, seed: int) -> dict[str, np.ndarray]:
+    """Return random values for each input."""
+    rng, feed = np.random.default_rng(seed), {}
+    for spec in input_specs(onnxfq.load(proto).proto):
+        shape = [size if isinstance(size, int) else 1 for size in spec.shape or ()]
+        if np.dtype(spec.dtype).kind == "f":
+            feed[spec.name] = rng.standard_normal(shape).astype(spec.dtype)
+        else:
+            feed[spec.name] = rng.integers(0, 2, shape).astype(spec.dtype)
+    return feed
 
 
 def list_networks(folder: Path | None, names: list[str]) -> Iterator[ListedNetwork]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import types
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,14 +96,16 @@ class CommandServer:
         seconds: float = SECONDS,
         memory: int = _ADDRESSES,
         read: bool = True,
+        program: str = "onnxfq",
     ) -> Ended:
         """Run `onnxfq ARGUMENTS` in the folder `cwd` to its end, for `seconds` and in `memory` at most.
 
+        The program `python` makes every warning an error.
         Without `read` standard output is a pipe that nobody reads.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         job = {"arguments": list(arguments), "cwd": str(cwd), "seconds": seconds, "memory": memory}
-        job |= {"to": str(self._folder), "read": read}
+        job |= {"to": str(self._folder), "read": read, "program": program}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
@@ -109,14 +114,14 @@ class CommandServer:
 
 
 @contextmanager
-def command_server() -> Iterator[CommandServer]:
-    """Yield a server; it ends with the block."""
+def command_server(*modules: str) -> Iterator[CommandServer]:
+    """Yield a server, which imports `modules` too; it ends with the block."""
     with tempfile.TemporaryDirectory() as folder:
         # The package that this process has: installed, or of the checkout.
         home = str(Path(onnxfq.__file__).parents[1])
         path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
         process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -139,6 +144,8 @@ def _serve() -> None:
     for path in sorted(home.glob("*/**/[!_]*.py")):
         if path.relative_to(home).parts[0] != "torch":
             importlib.import_module(".".join(path.relative_to(home.parent).with_suffix("").parts))
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     for line in sys.stdin:
         job = json.loads(line)
         start = time.monotonic()
@@ -185,8 +192,8 @@ def _run(job: dict[str, Any]) -> NoReturn:
             unread, pipe = os.pipe()
             os.close(unread)
             os.dup2(pipe, 1)
-        sys.argv = ["onnxfq", *job["arguments"]]
-        code = main()
+        sys.argv = [job["program"], *job["arguments"]]
+        code = main() if job["program"] == "onnxfq" else _run_python(job["arguments"])
     except BaseException:
         import traceback
 
@@ -195,6 +202,20 @@ def _run(job: dict[str, Any]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _run_python(words: Sequence[str]) -> int:
+    """Run `python -W error WORDS`: the text of a program behind -c, or its file."""
+    warnings.simplefilter("error")
+    sys.argv = list(words)
+    if words[0] == "-c":
+        sys.path.insert(0, "")
+        module = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(words[1], "<string>", "exec"), module.__dict__)
+    else:
+        sys.path.insert(0, str(Path(words[0]).parent))
+        runpy.run_path(words[0], run_name="__main__")
+    return 0
 
 
 if __name__ == "__main__":

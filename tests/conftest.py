@@ -80,7 +80,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Note the processor time of each part of a test, that of its children included."""
+    """Note the processor time of each part of a test, with its children."""
     global _before
     report = yield
     now = sum(os.times()[:4])
@@ -104,20 +104,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put dear files first: with several workers no file is left for one of them at the end.
 
-    Of grids and of dear files a sample stays; pytest counts the others as deselected.
+    A sample stays of grids and of dear files; pytest counts the others as deselected.
     """
-    items.sort(key=lambda item: -duration_of(item.path))
-    texts = {path: path.read_text(encoding="utf-8") for path in {item.path for item in items}}
+    paths = {item.path for item in items}
+    seconds = {path: duration_of(path) for path in paths}
+    asking = {path for path in paths if NAMES_A_RUNTIME.search(path.read_text(encoding="utf-8"))}
+    items.sort(key=lambda item: -seconds[item.path])
     for item in items:
-        if NAMES_A_RUNTIME.search(texts[item.path]):
+        if item.path in asking:
             item.add_marker("runtime")
         if item.get_closest_marker("wide_sums") and sums_saturate():
             item.add_marker(pytest.mark.skip(SATURATES))
     left_out = set[pytest.Item]()
     if config.stash[_SAMPLED]:
         plain = [item for item in items if item.get_closest_marker("sample") is None]
-        dear = {path for path in {item.path for item in plain} if duration_of(path) >= DEAR}
-        left_out |= {item for item in plain if item.path in dear}
+        left_out |= {item for item in plain if seconds[item.path] >= DEAR}
     if not config.getoption("--all-cases"):
         left_out |= set(items) - choose_cases(items)
     if left_out:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -32,7 +31,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], A
     """Return what imports a script of benchmarks/ by its name; a tiny network is there for it."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    for name in ("quantize", "sensitivity", "diagnose", "repair_costs", "streams"):
+    for name in ("quantize", "diagnose", "streams"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     onnx.save(tiny_network(), tmp_path / "tiny.onnx")
     return import_module
@@ -48,29 +47,12 @@ def test_the_whole_job_is_measured(tmp_path: Path, script: Callable[[str], Any])
     assert (tmp_path / "onnxfq.onnx").exists() and (tmp_path / "onnxruntime.onnx").exists()
 
 
-def test_the_ranking_is_measured(tmp_path: Path, script: Callable[[str], Any]) -> None:
-    """Each job gives one row; the ranking reads the statistics of the calibration."""
-    rows = script("sensitivity").measure(tmp_path / "tiny.onnx", 2, threads=1, rounds=1)
-    assert [row[1] for row in rows] == ["plain inference", "calibration", "ranking"]
-    assert all(float(row[2]) > 0 and float(row[4]) > 0 for row in rows)
-    assert json.loads((tmp_path / "tiny.groups.json").read_text())["samples"] == 2
-
-
 def test_the_diagnosis_is_measured(tmp_path: Path, script: Callable[[str], Any]) -> None:
     """Each job gives one row of figures, no error."""
     diagnose = script("diagnose")
     rows = diagnose.measure(tmp_path / "tiny.onnx", 4, threads=1, rounds=1)
     assert [row[1] for row in rows] == list(diagnose.JOBS)
     assert all(float(cell) > 0 for row in rows for cell in row[2:])
-
-
-def test_the_cost_of_repair_is_measured(tmp_path: Path, script: Callable[[str], Any]) -> None:
-    """A command has times, and figures from its JSON."""
-    (tmp_path / "tiny.onnx").rename(tmp_path / "model.onnx")
-    x = np.random.default_rng(0).normal(size=(2, 3, 224, 224)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x)
-    run = script("repair_costs").quantize(tmp_path, "off")
-    assert 0 < run.processor and 0 < run.seconds and 20 < run.noise_db < 80 and run.floats == 0
 
 
 def test_what_lies_behind_a_choice_is_measured(
@@ -154,6 +136,7 @@ def cells_of(file: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
 
 
+@pytest.mark.sample
 def test_the_comparison_in_the_readme_is_the_measured_one() -> None:
     """Times equal `results/quantize.md`, accuracies `results/peers.md`; other cells say so."""
     times = {(row[0], row[2]): row[4] for row in cells_of("benchmarks/results/quantize.md") if row[1] == "64"}

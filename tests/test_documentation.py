@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +20,9 @@ from integer_kernels import SATURATES, sums_saturate
 from loops import loop_over
 from pages import BLOCK, INSTALLS, ROOT, TUTORIALS, blocks, steps
 
+import onnxfq
 from onnxfq.cli.digits import DemoResult, run_demo
+from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.quantizing.pipeline import quantize
 from onnxfq.support.resources import package_file
 
@@ -30,21 +31,21 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
-    """The demo, in its folder below the pages."""
-    return run_demo(tmp_path_factory.mktemp("pages") / "onnxfq-demo")
+    """The demo, in a folder of the name that the command gives it."""
+    return run_demo(tmp_path_factory.mktemp("demo") / "onnxfq-demo")
 
 
 @pytest.fixture(scope="module")
-def workdir(demo: DemoResult) -> Path:
-    """A folder with the files that pages begin with: the demo's, digits, a decoder, checkpoints."""
-    folder = demo.files[0].parent.parent
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that pages begin with: digits, a decoder, checkpoints."""
+    folder = tmp_path_factory.mktemp("pages")
     shutil.copy(package_file("digits", "digits_cnn.onnx"), folder / "model.onnx")
     with np.load(package_file("digits", "mnist_t10k.npz")) as data:
         images = data["images"].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
         labels = data["labels"]
-    np.savez(folder / "calibration.npz", image=images[8000:8064])
-    np.savez(folder / "test.npz", image=images[8500:8600])
-    np.save(folder / "labels.npy", labels[8500:8600])
+    np.savez(folder / "calibration.npz", image=images[8000:8040])
+    np.savez(folder / "test.npz", image=images[8500:8532])
+    np.save(folder / "labels.npy", labels[8500:8532])
     for_cpu = quantize(folder / "model.onnx", folder / "calibration.npz", recipe="onnxruntime-int8")
     onnx.save(for_cpu.qdq, folder / "model.onnxruntime.onnx")
     sizes = {"table": (64, 256), "up": (256, 512), "down": (512, 256), "last": (256, 64)}
@@ -70,35 +71,33 @@ def workdir(demo: DemoResult) -> Path:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[CommandServer]:
-    """Runs commands of onnxfq without the imports of each."""
-    with command_server() as made:
+    """Runs commands of onnxfq, and Python, without the imports of each."""
+    with command_server("torch.onnx", "torch.export", "onnxscript") as made:
         yield made
 
 
-def run(arguments: Sequence[str], folder: Path) -> None:
-    """Run Python in `folder`; fail with its output."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *arguments], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def run_page(page: Path, folder: Path, server: CommandServer) -> str:
-    """Run every command and every Python block of a page in `folder`; return what commands print."""
+    """Run every command and every Python block of a page in `folder`; return what commands print.
+
+    `onnxfq demo` is left out if its files are there; tests/cli/test_demo.py runs it.
+    """
     printed = ""
     for program, arguments in steps(page, folder):
-        if program == "python":
-            run(arguments, folder)
-        else:
-            done = server.run(arguments, folder, seconds=600)
-            assert done.code == 0, (arguments, done.out + done.err)
-            printed += done.out
+        if arguments == ["demo"] and (folder / "onnxfq-demo").exists():
+            continue
+        done = server.run(arguments, folder, seconds=600, program=program)
+        assert done.code == 0, (arguments, done.out + done.err)
+        printed += done.out if program == "onnxfq" else ""
     return printed
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page not in TUTORIALS], ids=lambda page: page.name
-)
+def sampled(pages: Iterable[Path], one: str) -> list[Any]:
+    """Mark the page with the stem `one`, which stands for all where a run takes a sample."""
+    marks = {one: pytest.mark.sample}
+    return [pytest.param(page, marks=marks.get(page.stem, ()), id=page.name) for page in pages]
+
+
+@pytest.mark.parametrize("page", sampled((page for page in PAGES if page not in TUTORIALS), "README"))
 def test_commands_and_code_run(page: Path, workdir: Path, tmp_path: Path, server: CommandServer) -> None:
     """Every command and every Python block of a page works as written, without another page."""
     if page.stem == "openvino":
@@ -116,12 +115,16 @@ LOSSES = {
 """Pattern of what `evaluate` prints for each model of a tutorial, and the largest ratio of two of them."""
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_a_tutorial_leads_to_checked_models(page: Path, tmp_path: Path, server: CommandServer) -> None:
+@pytest.mark.parametrize("page", sampled(TUTORIALS, "tutorial"))
+def test_a_tutorial_leads_to_checked_models(
+    page: Path, tmp_path: Path, server: CommandServer, request: pytest.FixtureRequest
+) -> None:
     """A newcomer's path: from an empty folder, through a tutorial as written, to what its text shows.
 
     The network has learned its task, the quantized ones keep it, and onnx's checker accepts them.
     """
+    if page.stem == "tutorial-onnx":
+        shutil.copytree(request.getfixturevalue("demo").files[0].parent, tmp_path / "onnxfq-demo")
     printed = run_page(page, tmp_path, server)
     shown = "".join(blocks(page, "text")).splitlines()
     assert shown and set(shown) <= set(printed.splitlines())
@@ -136,37 +139,31 @@ def test_a_tutorial_leads_to_checked_models(page: Path, tmp_path: Path, server: 
 
 
 @pytest.mark.sample
-def test_recipes_are_valid(workdir: Path) -> None:
+def test_recipes_are_valid(workdir: Path, tmp_path: Path) -> None:
     """The recipes of their page, of channels and of weights quantize a model; that in blocks is simulated."""
-    (recipe,) = blocks(ROOT / "docs" / "recipes.md", "yaml")
-    channels, simulated, _, weights = blocks(ROOT / "docs" / "formats.md", "yaml")
-    (workdir / "weights.yaml").write_text(weights, encoding="utf-8")
+    (named,) = blocks(ROOT / "docs" / "recipes.md", "yaml")
+    written = dict(
+        zip(("channels", "simulated", "", "weights"), blocks(ROOT / "docs/formats.md", "yaml"), strict=True)
+    )
+    for name, text in (written | {"named": named}).items():
+        (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
+    path, data = workdir / "model.onnx", workdir / "calibration.npz"
     proto = linear(64, 6)
-    alone = quantize(proto, [feed_for(proto)], recipe=workdir / "weights.yaml")
+    alone = quantize(proto, [feed_for(proto)], recipe=tmp_path / "weights.yaml")
     assert [p.role for p in alone.plan.placements] == ["weight"] and alone.rounding is not None
-    (workdir / "simulated.yaml").write_text(simulated, encoding="utf-8")
-    code = (
-        "import onnxfq; m = onnxfq.load('model.onnx');"
-        "p = onnxfq.make_plan(m, onnxfq.load_recipe('simulated.yaml'));"
-        "s = onnxfq.collect_statistics(m, p, onnxfq.open_feeds(m.proto, 'calibration.npz'));"
-        "c = onnxfq.insert_fake_quantize(m, p, onnxfq.calibrate(m, p, s));"
-        "assert onnxfq.evaluate('model.onnx', c, 'test.npz').candidates"
-    )
-    run(["-c", code], workdir)
-    (workdir / "recipe.yaml").write_text(recipe, encoding="utf-8")
-    code = (
-        "import onnxfq; r = onnxfq.quantize('model.onnx', 'calibration.npz', recipe='recipe.yaml');"
-        "assert [str(row) for row in r.plan.coverage()][-1] == 'Gemm 0/1', r.plan.coverage()"
-    )
-    run(["-c", code], workdir)
-    (workdir / "channels.yaml").write_text(channels, encoding="utf-8")
-    code = (
-        "import onnxfq; r = onnxfq.quantize('model.onnx', 'calibration.npz', recipe='channels.yaml');"
-        "assert all(len(r.encodings[p.tensor].scale) > 1 for p in r.plan.activations[1:]), r.encodings"
-    )
-    run(["-c", code], workdir)
+    model = onnxfq.load(path)
+    plan = onnxfq.make_plan(model, onnxfq.load_recipe(tmp_path / "simulated.yaml"))
+    statistics = onnxfq.collect_statistics(model, plan, onnxfq.open_feeds(model.proto, data))
+    simulated = onnxfq.insert_fake_quantize(model, plan, onnxfq.calibrate(model, plan, statistics))
+    assert onnxfq.evaluate(path, simulated, workdir / "test.npz").candidates
+    off = AccuracyTarget(repair=None)
+    kept = quantize(path, data, recipe=tmp_path / "named.yaml", accuracy=off)
+    assert [str(row) for row in kept.plan.coverage()][-1] == "Gemm 0/1"
+    many = quantize(path, data, recipe=tmp_path / "channels.yaml", accuracy=off)
+    assert all(len(many.encodings[p.tensor].scale) > 1 for p in many.plan.activations[1:])
 
 
+@pytest.mark.sample
 def test_install_commands_are_those_of_the_check() -> None:
     """The two commands of README are in README, and in the check that runs them from a clean clone."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -246,6 +243,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(file), f"{page.name} links to {target}"
 
 
+@pytest.mark.sample
 def test_every_page_is_linked_from_readme() -> None:
     """Who reads README finds every page of docs, in one step or two."""
     seen: set[Path] = set()

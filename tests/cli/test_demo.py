@@ -39,6 +39,7 @@ def test_files(demo: tuple[DemoResult, Path]) -> None:
     assert set(result.files) == set(folder.iterdir())
 
 
+@pytest.mark.sample
 def test_accuracies(demo: tuple[DemoResult, Path]) -> None:
     """The float network reads 1493 of 1500; int8 loses 5 at most, and scales per axis give less noise."""
     accuracies = demo[0].accuracies()

@@ -145,6 +145,7 @@ def test_quantize_times_what_it_wrote(capfd: pytest.CaptureFixture[str]) -> None
     assert ("1.00", "time of a run, float = 1") in tiles
 
 
+@pytest.mark.sample
 def test_evaluate_times_each_in_its_runtime(capfd: pytest.CaptureFixture[str]) -> None:
     """A file for another runtime is named, not timed; the record goes through `report`."""
     printed(capfd, f"quantize m.onnx --data d.npz {BOTH} -o out")

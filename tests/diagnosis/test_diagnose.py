@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -17,9 +18,23 @@ from quantized_files import sound
 import onnxfq
 from onnxfq import compare, diagnose, evaluate, quantize
 from onnxfq.cli.main import main
+from onnxfq.diagnosis.ranking import rank
+from onnxfq.diagnosis.reading.cause import Suspicion
 from onnxfq.diagnosis.registry import LAYER_DETECTORS, RANGE_DETECTORS
 
 Files = dict[str, Path]
+
+
+@pytest.mark.parametrize(("noise", "kinds"), [(1e-2, ["a", "b"]), (1e-5, ["a"])])
+def test_what_explains_part_of_a_sound_file_is_no_cause(noise: float, kinds: list[str]) -> None:
+    """From 30 dB on a cause that is not certain makes nine tenths of the noise, below a tenth of it."""
+    candidate = SimpleNamespace(opened=object(), whole=np.asarray([noise]), left_by=lambda trial: 1.0)
+    suspicions = [
+        Suspicion(kind="b", evidence="", harm=0.6),
+        Suspicion(kind="a", evidence="", harm=0.95),
+        Suspicion(kind="c", evidence="", harm=0.05),
+    ]
+    assert [one.kind for one in rank(candidate, suspicions)] == kinds
 
 
 @pytest.fixture(scope="module")

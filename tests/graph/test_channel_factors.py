@@ -164,6 +164,7 @@ def test_outputs_keep_their_bits(name: str) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("nodes", "why"),
     [

@@ -164,6 +164,7 @@ def test_power_of_two(qtype, symmetric, limits):
         assert low - slack <= limits[0] and limits[1] <= high + slack
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("amax", [127.0, 127.00001, 1.0, 3e-39, 3.4e38], ids=str)
 def test_power_of_two_by_hand(amax):
     """127 needs steps of 1; a hair more needs 2."""

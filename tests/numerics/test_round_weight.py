@@ -10,7 +10,7 @@ import pytest
 from onnxfq.calibration.calibrators import MSE
 from onnxfq.calibration.calibrators.groups import group_ranges
 from onnxfq.calibration.weights import InputMoments, MatrixView, RoundingJob, round_weight
-from onnxfq.calibration.weights.gptq import DAMPING, factorize, round_columns
+from onnxfq.calibration.weights.gptq import factorize, round_columns
 from onnxfq.calibration.weights.grid import WeightGrid
 from onnxfq.calibration.weights.qronos import correct_weights
 from onnxfq.numerics.affine import fake_quantize
@@ -51,7 +51,7 @@ def test_against_every_rounding():
 
 def published_gptq(weights, grid, moments):
     """Return the rounded weights by algorithm 1 of the paper with act-order: an inverse, by columns."""
-    damped = moments[0] + DAMPING * np.trace(moments[0]) / len(moments[0]) * np.eye(len(moments[0]))
+    damped = moments[0] + 0.01 * np.trace(moments[0]) / len(moments[0]) * np.eye(len(moments[0]))
     order = np.argsort(-np.diag(damped), kind="stable")
     factor = np.linalg.cholesky(np.linalg.inv(damped[np.ix_(order, order)])).T
     left, rounded, scale = weights[0][:, order].copy(), np.empty(weights.shape), grid.scale[0][:, order]

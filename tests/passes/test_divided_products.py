@@ -165,6 +165,7 @@ def test_nvfp4_is_divided(split: str) -> None:
         np.testing.assert_array_equal(joined, onnx.numpy_helper.to_array(whole))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("recipe", ["onnxruntime-int8", "tensorrt-int8", "tensorrt-fp8"])
 def test_only_where_tensorrt_needs_it(recipe: str) -> None:
     """Other targets keep one product; float8 is divided as int8 is."""

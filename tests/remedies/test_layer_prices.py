@@ -7,6 +7,7 @@ import pytest
 from builders import build, weights
 
 from onnxfq import sensitivity
+from onnxfq.judging.work import ALLOWED, Work
 
 
 def wide_and_narrow(size: int):
@@ -31,3 +32,12 @@ def test_prices(size: int, share: float) -> None:
         (5e7 + size * 3 * size / 4) / (1e8 + size * size * 15 / 16), rel=1e-6
     )
     assert groups["first"].price == pytest.approx(share, abs=0.16)
+
+
+def test_low_outputs_allow_three_times_the_work() -> None:
+    """Repair may take what `quantize` takes without it, thrice that for low outputs, and a floor."""
+    large = Work(nodes=100, samples=64, elements=10**6, products={"conv": 10**11})
+    assert large.allow(is_low=False) == large.base > large.runs(ALLOWED)
+    assert large.allow(is_low=True) == 3 * large.base
+    small = Work(nodes=10, samples=4, products={"conv": 10**6})
+    assert small.allow(is_low=False) == small.allow(is_low=True) == small.runs(ALLOWED)

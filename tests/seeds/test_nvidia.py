@@ -126,6 +126,10 @@ def test_learned_ends_clip_first():
     quantizer.load_calib_amax()
     quantizer.init_learn_amax()
     assert [p.item() for p in quantizer.parameters()] == [-5, 5]
+    quantizer.clip.clip_value_max.data.fill_(1.0)  # amax is the larger end
+    assert torch.equal(
+        quantizer(torch.tensor([-4.0, 4.0])), formula(torch.tensor([-4.0, 1.0]), torch.tensor(5.0))
+    )
     quantizer.disable_clip()
     assert not any(p.requires_grad for p in quantizer.parameters())
 

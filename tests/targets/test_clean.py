@@ -91,6 +91,7 @@ def test_weights_of_several_graphs(case: str) -> None:
     assert stored == ["w/q", "w/q_2"]
 
 
+@pytest.mark.sample
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 def test_upper_case_labels() -> None:
     """An Einsum whose equation has upper-case letters is written in lower case and runs in int8."""

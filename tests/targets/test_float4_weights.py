@@ -72,6 +72,7 @@ def wide_product() -> onnx.ModelProto:
     )
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", FORMS)
 def test_the_written_form(name: str) -> None:
     """Operators of ONNX alone, and none of them for activations."""

@@ -83,7 +83,10 @@ def compare(file: str, found: dict[str, dict[str, object]]) -> None:
         assert {**one, "builder": ""} == {**golden[name], "builder": ""}, told
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.sample if name == "unet" else ()) for name in NETWORKS],
+)
 def test_networks(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Well-known networks keep every node in low precision that is planned so, and `check` finds nothing."""
     monkeypatch.syspath_prepend(ROOT / "models")

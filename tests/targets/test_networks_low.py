@@ -14,10 +14,10 @@ import onnxfq
 from onnxfq.targets.target import BuildOptions
 
 MODELS = Path(__file__).parents[2] / "models"
-NETWORKS = ("resnet18", "mobilenetv2", "unet", "detector", "bert")
+NETWORKS = ("resnet18", "mobilenetv2", "unet", "detector")
 
 
-@pytest.fixture(params=NETWORKS)
+@pytest.fixture(params=[*NETWORKS, pytest.param("bert", marks=pytest.mark.sample)])
 def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> onnx.ModelProto:
     """Return one network with random weights, for one sample."""
     monkeypatch.syspath_prepend(str(MODELS))

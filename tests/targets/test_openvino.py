@@ -63,6 +63,8 @@ def planted() -> Iterator[tuple[str, Planted]]:
     )
     unsigned = weight(SQUARE, dtype=np.uint8, zero=128)
     yield "unsigned weight", (one_operator(CONV, unsigned), "weight-type", "float")
+    from_zero = weight(SQUARE, dtype=np.uint8, zero=0)
+    yield "unsigned weight from 0", (one_operator(CONV, from_zero), "weight-type", "float")
     yield "zero point of a weight", (one_operator(CONV, weight(SQUARE, zero=3)), "weight-type", "float")
     yield "weight alone", (one_operator(CONV.replace("(d,", "(x,"), square), "weight-only", "float")
     linear = dequantized(1) + "y = MatMul (x, w)"
@@ -171,7 +173,7 @@ def biased() -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("proto", "coverage"),
     [
-        (two_branch(), "Conv 3/3 low, Add 1/1 low"),
+        pytest.param(two_branch(), "Conv 3/3 low, Add 1/1 low", marks=pytest.mark.sample),
         (silu(), "Conv 3/3 low"),
         (mobile(), "Conv 6/6 low"),
         (
@@ -179,7 +181,7 @@ def biased() -> onnx.ModelProto:
             "Conv 4/4 low, MaxPool 1/1 low, GlobalAveragePool 1/1 low, Mul 1/1 low, AveragePool 1/1 low, "
             "ReduceMean 1/1 low, MatMul 1/1 low",
         ),
-        (attention(), "MatMul 5/5 low"),
+        pytest.param(attention(), "MatMul 5/5 low", marks=pytest.mark.sample),
         (biased(), "MatMul 2/2 low"),
         (conv_transpose(), "ConvTranspose 1/1 low"),
     ],

@@ -96,7 +96,9 @@ def count_kernels(reading: CheckContext, shapes: dict[str, list[tuple[int, int]]
 
 
 # One kernel for the GELU of each of the six blocks, and one for the head.
-@pytest.mark.parametrize(("name", "more"), [("open encoder", 7), ("dense", 2)])
+@pytest.mark.parametrize(
+    ("name", "more"), [("open encoder", 7), pytest.param("dense", 2, marks=pytest.mark.sample)]
+)
 def test_float8_beside_half(name: str, more: int, tmp_path: Path) -> None:
     """An encoder for 1 to 256 tokens and dense blocks have few layers more in float8 than in a half type."""
     proto = open_encoder() if name == "open encoder" else dense(3)

@@ -92,6 +92,7 @@ def test_small_models(recipe: str) -> None:
     assert not differ and tried
 
 
+@pytest.mark.sample
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 @pytest.mark.parametrize(("name", "low"), [("two_branch", 1), ("downsample", 0)])
 def test_sums_in_engines(name: str, low: int) -> None:
