@@ -53,8 +53,8 @@ def export_torch(
     """Return `model` in evaluation mode as a checked ONNX model, written to `path` if one is given.
 
     Args:
-        model: the module; every submodule keeps its training mode. Or what torch.export made of one, by
-            torch's or torchao's quantization too: that has the mode in which it was exported.
+        model: the module; every submodule keeps its training mode. Or a program of torch.export, or its
+            module, quantized by torchao or not: that has the mode in which it was exported.
         inputs: example tensors in the order of forward's parameters; only their shapes and types matter.
         path: the file to write; None writes no file.
         kwargs: example tensors by name, for parameters that `inputs` leaves out; forward's order holds.
@@ -126,7 +126,7 @@ def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -
 
 
 def is_exported(model: nn.Module) -> bool:
-    """Tell whether a module is of torch.export, which gives it an `eval` of its own."""
+    """Tell whether torch.export made a module: its `eval` refuses."""
     return isinstance(model, torch.fx.GraphModule) and "eval" in vars(model)
 
 
@@ -141,7 +141,7 @@ def has_fixed_batch(model: nn.Module) -> bool:
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put every submodule in evaluation mode, and restore its mode afterwards.
 
-    What torch.export made has the mode that was exported, whatever it says, and refuses another.
+    A module of torch.export has the mode that was exported, whatever it says, and refuses another.
     """
     modes = [(module, module.training) for module in model.modules()]
     if is_exported(model):
@@ -158,8 +158,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def try_forward(model: nn.Module, request: Request) -> contextlib.AbstractContextManager[Any]:
     """Run the module once before the export, because forward's error is clearer than an exporter's.
 
-    Returned is the context that the export needs: none if no function of torch is to be redirected, because
-    it would look at each of some ten thousand calls.
+    Returns the context for the export. It redirects functions of torch only if there was one: it would look
+    at some ten thousand calls.
 
     A dynamic batch is also run at twice its size: the older exporter would not notice that forward takes one
     size only, and would write a wrong model.

@@ -43,14 +43,14 @@ _RESULTS: dict[Learned, tuple[str, ...]] = {
     "scale_zero_point": ("scale", "zero_point"),
     "range": ("rmin", "rmax", "scale", "zero_point"),
 }
-"""What a state dict holds besides: the grid as it is used; the first ones decide what is read."""
+"""The grid as it is used, which state dicts hold too; a state with these alone begins at the first ones."""
 
 
 class LearnedGrid(OwnTypes):
     """Scale and zero point as they are stored, used, learned and saved; see `FakeQuantize`.
 
-    What is learned are distances from the calibrated grid, which are 0 at the beginning. So every optimizer
-    moves a scale by its own size, weight decay pulls it to the calibrated one, and none becomes negative.
+    Parameters are distances from the calibrated grid, 0 at the beginning: every optimizer moves a scale in
+    proportion, weight decay pulls it to the calibrated one, and none becomes negative.
 
     Attributes:
         log_ratio: parameter of a learned grid: logarithm of its scale, or of its width, over the calibrated.
@@ -167,7 +167,7 @@ class LearnedGrid(OwnTypes):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _store(self, scale: Tensor, zero_point: Tensor) -> None:
-        """Take a grid as the calibrated one; learning begins anew from it."""
+        """Take a grid as the calibrated one, with no distance from it."""
         self._rebase(scale, zero_point)
         for distance in self._parameters.values():
             assert distance is not None

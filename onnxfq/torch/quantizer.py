@@ -344,7 +344,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
     def learn(self, what: Learned = "scale") -> None:
         """Make the grid a parameter, as `LearnedGrid.learn`, and stop observing activations.
 
-        Where the scale follows a weight, it goes on to do so, and the distance from that scale is learned.
+        The scale of a weight that it follows goes on to do so; a distance from it is learned.
         """
         super().learn(what)
         if what != "nothing" and not self._follows:
