@@ -32,6 +32,7 @@ from onnxfq.torch.exporters import (
 from onnxfq.torch.onnx_node import lowered_later
 from onnxfq.torch.request import Request, bind, name_inputs, read_dynamic_shapes
 
+HALF_TYPES = {torch.float16, torch.bfloat16}
 BFLOAT16_OPSET = 22
 """The first opset whose convolutions and poolings take bfloat16."""
 
@@ -111,14 +112,15 @@ def export_torch(
 
 def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -> onnx.ModelProto:
     """Return the checked export, with FakeQuantize nodes for fake quantization."""
-    tensors = (*model.parameters(), *request.inputs)
-    if request.opset is None and any(tensor.dtype == torch.bfloat16 for tensor in tensors):
+    types = {tensor.dtype for tensor in (*model.parameters(), *request.inputs)}
+    if request.opset is None and torch.bfloat16 in types:
         request = replace(request, opset=BFLOAT16_OPSET)
     with evaluation_mode(model), disable_observers(model), lowered_later(), quiet():
         check_scales(model)
-        # Quantizers see the type of their inputs here, of which scales are.
-        redirect = try_forward(model, request)
+        if types & HALF_TYPES:  # scales are numbers of the type of the inputs, which quantizers see here
+            try_forward(model, request)
         with freeze_grids(model):
+            redirect = try_forward(model, request)
             exported = run(exporter, model, request, redirect)
     forget_origin(exported)
     check(exported, request, exporter)

@@ -647,3 +647,27 @@ def test_compiled_quantizers_are_the_same():
     assert torch.equal(plain(y), plain(quantizer(x)))
     y.sum().backward()
     assert torch.equal(quantizer.min.grad, expected)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_product_with_a_number_keeps_its_encoding(symmetric):
+    """As in AIMET, values times a number are on the grid whose scale is scaled; a sign mirrors the offset."""
+    quantizer = Q.QuantizeDequantize((), 8, symmetric)
+    quantizer.set_range(-1.0, 2.0)
+    with torch.no_grad():
+        values = quantizer(torch.linspace(-1.5, 2.5, 41))
+    scale = quantizer.get_scale().detach()
+    ways = {2.0: values * 2, 3.0: 3 * values, 0.3: torch.mul(values, 0.3), -0.5: values / -2}
+    for factor, made in ways.items():
+        if factor < 0 and symmetric:  # -128 has no mirror
+            assert type(made) is torch.Tensor
+            continue
+        assert torch.equal(made.encoding.scale, scale / 2 if factor < 0 else scale * factor)
+        torch.testing.assert_close(plain(made.quantize().dequantize()), plain(values) * factor)
+    for made in (
+        values * 0,
+        values * torch.tensor(2.0),
+        values + 1,
+        torch.div(values, 2, rounding_mode="floor"),
+    ):
+        assert type(made) is torch.Tensor

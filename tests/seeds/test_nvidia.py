@@ -231,6 +231,14 @@ def test_descriptors_as_dictionary_and_yaml(settings):
     assert (made == QuantDescriptor()) == (not settings)
 
 
+def test_descriptors_are_printed_as_the_originals():
+    """The texts are those of the original's `__str__`."""
+    made = QuantDescriptor(num_bits=4, fake_quant=False, axis=(0), unsigned=True)
+    assert str(made) == "QuantDescriptor(unsigned 4bit real axis=0)"
+    assert str(QuantDescriptor(name="a", amax=1.5)) == "a: (8bit fake axis= per-tensor amax=1.5 full_range)"
+    assert str(QuantDescriptor(learn_amax=True)) == "QuantDescriptor(8bit fake axis= per-tensor learn_amax)"
+
+
 def test_states_load_both_ways():
     """A calibrated state makes the buffers of a new quantizer; keys are the original's; files keep all."""
     made = TensorQuantizer(QuantDescriptor(axis=0))

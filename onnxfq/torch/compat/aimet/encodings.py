@@ -145,6 +145,19 @@ class AffineEncoding(IntegerGrid, EncodingBase):
             input, scale, offset, self.qmin, self.qmax, self.block_size, self.zero_point_shift
         )
 
+    def with_scale(self, scale: Tensor, mirrored: bool) -> AffineEncoding | None:
+        """Return the encoding with another scale, of values times -1 if `mirrored`.
+
+        Returns None for a symmetric grid whose mirror has another offset.
+        """
+        if mirrored and self.symmetry and (self.qmin + self.qmax) % 2:
+            return None
+        made: AffineEncoding = self.change(torch.clone)
+        made.scale = scale
+        if mirrored:
+            made.offset = -self.qmax - self.qmin - self.offset
+        return made
+
     def to_legacy(self) -> list[dict[str, Any]]:
         """Return the entries of AIMET's files, version 0.6.1: one for each scale, offsets with qmin added."""
         shift = {"zero_point_shift": self.zero_point_shift} if self.zero_point_shift else {}

@@ -5,6 +5,7 @@
 | casts to another float type or device, contiguous, clone, detach, copies | keeps the encoding |
 | views and choices of elements: reshape, transpose, split, index_select, ... | keeps a single scale |
 | in place, other than views | loses the encoding |
+| of values: a product with a number, a quotient by one | scales the encoding, if the grid allows its sign |
 | all others, and casts to integers | a plain tensor |
 """
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from onnxfq.errors import SpecError, StatisticsError
-from onnxfq.torch.compat.aimet.encodings import EncodingBase
+from onnxfq.torch.compat.aimet.encodings import AffineEncoding, EncodingBase
 
 _CASTS = "half float double char short int long cuda cpu to type type_as bfloat16"
 _KEEPS = "contiguous requires_grad_ share_memory_"
@@ -42,6 +43,7 @@ _VIEW |= {Tensor.T.__get__, Tensor.mT.__get__, Tensor.H.__get__, Tensor.mH.__get
 _COPY = _functions("clone detach")
 _WHOLE = {Tensor.__deepcopy__, Tensor.__reduce_ex__, Tensor.__repr__}
 _KNOWN = _CAST | _KEEP | _VIEW | _COPY | _WHOLE
+_TIMES, _OVER = {torch.mul, Tensor.mul}, {torch.div, Tensor.div}
 _WRITE = {Tensor.__setitem__, Tensor.data.__set__}
 Made = TypeVar("Made", bound="QuantizedTensorBase")
 
@@ -115,7 +117,7 @@ class QuantizedTensorBase(Tensor):
             for written in (source, kwargs.get("out")):
                 if isinstance(written, QuantizedTensorBase) and (made is written or func in _WRITE):
                     written.encoding = None
-            return made
+            return _scale(func, args, kwargs, made)
         made = super().__torch_function__(func, types, args, kwargs)
         if torch.compiler.is_compiling() or func in _WHOLE or made is source:
             return made
@@ -131,6 +133,21 @@ class QuantizedTensorBase(Tensor):
             single = encoding is not None and encoding.granularity == "pertensor"
             found = encoding if func in _KEEP or single else None
         return tree_map(lambda x: _give(x, found), made)
+
+
+def _scale(func: Any, args: Any, kwargs: Any, made: Any) -> Any:
+    """Return the product of values and a number with the encoding of the values, scaled; else `made`."""
+    if func not in _TIMES | _OVER or len(args) != 2 or kwargs:
+        return made
+    values, number = args if isinstance(args[0], Tensor) or func in _OVER else args[::-1]
+    encoding = getattr(values, "encoding", None)
+    if not isinstance(values, DequantizedTensor) or not isinstance(encoding, AffineEncoding):
+        return made
+    if isinstance(number, Tensor) or not number:
+        return made
+    scale = encoding.scale * abs(number) if func in _TIMES else encoding.scale / abs(number)
+    scaled = encoding.with_scale(scale, number < 0)
+    return made if scaled is None else DequantizedTensor.of(made, scaled)
 
 
 def _give(x: Any, encoding: EncodingBase | None) -> Any:

@@ -79,6 +79,16 @@ class QuantDescriptor:
                 f"axis is ignored and must be None when learn_amax is true, got {axis!r}; remove one of them"
             )
 
+    def __str__(self) -> str:
+        """Return the settings in one line, as pytorch-quantization prints them."""
+        sign, kind = "unsigned " if self.unsigned else "", "fake" if self.fake_quant else "real"
+        axis = " per-tensor" if self.axis is None else self.axis
+        parts = [f"{sign}{self.num_bits}bit {kind} axis={axis}"]
+        parts += [] if self.amax is None else [f"amax={self.amax} full_range"]
+        parts += ["learn_amax"] * self.learn_amax
+        parts += [f"scale_amax={self.scale_amax}"] if self.scale_amax else []
+        return f"{'QuantDescriptor' if self.name is None else f'{self.name}: '}({' '.join(parts)})"
+
     def __eq__(self, other: object) -> bool:
         """Compare all settings."""
         return isinstance(other, QuantDescriptor) and self.dict() == other.dict()

@@ -35,7 +35,7 @@ def quantize_for_export(
         narrow_range: the lowest integer is minus the highest.
         pairs: write QuantizeLinear and DequantizeLinear for plain torch.onnx.export.
 
-    Raises SpecError for an amax of several axes.
+    Raises SpecError for an amax of several axes, and for float8 pairs by the older exporter.
     """
     with warnings.catch_warnings():
         # The tracing exporter warns that a shape becomes a constant: amax is one.
@@ -54,6 +54,8 @@ def quantize_for_export(
         low = 0 if unsigned else -int(bound) - (not narrow_range)
         qtype = "float8e4m3fn" if floats else qtype_of_integers(low, int(bound))
         return fake_quantize(x, scale, qtype=qtype, axis=axis)
+    if floats and torch.jit.is_tracing():
+        raise SpecError("torch.onnx.export has no float8 with dynamo=False; leave that out")
     zero = torch.zeros_like(
         scale, dtype=torch.float8_e4m3fn if floats else torch.uint8 if unsigned else torch.int8
     )
