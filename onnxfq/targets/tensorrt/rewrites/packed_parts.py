@@ -92,12 +92,8 @@ def _take(
         scalar = node.inputs[1].shape is not None and len(node.inputs[1].shape) == 0
         return [(number[0], node)] if scalar and number and number[0] is not None else []
     if node.op == "Slice":
-        given = [evaluate_integers(one) for one in node.inputs[1:]]
-        numbers = [one[0] for one in given if one is not None and len(one) == 1]
-        if len(given) < 3 or len(numbers) != len(given) or numbers[3:] not in ([], [1]):
-            return []
-        start, end, place = numbers[:3]
-        if start is None or end != start + 1 or place is None or place % rank != axis:
+        start, end, place = read_slice(node) or (0, 0, 0)
+        if end != start + 1 or place % rank != axis:
             return []
         squeeze = _squeezed(node.outputs[0], axis, rank, outputs)
         return [] if squeeze is None else [(start, squeeze)]
@@ -106,6 +102,16 @@ def _take(
         found = [(number, piece) for number, piece in pieces if piece is not None]
         return found if len(found) == len(node.outputs) else []
     return []
+
+
+def read_slice(node: gs.Node) -> tuple[int, int, int] | None:
+    """Return the start, the end and the axis of a Slice along one; None if they are not all known."""
+    given = [evaluate_integers(tensor) for tensor in node.inputs[1:]]
+    numbers = [one[0] for one in given if one is not None and len(one) == 1]
+    if len(given) < 3 or len(numbers) != len(given) or numbers[3:] not in ([], [1]):
+        return None
+    start, end, axis = numbers[:3]
+    return None if start is None or end is None or axis is None else (start, end, axis)
 
 
 def _squeezed(tensor: gs.Tensor, axis: int, rank: int, outputs: set[int]) -> gs.Node | None:
