@@ -62,8 +62,7 @@ class ModuleRows:
 
 def find_places(model: Model) -> list[LinearPlace]:
     """Return the places of linear layers in the outermost graph, in its order."""
-    constants, places = model.constants, dict[str, LinearPlace]()
-    makers = {name: node for node in model.proto.graph.node for name in node.output}
+    constants, makers, places = model.constants, model.index.makers, dict[str, LinearPlace]()
     for node in model.proto.graph.node:
         if node.op_type not in ("MatMul", "Gemm") or node.domain not in STANDARD_DOMAINS:
             continue

@@ -18,6 +18,7 @@ from onnxfq.checkpoints.places import LinearPlace, attribute, list_paths
 from onnxfq.checkpoints.rows import read_exponents
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
 from onnxfq.numerics.float_types import BLOCK_FORMATS
 from onnxfq.numerics.granularity import Granularity, normalize_axis
 from onnxfq.numerics.qtypes import QTYPES, QType
@@ -34,14 +35,8 @@ class StoredLayers:
     def __init__(self, proto: onnx.ModelProto) -> None:
         """Start with a model as `read_model` returns it."""
         self._nodes = list(proto.graph.node)
-        self._makers = {name: node for node in self._nodes for name in node.output}
-        self._constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-        self._constants |= {
-            node.output[0]: attr.t
-            for node in self._nodes
-            for attr in node.attribute
-            if node.op_type == "Constant" and attr.name == "value"
-        }
+        index = GraphIndex(proto.graph)
+        self._makers, self._constants = index.makers, index.stored
 
     @cached_property
     def _sources(self) -> dict[str, tuple[onnx.NodeProto, onnx.NodeProto | None, bool]]:

@@ -30,7 +30,7 @@ def recipe_with(given: ExternalEncodings, recipe: Recipe, model: Model) -> Recip
         )
     if activations is not None:
         activations = activations.model_copy(update={"equalize": "none"})
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    shapes = {name: tuple(tensor.dims) for name, tensor in model.index.constants.items()}
     known = tensor_names(model)
     grouped: dict[tuple[str, str], tuple[dict[str, Any], list[str]]] = {}
     turned = {
@@ -64,10 +64,8 @@ def recipe_with(given: ExternalEncodings, recipe: Recipe, model: Model) -> Recip
 
 def tensor_names(model: Model) -> set[str]:
     """Return the names of all tensors of `model`, in bodies too."""
-    graphs = list_graphs(model.proto.graph)
-    names = {name for graph in graphs for node in graph.node for name in node.output if name}
-    names |= {value.name for graph in graphs for value in graph.input}
-    return names | {tensor.name for tensor in model.proto.graph.initializer}
+    inputs = {value.name for graph in list_graphs(model.proto.graph) for value in graph.input}
+    return inputs | model.index.makers.keys() | set(model.index.constants)
 
 
 def _exactly(names: Sequence[str]) -> tuple[str, ...]:
