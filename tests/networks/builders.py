@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encodings
@@ -303,6 +303,14 @@ def graph_text(proto: onnx.ModelProto) -> list[str]:
             f"[{node.name}] {', '.join(node.output)} = {node.op_type}{inside} ({', '.join(node.input)})"
         )
     return lines
+
+
+def add_large_product(proto: onnx.ModelProto) -> None:
+    """Append a large product on its own; every plan quantizes it."""
+    proto.graph.node.append(helper.make_node("MatMul", ["other", "big"], ["z"], "large"))
+    proto.graph.input.append(helper.make_tensor_value_info("other", 1, [32, 32]))
+    proto.graph.output.append(helper.make_tensor_value_info("z", 1, [32, 32]))
+    proto.graph.initializer.append(numpy_helper.from_array(weights(32, 32), "big"))
 
 
 def constants(proto: onnx.ModelProto) -> Arrays:
