@@ -132,7 +132,7 @@ def _find_lacking_pair(site: NodeSite) -> str:
             return f"{in_float[0].op} {in_float[0].name!r} reads its result {behind.name!r} in float"
         if len(behind.outputs) > 1:
             return f"{len(behind.outputs)} pairs read its result {behind.name!r}"
-        pair = quantizer(behind.outputs[0])
+        pair = quantizer(behind.outputs[0]) if behind is not result and behind.outputs else None
         if behind is not result and (pair is None or not pair.starts_at_zero):
             return f"the pair behind {clipping[0].op} {clipping[0].name!r} has numbers that this one cuts off"
     return ""
