@@ -154,7 +154,7 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2041,
     "documents": 1436,
     "execution": 1013,
-    "graph": 4333,
+    "graph": 4340,
     "interchange": 1165,
     "judging": 1040,
     "layers": 942,
@@ -168,7 +168,7 @@ ROOM_LINES: dict[str, int] = {
     "runtime": 1513,
     "stages": 1862,
     "support": 925,
-    "targets": 5970,
+    "targets": 5963,
     "tools": 1741,
     "torch": 6238,
 }

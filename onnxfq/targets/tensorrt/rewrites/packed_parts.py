@@ -11,7 +11,7 @@ from math import prod
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.constant_integers import evaluate_integers
+from onnxfq.graph.constant_integers import evaluate_integers, read_slice
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,16 +102,6 @@ def _take(
         found = [(number, piece) for number, piece in pieces if piece is not None]
         return found if len(found) == len(node.outputs) else []
     return []
-
-
-def read_slice(node: gs.Node) -> tuple[int, int, int] | None:
-    """Return the start, the end and the axis of a Slice along one; None if they are not all known."""
-    given = [evaluate_integers(tensor) for tensor in node.inputs[1:]]
-    numbers = [one[0] for one in given if one is not None and len(one) == 1]
-    if len(given) < 3 or len(numbers) != len(given) or numbers[3:] not in ([], [1]):
-        return None
-    start, end, axis = numbers[:3]
-    return None if start is None or end is None or axis is None else (start, end, axis)
 
 
 def _squeezed(tensor: gs.Tensor, axis: int, rank: int, outputs: set[int]) -> gs.Node | None:

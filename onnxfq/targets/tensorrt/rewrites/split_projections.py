@@ -22,13 +22,13 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto
 from onnx.helper import np_dtype_to_tensor_dtype
 
-from onnxfq.graph.constant_integers import Numbers, evaluate_integers
+from onnxfq.graph.constant_integers import Numbers, evaluate_integers, read_slice
 from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import list_graphs
 from onnxfq.graph.patterns.attention import only_readers
 from onnxfq.support.attempts import attempt
-from onnxfq.targets.tensorrt.rewrites.packed_parts import Packed, match_packed, read_slice
+from onnxfq.targets.tensorrt.rewrites.packed_parts import Packed, match_packed
 
 _TYPES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN)
 _FLOAT4 = TensorProto.FLOAT4E2M1
