@@ -78,6 +78,24 @@ def feeding_files() -> list[str]:
     ]
 
 
+def count_hand_made_tables() -> int:
+    """Return the number of comprehensions that make a table of `GraphIndex` again."""
+    return sum(
+        isinstance(node, ast.DictComp | ast.SetComp) and _is_table(node)
+        for file, tree in trees().items()
+        if file != "graph/index.py"
+        for node in ast.walk(tree)
+    )
+
+
+def _is_table(made: ast.DictComp | ast.SetComp) -> bool:
+    source = getattr(made.generators[-1].iter, "attr", "")
+    if source == "initializer":
+        return getattr(made.key if isinstance(made, ast.DictComp) else made.elt, "attr", "") == "name"
+    nodes = [one.target.id for one in made.generators[:-1] if isinstance(one.target, ast.Name)]
+    return source == "output" and isinstance(made, ast.DictComp) and getattr(made.value, "id", "") in nodes
+
+
 def body_of_quantize() -> int:
     """Return the lines of `pipeline.quantize` behind its docstring."""
     *_, function = [
@@ -96,6 +114,7 @@ def lines_of(file: str) -> int:
 MARKS: dict[str, tuple[int, Callable[[], int]]] = {
     "files beside judging/judge.py that name a least gain": (1, lambda: len(judging_files())),
     "files of stages/ and of the shelf of remedies that loop over feeds": (11, lambda: len(feeding_files())),
+    "tables of makers and of constants beside GraphIndex, in data/ below it": (1, count_hand_made_tables),
     "commands": (18, lambda: len(COMMANDS)),
     "files in stages/": (18, lambda: sum(file.startswith("stages/") for file in trees()) - 1),
     "lines in the body of pipeline.quantize": (10, body_of_quantize),
@@ -146,23 +165,23 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2041,
     "documents": 1436,
     "execution": 1005,
-    "graph": 4349,
+    "graph": 4340,
     "interchange": 1156,
-    "judging": 1146,
+    "judging": 1146,  # the proof of written files came from remedies, which fell by as much
     "layers": 942,
     "numerics": 1082,
-    "passes": 1489,
-    "placement": 1382,
-    "quantized": 1508,  # the one unpacking of n-bit numbers; checkpoints fell by 38
+    "passes": 1478,
+    "placement": 1381,
+    "quantized": 1508,  # the one decoder of n-bit blocks came from checkpoints, which fell by more
     "quantizing": 354,
     "remedies": 1483,
     "report": 1206,
-    "runtime": 1523,
+    "runtime": 1513,
     "stages": 1858,
     "support": 925,
-    "targets": 6036,
+    "targets": 5963,
     "tools": 1737,
-    "torch": 6285,  # grids learned as distances, models of torch.export; checkpoints and remedies fell
+    "torch": 6319,  # grids learned as distances, models of torch.export; checkpoints and remedies fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

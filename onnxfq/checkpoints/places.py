@@ -64,11 +64,11 @@ class ModuleRows:
 
 def find_places(model: Model) -> list[LinearPlace]:
     """Return the places of linear layers in the outermost graph, in its order."""
-    index, places = GraphIndex(model.proto.graph), dict[str, LinearPlace]()
-    for node in index.nodes:
+    places = dict[str, LinearPlace]()
+    for node in model.proto.graph.node:
         if node.op_type not in ("MatMul", "Gemm") or node.domain not in STANDARD_DOMAINS:
             continue
-        name, turned = find_weight(index, node, TRANSPOSES)
+        name, turned = find_weight(model.index, node, TRANSPOSES)
         tensor = model.constants.get(name)
         if tensor is None or len(tensor.dims) != 2 or tensor.data_type not in FLOAT_CODES:
             continue

@@ -35,6 +35,16 @@ def evaluate_integers(tensor: gs.Tensor) -> Numbers | None:
     return found[id(tensor)]
 
 
+def read_slice(node: gs.Node) -> tuple[int, int, int] | None:
+    """Return the start, the end and the axis of a Slice along one; None if they are not all known."""
+    given = [evaluate_integers(tensor) for tensor in node.inputs[1:]]
+    numbers = [one[0] for one in given if one is not None and len(one) == 1]
+    if len(given) < 3 or len(numbers) != len(given) or numbers[3:] not in ([], [1]):
+        return None
+    start, end, axis = numbers[:3]
+    return None if start is None or end is None or axis is None else (start, end, axis)
+
+
 def _operands(tensor: gs.Tensor) -> list[gs.Tensor]:
     """Return the operands that the elements of `tensor` are calculated from."""
     node = tensor.inputs[0] if tensor.inputs and not isinstance(tensor, gs.Constant) else None

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 
+from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.names import Names
 from onnxfq.graph.node_fields import constant_value
 from onnxfq.graph.walk import bodies, list_graphs, list_nodes
@@ -55,6 +58,11 @@ class GraphIndex:
     def constants(self) -> dict[str, onnx.TensorProto]:
         """Name -> initializer."""
         return {tensor.name: tensor for graph in self._graphs for tensor in graph.initializer}
+
+    def array(self, name: str) -> NDArray[Any] | None:
+        """Return the values of a constant; None for another tensor and for an empty name."""
+        tensor = self.constants.get(name)
+        return None if tensor is None else tensor_array(tensor)
 
     @cached_property
     def stored(self) -> dict[str, onnx.TensorProto]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 
 import onnx
@@ -17,8 +18,7 @@ def remove_ends(model: Model, unreached: Mapping[str, Ends]) -> Model:
     """Return `model` without these ends of the limits, by the tensor behind; itself if there are none."""
     if not unreached:
         return model
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = deepcopy(model.proto)
     for node in list_nodes(proto.graph):
         name = node.output[0] if node.output else ""
         if name in unreached and name in model.limits:

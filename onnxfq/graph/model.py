@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -155,11 +156,9 @@ def export_graph(graph: gs.Graph, like: onnx.ModelProto) -> onnx.ModelProto:
             proto.ClearField(field)
     proto.metadata_props.extend(like.metadata_props)
     proto.configuration.extend(like.configuration)
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    for tensor in _restore_graph(proto.graph, like.graph):
-        if tensor.name not in constants:
-            constants.add(tensor.name)
-            proto.graph.initializer.append(tensor)
+    read = {tensor.name: tensor for tensor in _restore_graph(proto.graph, like.graph)}
+    have = GraphIndex(proto.graph).constants
+    proto.graph.initializer.extend(tensor for name, tensor in read.items() if name not in have)
     return proto
 
 
@@ -200,8 +199,7 @@ def _restore_graph(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.T
         source = before.get(node.name)
         if source is None or source.op_type != node.op_type:
             continue
-        edited = onnx.NodeProto()
-        edited.CopyFrom(node)
+        edited = deepcopy(node)
         node.CopyFrom(source)
         node.input[:], node.output[:] = edited.input, edited.output
         if len(node.input) == len(source.input):  # a state led through a Loop moves what is scanned
@@ -225,8 +223,8 @@ def _restore_graph(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.T
 
 def _restore_notes_on_ranges(graph: onnx.GraphProto, like: onnx.GraphProto) -> list[onnx.TensorProto]:
     """Keep the quantization annotations of tensors still in `graph`; return the constants they name."""
-    have = {value.name for value in graph.input} | {name for node in graph.node for name in node.output}
-    have |= {tensor.name for tensor in graph.initializer}
+    index = GraphIndex(graph)
+    have = {value.name for value in graph.input} | index.makers.keys() | set(index.constants)
     kept = [note for note in like.quantization_annotation if note.tensor_name in have]
     graph.quantization_annotation.extend(kept)
     named = {entry.value for note in kept for entry in note.quant_parameter_tensor_names}
@@ -257,7 +255,7 @@ def _restore_values(graph: onnx.GraphProto, like: onnx.GraphProto) -> None:
         for value in getattr(graph, field):
             if value.name in before and not _is_stored(value, before[value.name]):
                 value.CopyFrom(before[value.name])
-    made = {name for node in graph.node for name in node.output}
+    made = GraphIndex(graph).makers
     own = [value for value in graph.value_info if value.name in made]
     del graph.value_info[:]
     graph.value_info.extend(own)

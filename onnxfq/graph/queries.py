@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.constants import constant_array
+from onnxfq.graph.follow import Node, Tensor
 from onnxfq.graph.model import bodies, list_graphs
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import (
@@ -112,6 +115,25 @@ def is_never_negative(tensor: gs.Tensor) -> bool:
     if isinstance(least, gs.Constant):
         return bool(constant_array(least).min(initial=0.0) >= 0.0)
     return float(node.attrs.get("min", -1.0)) >= 0.0
+
+
+def constant_values(tensor: gs.Tensor) -> NDArray[np.generic] | None:
+    """Return the values of a constant; None for another tensor."""
+    return constant_array(tensor) if isinstance(tensor, gs.Constant) else None
+
+
+def pads_by_zero(node: Node, value: Callable[[Tensor], Any] = constant_values) -> bool:
+    """Tell whether a Pad adds zeros, or numbers of its input: others may have no integer on its grid.
+
+    Args:
+        node: the Pad.
+        value: returns the values of a constant, None for another tensor.
+    """
+    if node.attrs.get("mode", "constant") != "constant":
+        return True
+    given = node.inputs[2] if len(node.inputs) > 2 and node.inputs[2].name else None
+    padding = node.attrs.get("value", 0.0) if given is None else value(given)
+    return padding is not None and not np.any(padding)
 
 
 def dtype_name(tensor: gs.Tensor) -> str:

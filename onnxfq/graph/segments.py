@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from onnxfq.graph.external.sizes import element_bytes
 from onnxfq.graph.index import GraphIndex
-from onnxfq.graph.model import bodies, list_nodes
+from onnxfq.graph.model import bodies, list_graphs
 
 _CUT_TYPES = frozenset(
     {
@@ -61,7 +61,7 @@ class SegmentedGraph:
         for at, names in enumerate(self._reads):
             for name in names:
                 self._readers.setdefault(name, set()).add(at)
-        self._constants = {tensor.name for tensor in graph.initializer} - set(given)
+        self._constants = GraphIndex(graph).constants.keys() - set(given)
         self._done: set[int] = set()
 
     def cut(self, wanted: Collection[str]) -> Segment:
@@ -155,10 +155,9 @@ def list_reads(node: onnx.NodeProto) -> set[str]:
     """Return the tensors that `node` reads from its graph, in its bodies too."""
     names = {name for name in node.input if name}
     for body in bodies(node):
-        own = {name for inner in list_nodes(body) for name in inner.output}
-        own |= {value.name for value in body.input}
-        names |= {name for inner in list_nodes(body) for name in inner.input if name} - own
-        names |= {value.name for value in body.output} - own
+        graphs = list_graphs(body)
+        index = GraphIndex(*graphs)
+        names |= index.used - index.makers.keys() - {v.name for one in graphs for v in one.input}
     return names
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 
 import onnx
 
+from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.ops import ONNX_QUANTIZERS
 
 
@@ -16,7 +19,21 @@ def output_names(proto: onnx.ModelProto) -> tuple[str, ...]:
 
 def computed_tensors(proto: onnx.ModelProto) -> set[str]:
     """Return the tensors that nodes of the main graph compute."""
-    return {name for node in proto.graph.node for name in node.output if name}
+    return set(GraphIndex(proto.graph).makers)
+
+
+def element_types(proto: onnx.ModelProto) -> set[int]:
+    """Return the element types of all tensors and casts, in bodies too."""
+    kinds: set[int] = set()
+    for graph in list_graphs(proto.graph):
+        kinds |= {tensor.data_type for tensor in graph.initializer}
+        kinds |= {v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
+    for attribute in (a for node in list_nodes(proto.graph) for a in node.attribute):
+        if attribute.type == onnx.AttributeProto.TENSOR:
+            kinds.add(attribute.t.data_type)
+        elif attribute.name in ("to", "output_dtype", "dtype"):
+            kinds.add(attribute.i)
+    return kinds
 
 
 def with_outputs(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
@@ -25,8 +42,7 @@ def with_outputs(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelPr
     extra = [name for name in tensors if name not in have]
     if not extra:
         return proto
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
+    copy = deepcopy(proto)
     copy.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in extra)
     return copy
 

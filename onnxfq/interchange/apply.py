@@ -116,7 +116,7 @@ def fit(given: ExternalEncodings, plan: Plan, model: Model) -> MatchedEncodings:
 
 def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
     """Return the shapes of constants and of tensors with a known shape; 0 stands for an open size."""
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    shapes = {name: tuple(tensor.dims) for name, tensor in model.index.constants.items()}
     for value in (*model.proto.graph.input, *model.proto.graph.value_info):
         shape = value.type.tensor_type.shape
         shapes.setdefault(value.name, tuple(dim.dim_value for dim in shape.dim))

@@ -30,7 +30,7 @@ def recipe_with(given: ExternalEncodings, recipe: Recipe, model: Model) -> Recip
         )
     if activations is not None:
         activations = activations.model_copy(update={"equalize": "none"})
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    shapes = {name: tuple(tensor.dims) for name, tensor in model.index.constants.items()}
     known = tensor_names(model)
     grouped: dict[tuple[str, str], tuple[dict[str, Any], list[str]]] = {}
     turned = {node.input[1] for node in model.index.nodes if node.op_type == "ConvTranspose"}

@@ -32,6 +32,7 @@ from onnxfq.documents.plan import Plan
 from onnxfq.execution.activation_store import ArrayStore
 from onnxfq.execution.given_choices import feeds_with_choices
 from onnxfq.graph.constants import weight_array
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import Model
 from onnxfq.graph.patterns.logits import judge_outputs
 from onnxfq.graph.segments import SegmentedGraph, most_alive, segment_model
@@ -190,7 +191,7 @@ class _Course:
         for feed in feeds:
             for name, array in with_seed(feed).items():
                 self._tensors.append(name, array)
-        self.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self.constants = GraphIndex(proto.graph).constants
 
     def tensor(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Yield the values of tensor `name` for each feed."""

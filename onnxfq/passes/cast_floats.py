@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -130,8 +131,7 @@ class _Caster:
         tensor.CopyFrom(make_tensor(name, cast))
 
     def _rewire_node(self, node: onnx.NodeProto) -> onnx.NodeProto:
-        made = onnx.NodeProto()
-        made.CopyFrom(node)
+        made = deepcopy(node)
         for slot, name in enumerate(node.input):
             if name and self._is_float(name):
                 made.input[slot] = self.names[name, self._input_kind(node, slot)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -88,8 +89,7 @@ def with_restored_channels(
     found = [name for name in tensors if f"{name}{_EQUALIZED}/dq" in made]
     if not found:
         return proto, {}
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
+    copy = deepcopy(proto)
     restored = {name: f"{name}{_EQUALIZED}/restored" for name in found}
     for name, output in restored.items():
         inputs = [f"{name}{_EQUALIZED}/dq", f"{name}{_FACTORS}"]
@@ -115,8 +115,7 @@ def fold_factors(model: Model, analysis: Analysis, exponents: NDArray[np.int64])
         analysis: the constants that take factors up.
         exponents: log2 of the factor of every variable, [analysis.count]; 0 for the first.
     """
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = deepcopy(model.proto)
     graph, index = proto.graph, GraphIndex(proto.graph)
     names, nodes = index.names, {node.name: node for node in graph.node}
     own = _own_constants(analysis, index)
@@ -225,8 +224,7 @@ def _insert_products(
                 node.input[0] = output
         nodes = [*nodes[:first], product, *nodes[first:]]
         if tensor in values:
-            value = onnx.ValueInfoProto()
-            value.CopyFrom(values[tensor])
+            value = deepcopy(values[tensor])
             value.name = output
             graph.value_info.append(value)
     if len(nodes) != len(graph.node):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import onnx
 from onnx import TensorProto, parser
 
@@ -46,8 +48,7 @@ def with_float_caches(proto: onnx.ModelProto) -> onnx.ModelProto:
     caches = {**_inside_attention(index), **_between_pairs(proto, index)}
     if not caches:
         return proto
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = deepcopy(proto)
     graph, names = made.graph, {name: name + _STORED for pair in caches for name in pair}
     for node in graph.node:
         for tensors in (node.input, node.output):

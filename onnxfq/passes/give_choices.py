@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -35,8 +36,7 @@ def with_given_choices(proto: onnx.ModelProto, choices: Mapping[str, ChoiceType]
     """
     if not choices:
         return proto
-    copy = onnx.ModelProto()
-    copy.CopyFrom(raise_opset(proto, _OPSET, "the model")[0])
+    copy = deepcopy(raise_opset(proto, _OPSET, "the model")[0])
     graph = copy.graph
     # From opset 15 on a type of floats is found where the model has another one than the choice.
     floats = [name for name, one in choices.items() if one.kind in FLOAT_CODES and default_opset(proto) >= 15]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Literal
 
 import numpy as np
@@ -178,8 +179,7 @@ def switch_activations(proto: onnx.ModelProto) -> onnx.ModelProto | None:
 
     The input is optional: by default the copy computes what `proto` does, to the bit.
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = deepcopy(proto)
     found = [node for node in list_nodes(made.graph) if node.op_type in FAKE_QUANTIZE_OPS]
     if not found:
         return None
@@ -201,8 +201,7 @@ def switch_weights(
         rounded: weights on their grids by name.
         switched: the tensors in the order of the switches.
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = deepcopy(proto)
     graph = made.graph
     taken = GraphIndex(graph).names
     picks = [node for node in graph.node if node.op_type == "Gather" and node.input[0] == ENABLED_INPUT]

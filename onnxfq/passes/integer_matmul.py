@@ -17,7 +17,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import replace_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name
@@ -62,8 +61,7 @@ class _MatMulRewriter:
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.graph = proto.graph
         self.index = GraphIndex(self.graph)
-        self.makers, self.constants = self.index.makers, self.index.constants
-        self.types, self.claim = self.index.types, self.index.names.claim
+        self.makers, self.types, self.claim = self.index.makers, self.index.types, self.index.names.claim
         self.cast: dict[str, str] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.products: list[str] = []
@@ -120,20 +118,18 @@ class _MatMulRewriter:
         """Return (the operand that `pair` computes, ""), or (None, reason) if it is not plain int8."""
         if self.types.get(pair.input[0]) != TensorProto.INT8:
             return None, "its numbers are not int8"
-        scale = self.constants.get(pair.input[1])
-        offset = self.constants.get(input_name(pair, 2))
+        scale, offset = self.index.array(pair.input[1]), self.index.array(input_name(pair, 2))
         if scale is None or (len(pair.input) > 2 and offset is None):
             return None, f"scale or zero point of {pair.input[0]!r} is computed"
-        if offset is not None and np.any(tensor_array(offset)):
+        if offset is not None and np.any(offset):
             return None, f"{pair.input[0]!r} has a zero point"
         if attributes_of(pair).get("block_size", 0):
             return None, f"{pair.input[0]!r} has scales of blocks"
-        stored = self.constants.get(pair.input[0])
-        values = None if stored is None else tensor_array(stored)
+        values = self.index.array(pair.input[0])
         shape = self.index.shape(pair.input[0]) if values is None else values.shape
         if shape is None:
             return None, f"the shape of {pair.input[0]!r} is not known"
-        numbers = tensor_array(scale).astype(np.float32)
+        numbers = scale.astype(np.float32)
         axis = attributes_of(pair).get("axis", 1) % max(len(shape), 1) if numbers.ndim else None
         return IntegerOperand(pair.input[0], numbers, axis, values, tuple(shape)), ""
 
@@ -219,9 +215,9 @@ class _MatMulRewriter:
 
     def _bias(self, output: str, bias: str, beta: float, places: int) -> str:
         """Return the name of the bias in float32, times `beta`, in a shape that broadcasts to `output`."""
-        stored = self.constants.get(bias)
+        stored = self.index.array(bias)
         if stored is not None:
-            values = tensor_array(stored).astype(np.float32) * np.float32(beta)
+            values = stored.astype(np.float32) * np.float32(beta)
             return self._constant(f"{output}/bias", values.reshape(-1, *[1] * places) if places else values)
         wide = self._float(bias) if self.types.get(bias) != TensorProto.FLOAT else bias
         if places:

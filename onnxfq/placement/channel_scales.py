@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.calibration.calibrators import BY_CHANNEL
+from onnxfq.calibration.calibrators import BY_CHANNEL, Calibrator
 from onnxfq.documents.plan import Placement
 from onnxfq.numerics.granularity import CHANNELS, PER_TENSOR
 from onnxfq.placement.target_policy import TargetPolicy
@@ -24,22 +24,31 @@ def scale_channels(placements: Sequence[Placement], graph: gs.Graph, policy: Tar
     The activation has one static scale and a known number of channels; its range is not given.
     """
     nodes = {node.name: node for node in graph.nodes if policy.channel_scales(node)}
-    return [_scale(p) if nodes and _takes_scales(p, nodes) else p for p in placements]
+    return [
+        with_channels(p, BY_CHANNEL, _NOTE) if nodes and _takes_scales(p, nodes) else p for p in placements
+    ]
 
 
-def _scale(placement: Placement) -> Placement:
-    spec = placement.spec.model_copy(update={"granularity": CHANNELS})
-    return placement.model_copy(update={"spec": spec, "calibrator": BY_CHANNEL, "why": placement.why + _NOTE})
+def with_channels(
+    placement: Placement, calibrator: Calibrator, note: str, equalized: bool = False
+) -> Placement:
+    """Return `placement` with a range for each channel, and `note` behind its reason."""
+    spec = placement.spec.model_copy(update={"granularity": CHANNELS, "equalized": equalized})
+    return placement.model_copy(update={"spec": spec, "calibrator": calibrator, "why": placement.why + note})
+
+
+def has_one_range(placement: Placement) -> bool:
+    """Tell whether an activation has one static scale, whose range is not given."""
+    spec = placement.spec
+    static = not spec.dynamic and spec.scale_type == "float32" and spec.granularity == PER_TENSOR
+    return placement.role == "activation" and static and not placement.calibrator.is_fixed
 
 
 def _takes_scales(placement: Placement, nodes: dict[str, gs.Node]) -> bool:
-    spec = placement.spec
-    if placement.role != "activation" or placement.calibrator.is_fixed:
-        return False
-    if spec.dynamic or spec.scale_type != "float32" or spec.granularity != PER_TENSOR:
-        return False
     readers = [nodes.get(use.node) if use.input == 0 else None for use in placement.uses]
-    return all(reader is not None and _has_channels(reader.inputs[0]) for reader in readers)
+    return has_one_range(placement) and all(
+        reader is not None and _has_channels(reader.inputs[0]) for reader in readers
+    )
 
 
 def _has_channels(tensor: gs.Tensor) -> bool:

@@ -18,8 +18,8 @@ from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.names import Use
-from onnxfq.numerics.granularity import CHANNELS, PER_TENSOR, Granularity
-from onnxfq.numerics.spec import QuantSpec
+from onnxfq.numerics.granularity import Granularity
+from onnxfq.placement.channel_scales import has_one_range, with_channels
 from onnxfq.placement.left_out import is_depthwise
 
 _NOTE = ", equalized: its channels have scales that are powers of two apart"
@@ -34,7 +34,11 @@ def equalize_depthwise(placements: Sequence[Placement], graph: gs.Graph, recipe:
     """
     nodes = {node.name: node for node in graph.nodes}
     weights = {use: p for p in placements if p.role == "weight" for use in p.uses}
-    return [_equalize_placement(p) if _is_equalizable(p, nodes, weights, recipe) else p for p in placements]
+    # Min-max overrides the calibrator of the recipe: each channel keeps its whole range.
+    return [
+        with_channels(p, MINMAX, _NOTE, equalized=True) if _is_equalizable(p, nodes, weights, recipe) else p
+        for p in placements
+    ]
 
 
 def find_channels(editor: Editor, placement: Placement) -> gs.Tensor:
@@ -49,19 +53,10 @@ def find_channels(editor: Editor, placement: Placement) -> gs.Tensor:
     return tensor
 
 
-def _equalize_placement(placement: Placement) -> Placement:
-    # Min-max overrides the calibrator of the recipe: each channel keeps its whole range.
-    spec = placement.spec.model_copy(update={"granularity": CHANNELS, "equalized": True})
-    return placement.model_copy(update={"spec": spec, "calibrator": MINMAX, "why": placement.why + _NOTE})
-
-
 def _is_equalizable(
     placement: Placement, nodes: dict[str, gs.Node], weights: dict[Use, Placement], recipe: Recipe
 ) -> bool:
-    spec: QuantSpec = placement.spec
-    if placement.role != "activation" or placement.float_type != "float32" or placement.calibrator.is_fixed:
-        return False
-    if spec.dynamic or spec.scale_type != "float32" or spec.granularity != PER_TENSOR:
+    if placement.float_type != "float32" or not has_one_range(placement):
         return False
     return all(_reads_channels(use, placement.tensor, nodes, weights, recipe) for use in placement.uses)
 

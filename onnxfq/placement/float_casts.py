@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import AttributeProto, TensorProto
 
 from onnxfq.calibration.statistics import TensorStatistics
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.documents.plan import Skipped
-from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import default_opset
 from onnxfq.graph.normalize.shapes import with_shapes
@@ -157,10 +155,6 @@ class _Graph(GraphIndex):
     def maker_op(self, name: str) -> str:
         maker = self.makers.get(name)
         return maker.op_type if maker is not None else "constant" if name in self.constants else "model input"
-
-    def array(self, name: str) -> NDArray[np.float32] | None:
-        tensor = self.constants.get(name)
-        return None if tensor is None else np.asarray(tensor_array(tensor))
 
 
 def _unfit_tensors(graph: _Graph, statistics: Mapping[str, TensorStatistics]) -> dict[str, str]:

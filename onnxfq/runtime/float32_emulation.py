@@ -16,9 +16,9 @@ from onnx import TensorProto, helper
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes, replace_nodes
 from onnxfq.graph.names import Names
-from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.shapes import with_shapes
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
+from onnxfq.graph.signature import element_types
 from onnxfq.numerics.float_types import HALF_TYPES
 
 BFLOAT16 = frozenset({HALF_TYPES["bf16"].onnx_type})
@@ -48,14 +48,7 @@ def widen_model(proto: onnx.ModelProto, halves: frozenset[int] = BFLOAT16) -> on
 
 def holds_types(proto: onnx.ModelProto, halves: frozenset[int]) -> bool:
     """Tell whether a tensor or a Cast of `proto` has one of the element types `halves`."""
-    values = [v for g in list_graphs(proto.graph) for v in (*g.input, *g.output, *g.value_info)]
-    tensors = [t for g in list_graphs(proto.graph) for t in g.initializer]
-    casts = [attributes_of(n).get("to") for n in list_nodes(proto.graph) if n.op_type == "Cast"]
-    return (
-        any(value.type.tensor_type.elem_type in halves for value in values)
-        or any(tensor.data_type in halves for tensor in tensors)
-        or not halves.isdisjoint(casts)
-    )
+    return not halves.isdisjoint(element_types(proto))
 
 
 def _types(index: GraphIndex) -> dict[str, int]:

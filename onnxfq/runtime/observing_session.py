@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnxfq.graph.external.sizes import LIMIT, weight_bytes
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_nodes, replace_nodes
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.ops import ONNXFQ_DOMAIN
@@ -97,7 +98,7 @@ def _observe_at_once(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         if _is_observer(node):
             waiting.setdefault(node.input[0], []).append(node)
-    computed = {name for node in graph.node for name in node.output}
+    computed = GraphIndex(graph).makers
     order = [node for name in list(waiting) if name not in computed for node in waiting.pop(name)]
     for node in graph.node:
         if not _is_observer(node):

@@ -43,9 +43,7 @@ def open_plain_session(
     options = new_options(threads)
     if wide_sums:
         options.add_session_config_entry("session.x64quantprecision", "1")
-    session = _open(model, options)
-    names = [output.name for output in session.get_outputs()]
-    return lambda feed: dict(zip(names, _run(session, feed), strict=True))
+    return as_function(_open(model, options))
 
 
 def profile_plain_session(
@@ -89,6 +87,14 @@ def _open(model: onnx.ModelProto | Path, options: onnxruntime.SessionOptions) ->
                 "onnxruntime cannot load the model with its default optimizations: "
                 f"{join_lines(error)[:300]}; set ORT_ENABLE_BASIC in its session"
             ) from None
+
+
+def as_function(
+    session: onnxruntime.InferenceSession,
+) -> Callable[[Feed], Mapping[str, NDArray[Any]]]:
+    """Return a function from a feed to the outputs of a session, which raises DataError if a run fails."""
+    names = [output.name for output in session.get_outputs()]
+    return lambda feed: dict(zip(names, _run(session, feed), strict=True))
 
 
 def _run(session: onnxruntime.InferenceSession, feed: Feed) -> list[Any]:

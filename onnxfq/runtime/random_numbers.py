@@ -10,7 +10,8 @@ and single products of float32 are all that is computed: no bit depends on threa
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from functools import cache
 from statistics import NormalDist
 
@@ -21,7 +22,6 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from onnxfq.data import Feed
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import bodies, default_opset, list_graphs, list_nodes, replace_nodes
-from onnxfq.graph.names import Names
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.opset import lowest_ir, raise_opset
 from onnxfq.graph.normalize.shapes import with_shapes
@@ -148,8 +148,7 @@ def fix_draws(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not random_nodes(proto):
         return proto
-    rewritten = onnx.ModelProto()
-    rewritten.CopyFrom(proto)
+    rewritten = deepcopy(proto)
     # Names decide what is drawn: the model as given gets the names of the normalised one.
     inline_functions(rewritten)
     name_tensors(rewritten)
@@ -168,7 +167,7 @@ class _RandomRewriter:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self._random = {node.output[0] for node in random_nodes(proto)}
-        self._taken = Names(name for graph in list_graphs(proto.graph) for name in _names_in(graph))
+        self._taken = GraphIndex.of_model(proto).names
         self._types: dict[str, int] | None = None
         if default_opset(proto) < _CAST_LIKE:
             self._types = GraphIndex.of_model(with_shapes(proto)).types
@@ -274,11 +273,6 @@ class _RandomRewriter:
 def _constant(name: str, value: int | Sequence[int] | np.float32) -> onnx.NodeProto:
     array = np.asarray(value, np.float32 if isinstance(value, np.float32) else np.int64)
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))
-
-
-def _names_in(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from (value.name for value in (*graph.input, *graph.initializer))
-    yield from (name for node in graph.node for name in node.output)
 
 
 def _false_constants(proto: onnx.ModelProto) -> set[str]:

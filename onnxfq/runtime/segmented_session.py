@@ -88,8 +88,7 @@ def open_in_segments(
     """
     graph = proto.graph
     if len(graph.node) > MOST_NODES and not graph.sparse_initializer:
-        computed = {name for node in graph.node for name in node.output}
-        if computed.issuperset(fetches):
+        if GraphIndex(graph).makers.keys() >= set(fetches):
             return SegmentedSession(proto, open_session, fetches, given, kept)
     return open_session(proto)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 
 import onnx
@@ -103,8 +104,7 @@ def _read_by_weighted(index: GraphIndex, known: Iterable[str]) -> list[str]:
 def _with_values(
     proto: onnx.ModelProto, values: Mapping[str, tuple[int, list[None] | None]]
 ) -> onnx.ModelProto:
-    typed = onnx.ModelProto()
-    typed.CopyFrom(proto)
+    typed = deepcopy(proto)
     for value in [v for v in typed.graph.value_info if v.name in values]:
         typed.graph.value_info.remove(value)
     for name, (kind, shape) in values.items():

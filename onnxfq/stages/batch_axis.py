@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnxfq.data import Feed
 from onnxfq.errors import DataError, ModelError, RuntimeLibraryError
 from onnxfq.graph.external.sizes import limit_in_memory, weight_bytes
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS, QUANTIZED_OPS
 from onnxfq.graph.signature import output_names, with_outputs
@@ -157,7 +158,7 @@ def _judged_tensors(proto: onnx.ModelProto) -> list[str]:
             sized.update(node.output)
         if node.op_type == "NonMaxSuppression":
             selected += [name for name in node.input[:2] if name not in sized]
-    made = {name for node in proto.graph.node for name in node.output}
+    made = GraphIndex(proto.graph).makers
     outputs = [name for name in output_names(proto) if name not in sized]
     return [name for name in dict.fromkeys((*outputs, *selected)) if name in made]
 

@@ -135,6 +135,11 @@ class CheckResult(Record):
         return "\n".join(lines)
 
 
+def about_model(rule: str, message: str, severity: Severity = "refused") -> Finding:
+    """Return a finding about the model as a whole."""
+    return Finding(rule=rule, severity=severity, node="", op_type="model", message=message)
+
+
 def _alike(findings: tuple[Finding, ...]) -> list[list[Finding]]:
     """Group the findings of one rule that differ only in names and numbers."""
     groups: dict[tuple[str, str, str], list[Finding]] = {}

@@ -15,6 +15,7 @@ from onnxfq.data import Feed
 from onnxfq.data.inputs import samples_open
 from onnxfq.data.model_inputs import input_specs
 from onnxfq.errors import DataError, nearest
+from onnxfq.graph.index import GraphIndex
 
 Shape = tuple[int, ...]
 Profile = tuple[Shape, Shape, Shape]
@@ -52,7 +53,7 @@ def profiles(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int | Range]]
     224, all others 64. Dimensions of equal names get equal sizes. Raises DataError for an unknown input or a
     shape that does not fit.
     """
-    constants = {tensor.name for tensor in proto.graph.initializer}
+    constants = GraphIndex(proto.graph).constants
     inputs = {v.name: v.type.tensor_type for v in proto.graph.input if v.name not in constants}
     for name in shapes:
         if name not in inputs:

@@ -215,7 +215,7 @@ def test_the_builder_takes_weights_in_a_file(tmp_path: Path) -> None:
     [
         ("../m.data", "is not a path inside the folder"),
         ("/etc/hostname", "is not a path inside the folder"),
-        ("none.data", "No such file"),
+        ("none.data", "No such file.* keep the data file next to the model"),
     ],
 )
 def test_references_that_lead_out(location: str, says: str, tmp_path: Path) -> None:
@@ -226,18 +226,6 @@ def test_references_that_lead_out(location: str, says: str, tmp_path: Path) -> N
     path.write_bytes(proto.SerializeToString())
     with pytest.raises(ModelError, match=f"external data of 'w1' cannot be read .*{says}"):
         load(path)
-
-
-def test_a_data_file_that_is_too_short(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A truncated data file is one line and writes nothing."""
-    path = two_layers(tmp_path / "in")
-    data = path.with_name("m.data")
-    data.write_bytes(data.read_bytes()[:300000])
-    np.savez(tmp_path / "d.npz", x=weights(8, 256))
-    code = main(["quantize", str(path), "--data", str(tmp_path / "d.npz"), "-o", str(tmp_path / "q.onnx")])
-    error = capfd.readouterr().err
-    assert code == 1 and "external data of 'w2' cannot be read" in error and error.count("\n") == 1
-    assert not (tmp_path / "q.onnx").exists()
 
 
 KILLED = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import onnx
 import pytest
 from builders import BUILDERS, build, feed_for, weights
@@ -37,8 +39,7 @@ def test_all_tensors_by_their_true_sizes(name: str) -> None:
         assert got is None
         return
     made = [output for node in graph.node for output in node.output if output]
-    every = onnx.ModelProto()
-    every.CopyFrom(proto)
+    every = deepcopy(proto)
     del every.graph.output[:]
     every.graph.output.extend(onnx.ValueInfoProto(name=name) for name in made)
     arrays = feed | dict(zip(made, ReferenceEvaluator(every).run(None, feed), strict=True))

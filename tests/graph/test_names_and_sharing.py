@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import numpy as np
 import onnx
@@ -27,8 +28,7 @@ Rename = Callable[[str, int], str]
 
 def renamed(proto: onnx.ModelProto, tensors: Rename, nodes: Rename) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Return `proto` with other names, numbered in order of appearance, and {old tensor: new}."""
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = deepcopy(proto)
     names: dict[str, str] = {"": ""}
     for graph in list_graphs(made.graph):
         values = [*graph.input, *graph.initializer, *graph.output]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 from builders import (
     conv_relu,
@@ -19,7 +22,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxfq.graph.io.load import load
 from onnxfq.graph.ops import channel_axis, find_summed_axis
-from onnxfq.graph.queries import distances_upward, weight_source
+from onnxfq.graph.queries import WeightSource, distances_upward, weight_source
 
 CASES = {
     "conv": (conv_relu(), 1, 0, None),
@@ -34,14 +37,19 @@ CASES = {
 }
 
 
+def weight_of(proto: onnx.ModelProto, slot: int) -> tuple[gs.Node, WeightSource]:
+    """Return the product of a network, and its weight."""
+    node = next(n for n in load(proto).graph().nodes if n.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"))
+    source = weight_source(node, slot)
+    assert source is not None
+    return node, source
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_axes(name: str) -> None:
     """The axes of a constant input, in the axes of that input."""
     proto, slot, channel, summed = CASES[name]
-    graph = load(proto).graph()
-    node = next(n for n in graph.nodes if n.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"))
-    source = weight_source(node, slot)
-    assert source is not None
+    node, source = weight_of(proto, slot)
     rank = len(source.permutation)
     assert channel_axis(node, slot, rank) == channel
     assert find_summed_axis(node, slot, rank) == summed
@@ -51,13 +59,9 @@ def test_axes(name: str) -> None:
 def test_a_channel_scales_one_output_channel(name: str) -> None:
     """Doubling one index of the channel axis changes one index of one output axis: its scale moves out."""
     proto, slot, _, _ = CASES[name]
-    graph = load(proto).graph()
-    node = next(n for n in graph.nodes if n.op in ("Conv", "ConvTranspose", "Gemm", "MatMul"))
-    source = weight_source(node, slot)
-    assert source is not None
+    node, source = weight_of(proto, slot)
     axis = source.permutation[channel_axis(node, slot, len(source.permutation)) or 0]
-    model = onnx.ModelProto()
-    model.CopyFrom(proto)
+    model = deepcopy(proto)
     model.graph.ClearField("output")
     model.graph.output.append(onnx.helper.make_empty_tensor_value_info(node.outputs[0].name))
     for tensor in model.graph.initializer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import onnx
 import pytest
@@ -37,8 +39,7 @@ def test_weights_in_a_file_give_the_same_model(tmp_path) -> None:
 def test_shapes_are_those_of_the_whole_model(proto) -> None:
     """ONNX infers from the light copy what it infers from the whole one; weights stay as they are."""
     expected = shape_inference.infer_shapes(proto, data_prop=True)
-    got = onnx.ModelProto()
-    got.CopyFrom(proto)
+    got = deepcopy(proto)
     add_shapes(got)
     assert got == expected
 

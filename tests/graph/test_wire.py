@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -87,8 +88,7 @@ def test_streaming_writes_what_protobuf_reads(tmp_path: Path) -> None:
             for one, other in zip(made.graph.initializer, proto.graph.initializer, strict=True):
                 np.testing.assert_array_equal(numpy_helper.to_array(one), numpy_helper.to_array(other))
             del made.graph.initializer[:]
-            bare = onnx.ModelProto()
-            bare.CopyFrom(proto)
+            bare = deepcopy(proto)
             del bare.graph.initializer[:]
             assert made == bare
 
@@ -205,21 +205,6 @@ def test_a_file_that_changes_under_a_loaded_model(change: str, tmp_path: Path) -
         encode_weights(model, make_plan(model, load_recipe("tensorrt-int8")))
 
 
-def test_large_and_small_are_one_model(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """The same tensors come out of a model whether its weights were in memory or not."""
-    path, feed = tmp_path / "m.onnx", feed_for(BUILDERS["shared_weight"]())
-    onnx.save(BUILDERS["shared_weight"](), path)
-    plain = quantize(path, [feed], tmp_path / "plain.onnx")
-    request.getfixturevalue("everything_is_large")
-    quantize(path, [feed], tmp_path / "large.onnx")
-    want = {t.name: numpy_helper.to_array(t) for t in plain.qdq.graph.initializer}
-    got = {t.name: numpy_helper.to_array(t) for t in onnx.load(tmp_path / "large.onnx").graph.initializer}
-    assert set(got) == set(want)
-    for name, array in want.items():
-        # Unpacked weights are summed in another order: the scales of activations may differ in the last bits.
-        np.testing.assert_allclose(got[name].astype(np.float32), array.astype(np.float32), rtol=1e-5)
-
-
 @pytest.mark.usefixtures("everything_is_large")
 def test_values_go_with_their_scratch() -> None:
     """Tensors that refer to a scratch file say so when it is gone."""
@@ -241,13 +226,3 @@ def test_a_scratch_on_a_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(OutputError, match=f"temporary weights in {tmp_path}: No space left on device"):
         scratch.store(TensorProto(), np.zeros(9, np.uint8))
     scratch._file.close()
-
-
-@pytest.mark.usefixtures("everything_is_large")
-@pytest.mark.parametrize("end", [0, 1, 100, -1])
-def test_large_files_that_are_cut_off(end: int, tmp_path: Path) -> None:
-    """A large file that is cut off is one line."""
-    path = tmp_path / "m.onnx"
-    path.write_bytes(BUILDERS["conv_relu"]().SerializeToString()[:end])
-    with pytest.raises(ModelError, match="not an ONNX"):
-        load(path)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
 from onnxfq.calibration.statistics import Statistics
 from onnxfq.documents.encodings import Encodings
@@ -312,6 +312,14 @@ def run_as_written(proto: onnx.ModelProto, feed: Arrays) -> list[NDArray[np.gene
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     content = proto.SerializeToString()
     return onnxruntime.InferenceSession(content, options, ["CPUExecutionProvider"]).run(None, feed)
+
+
+def add_large_product(proto: onnx.ModelProto) -> None:
+    """Append a large product on its own; every plan quantizes it."""
+    proto.graph.node.append(helper.make_node("MatMul", ["other", "big"], ["z"], "large"))
+    proto.graph.input.append(helper.make_tensor_value_info("other", 1, [32, 32]))
+    proto.graph.output.append(helper.make_tensor_value_info("z", 1, [32, 32]))
+    proto.graph.initializer.append(numpy_helper.from_array(weights(32, 32), "big"))
 
 
 def constants(proto: onnx.ModelProto) -> Arrays:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import onnx
 import pytest
@@ -36,8 +38,7 @@ def test_statistics_are_those_of_the_tensor(name: str) -> None:
     """The statistics of the observed model equal NumPy's statistics of the tensor of the float model."""
     staged = stage(BUILDERS[name]())
     tensors = [p.tensor for p in staged.plan.activations]
-    probe = onnx.ModelProto()
-    probe.CopyFrom(staged.model.proto)
+    probe = deepcopy(staged.model.proto)
     del probe.graph.output[:]
     probe.graph.output.extend(onnx.helper.make_empty_tensor_value_info(t) for t in tensors)
     # No optimisation on either side would change which kernels run; both sessions are as onnxfq makes them.

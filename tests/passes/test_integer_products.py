@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import onnx
 import pytest
@@ -102,8 +104,7 @@ def test_every_product(name: str) -> None:
     assert set(made.products) == {n.name for n in proto.graph.node if n.op_type in OPERATORS}
     for node in (n for n in proto.graph.node if n.name in made.products):
         got, *multiplied = run(made.proto, staged.feed, [node.output[0], *node.input[:2]])
-        wide = onnx.NodeProto()
-        wide.CopyFrom(node)
+        wide = deepcopy(node)
         values = dict(zip(node.input, (a.astype(np.float64) for a in multiplied), strict=False))
         values |= {name: constant(proto, name).astype(np.float64) for name in node.input[2:]}
         want = ReferenceEvaluator(wide).run(None, values)[0]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from builders import build, feed_for, linear, planned, weights, with_override
+from builders import add_large_product, build, feed_for, linear, planned, weights, with_override
 from engines import build_all, counts, unmeasured
 
 from onnxfq.documents.plan import Plan
@@ -351,13 +352,9 @@ CONVS = {
 def test_small_shapes(case):
     """Asked for, what is too small stays in float with its size; by default nothing does."""
     given, words = (CASES | CONVS)[case]
-    proto = onnx.ModelProto()
-    proto.CopyFrom(given)
+    proto = deepcopy(given)
     # Another product, large enough, so that the plan is not empty.
-    proto.graph.node.append(onnx.helper.make_node("MatMul", ["other", "big"], ["z"], "large"))
-    proto.graph.input.append(onnx.helper.make_tensor_value_info("other", 1, [32, 32]))
-    proto.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, [32, 32]))
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights(32, 32), "big"))
+    add_large_product(proto)
     recipe = load_recipe("tensorrt-int8").model_copy(update={"small_shapes": "float"})
     plan = planned(proto, recipe)
     assert [s.why for s in plan.skipped if s.name == "mm"] == ([] if not words else [_full(plan, words)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -155,8 +156,7 @@ def test_average_pools(attributes: str, expected: bool) -> None:
 def test_pools_without_padding(more: str) -> None:
     """They get the attribute that TensorRT needs for int8, and give the same bits."""
     proto = network(f"[pool] y = AveragePool <kernel_shape = [3,3]{more}> (x)", "N,4,9,9")
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = deepcopy(proto)
     assert count_padding(made) and not count_padding(made)
     attributes = {a.name: a.i for a in made.graph.node[0].attribute}
     assert attributes["count_include_pad"] == 1 and "auto_pad" not in attributes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from builders import build, planned, weights
+from builders import add_large_product, build, planned, weights
 from engines import build_all, unmeasured
 from plan_networks import dense
 
@@ -63,10 +63,7 @@ def chain(weight: int, size: int) -> onnx.ModelProto:
 def test_bytes_decide(channels: int, size: int, kept: bool) -> None:
     """Weights pay for the kernel of the entry and the numbers that it quantizes."""
     proto = chain(channels, size)
-    proto.graph.node.append(onnx.helper.make_node("MatMul", ["other", "big"], ["z"], "large"))
-    proto.graph.input.append(onnx.helper.make_tensor_value_info("other", 1, [32, 32]))
-    proto.graph.output.append(onnx.helper.make_tensor_value_info("z", 1, [32, 32]))
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights(32, 32), "big"))
+    add_large_product(proto)
     why = left_out(proto)
     assert "large" not in why
     assert ({"one", "two"} & why.keys() == set()) == kept

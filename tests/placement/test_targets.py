@@ -229,7 +229,7 @@ REFUSED = {
     ),
     "blocked float8": (
         mixed(FP8, FP8 | {"granularity": "blocked", "block_size": 2}),
-        "tensor 'w': TensorRT computes blocked float8e4m3fn weights with quantized activations wrongly; use "
+        "tensor 'w': TensorRT builds no blocked float8e4m3fn weights beside quantized activations; use "
         "per_axis",
     ),
     "blocks of int8 alone": (

@@ -347,7 +347,7 @@ def test_one_tensor_summed_along_two_axes():
     [
         (name, recipe)
         for name in ("conv_relu", "gemm", "transposed_weight", "left_constant", "inner_output")
-        for recipe in ("nvfp4", "mxint8", "onnxruntime-uint8-dynamic")
+        for recipe in ("tensorrt-int8", "nvfp4", "mxint8", "onnxruntime-uint8-dynamic")
         if (name, recipe) != ("conv_relu", "onnxruntime-uint8-dynamic")  # it has no dynamic Conv
     ],
 )

@@ -18,7 +18,7 @@ SUM = "[sum] s = Add (a, b) t = Tanh (s) [last] y = MatMul (t, u)"
 BRANCHES = """g (float[1,4,9,9] x, bool some) => (float[] y) {
     [first] c = Conv (x, k0) h = Relu (c) i = Conv (h, k1)
     j = If (some) <
-        then_branch = one () => (float[] p) { [one] p = Conv (h, k2) },
+        then_branch = one () => (float[] p) { [one] n = Conv (h, k2) p = Relu (n) },
         else_branch = other () => (float[] q) { [other] q = Conv (h, k3) } >
     y = Add (i, j) }"""
 NETWORKS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -129,8 +130,7 @@ def test_every_operator_is_a_node_unit(name: str, recipe: str) -> None:
 
 def without_pair(qdq: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy whose first pair of an activation is taken out."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(qdq)
+    bare = deepcopy(qdq)
     q = next(node for node in bare.graph.node if node.op_type == "QuantizeLinear")
     dq = next(node for node in bare.graph.node if q.output[0] in node.input)
     for node in bare.graph.node:

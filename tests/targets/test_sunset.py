@@ -7,6 +7,7 @@ cases.
 from __future__ import annotations
 
 import ast
+from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
 
@@ -201,8 +202,7 @@ def test_onnxruntime_lacks_the_operators() -> None:
 def test_a_factor_behind_attention_prevents_fusion(tmp_path: Path) -> None:
     """`equalize`: with a Mul between an int8 attention and the pair behind it there is no single kernel."""
     plain = unmeasured(attention(guarded=False), "tensorrt-int8", "fp16")
-    scaled = onnx.ModelProto()
-    scaled.CopyFrom(plain)
+    scaled = deepcopy(plain)
     place, quantizer = next(
         (place, node)
         for place, node in enumerate(scaled.graph.node)

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from builders import build, feed_for, weights
-from onnx import numpy_helper
+from builders import build, constants, feed_for, weights
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 import onnxfq
@@ -63,11 +62,6 @@ class Reader(CalibrationDataReader):
     def get_next(self) -> dict[str, np.ndarray] | None:
         """Return the next feed, None behind the last."""
         return next(self._feeds, None)
-
-
-def constants(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """Return the arrays of all initializers."""
-    return {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
 
 
 def dequantized(proto: onnx.ModelProto, op: str, slot: int) -> tuple[np.ndarray, np.ndarray]:

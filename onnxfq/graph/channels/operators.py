@@ -11,7 +11,6 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxfq.graph.channels.ties import FIXED, Ids, Ties, reshape_ids
-from onnxfq.graph.external.tensor import tensor_array
 from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.ops import SIZES, STANDARD_DOMAINS
@@ -66,11 +65,6 @@ class Context:
             self.ids[tensor] = np.full([1] * len(shape or ()), FIXED, np.int64)
         return self.ids[tensor]
 
-    def constant(self, tensor: str) -> NDArray[Any] | None:
-        """Return the values of a constant of floats or integers, None for another tensor."""
-        found = self.index.constants.get(tensor)
-        return None if found is None else np.asarray(tensor_array(found))
-
     def is_weight(self, tensor: str) -> bool:
         """Tell whether `tensor` is a constant of floats that can take factors."""
         found = self.index.constants.get(tensor)
@@ -116,7 +110,7 @@ def _clip(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool
     """Limits of 0 and infinity bind every multiple of a channel alike."""
     limits = [attrs.get("min", -np.inf), attrs.get("max", np.inf)]
     for place, name in enumerate(node.input[1:]):
-        value = context.constant(name) if name else None
+        value = context.index.array(name) if name else None
         if name and (value is None or value.size != 1):
             return False
         if value is not None:
@@ -127,16 +121,16 @@ def _clip(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool
 
 
 def _prelu(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
-    return context.constant(node.input[1]) is not None and _pass_on(node, attrs, context)
+    return context.index.array(node.input[1]) is not None and _pass_on(node, attrs, context)
 
 
 def _pad(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
     """Padding with 0 or with values of the same channel keeps the factor."""
-    ids, pads = context.of(node.input[0]), context.constant(node.input[1])
+    ids, pads = context.of(node.input[0]), context.index.array(node.input[1])
     if pads is None or len(node.input) > 3 and node.input[3]:
         return all(size == 1 for size in ids.shape) and _pass_on(node, attrs, context)
     if attrs.get("mode", b"constant") == b"constant" and len(node.input) > 2 and node.input[2]:
-        value = context.constant(node.input[2])
+        value = context.index.array(node.input[2])
         if value is None or float(value.reshape(-1)[0]) != 0.0:
             return False
     before, after = pads.reshape(2, -1).tolist()
@@ -166,7 +160,7 @@ def _reduce(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bo
     """Sums, means and extremes within a channel keep its factor."""
     ids, axes = context.of(node.input[0]), attrs.get("axes")
     if input_name(node, 1):
-        given = context.constant(node.input[1])
+        given = context.index.array(node.input[1])
         if given is None:
             return False
         axes = given.reshape(-1).tolist()
@@ -235,7 +229,7 @@ def _slice(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> boo
     ids = context.of(node.input[0])
     if all(size == 1 for size in ids.shape):
         return _pass_on(node, attrs, context)
-    given = [context.constant(name) if name else None for name in node.input[1:]]
+    given = [context.index.array(name) if name else None for name in node.input[1:]]
     if len(given) < 2 or given[0] is None or given[1] is None:
         return False
     count = given[0].size
@@ -256,7 +250,7 @@ def _slice(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> boo
 
 def _gather(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
     """Read a constant choice of channels, or any choice along an axis whose indices share a factor."""
-    ids, wanted = context.of(node.input[0]), context.constant(node.input[1])
+    ids, wanted = context.of(node.input[0]), context.index.array(node.input[1])
     axis = attrs.get("axis", 0) % ids.ndim
     rank = context.rank(node.input[1])
     if ids.shape[axis] == 1 and rank is not None:
@@ -325,7 +319,7 @@ def _mul(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -> bool:
 def _mul_constant(node: onnx.NodeProto, data: str, constant: str, context: Context) -> bool:
     ids, shape = context.of(data), context.index.shape(node.output[0])
     assert shape is not None
-    values = context.constant(constant)
+    values = context.index.array(constant)
     if values is None or len(shape) != ids.ndim:
         return False
     fitting = (1,) * (len(shape) - values.ndim) + values.shape
@@ -370,7 +364,7 @@ def _trim(ids: Ids, values: NDArray[Any]) -> Ids:
 
 def _fold_elements(node: onnx.NodeProto, constant: str, plus: Ids, context: Context) -> bool:
     """Fold factors into a constant that is added element by element."""
-    values = context.constant(constant)
+    values = context.index.array(constant)
     if values is None:
         return False
     if (plus == FIXED).all() or not np.any(values):
@@ -452,7 +446,7 @@ def _read_channels(data: str, axis: int, channels: int, context: Context) -> Ids
 def _fold_bias(node: onnx.NodeProto, made: Ids, context: Context) -> None:
     """Fold the factors of the output into the bias of `node`, or fix them to 1."""
     bias = node.input[2]
-    values = context.constant(bias)
+    values = context.index.array(bias)
     if values is not None and not np.any(values):
         return
     if values is None or not context.is_weight(bias) or values.shape[-1:] != made.shape:
@@ -526,7 +520,7 @@ def _batch_norm(node: onnx.NodeProto, attrs: dict[str, Any], context: Context) -
     names = (scale, shift, mean)
     if attrs.get("training_mode", 0) or not all(context.is_weight(name) for name in names):
         return False
-    if context.constant(variance) is None or len(set(names)) < 3:
+    if context.index.array(variance) is None or len(set(names)) < 3:
         return False
     size = tuple(context.index.constants[scale].dims)
     ids = context.of(node.input[0])

@@ -121,8 +121,7 @@ def _explain_misfit(op: str, attrs: dict[str, Any], left: Shape, right: Shape) -
 
 def check_unfolded(proto: onnx.ModelProto, source: str) -> None:
     """Raise ModelError if ONNX infers a constant or another tensor that is too large to compute."""
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    constants |= {node.output[0] for node in proto.graph.node if node.op_type == "Constant" and node.output}
+    constants = GraphIndex(proto.graph).stored.keys()
     fixed = find_constant_tensors(proto, constants) - constants
     if not fixed and not any(node.op_type in _GROWING for node in list_nodes(proto.graph)):
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 
 import google.protobuf.message
@@ -165,8 +166,7 @@ def _from_proto(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str, str]:
         digest = hash_model(proto)
         if scratch is not None:
             return move_weights(proto, scratch), digest, _GIVEN
-        copy = onnx.ModelProto()
-        copy.CopyFrom(proto)
+        copy = deepcopy(proto)
         return copy, digest, _GIVEN
     except ValueError as fault:
         raise ModelError(f"{_GIVEN} is damaged: {join_lines(fault)[:200]}; export it again") from None

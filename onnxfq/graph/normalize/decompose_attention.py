@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from onnxfq.graph.index import GraphIndex
+from onnxfq.graph.index import GraphIndex, Shape
 from onnxfq.graph.model import list_graphs, replace_nodes
 from onnxfq.graph.names import Names
 from onnxfq.graph.node_fields import attributes_of, input_name
@@ -27,14 +27,6 @@ _FLOATS = FLOAT_CODES | {TensorProto.DOUBLE}
 
 # Attributes that keep an Attention whole, and their neutral values.
 _PLAIN = {"left_window_size": -1, "right_window_size": -1}
-
-
-@dataclass(frozen=True)
-class _Value:
-    """Element type and shape of a tensor as ONNX infers them; an open dimension is None."""
-
-    dtype: int
-    shape: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -131,17 +123,11 @@ def write_out_attention(proto: onnx.ModelProto) -> str:
 
 def _write_out(node: onnx.NodeProto, index: GraphIndex, taken: Names) -> Parts | None:
     """Return the nodes and constants that compute `node`; None if it must stay whole."""
-    found = _read(node, index)
+    parts, found = Parts(node.name, taken), _read(node, index)
     if found is None:
         return None
-    parts = Parts(node.name, taken)
     _write(found, parts)
     return parts
-
-
-def _value(index: GraphIndex, name: str) -> _Value | None:
-    shape = index.shape(name)
-    return None if shape is None else _Value(index.types[name], shape)
 
 
 def _read(node: onnx.NodeProto, index: GraphIndex) -> _Attention | None:
@@ -149,12 +135,12 @@ def _read(node: onnx.NodeProto, index: GraphIndex) -> _Attention | None:
     if node.op_type != "Attention" or node.domain not in STANDARD_DOMAINS:
         return None
     given = attributes_of(node)
-    operands = [value for name in node.input[:3] if (value := _value(index, name)) is not None]
+    operands = [shape for name in node.input[:3] if (shape := index.shape(name)) is not None]
     if len(operands) < 3 or input_name(node, 6) or any(node.output[3:]):
         return None
     if any(given.get(name, plain) != plain for name, plain in _PLAIN.items()):
         return None
-    dtype = operands[0].dtype
+    dtype = index.types[node.input[0]]
     if dtype not in _FLOATS or given.get("softmax_precision", dtype) != dtype:
         return None
     sizes = _sizes(operands, given)
@@ -164,7 +150,7 @@ def _read(node: onnx.NodeProto, index: GraphIndex) -> _Attention | None:
     return _Attention(
         node,
         dtype,
-        len(operands[0].shape) == 3,
+        len(operands[0]) == 3,
         *sizes,
         scale=given.get("scale", 1 / math.sqrt(sizes[2])),
         softcap=given.get("softcap", 0.0),
@@ -173,19 +159,16 @@ def _read(node: onnx.NodeProto, index: GraphIndex) -> _Attention | None:
     )
 
 
-def _sizes(operands: Sequence[_Value], given: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
+def _sizes(operands: Sequence[Shape], given: Mapping[str, Any]) -> tuple[int, int, int, int] | None:
     """Return (query heads, query heads for each key head, size of a head, size of a value head); or None."""
-    ranks = {len(value.shape) for value in operands}
+    ranks = set(map(len, operands))
     if ranks == {4}:
-        heads, *others = (value.shape[1] for value in operands)
-        sizes = [value.shape[3] for value in operands]
+        heads, *others = (shape[1] for shape in operands)
+        sizes = [shape[3] for shape in operands]
     elif ranks == {3}:
         heads, *others = given["q_num_heads"], given["kv_num_heads"], given["kv_num_heads"]
         counts = (heads, *others)
-        sizes = [
-            s if s is None else s // n
-            for n, (_, _, s) in zip(counts, (v.shape for v in operands), strict=True)
-        ]
+        sizes = [s if s is None else s // n for n, (_, _, s) in zip(counts, operands, strict=True)]
     else:
         return None
     head, _, value_head = sizes
@@ -195,21 +178,20 @@ def _sizes(operands: Sequence[_Value], given: Mapping[str, Any]) -> tuple[int, i
     return None if heads % shared else (heads, heads // shared, head, value_head)
 
 
-def _mask(name: str, keys: _Value, index: GraphIndex, *, past: bool) -> int | None:
+def _mask(name: str, keys: Shape, index: GraphIndex, *, past: bool) -> int | None:
     """Return the type of the mask, 0 for no mask; None unless its length is known to match the keys.
 
     Attention pads a shorter mask; Add would refuse or repeat it.
     """
     if not name:
         return 0
-    mask = _value(index, name)
-    if mask is None or not mask.shape:
+    shape = index.shape(name)
+    if not shape:
         return None
-    length = mask.shape[-1]
-    known = None if past else keys.shape[-2]
+    length, known = shape[-1], None if past else keys[-2]
     if length == 1 != known or (known is not None and length is not None and length != known):
         return None
-    return mask.dtype
+    return index.types[name]
 
 
 def _write(attention: _Attention, parts: Parts) -> None:

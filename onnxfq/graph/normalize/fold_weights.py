@@ -42,9 +42,8 @@ def fold_computed_weights(proto: onnx.ModelProto) -> str:
     """
     index = GraphIndex(proto.graph)
     makers, constants = index.makers, {n: t for n, t in index.constants.items() if not is_external(t)}
-    fixed = find_constant_tensors(proto, constants)
     outputs = GraphIndex.of_model(proto).outputs
-    wanted = [name for name in _find_foldable(proto, constants, makers, fixed) if name not in outputs]
+    wanted = [name for name in _find_foldable(proto, constants, makers) if name not in outputs]
     counts = _count_elements(proto) if wanted else {}
     folded = 0
     for name in wanted:
@@ -73,13 +72,11 @@ def find_constant_tensors(proto: onnx.ModelProto, constants: Iterable[str]) -> s
 
 
 def _find_foldable(
-    proto: onnx.ModelProto,
-    constants: dict[str, TensorProto],
-    makers: dict[str, onnx.NodeProto],
-    fixed: set[str],
+    proto: onnx.ModelProto, constants: dict[str, TensorProto], makers: dict[str, onnx.NodeProto]
 ) -> list[str]:
     """Return the tensors to evaluate, in the order of the graph."""
     found: dict[str, None] = {}
+    fixed = find_constant_tensors(proto, constants)
     for node in proto.graph.node:
         if node.op_type in QUANTIZED_OPS or node.op_type.startswith("QLinear"):
             found |= {name: None for name in node.input if name in fixed and name not in constants}

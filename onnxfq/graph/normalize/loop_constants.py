@@ -35,7 +35,7 @@ class _Carried(NamedTuple):
 
 def read_loop_constants(proto: onnx.ModelProto) -> str:
     """Let the bodies of Loop and Scan read float constants that they carry and never change."""
-    constants = {t.name for t in proto.graph.initializer if t.data_type in FLOAT_CODES}
+    constants = {n for n, t in GraphIndex(proto.graph).constants.items() if t.data_type in FLOAT_CODES}
     count = 0
     for graph in list_graphs(proto.graph):  # outer loops first: they may hand a constant to inner ones
         for at, node in reversed(list(enumerate(graph.node))):

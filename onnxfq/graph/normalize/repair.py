@@ -6,8 +6,8 @@ No repair changes the results of a model; all edit a ModelProto in place.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 
 import onnx
 from onnx import shape_inference
@@ -85,21 +85,17 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
     ]
     if all(first < number for number, read in enumerate(reads) for first in read):
         return
-    readers: dict[int, list[int]] = {}
-    for number, read in enumerate(reads):
-        for first in read:
-            readers.setdefault(first, []).append(number)
-    waits = Counter({number: len(read) for number, read in enumerate(reads)})
-    ready = [number for number, read in enumerate(reads) if not read]
-    order: list[int] = []
-    while ready:
+    sorter, ready, order = TopologicalSorter(dict(enumerate(reads))), list[int](), list[int]()
+    try:
+        sorter.prepare()
+    except CycleError:
+        return
+    while sorter.is_active():
+        for number in sorter.get_ready():
+            heapq.heappush(ready, number)
         order.append(heapq.heappop(ready))
-        for number in readers.get(order[-1], ()):
-            waits[number] -= 1
-            if not waits[number]:
-                heapq.heappush(ready, number)
-    if len(order) == len(graph.node):
-        replace_nodes(graph, [graph.node[number] for number in order])
+        sorter.done(order[-1])
+    replace_nodes(graph, [graph.node[number] for number in order])
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:

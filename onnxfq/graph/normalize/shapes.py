@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import onnx
 from onnx import shape_inference
 from onnx.helper import make_tensor_type_proto
@@ -14,8 +16,7 @@ from onnxfq.support.records import join_lines
 
 def with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of `proto` with inferred types and shapes (`add_shapes`)."""
-    shaped = onnx.ModelProto()
-    shaped.CopyFrom(proto)
+    shaped = deepcopy(proto)
     add_shapes(shaped)
     return shaped
 

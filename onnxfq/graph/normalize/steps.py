@@ -112,7 +112,7 @@ def name_negative_dims(proto: onnx.ModelProto) -> str:
 
 def drop_initializer_inputs(proto: onnx.ModelProto) -> str:
     """Remove initializers from the graph inputs: they are constants and callers do not feed them."""
-    constants = {tensor.name for tensor in proto.graph.initializer}
+    constants = GraphIndex(proto.graph).constants
     kept = [value for value in proto.graph.input if value.name not in constants]
     dropped = len(proto.graph.input) - len(kept)
     if not dropped:
@@ -216,7 +216,7 @@ def fold_moves(proto: onnx.ModelProto) -> str:
     used = GraphIndex.of_model(proto).used
     notes = [note for graph in list_graphs(proto.graph) for note in graph.quantization_annotation]
     used = used | {entry.value for note in notes for entry in note.quant_parameter_tensor_names}
-    before = {t.name for t in proto.graph.initializer}
+    before = GraphIndex(proto.graph).constants
     proto.graph.initializer.extend(constants[name] for name in folded if name not in before)
     keep_constants(proto.graph, used)
     return f"{len(folded)} Reshape, Cast or similar of constants folded"

@@ -15,9 +15,10 @@ from onnx import TensorProto
 
 from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import tensor_array
+from onnxfq.graph.index import GraphIndex
 from onnxfq.graph.model import list_graphs, list_nodes
 from onnxfq.graph.node_fields import attributes_of, input_name
-from onnxfq.graph.normalize.steps import constant_value, evaluate_node
+from onnxfq.graph.normalize.steps import evaluate_node
 from onnxfq.graph.ops import MOVES, ONNXFQ_DOMAIN, QUANTIZED_OPS, SPLITS, STANDARD_DOMAINS
 from onnxfq.graph.stored_grid import StoredScale
 from onnxfq.numerics.float_types import FLOAT_CODES
@@ -57,15 +58,11 @@ class _Scales:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.proto = proto
-        self.constants = {t.name: t for t in proto.graph.initializer}
+        self.constants = GraphIndex.of_model(proto).stored
         self.computed: dict[str, StoredScale] = {}
 
     def follow(self, node: onnx.NodeProto) -> None:
         """Find the scale of the output of `node`, if its inputs are known."""
-        tensor = constant_value(node)
-        if tensor is not None:
-            self.constants[node.output[0]] = tensor
-            return
         domain = "" if node.domain in STANDARD_DOMAINS else node.domain
         rule = _RULES.get((domain, node.op_type))
         if rule is None or all(self.scale(name) is None for name in node.input):

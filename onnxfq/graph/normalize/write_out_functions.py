@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import partial
 
 import onnx
@@ -64,11 +65,9 @@ def _declare_bodies(proto: onnx.ModelProto) -> None:
 
     ONNX's inference reads no constant from outside of a body; a copy of the model has them inside.
     """
-    small = {
-        t.name: t for t in proto.graph.initializer if len(t.dims) < 2 and t.data_type == TensorProto.INT64
-    }
-    filled = onnx.ModelProto()
-    filled.CopyFrom(proto)
+    constants = GraphIndex(proto.graph).constants
+    small = {n: t for n, t in constants.items() if len(t.dims) < 2 and t.data_type == TensorProto.INT64}
+    filled = deepcopy(proto)
     for body in list_graphs(filled.graph)[1:]:
         read = {name for node in body.node for name in node.input} & small.keys()
         body.initializer.extend(small[name] for name in sorted(read))
@@ -172,8 +171,7 @@ def _inline(
 ) -> onnx.ModelProto:
     """Return a copy of the model with the bodies in the places of the calls."""
     names = {node.name: body.name for node, body in calls}
-    called = onnx.ModelProto()
-    called.CopyFrom(proto)
+    called = deepcopy(proto)
     for node in list_nodes(called.graph):
         if node.name in names:
             _write_defaults(node, default_opset(proto))

@@ -61,8 +61,8 @@ def _list_sums(node: onnx.NodeProto, index: GraphIndex) -> Iterator[tuple[str, i
     rank = len(_read_dims(index, first))
     fields = attributes_of(node)
     if node.op_type in _REDUCING:
-        axes = index.constants.get(input_name(node, 1))
-        given = fields.get("axes", ()) if axes is None else onnx.numpy_helper.to_array(axes).tolist()
+        axes = index.array(input_name(node, 1))
+        given = fields.get("axes", ()) if axes is None else axes.tolist()
         yield from ((first, axis) for axis in given or range(rank))
     elif node.op_type in ("Softmax", "LogSoftmax"):
         yield first, fields.get("axis", -1)

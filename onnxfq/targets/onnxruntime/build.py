@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import numpy as np
 import onnx
 from onnx import TensorProto
 
@@ -12,7 +11,7 @@ from onnxfq.errors import ModelError
 from onnxfq.graph.model import list_nodes
 from onnxfq.graph.ops import QDQ_OPS
 from onnxfq.runtime.optimized_graph import VERSION, optimize_graph
-from onnxfq.targets.findings import EngineNode, Finding, Verdict
+from onnxfq.targets.findings import EngineNode, Verdict, about_model
 from onnxfq.targets.onnxruntime.float_kernels import explain_half
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
@@ -49,8 +48,7 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
         optimized = optimize_graph(mark_promises(reading, options.shapes))
     except ModelError as error:
         message = f"{error}; run it at ORT_ENABLE_BASIC, or quantize with recipe onnxruntime-int8"
-        refusal = Finding(rule="session", severity="refused", node="", op_type="model", message=message)
-        return Built(builder, (refusal,))
+        return Built(builder, (about_model("session", message),))
     found: dict[int, set[str]] = {}
     integers = find_integers(optimized)
     for node in list_computing(optimized):
@@ -134,14 +132,7 @@ def _find_lacking_pair(site: NodeSite) -> str:
             return f"{in_float[0].op} {in_float[0].name!r} reads its result {behind.name!r} in float"
         if len(behind.outputs) > 1:
             return f"{len(behind.outputs)} pairs read its result {behind.name!r}"
-        if behind is not result and not _clips(behind.outputs[0]):
+        pair = quantizer(behind.outputs[0]) if behind is not result and behind.outputs else None
+        if behind is not result and (pair is None or not pair.starts_at_zero):
             return f"the pair behind {clipping[0].op} {clipping[0].name!r} has numbers that this one cuts off"
     return ""
-
-
-def _clips(site: NodeSite) -> bool:
-    """Tell whether the least number of a QuantizeLinear is 0, so that it does the work of a Relu."""
-    pair = quantizer(site)
-    if pair is None or pair.zero_point is None:
-        return pair is not None and pair.qtype == TensorProto.UINT8
-    return bool(np.all(pair.zero_point == np.iinfo(pair.zero_point.dtype).min))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxfq.graph.ops import find_summed_axis
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.build import build_model, has_pair_behind
 from onnxfq.targets.onnxruntime.float_products import rounded_products
@@ -60,8 +61,8 @@ def count_saturating(promised: ExpectedPrecision, weights: NDArray[Any]) -> tupl
         sums = weights if weights.shape[1] > 1 else weights[:, :0]
         summed = np.moveaxis(sums, 1, -1).reshape(len(weights), -1)
     elif op in ("Gemm", "MatMul"):
-        turned = op == "Gemm" and bool(promised.site.attribute("transB", 0))
-        summed = weights if turned or weights.ndim < 2 else np.swapaxes(weights, -1, -2)
+        axis = find_summed_axis(promised.site, 1, weights.ndim)
+        summed = np.moveaxis(weights, -1 if axis is None else axis, -1)
     else:
         return 0, 0
     even = summed.shape[-1] // 2 * 2

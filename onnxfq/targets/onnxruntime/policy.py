@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import onnx_graphsurgeon as gs
-
 from onnxfq.documents.plan import Placement
 from onnxfq.graph.normalize.fold_batch_norm import fold_batch_norm
 from onnxfq.graph.ops import CONVOLUTIONS
@@ -73,11 +71,6 @@ def _runs_in_integers(placements: Sequence[Placement]) -> bool:
     return simple and eight and plain and bool(activations)
 
 
-def _copies(node: gs.Node) -> bool:
-    """Tell whether a Resize copies its numbers: between pairs of one scale ONNX Runtime copies integers."""
-    return node.op == "Resize" and bool(node.attrs.get("mode", "nearest") == "nearest")
-
-
 # Measured on ONNX Runtime 1.31.1, each with its pairs and without: these have integer kernels that are faster
 # than float between convolutions. Between products of a transformer QLinearAdd, QLinearMul and QLinearSoftmax
 # cost more than they save, so they join convolutions only.
@@ -103,7 +96,8 @@ ONNXRUNTIME = Target(
         absorbed=frozenset({"Relu", "Clip"}),
         equalizes=False,
         bridges=lambda node, qtype: node.op == "MaxPool" and qtype.bits == 8,
-        one_scale=_copies,
+        # A Resize that copies its numbers: between pairs of one scale ONNX Runtime copies integers.
+        one_scale=lambda node: node.op == "Resize" and node.attrs.get("mode", "nearest") == "nearest",
         bias_qtype="int32",
     ),
     recipes=RECIPES,

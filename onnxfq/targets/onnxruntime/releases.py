@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from dataclasses import dataclass
 
 import onnx
 from onnx import TensorProto
 
 from onnxfq.errors import ModelError, RecipeError
-from onnxfq.graph.model import default_opset, list_graphs, list_nodes
+from onnxfq.graph.model import default_opset, list_nodes
 from onnxfq.graph.node_fields import attributes_of
 from onnxfq.graph.normalize.opset import lowest_ir
 from onnxfq.graph.ops import QDQ_OPS
+from onnxfq.graph.signature import element_types
 
 # Release -> (newest ai.onnx opset, newest IR version) of models that it runs: each tried, with Q/DQ pairs.
 # 1.15 loads opset 19 too and 1.23 opset 23, without kernels for their QuantizeLinear.
@@ -99,8 +101,7 @@ class Release:
                 f"recipe {recipe} needs {lacking[0].lower()}, and onnxruntime {self.name} has no kernels for "
                 "them; choose another recipe, or give a newer --runtime"
             )
-        kept = onnx.ModelProto()
-        kept.CopyFrom(proto)
+        kept = deepcopy(proto)
         kept.ir_version = min(proto.ir_version, self.ir_version)
         return kept
 
@@ -141,14 +142,8 @@ def _find_needed_ir(proto: onnx.ModelProto) -> tuple[int, str]:
 
 def _types(proto: onnx.ModelProto) -> list[str]:
     """Return the names of the element types in `proto`."""
-    kinds: set[int] = set()
-    for graph in list_graphs(proto.graph):
-        kinds |= {tensor.data_type for tensor in graph.initializer}
-        kinds |= {v.type.tensor_type.elem_type for v in (*graph.input, *graph.output, *graph.value_info)}
-    for node in list_nodes(proto.graph):
-        kinds |= {a.t.data_type for a in node.attribute if a.type == onnx.AttributeProto.TENSOR}
-        kinds |= {a.i for a in node.attribute if a.name in ("to", "output_dtype", "dtype")}
-    return [TensorProto.DataType.Name(kind) for kind in sorted(kinds & {*TensorProto.DataType.values()})]
+    kinds = element_types(proto) & {*TensorProto.DataType.values()}
+    return [TensorProto.DataType.Name(kind) for kind in sorted(kinds)]
 
 
 def _forms(proto: onnx.ModelProto) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxfq.errors import RuntimeLibraryError
 from onnxfq.graph.ops import WEIGHTED_INPUTS
-from onnxfq.targets.findings import Finding, Verdict
+from onnxfq.targets.findings import Verdict, about_model
 from onnxfq.targets.openvino.runtime import DEVICE, compile_model, load_library, version_of
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
@@ -53,8 +53,7 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     try:
         compiled = compile_model(proto)
     except RuntimeLibraryError as error:
-        refusal = Finding(rule="build", severity="refused", node="", op_type="model", message=str(error))
-        return Built(builder, (refusal,))
+        return Built(builder, (about_model("build", str(error)),))
     layers = [read_layer(op) for op in compiled.get_runtime_model().get_ordered_ops()]
     return Built(
         builder,

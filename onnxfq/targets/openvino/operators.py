@@ -67,7 +67,7 @@ def _choose(decision: NodeDecision, node: gs.Node, products: set[str]) -> NodeDe
     wide = _find_gated(node) if node.op == "Mul" else node.inputs[0]
     if wide is None or (node.op == "ReduceMean" and not _goes_over_positions(node)):
         return None
-    return decision if _ends_in(wide, products) else None
+    return None if find_product(wide, products) is None else decision
 
 
 def _find_gated(mul: gs.Node) -> gs.Tensor | None:
@@ -93,11 +93,6 @@ def _goes_over_positions(mean: gs.Node) -> bool:
 def _is_read_by(tensor: gs.Tensor, names: Collection[str]) -> bool:
     """Tell whether nodes of `names`, and nothing else, read `tensor`."""
     return bool(tensor.outputs) and all(reader.name in names for reader in tensor.outputs)
-
-
-def _ends_in(tensor: gs.Tensor, products: Collection[str]) -> bool:
-    """Tell whether `tensor` is the result of a node of `products`, with what OpenVINO fuses into it."""
-    return find_product(tensor, products) is not None
 
 
 def find_product(tensor: gs.Tensor, products: Collection[str]) -> gs.Node | None:

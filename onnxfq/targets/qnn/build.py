@@ -17,8 +17,8 @@ from onnxfq.errors import ModelError, RuntimeLibraryError
 from onnxfq.graph.external.weightless import with_weights
 from onnxfq.runtime.optimized_graph import assign_nodes, open_with_provider, register_library
 from onnxfq.runtime.ort import new_options
-from onnxfq.runtime.session import run_fault
-from onnxfq.targets.findings import Finding, Verdict
+from onnxfq.runtime.plain_session import as_function
+from onnxfq.targets.findings import Verdict, about_model
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.marks import find_marks, mark_promises
 from onnxfq.targets.reading.proof import Built, describe_node
@@ -54,16 +54,7 @@ def open_model(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
     """
     settings = _register()
     proto = with_weights(onnx.load(model) if isinstance(model, Path) else model)
-    session = open_with_provider(proto, _PROVIDER, settings, new_options(threads))
-    names = [output.name for output in session.get_outputs()]
-
-    def run(feed: Feed) -> Values:
-        try:
-            return dict(zip(names, session.run(None, feed), strict=True))
-        except Exception as error:  # onnxruntime raises its own classes, one per status code
-            raise run_fault("cpu", feed, error) from None
-
-    return run
+    return as_function(open_with_provider(proto, _PROVIDER, settings, new_options(threads)))
 
 
 def _register() -> dict[str, str]:
@@ -83,8 +74,7 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     try:
         taken = assign_nodes(mark_promises(reading, options.shapes), _PROVIDER, settings)
     except ModelError as error:
-        refusal = Finding(rule="build", severity="refused", node="", op_type="model", message=str(error))
-        return Built(builder, (refusal,))
+        return Built(builder, (about_model("build", str(error)),))
     providers = {number: provider for name, provider in taken.items() for number in find_marks([name])}
     return Built(
         builder,

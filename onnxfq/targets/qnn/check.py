@@ -15,7 +15,7 @@ from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QDQ_OPS, STANDARD_DOMAINS, WEIGH
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.float_products import rounded_products
 from onnxfq.targets.qnn.build import build_model
-from onnxfq.targets.qnn.operators import ABSORBED, OPERATORS, keeps_scale
+from onnxfq.targets.qnn.operators import ABSORBED, OPERATORS, needs_one_scale
 from onnxfq.targets.qnn.policy import LIMITS
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
@@ -70,8 +70,7 @@ def zero_points(reading: CheckContext) -> Iterator[Finding]:
 def moved_scales(reading: CheckContext) -> Iterator[Finding]:
     """Warn of moved data in another scale: the HTP then computes numbers again that it need only move."""
     for site in _computing(reading):
-        padding = reading.index.value(site.input(2)) if site.input(2) else site.attribute("value", 0.0)
-        if not keeps_scale(site.op, site.node.domain, site.attribute, padding):
+        if not needs_one_scale(site, lambda tensor: reading.index.value(tensor.name)):
             continue
         given = site.index.maker(site.input(0))
         source = None if given is None else quantizer(given)

@@ -7,12 +7,11 @@ preprocessing for QNN fuses them too, and this is its function.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 
-import onnx
-
 from onnxfq.graph.model import Model, restore_annotations
-from onnxfq.graph.node_fields import attributes_of
+from onnxfq.graph.node_fields import attributes_of, input_name
 from onnxfq.graph.normalize.opset import raise_opset
 from onnxfq.numerics.float_types import FLOAT_CODES
 from onnxfq.runtime.norm_fusion import fuse_layer_norms
@@ -30,8 +29,7 @@ def fuse_norms(model: Model) -> Model:
     if not kinds >= {"Div", "ReduceMean", "Sqrt", "Sub"} or not all(_find_last_axes(model)):
         return model
     raised, note = raise_opset(model.proto, _OPSET, model.source)
-    proto = onnx.ModelProto()
-    proto.CopyFrom(raised)
+    proto = deepcopy(raised)
     before = len(proto.graph.node)
     if not fuse_layer_norms(proto):
         return model
@@ -56,7 +54,7 @@ def _find_last_axes(model: Model) -> Iterator[bool]:
         if node.op_type == "ReduceMean" and node.output[0] in subtracted:
             attributes = attributes_of(node)
             axes = attributes.get("axes")
-            if axes is None and len(node.input) > 1 and node.input[1] in model.constants:
-                axes = onnx.numpy_helper.to_array(model.constants[node.input[1]]).tolist()
+            given = model.index.array(input_name(node, 1))
+            axes = given.tolist() if axes is None and given is not None else axes
             last = ranks.get(node.input[0], 0) - 1
             yield list(axes or ()) in ([-1], [last]) and attributes.get("keepdims", 1) == 1

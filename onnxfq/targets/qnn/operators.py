@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import onnx_graphsurgeon as gs
-
-from onnxfq.graph.constants import constant_array
+from onnxfq.graph.follow import Node, Tensor
 from onnxfq.graph.ops import DATA_MOVEMENT, REPEATS, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.queries import constant_values, pads_by_zero
 from onnxfq.placement.target_policy import Slots
 
 _WHOLE = (
@@ -43,25 +41,13 @@ ABSORBED = frozenset({"Clip", "Relu"})
 _MOVES = (DATA_MOVEMENT - REPEATS) | {"AveragePool", "GatherElements", "Resize", "TopK"}
 
 
-def keeps_scale(op: str, domain: str | None, attribute: Callable[[str, Any], Any], padding: Any) -> bool:
-    """Tell whether the results of an operator have the scale of its first input.
+def needs_one_scale(node: Node, value: Callable[[Tensor], Any] = constant_values) -> bool:
+    """Tell whether the results of `node` have the scale of its first input.
 
     Args:
-        op: its type.
-        domain: of the operator.
-        attribute: returns an attribute by name, or the given default.
-        padding: the number that a Pad adds; None if it is computed.
+        node: of a float model or of a quantized one.
+        value: returns the values of a constant, None for another tensor.
     """
-    if op != "Pad" or domain not in STANDARD_DOMAINS:
-        return op in _MOVES and domain in STANDARD_DOMAINS
-    mode = attribute("mode", "constant")
-    return mode not in ("constant", b"constant") or (padding is not None and not np.any(padding))
-
-
-def needs_one_scale(node: gs.Node) -> bool:
-    """Tell whether the results of `node` have the scale of its first input."""
-    padding: Any = node.attrs.get("value", 0.0)
-    if len(node.inputs) > 2 and node.inputs[2].name:
-        given = node.inputs[2]
-        padding = constant_array(given) if isinstance(given, gs.Constant) else None
-    return keeps_scale(node.op, node.domain, node.attrs.get, padding)
+    if node.domain not in STANDARD_DOMAINS:
+        return False
+    return node.op in _MOVES or (node.op == "Pad" and pads_by_zero(node, value))

@@ -30,6 +30,7 @@ class Product:
         kernel: shape of the quantized constant of the node; None without one.
         weight_only: whether constants alone are meant to be quantized.
         others: types of the other quantized operands.
+        beside_blocks: whether one of these has scales of blocks.
         is_weight: whether the operand is a constant.
         numbers: name of the type that stores its numbers, `mxfp8` for MXFP8.
         zeros: how many zero points other than 0 it has.
@@ -42,6 +43,7 @@ class Product:
     kernel: Shape | None
     weight_only: bool
     others: frozenset[str]
+    beside_blocks: bool
     is_weight: bool
     numbers: str
     zeros: Literal["none", "one", "several"]
@@ -54,12 +56,14 @@ class Product:
         spec, is_weight = placement.spec, placement.role == "weight"
         alike = (spec.granularity if is_weight else spec.observed_granularity) == PER_TENSOR
         weights = [other.tensor for other in operands.placements if other.role == "weight"]
+        others = [other for other in operands.placements if other is not placement]
         return Product(
             operands.node.op,
             operands.node.attrs.get("group", 1),
             operands.weight_shapes.get(weights[0], ()) if weights else None,
             operands.weight_only,
-            frozenset(_stored_type(one) for one in operands.placements if one is not placement),
+            frozenset(map(_stored_type, others)),
+            any(one.spec.granularity.is_blocked for one in others),
             is_weight,
             _stored_type(placement),
             "none" if spec.symmetric else "one" if alike else "several",
@@ -71,14 +75,16 @@ class Product:
     def read(promised: ExpectedPrecision, operand: QuantizedOperand, pair: Quantizer) -> Product:
         """Return a node of a file, seen from its operand behind `pair`."""
         site, weight = promised.site, promised.weight
+        others = [other for other in promised.pairs if other is not pair]
         zeros = np.unique(np.asarray(0 if pair.zero_point is None else pair.zero_point, np.float64))
         several = pair.scale is not None and pair.scale.size > 1
         return Product(
             site.op,
-            site.attribute("group", 1),
+            site.attrs.get("group", 1),
             None if weight is None else site.index.shape(weight.tensor) or (),
             promised.expects == "weight-only",
-            frozenset(one.type_name for one in promised.pairs if one is not pair),
+            frozenset(one.type_name for one in others),
+            any(one.is_blocked for one in others),
             operand.constant,
             "mxfp8" if "MXFP8" in pair.site.op else pair.type_name,
             "none" if not zeros.any() else "several" if len(zeros) > 1 else "one",

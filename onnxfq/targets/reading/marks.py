@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 
 import onnx
 
@@ -48,8 +49,7 @@ def mark_promises(reading: CheckContext, shapes: Mapping[str, Sequence[int | Ran
         readers = promised.site.outputs[0].outputs
         if len(readers) == 1 and readers[0].op in _JOINING:
             names.setdefault(readers[0].name, f"{mark}_behind")
-    marked = onnx.ModelProto()
-    marked.CopyFrom(reading.proto)
+    marked = deepcopy(reading.proto)
     for node in list_nodes(marked.graph):
         node.name = names.get(node.name, node.name)
         for read in (node.input, node.output):

@@ -56,9 +56,15 @@ class NodeSite:
         """Op type; TensorRT's parser ignores domains."""
         return str(self.node.op_type)
 
-    def attribute(self, name: str, default: Any = None) -> Any:
-        """Return the value of an attribute, or `default`."""
-        return attributes_of(self.node).get(name, default)
+    @property
+    def domain(self) -> str:
+        """Domain of the operator."""
+        return str(self.node.domain)
+
+    @cached_property
+    def attrs(self) -> dict[str, Any]:
+        """The attributes by name, texts as graphsurgeon has them."""
+        return {name: _decode(value) for name, value in attributes_of(self.node).items()}
 
     def input(self, slot: int) -> str:
         """Return the name of input `slot`; empty if it is left out."""
@@ -73,6 +79,12 @@ class NodeSite:
     def outputs(self) -> list[Value]:
         """Output tensors."""
         return [self.index.tensor(name) for name in self.node.output]
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(one) for one in value]
+    return value.decode() if isinstance(value, bytes) else value
 
 
 @dataclass(frozen=True, eq=False)

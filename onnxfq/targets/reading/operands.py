@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 from onnx import TensorProto
 
 from onnxfq.graph.ops import DATA_MOVEMENT, SCALES, WEIGHTED_INPUTS
+from onnxfq.graph.queries import pads_by_zero
 from onnxfq.placement.residual_adds import RESIDUAL
 from onnxfq.targets.findings import Expected
 from onnxfq.targets.reading.node_sites import NodeSite, SiteIndex
@@ -59,7 +59,7 @@ class QuantizedOperand:
             if site.op == "Transpose":
                 shape = self.pair.shape if self.pair is not None else None
                 rank = len(shape) if shape is not None else 2
-                order = list(site.attribute("perm", list(reversed(range(rank)))))
+                order = list(site.attrs.get("perm", list(reversed(range(rank)))))
                 of_pair = order.index(of_pair) if of_pair in order else of_pair
             elif site.op not in ("Identity", "Cast", "Dropout"):
                 return None
@@ -112,7 +112,7 @@ def one_row_sizes(promised: ExpectedPrecision) -> tuple[int, int] | None:
     first, last = (size or 0 for size in shape)
     if not first or not last:
         return None
-    return (last, first) if site.attribute("transB", 0) else (first, last)
+    return (last, first) if site.attrs.get("transB", 0) else (first, last)
 
 
 Units = Mapping[str, tuple[int, ...]]
@@ -222,21 +222,13 @@ def _passes(site: NodeSite, constant: bool, casts: int) -> bool:
         # A single factor joins any scale; a factor per channel joins the scale of a weight only.
         return factor.size == 1 or (constant and site.op == "Mul")
     if site.op == "Pad":
-        return _pads_by_zero(site)
+        return pads_by_zero(site, lambda tensor: site.index.value(tensor.name))
     return site.op in COMMUTING
-
-
-def _pads_by_zero(site: NodeSite) -> bool:
-    """Tell whether a Pad adds zeros, or numbers of its input: others have no integer on its grid."""
-    if site.attribute("mode", b"constant") != b"constant":
-        return True
-    given = site.index.value(site.input(2)) if site.input(2) else site.attribute("value", 0.0)
-    return given is not None and not np.any(given)
 
 
 def _permutes(site: NodeSite) -> bool:
     """Tell whether an Einsum only changes the order of axes."""
-    before, arrow, after = site.attribute("equation", b"").decode().replace(" ", "").partition("->")
+    before, arrow, after = site.attrs.get("equation", "").replace(" ", "").partition("->")
     return bool(arrow) and sorted(before) == sorted(after) and len(set(before)) == len(before)
 
 

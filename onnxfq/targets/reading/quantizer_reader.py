@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
@@ -87,9 +88,16 @@ class Quantizer:
         return self.scale_shape is not None and len(self.scale_shape) > 1
 
     @property
+    def starts_at_zero(self) -> bool:
+        """Tell whether its least number stands for 0, so that it does the work of a Relu."""
+        if self.zero_point is None:
+            return bool(self.qtype == TensorProto.UINT8)
+        return bool((self.zero_point == np.iinfo(self.zero_point.dtype).min).all())
+
+    @property
     def float_type(self) -> int:
         """ONNX type of the float side; for a DQ its output_dtype, or the type of its scale."""
-        given = 0 if self.quantizes else int(self.site.attribute("output_dtype", 0))
+        given = 0 if self.quantizes else int(self.site.attrs.get("output_dtype", 0))
         return given or self.site.index.dtype(self.data if self.quantizes else self.site.input(1))
 
 
@@ -107,7 +115,7 @@ def quantizer(site: NodeSite) -> Quantizer | None:
     scale = index.value(site.input(1))
     if scale is not None:
         scale_shape = tuple(scale.shape)
-    axis = None if not scale_shape else int(site.attribute("axis", 1))
+    axis = None if not scale_shape else int(site.attrs.get("axis", 1))
     if axis is not None and axis < 0 and shape is not None:
         axis += len(shape)
     quantizes = site.op in QUANTIZE_OPS
@@ -115,7 +123,7 @@ def quantizer(site: NodeSite) -> Quantizer | None:
     told = (
         named
         or (index.dtype(site.input(2)) if site.input(2) else 0)
-        or (int(site.attribute("output_dtype", 0)) if quantizes else 0)
+        or (int(site.attrs.get("output_dtype", 0)) if quantizes else 0)
     )
     return Quantizer(
         site=site,
@@ -125,7 +133,7 @@ def quantizer(site: NodeSite) -> Quantizer | None:
         scale_shape=scale_shape,
         zero_point=index.value(site.input(2)) if site.input(2) else None,
         axis=axis,
-        block=int(site.attribute("block_size", 0)),
+        block=int(site.attrs.get("block_size", 0)),
     )
 
 

@@ -14,8 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from onnx import TensorProto
 from onnx.defs import get_schema
 from onnx.helper import get_attribute_value
 
@@ -25,7 +23,7 @@ from onnxfq.graph.ops import QDQ_OPS, STANDARD_DOMAINS
 from onnxfq.graph.queries import is_never_negative
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
-from onnxfq.targets.reading.node_sites import NodeSite, Value
+from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.reading.quantizer_reader import quantizer
 
 TABLE_FILE = Path(__file__).with_suffix(".json")
@@ -115,9 +113,9 @@ def check_forms(target: str) -> Rule:
     def rule(reading: CheckContext) -> Iterator[Finding]:
         sites = [site for site in reading.sites if site.node.domain in STANDARD_DOMAINS]
         for found in find_forms(sites, reading.index.opset, target):
-            if all(map(_is_quantized, found.cure)) and not (
-                found.form.signed and _has_zero_first(found.data)
-            ):
+            pair = quantizer(found.data.inputs[0]) if found.form.signed else None
+            computed = pair is None or not pair.starts_at_zero
+            if computed and all(map(_is_quantized, found.cure)):
                 severity: Severity = "refused" if found.form.says == REFUSES else "wrong"
                 kept = " and ".join(f"{node.op} {node.name!r}" for node in found.cure)
                 message = f"{_describe(found, target)}; leave {kept} in float"
@@ -157,13 +155,13 @@ def _match(node: Node, form: SessionForm) -> FoundForm | None:
 
 
 def _has(node: Node, name: str, value: Any) -> bool:
-    given = node.attribute(name) if hasattr(node, "attribute") else node.attrs.get(name)
+    given = node.attrs.get(name)
     if value == OTHER and name in _DEFAULTS:
         return given is not None and any(one != _DEFAULTS[name] for one in given)
     if value == OTHER:
         usual = get_schema(node.op).attributes[name].default_value
         return given is not None and given != get_attribute_value(usual)
-    return bool((given.decode() if isinstance(given, bytes) else given) == value)
+    return bool(given == value)
 
 
 def _maker(tensor: Tensor, op: str) -> Node | None:
@@ -186,11 +184,3 @@ def _readers(node: Node) -> Iterator[Node]:
 
 def _is_quantized(node: NodeSite) -> bool:
     return any(tensor.inputs and tensor.inputs[0].op == "DequantizeLinear" for tensor in node.inputs)
-
-
-def _has_zero_first(tensor: Value) -> bool:
-    """Tell whether the pair of `tensor` has its zero point at its least number."""
-    pair = quantizer(tensor.inputs[0])
-    if pair is None or pair.zero_point is None:
-        return pair is not None and pair.qtype == TensorProto.UINT8
-    return bool((pair.zero_point == np.iinfo(pair.zero_point.dtype).min).all())

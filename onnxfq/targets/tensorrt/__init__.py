@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import onnx
@@ -38,8 +39,7 @@ def _prepare(model: Model) -> Model:
     """Return `model` in the form that TensorRT fuses and has in low precision; itself if nothing changes."""
     if not any(node.op_type in _REWRITTEN for node in list_nodes(model.proto.graph)):
         return model
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
+    proto = deepcopy(model.proto)
     notes = [note for note in (move_guards(proto), count_padding(proto)) if note]
     if not notes:
         return model

@@ -47,6 +47,13 @@ TWO_COMPUTED = "TensorRT multiplies two computed tensors in float, MXFP8 or not"
 CAST_BEFORE_LOOP = "{} {!r} reads it, and TensorRT builds no Cast in front of a loop of several steps"
 
 
+ZERO_POINTS = "TensorRT takes zero points of 0 only; use symmetric: true"
+"""Source: NvInfer.h, IQuantizeLayer; parser: "Non-zero zero point is not supported"."""
+
+ONE_PER_TENSOR = "TensorRT takes one scale of an activation; use granularity: per_tensor"
+"""Source: NvInfer.h: activations are quantized per tensor."""
+
+
 def _explain_types(product: Product) -> str:
     own, others = product.numbers, product.others
     if product.op not in CONVOLUTIONS or own != "int4":
@@ -76,6 +83,16 @@ def _explain_expanded(product: Product) -> str:
     return f"TensorRT expands blocked {product.numbers} weights to float before it multiplies; use per_axis"
 
 
+def _explain_blocked(product: Product) -> str:
+    """Explain weights in blocks whose activation has one scale; convolutions have their own rule."""
+    blocked = product.is_weight and product.scales == "blocks" and product.op not in CONVOLUTIONS
+    if not blocked or product.weight_only or product.beside_blocks:
+        return ""
+    if product.numbers not in (*BOTH_SIDES, "int4"):
+        return ""
+    return f"TensorRT builds no blocked {product.numbers} weights beside quantized activations; use per_axis"
+
+
 BOTH_SIDES = frozenset({"int8", "float8e4m3fn"})
 """Types that are multiplied with a partner of the same type."""
 
@@ -86,6 +103,8 @@ Products of int4 per channel by int8 are built.
 """
 
 EXPANDED = TargetLimit("blocked-weight", "float", _explain_expanded)
+BLOCKED = TargetLimit("blocked-weight", "refused", _explain_blocked)
+"""Source: TensorRT for RTX 1.7.1 ("CHECK(is_constant())")."""
 
 FLOAT8_WINDOW = TargetLimit(
     "float8-kernel", "float", _explain_window, "; leave this node in float, or use int8"

@@ -24,11 +24,14 @@ from onnxfq.targets.reading.limits import explain
 from onnxfq.targets.tensorrt.attention import decide_attentions, join_pairs
 from onnxfq.targets.tensorrt.limits import (
     ALONE,
+    BLOCKED,
     BOTH_SIDES,
     EXPANDED,
     FLOAT8_WINDOW,
     MIXED_TYPES,
+    ONE_PER_TENSOR,
     TWO_COMPUTED,
+    ZERO_POINTS,
     explain_int4,
     explain_one_row,
     explain_right_side,
@@ -49,7 +52,7 @@ def _refuses(placement: Placement, operands: Operands) -> str:
     if spec.dynamic or spec.scale_type != "float32":
         return _refuses_derived_scales(placement, operands)
     if not spec.symmetric:
-        return "TensorRT takes zero points of 0 only; use symmetric: true"
+        return ZERO_POINTS
     if base == "int4" and not operands.weight_only:
         return "TensorRT takes int4 only for weights whose activations stay float; use int8"
     if base not in (*BOTH_SIDES, "int4"):
@@ -57,19 +60,14 @@ def _refuses(placement: Placement, operands: Operands) -> str:
         carried = "" if base == spec.qtype.base else f", which {spec.qtype} needs"
         return f"TensorRT has no {base} tensors{carried}; use {nearest}"
     if placement.role == "activation" and spec.granularity != PER_TENSOR:
-        return "TensorRT takes one scale of an activation; use granularity: per_tensor, or target onnxruntime"
+        return f"{ONE_PER_TENSOR}, or target onnxruntime"
     if spec.granularity.block_shape is not None:
         return "TensorRT takes blocks along one axis only; use per_axis, or target onnxruntime"
-    if spec.granularity.block_size is not None and base != "int4":
-        computed = (
-            f"TensorRT computes blocked {base} weights with quantized activations wrongly; use per_axis"
-        )
-        return explain((EXPANDED,), placement, operands) or computed
     # A type that TensorRT takes nowhere, or not here, is refused for the tensor that has it.
     made = [other.spec for other in operands.placements if other.spec.scale_type != "float32"]
     if made:
         return f"TensorRT multiplies two tensors of one format only, not {base} and {made[0]}; use one"
-    return explain((MIXED_TYPES,), placement, operands)
+    return explain((MIXED_TYPES, EXPANDED, BLOCKED), placement, operands)
 
 
 def _refuses_derived_scales(placement: Placement, operands: Operands) -> str:

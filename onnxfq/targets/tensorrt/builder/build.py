@@ -14,7 +14,7 @@ from onnxfq.graph.io.save import save
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
 from onnxfq.targets.engine_figures import EngineComparison
-from onnxfq.targets.findings import EngineNode, Finding, Severity
+from onnxfq.targets.findings import EngineNode, Finding, about_model
 from onnxfq.targets.profiles import profiles
 from onnxfq.targets.reading.context import CheckContext
 from onnxfq.targets.reading.proof import Built, describe_node
@@ -86,7 +86,7 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
             compared.append(compare_layers(reading, capability, layers, _read_layers(other)))
         elif other is not None:
             why = "; ".join(found.message for found in _refusals(other, capability))
-            findings.append(_refusal("against", "", "", f"without pairs: {why}", "warning"))
+            findings.append(about_model("against", f"without pairs: {why}", "warning"))
     name = f"TensorRT for RTX {version}" if version else ""
     return Built(name, tuple(findings), tuple(nodes), tuple(compared))
 
@@ -96,7 +96,7 @@ def _lack_kernels(gpus: Sequence[str], chosen: Sequence[str]) -> Iterator[Findin
     for gpu in map(read_gpu, gpus):
         if gpu.capability not in BUILT:
             why = f"{BUILDS} have no kernels for {gpu}: built for {' and '.join(chosen)} instead"
-            yield _refusal("builder", "", "", why, "warning")
+            yield about_model("builder", why, "warning")
 
 
 def _store(proto: onnx.ModelProto, path: Path) -> None:
@@ -120,21 +120,19 @@ def _refusals(report: Report, capability: str) -> list[Finding]:
     builder = f"TensorRT for RTX {report.version}".strip()
     if report.ended:
         rule = "timeout" if report.ended.startswith("took") else "crash"
-        return [_refusal(rule, "", "", f"{builder} {report.ended} on this model for {capability}")]
+        return [about_model(rule, f"{builder} {report.ended} on this model for {capability}")]
     if not report.parsed:
         faults = report.faults or (("", "", "; ".join(report.errors) or "no reason is given"),)
         return [
-            _refusal("parser", node, op, f"{builder} cannot parse it: {join_lines(text)[:300]}")
+            about_model("parser", f"{builder} cannot parse it: {join_lines(text)[:300]}").model_copy(
+                update={"node": node, "op_type": op or "model"}
+            )
             for node, op, text in faults
         ]
     if not report.built:
         text = join_lines("; ".join(report.errors) or "no reason is given")[:300]
-        return [_refusal("builder", "", "", f"{builder} cannot build it for {capability}: {text}")]
+        return [about_model("builder", f"{builder} cannot build it for {capability}: {text}")]
     return []
-
-
-def _refusal(rule: str, node: str, op_type: str, message: str, severity: Severity = "refused") -> Finding:
-    return Finding(rule=rule, severity=severity, node=node, op_type=op_type or "model", message=message)
 
 
 def _read_layers(report: Report) -> tuple[EngineLayer, ...]:

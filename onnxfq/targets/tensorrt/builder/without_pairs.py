@@ -6,6 +6,8 @@ depend on them. Pairs around operators on integers stay.
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
@@ -23,8 +25,7 @@ _STEP = np.float32(2.0**-6)
 
 def without_pairs(reading: CheckContext) -> onnx.ModelProto:
     """Return a copy of the model that `reading` holds, without pairs."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(reading.proto)
+    proto = deepcopy(reading.proto)
     stand_ins = {q.site.name: node for q in reading.quantizers if (node := _stand_in(q, proto)) is not None}
     for graph in list_graphs(proto.graph):
         replace_nodes(graph, [stand_ins.get(node.name or node.output[0], node) for node in graph.node])

@@ -7,6 +7,7 @@ step to either side of the result of Log, so the rounding of Log has no effect.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 
 import numpy as np
@@ -113,8 +114,7 @@ def with_mxfp8_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     used = {node.op_type for node in list_nodes(proto.graph) if node.domain == DOMAIN} & set(_HEADS)
     if not used:
         return proto
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = deepcopy(proto)
     made.functions.extend(_function(op, default_opset(proto)) for op in sorted(used))
     return made
 

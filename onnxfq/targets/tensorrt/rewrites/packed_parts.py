@@ -11,7 +11,7 @@ from math import prod
 
 import onnx_graphsurgeon as gs
 
-from onnxfq.graph.constant_integers import evaluate_integers
+from onnxfq.graph.constant_integers import evaluate_integers, read_slice
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +92,8 @@ def _take(
         scalar = node.inputs[1].shape is not None and len(node.inputs[1].shape) == 0
         return [(number[0], node)] if scalar and number and number[0] is not None else []
     if node.op == "Slice":
-        given = [evaluate_integers(one) for one in node.inputs[1:]]
-        numbers = [one[0] for one in given if one is not None and len(one) == 1]
-        if len(given) < 3 or len(numbers) != len(given) or numbers[3:] not in ([], [1]):
-            return []
-        start, end, place = numbers[:3]
-        if start is None or end != start + 1 or place is None or place % rank != axis:
+        start, end, place = read_slice(node) or (0, 0, 0)
+        if end != start + 1 or place % rank != axis:
             return []
         squeeze = _squeezed(node.outputs[0], axis, rank, outputs)
         return [] if squeeze is None else [(start, squeeze)]

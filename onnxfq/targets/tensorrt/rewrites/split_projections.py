@@ -22,7 +22,7 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto
 from onnx.helper import np_dtype_to_tensor_dtype
 
-from onnxfq.graph.constant_integers import Numbers, evaluate_integers
+from onnxfq.graph.constant_integers import Numbers, evaluate_integers, read_slice
 from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import list_graphs
@@ -237,14 +237,10 @@ def _split(node: gs.Node, whole: gs.Tensor, channels: int) -> tuple[tuple[int, i
 
 
 def _read_slice(node: gs.Node, whole: gs.Tensor, channels: int) -> tuple[int, int, gs.Tensor] | None:
-    given = [evaluate_integers(tensor) for tensor in node.inputs[1:]]
-    numbers = [one[0] for one in given if one is not None and len(one) == 1]
-    if len(given) < 3 or len(numbers) != len(given) or numbers[3:] not in ([], [1]):
+    found = read_slice(node)
+    if found is None or not _is_last(found[2], whole):
         return None
-    first, last, axis = numbers[:3]
-    if first is None or last is None or axis is None or not _is_last(axis, whole):
-        return None
-    start, end, _ = slice(first, last).indices(channels)
+    start, end, _ = slice(*found[:2]).indices(channels)
     return (start, end, node.outputs[0]) if start < end else None
 
 
@@ -276,12 +272,8 @@ def _drop(scope: gs.Graph, dead: list[gs.Node]) -> None:
         for maker in makers:
             if maker is None or not any(one is maker for one in scope.nodes):
                 continue  # in an outer graph, or already removed
-            if not any(_is_used(output, scope) for output in maker.outputs):
+            if not any(one.outputs or any(one is end for end in scope.outputs) for one in maker.outputs):
                 dead += [] if any(one is maker for one in dead) else [maker]
-
-
-def _is_used(tensor: gs.Tensor, scope: gs.Graph) -> bool:
-    return bool(tensor.outputs) or any(tensor is output for output in scope.outputs)
 
 
 def _make_part(

@@ -7,13 +7,13 @@ from math import prod
 
 from onnx import TensorProto
 
-from onnxfq.graph.ops import CONVOLUTIONS
+from onnxfq.graph.ops import CONVOLUTIONS, channel_axis
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand, one_row_sizes
 from onnxfq.targets.reading.quantizer_reader import Quantizer
-from onnxfq.targets.tensorrt.limits import EXPANDED, explain_int4, keeps_one_row_int4
+from onnxfq.targets.tensorrt.limits import BLOCKED, EXPANDED, explain_int4, keeps_one_row_int4
 
 # Operators allowed between an int4 weight and its reader; behind others the weight is expanded.
 _INT4_PATH = frozenset({"Identity", "Transpose", "Unsqueeze"})
@@ -67,31 +67,12 @@ def blocks_on_both_sides(reading: CheckContext) -> Iterator[Finding]:
     """
     for promised in reading.promises:
         pairs = [q for q in promised.pairs if q.is_blocked]
-        if len(pairs) == 2 and all(q.qtype not in _NARROW and not _is_mx(q) for q in pairs):
+        if len(pairs) == 2 and all(q.qtype not in _NARROW and "MXFP8" not in q.site.op for q in pairs):
             message = (
                 f"both {pairs[0].data!r} and {pairs[1].data!r} have scales in blocks along the summed axis, "
                 "and TensorRT multiplies over the whole axis first; use per_axis"
             )
             yield make_finding("blocks-both-sides", "wrong", promised.site, message)
-
-
-def check_blocked_weights(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse weights in blocks whose other side is quantized per tensor.
-
-    TensorRT for RTX 1.7.1 fails with "CHECK(is_constant())".
-    """
-    for promised, _, q in reading.weights():
-        # Of convolutions see block_axes and placement.check_one_side.
-        other = _is_mx(q) or promised.site.op in CONVOLUTIONS or q.qtype == TensorProto.FLOAT4E2M1
-        if not q.is_blocked or other:
-            continue
-        quantized = [o.pair for o in promised.activations if o.pair is not None]
-        if quantized and not any(pair.is_blocked for pair in quantized):
-            message = (
-                f"{q.type_name} weight {q.data!r} has scales in blocks and its partner is quantized, which "
-                "the builder refuses; leave activations in float, or use per_axis"
-            )
-            yield make_finding("blocked-weight", "refused", promised.site, message, q.data)
 
 
 def even_counts(reading: CheckContext) -> Iterator[Finding]:
@@ -182,7 +163,7 @@ def block_axis(q: Quantizer) -> int | None:
     if not q.is_blocked or q.scale_shape is None:
         return None
     if q.block:
-        axis = int(q.site.attribute("axis", 1))
+        axis = int(q.site.attrs.get("axis", 1))
         return axis + len(q.scale_shape) if axis < 0 else axis
     if q.shape is None or len(q.shape) != len(q.scale_shape):
         return None
@@ -196,22 +177,14 @@ def _is_along_outputs(promised: ExpectedPrecision, weight: QuantizedOperand, axi
     seen = weight.axis(axis)
     if seen is None or weight.slot != 1 or weight.pair is None or weight.pair.shape is None:
         return False
-    rank = len(weight.pair.shape)
-    if promised.site.op == "Gemm":
-        return seen == (0 if promised.site.attribute("transB", 0) else 1)
-    return promised.site.op == "MatMul" and rank >= 2 and seen == rank - 1
-
-
-def _is_mx(q: Quantizer) -> bool:
-    return "MXFP8" in q.site.op
+    return seen == channel_axis(promised.site, 1, len(weight.pair.shape))
 
 
 RULES: tuple[Rule, ...] = (
     block_axes,
     block_sizes,
     blocks_on_both_sides,
-    check_blocked_weights,
-    check_limits(EXPANDED),
+    check_limits(BLOCKED, EXPANDED),
     even_counts,
     int4_activations,
     int4_weights,

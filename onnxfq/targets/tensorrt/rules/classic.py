@@ -34,7 +34,7 @@ def classic_groups(reading: CheckContext) -> Iterator[Finding]:
     """Warn of grouped int8 convolutions whose groups have a number of channels that 4 does not divide."""
     for promised, _, q in reading.weights():
         site, shape = promised.site, q.shape
-        groups = int(site.attribute("group", 1))
+        groups = int(site.attrs.get("group", 1))
         if site.op != "Conv" or promised.expects != "low" or q.qtype != TensorProto.INT8 or groups == 1:
             continue
         if shape is None or shape[0] is None or shape[1] is None or shape[1] == 1:

@@ -28,7 +28,7 @@ def dynamic_blocks(reading: CheckContext) -> Iterator[Finding]:
     """
     for site in reading.sites:
         wanted = _BLOCKS.get(site.op)
-        block = int(site.attribute("block_size", wanted or 0))
+        block = int(site.attrs.get("block_size", wanted or 0))
         if wanted is not None and block != wanted:
             message = f"block_size is {block}, and TensorRT has {wanted} for {site.op} only; use {wanted}"
             yield make_finding("dynamic-block", "refused", site, message)

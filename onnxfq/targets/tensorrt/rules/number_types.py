@@ -155,7 +155,7 @@ def check_uint8(reading: CheckContext) -> Iterator[Finding]:
         if not q.quantizes and q.data in q.site.index.stored:
             message = f"{q.data!r} is uint8, and TensorRT takes int8 weights only; use int8 with zero point 0"
             yield make_finding("uint8", "refused", q.site, message, q.data)
-        elif not q.quantizes and _is_bare(find_source(q.site, q.data)):
+        elif not q.quantizes and ((source := find_source(q.site, q.data)) is None or source.op == "Cast"):
             message = (
                 f"{q.data!r} is uint8 without a QuantizeLinear, and TensorRT takes none; put a Cast and "
                 "a Mul there, or feed int8"
@@ -167,11 +167,6 @@ def check_uint8(reading: CheckContext) -> Iterator[Finding]:
                 "steps is lost; use int8"
             )
             yield make_finding("uint8", "wrong", q.site, message, q.data)
-
-
-def _is_bare(source: NodeSite | None) -> bool:
-    """Tell whether integers are fed or cast, and no operator of another rule makes them."""
-    return source is None or source.op == "Cast"
 
 
 def check_undeclared_types(reading: CheckContext) -> Iterator[Finding]:

@@ -45,17 +45,15 @@ class FormLimit(NamedTuple):
     """
 
     attribute: str
-    default: int | bytes
-    taken: tuple[int | bytes, ...]
+    default: int | str
+    taken: tuple[int | str, ...]
     remedy: str
 
 
 _STEPS = FormLimit(
     "activations",
-    b"Tanh",
-    tuple(
-        b"Tanh Sigmoid Relu LeakyRelu ThresholdedRelu ScaledTanh HardSigmoid Elu Softsign Softplus".split()
-    ),
+    "Tanh",
+    tuple("Tanh Sigmoid Relu LeakyRelu ThresholdedRelu ScaledTanh HardSigmoid Elu Softsign Softplus".split()),
     "use one of these",
 )
 _DILATIONS = FormLimit("dilations", 1, (1,), "export without dilations, or gather the elements by Slice")
@@ -77,15 +75,11 @@ LIMITS: Mapping[str, tuple[FormLimit, ...]] = {
 
 def _find_beyond(site: NodeSite) -> Iterator[str]:
     for limit in LIMITS.get(site.op, ()):
-        found = site.attribute(limit.attribute, limit.default)
+        found = site.attrs.get(limit.attribute, limit.default)
         values = found if isinstance(found, list) else [found]
         if any(value not in limit.taken for value in values):
-            have, taken = (" and ".join(map(_spell, each)) for each in (dict.fromkeys(values), limit.taken))
+            have, taken = (" and ".join(map(repr, each)) for each in (dict.fromkeys(values), limit.taken))
             yield f"{limit.attribute} is {have}, and TensorRT has {taken} only; {limit.remedy}"
-
-
-def _spell(value: int | bytes) -> str:
-    return repr(value.decode()) if isinstance(value, bytes) else str(value)
 
 
 def _find_large_k(site: NodeSite) -> str:
@@ -96,7 +90,7 @@ def _find_large_k(site: NodeSite) -> str:
 
 
 def _find_type(site: NodeSite) -> str:
-    code = site.attribute("to")
+    code = site.attrs["to"]
     return "" if code in CAST_TYPES else f"TensorRT casts to no {type_name(code)}; cast to int32 or float"
 
 
@@ -113,7 +107,7 @@ def _find_training(site: NodeSite) -> str:
 
 
 def _find_upper_case(site: NodeSite) -> str:
-    equation = site.attribute("equation", b"").decode()
+    equation = site.attrs.get("equation", "")
     remedy = "rename them, as `onnxfq quantize` does"
     lower = equation == equation.lower()
     return (
@@ -126,7 +120,7 @@ def _find_plugin(site: NodeSite) -> str:
 
 
 def _find_attention(site: NodeSite) -> str:
-    precise = site.attribute("softmax_precision") is not None
+    precise = site.attrs.get("softmax_precision") is not None
     if any(site.node.output[1:]) or site.input(4) or site.input(5) or precise:
         return (
             "TensorRT has ONNX's Attention with one output, without past keys and softmax_precision only; "

@@ -27,7 +27,7 @@ REDUCTIONS = tuple(
     f"Reduce{kind}" for kind in "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()
 )
 
-_INSIDE = {b"linear": 3, b"cubic": 2}
+_INSIDE = {"linear": 3, "cubic": 2}
 """Mode of Resize -> the axes at the end that it may change."""
 
 
@@ -48,7 +48,7 @@ def _find_condition(site: NodeSite) -> str:
 
 
 def _find_stateless(site: NodeSite) -> str:
-    scanned = len(site.node.input) == site.attribute("num_scan_inputs")
+    scanned = len(site.node.input) == site.attrs.get("num_scan_inputs")
     return (
         "it carries no state, which TensorRT's Scan does; carry one, or write it as a Loop" if scanned else ""
     )
@@ -80,31 +80,31 @@ def _find_joined(site: NodeSite) -> str:
 
 
 def _find_resized(site: NodeSite) -> str:
-    inside = _INSIDE.get(site.attribute("mode", b"nearest"))
+    inside = _INSIDE.get(site.attrs.get("mode", "nearest"))
     if site.input(2) and not site.index.is_constant(site.input(2)):
         return f"its scales {site.input(2)!r} are computed, and TensorRT reads constants; give sizes"
     scales = site.index.value(site.input(2)) if site.input(2) else None
     if (
         inside is None
         or scales is None
-        or site.attribute("axes") is not None
+        or site.attrs.get("axes") is not None
         or np.all(scales[:-inside] == 1)
     ):
         return _find_floored(site)
-    mode = site.attribute("mode").decode()
+    mode = site.attrs["mode"]
     return f"it is {mode} beyond the last {inside} axes, and TensorRT takes these only; resize in two steps"
 
 
 def _find_floored(site: NodeSite) -> str:
     modes = [
-        site.attribute(name, usual)
+        site.attrs.get(name, usual)
         for name, usual in (
-            ("mode", b"nearest"),
-            ("coordinate_transformation_mode", b"half_pixel"),
-            ("nearest_mode", b"round_prefer_floor"),
+            ("mode", "nearest"),
+            ("coordinate_transformation_mode", "half_pixel"),
+            ("nearest_mode", "round_prefer_floor"),
         )
     ]
-    if modes != [b"nearest", b"tf_half_pixel_for_nn", b"floor"]:
+    if modes != ["nearest", "tf_half_pixel_for_nn", "floor"]:
         return ""
     return "it is tf_half_pixel_for_nn with floor, which TensorRT lacks; export it as asymmetric with floor"
 

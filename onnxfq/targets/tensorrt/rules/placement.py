@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
-from onnxfq.graph.ops import CONVOLUTIONS
+from onnxfq.graph.ops import CONVOLUTIONS, find_summed_axis
 from onnxfq.targets.findings import Finding, Severity
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.limits import check_limits
 from onnxfq.targets.reading.operands import ExpectedPrecision, QuantizedOperand, one_row_sizes
 from onnxfq.targets.reading.quantizer_reader import QUANTIZE_OPS, Quantizer
-from onnxfq.targets.tensorrt.limits import ALONE, FLOAT8_WINDOW, explain_one_row
+from onnxfq.targets.tensorrt.limits import ALONE, FLOAT8_WINDOW, ONE_PER_TENSOR, explain_one_row
 
 
 def check_one_side(reading: CheckContext) -> Iterator[Finding]:
@@ -68,7 +68,7 @@ def weight_only_form(reading: CheckContext) -> Iterator[Finding]:
             continue
         other = promised.site.index.shape(promised.site.input(1 - weight.slot))
         one_in_batch = other is not None and len(other) > 2 and all(size == 1 for size in other[:-2])
-        folded = promised.site.attribute("transB", 0) or one_in_batch
+        folded = promised.site.attrs.get("transB", 0) or one_in_batch
         effect = "folds it back to float" if folded else "folds it back to float for other shapes"
         message = (
             f"weight {maker.input(0)!r} is float with Q and DQ, and TensorRT {effect} without a quantized "
@@ -97,8 +97,8 @@ def check_one_row(reading: CheckContext) -> Iterator[Finding]:
 def activation_scales(reading: CheckContext) -> Iterator[Finding]:
     """Report activations with more than one scale, and for convolutions a single scale of shape [1].
 
-    Source: NvInfer.h: activations are quantized per tensor. TensorRT for RTX 1.7.1 convolves in float for
-    either. Products take a scale for each row of one matrix, and mix types otherwise.
+    TensorRT for RTX 1.7.1 convolves in float for either. Products take a scale for each row of one matrix,
+    and mix types otherwise.
     """
     for promised, operand, q in reading.activations():
         if q.scale_shape is None or len(q.scale_shape) != 1:
@@ -117,10 +117,7 @@ def activation_scales(reading: CheckContext) -> Iterator[Finding]:
         moved = promised.site.op in CONVOLUTIONS or _is_summed(promised, operand, q) or not alone
         severity: Severity = "float" if moved else "warning"
         effect = "so it runs in float" if severity == "float" else "though some releases take it"
-        message = (
-            f"activation {q.data!r} has {count} scales along axis {q.axis}, and TensorRT documents one per "
-            f"tensor, {effect}; use per_tensor"
-        )
+        message = f"activation {q.data!r} has {count} scales along axis {q.axis}, {effect}; {ONE_PER_TENSOR}"
         yield make_finding("activation-axis", severity, promised.site, message, q.data)
 
 
@@ -146,15 +143,9 @@ def _is_summed(promised: ExpectedPrecision, operand: QuantizedOperand, q: Quanti
     axis = None if q.axis is None else operand.axis(q.axis)
     if axis is None or q.shape is None or axis >= len(q.shape):
         return False
-    op, slot, rank = promised.site.op, operand.slot, len(q.shape)
-    if op == "Conv":
-        return axis != 0 if slot == 1 else axis == 1
-    if op == "Gemm":
-        turned = promised.site.attribute("transB" if slot == 1 else "transA", 0)
-        return axis == ((1 if turned else 0) if slot == 1 else (0 if turned else 1))
-    if op == "MatMul":
-        return axis == (max(rank - 2, 0) if slot == 1 else rank - 1)
-    return False
+    if promised.site.op == "Conv":
+        return axis != 0 if operand.slot == 1 else axis == 1
+    return axis == find_summed_axis(promised.site, operand.slot, len(q.shape))
 
 
 def check_transposed_convolutions(reading: CheckContext) -> Iterator[Finding]:

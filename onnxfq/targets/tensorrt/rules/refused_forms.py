@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from onnx import TensorProto
 
@@ -33,7 +32,7 @@ def table_forms(reading: CheckContext) -> Iterator[Finding]:
 def _describe(site: NodeSite, form: RefusedForm) -> str:
     """Return the finding of `form` at `site`; empty if the node has another form."""
     if form.kind == "attribute":
-        found = _plain(site.attribute(form.place))
+        found = site.attrs.get(form.place)
         other = "export it with another value, or compute it by other operators"
         return f"{form.place} is {form.value!r}, which {_SAID}; {other}" if found == form.value else ""
     if form.kind == "output":
@@ -47,10 +46,6 @@ def _describe(site: NodeSite, form: RefusedForm) -> str:
         return ""
     kind = form.value.lower()
     return f"it reads {kind} numbers, which {_SAID} for {site.op}; put a Cast in front of it"
-
-
-def _plain(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 RULES: tuple[Rule, ...] = (table_forms,)

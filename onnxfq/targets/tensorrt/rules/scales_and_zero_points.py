@@ -10,21 +10,19 @@ from onnx import TensorProto
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.quantizer_reader import DEQUANTIZE_OPS, DYNAMIC_OPS, Quantizer
+from onnxfq.targets.tensorrt.limits import ZERO_POINTS
 
 # Another rule refuses the last one as an operator.
 _DYNAMIC = {*DYNAMIC_OPS, "DynamicQuantizeLinear"}
 
 
 def zero_points(reading: CheckContext) -> Iterator[Finding]:
-    """Refuse zero points other than 0.
-
-    Source: NvInfer.h, IQuantizeLayer; parser: "Non-zero zero point is not supported".
-    """
+    """Refuse zero points other than 0."""
     for q in _first_with(reading, 2):
         if q.zero_point is not None and np.any(q.zero_point):
             values = np.unique(np.asarray(q.zero_point).astype(np.float64))
             shown = ", ".join(f"{value:g}" for value in values[:3]) + (" ..." if len(values) > 3 else "")
-            message = f"zero point of {q.data!r} is {shown}, and TensorRT takes 0 only; use symmetric: true"
+            message = f"zero point of {q.data!r} is {shown}; {ZERO_POINTS}"
             yield make_finding("zero-point", "refused", q.site, message, q.data)
 
 

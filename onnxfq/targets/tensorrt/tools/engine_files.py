@@ -48,7 +48,8 @@ def check_engine(
     known = {node.name: node.op_type for node in list_nodes(proto.graph)}
     if not any(set(one.nodes) & known.keys() for one in exported):
         raise DataError(f"{layers} names no node of {source}; give the model that the engine was built from")
-    found = prove(context, source, "tensorrt", RULES, lambda reading: _read_engine(reading, exported, layers))
+    built = Built(f"the engine of {layers.name}", nodes=_judge(context, exported))
+    found = prove(context, source, "tensorrt", RULES, lambda reading: built)
     listing = EngineListing(
         layers=_list_layers(exported, times, known, context, module_paths(proto.graph)),
         attentions=sum(one.is_attention for one in exported),
@@ -57,23 +58,17 @@ def check_engine(
     return found.model_copy(update={"listing": listing})
 
 
-def _read_engine(reading: CheckContext, exported: tuple[EngineLayer, ...], path: Path) -> Built:
-    nodes = tuple(_judge(reading, exported))
-    return Built(f"the engine of {path.name}", (), nodes)
-
-
-def _judge(reading: CheckContext, exported: tuple[EngineLayer, ...]) -> list[EngineNode]:
+def _judge(reading: CheckContext, exported: tuple[EngineLayer, ...]) -> tuple[EngineNode, ...]:
     layers = [one for one in exported if one.kind not in MOVING | OPAQUE]
-    hidden = {node for one in exported if one.kind in OPAQUE for node in one.nodes}
+    hidden = any(one.kind in OPAQUE and one.nodes for one in exported)
     nodes = []
     for promised in reading.counted:
         seen = verdict(layers, promised.site.name, promised.is_sum)
         why = ""
         if seen == "missing":
-            inside = promised.site.name in hidden or bool(hidden)
-            why = "a block of the engine hides what is inside it" if inside else "no layer names it"
+            why = "a block of the engine hides what is inside it" if hidden else "no layer names it"
         nodes.append(describe_node(promised, DEVICE, seen, why))
-    return nodes
+    return tuple(nodes)
 
 
 def _list_layers(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import onnx
 from onnx import TensorProto
@@ -10,7 +10,7 @@ from onnx import TensorProto
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import RecipeError
 from onnxfq.targets.findings import Finding
-from onnxfq.targets.reading.context import CheckContext, make_finding, read
+from onnxfq.targets.reading.context import make_finding, read
 from onnxfq.targets.reading.node_sites import NodeSite
 from onnxfq.targets.target import Hardware
 from onnxfq.targets.tensorrt.gpus import NamedGpu, describe_gpus, find_cell, read_gpu, runs_on_all
@@ -82,22 +82,18 @@ def _find_next(name: str, names: Sequence[str]) -> str:
 
 def check_gpus(proto: onnx.ModelProto, names: Sequence[str]) -> list[Finding]:
     """Return a finding for each format of a model that a GPU lacks."""
-    return list(_find_lacking(read(proto, EXTRA), _read_gpus(names)))
-
-
-def _find_lacking(reading: CheckContext, gpus: Sequence[NamedGpu]) -> Iterator[Finding]:
     first: dict[str, NodeSite] = {}
-    for quantizer in reading.quantizers:
-        is_block = "MXFP8" in quantizer.site.op
-        key = "MXFP8" if is_block else _STORED.get(quantizer.qtype, "")
+    for quantizer in read(proto, EXTRA).quantizers:
+        key = "MXFP8" if "MXFP8" in quantizer.site.op else _STORED.get(quantizer.qtype, "")
         first.setdefault(key, quantizer.site)
-    for key, site in first.items():
-        for gpu in gpus if key else ():
-            cell = find_cell(key, gpu)
-            if cell.runs is not False:
-                continue
-            message = f"{gpu} has no products of {key} ({cell.source}); quantize with another recipe"
-            yield make_finding("gpu", "refused", site, message)
+    first.pop("", None)
+    lacking = [
+        (site, f"{gpu} has no products of {key} ({cell.source}); quantize with another recipe")
+        for key, site in first.items()
+        for gpu in _read_gpus(names)
+        if (cell := find_cell(key, gpu)).runs is False
+    ]
+    return [make_finding("gpu", "refused", site, message) for site, message in lacking]
 
 
 HARDWARE = Hardware(

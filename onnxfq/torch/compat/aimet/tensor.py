@@ -5,7 +5,7 @@
 | casts to another float type or device, contiguous, clone, detach, copies | keeps the encoding |
 | views and choices of elements: reshape, transpose, split, index_select, ... | keeps a single scale |
 | in place, other than views | loses the encoding |
-| of values: a product with a number, a quotient by one | scales the encoding, if the grid allows its sign |
+| a product of values and a number, a quotient by one | scales the encoding, if the grid allows its sign |
 | all others, and casts to integers | a plain tensor |
 """
 
