@@ -165,18 +165,18 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2041,
     "documents": 1436,
     "execution": 1005,
-    "graph": 4340,
+    "graph": 4399,  # files that end no process; targets fell by more
     "interchange": 1156,
     "judging": 1146,  # the proof of written files came from remedies, which fell by as much
     "layers": 942,
     "numerics": 1082,
-    "passes": 1478,
+    "passes": 1479,
     "placement": 1381,
     "quantized": 1508,  # the one decoder of n-bit blocks came from checkpoints, which fell by more
     "quantizing": 354,
     "remedies": 1483,
     "report": 1206,
-    "runtime": 1513,
+    "runtime": 1530,  # files that end no process; targets fell by more
     "stages": 1858,
     "support": 925,
     "targets": 5963,

@@ -14,6 +14,7 @@ from onnxfq.documents.encodings import Encoding, Encodings
 from onnxfq.documents.plan import Placement, Plan
 from onnxfq.documents.rounding import explain_mode
 from onnxfq.errors import PlanError
+from onnxfq.graph.body_reads import pair_moved_reads
 from onnxfq.graph.constants import constant_array, make_constant
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
@@ -71,9 +72,10 @@ def with_qdq(
 
     def write(form: QdqForm) -> Model:
         written = edit_model(model, lambda graph, at: _insert_pairs(graph, at, plan, encodings, form), opset)
-        if form.finish is None or written is model:
+        if written is model:
             return written
-        return replace(written, proto=form.finish(written.proto))
+        proto = written.proto if form.finish is None else form.finish(written.proto)
+        return replace(written, proto=pair_moved_reads(proto))
 
     if form.edit is None and form.finish is None:
         return write(form)

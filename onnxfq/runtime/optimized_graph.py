@@ -12,7 +12,7 @@ from onnxfq.graph.external.sizes import is_large
 from onnxfq.graph.external.weightless import read_structure
 from onnxfq.graph.io.save import save
 from onnxfq.runtime.custom_ops import register_libraries
-from onnxfq.runtime.ort import new_options, onnxruntime, open_inference_session
+from onnxfq.runtime.ort import keep_from_ending, new_options, onnxruntime, open_inference_session
 from onnxfq.support.records import join_lines
 from onnxfq.support.temporary import scratch_folder
 
@@ -33,7 +33,8 @@ def write_optimized(source: onnx.ModelProto | Path, path: Path) -> None:
     proto = read_structure(source)
     register_libraries(options, proto)
     content = str(source) if isinstance(source, Path) else source.SerializeToString()
-    open_inference_session(content, options, providers=["CPUExecutionProvider"])
+    kept = keep_from_ending(proto)
+    open_inference_session(content, options, providers=["CPUExecutionProvider"], **kept)
 
 
 def optimize_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -104,7 +105,7 @@ def open_with_provider(
         )
     chosen.add_provider_for_devices(devices[:1], dict(options))
     try:
-        return open_inference_session(proto.SerializeToString(), chosen)
+        return open_inference_session(proto.SerializeToString(), chosen, **keep_from_ending(proto))
     except Exception as error:  # one class for each status code
         raise ModelError(
             f"ONNX Runtime cannot load it with {provider}: {join_lines(error)[:300]}; give all operators "

@@ -13,8 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime as onnxruntime
 
+from onnxfq.graph.body_reads import find_moved_reads
 from onnxfq.runtime.parallel_runs import count_cores
 
 if hasattr(onnxruntime, "disable_telemetry_events"):
@@ -53,6 +55,20 @@ def open_inference_session(
         _note(started + 1)
         options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(content, options, **settings)
+
+
+def keep_from_ending(proto: onnx.ModelProto) -> dict[str, Any]:
+    """Return the settings of a session that loads `proto`, where the usual ones would end the process."""
+    reads = find_moved_reads(proto)
+    if not reads:
+        return {}
+    log.warning(
+        "tensor %r is behind a pair and a %s, and a body reads it: ONNX Runtime ends a process that loads "
+        "this with its optimizations; here it runs without QDQPropagationTransformer",
+        reads[0].move.output[0],
+        reads[0].move.op_type,
+    )
+    return {"disabled_optimizers": ["QDQPropagationTransformer"]}
 
 
 @cache

@@ -16,7 +16,7 @@ from onnxfq.errors import ModelError
 from onnxfq.graph.external.tensor import is_external
 from onnxfq.graph.external.weightless import read_structure, split_weights
 from onnxfq.runtime.custom_ops import register_libraries
-from onnxfq.runtime.ort import new_options, onnxruntime, open_inference_session
+from onnxfq.runtime.ort import keep_from_ending, new_options, onnxruntime, open_inference_session
 from onnxfq.runtime.providers import CPU_PROVIDER
 from onnxfq.runtime.session import run_fault
 from onnxfq.support.records import join_lines
@@ -81,7 +81,9 @@ def _open(model: onnx.ModelProto | Path, options: onnxruntime.SessionOptions) ->
         elif isinstance(model, onnx.ModelProto):
             content = model.SerializeToString()
         try:
-            return open_inference_session(content, options, providers=[CPU_PROVIDER])
+            return open_inference_session(
+                content, options, providers=[CPU_PROVIDER], **keep_from_ending(light)
+            )
         except Exception as error:  # onnxruntime raises its own classes, one per status code
             raise ModelError(
                 "onnxruntime cannot load the model with its default optimizations: "

@@ -24,7 +24,7 @@ from onnxfq.runtime.c_api import is_memory_fault
 from onnxfq.runtime.custom_ops import register_libraries
 from onnxfq.runtime.devices import Device
 from onnxfq.runtime.float32_emulation import BFLOAT16, HALVES, widen_model
-from onnxfq.runtime.ort import new_options, onnxruntime, open_inference_session
+from onnxfq.runtime.ort import keep_from_ending, new_options, onnxruntime, open_inference_session
 from onnxfq.runtime.providers import CUDA_PROVIDER, cuda_problem, providers
 from onnxfq.runtime.random_numbers import SEED_INPUT, fix_draws, with_seed
 from onnxfq.runtime.unsupported_ops import explain_unsupported
@@ -128,6 +128,7 @@ class Session:
         if missing:
             raise ModelError(f"the model cannot be run: {missing}; run the fake-quant model instead")
         register_libraries(options, proto)
+        kept: dict[str, Any] = {}
         if device == "cuda":
             options.use_deterministic_compute = True
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
@@ -137,6 +138,7 @@ class Session:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         elif any(node.op_type in QDQ_OPS for node in nodes):
+            kept = keep_from_ending(proto)
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.enable_cpu_mem_arena = pooled
         # Its planner compares each tensor with all others: half of the time of loading 10,000 nodes.
@@ -149,7 +151,8 @@ class Session:
                 content = (
                     str(model) if isinstance(model, Path) else self._serialize(model, options, exact, files)
                 )
-                self._session = open_inference_session(content, options, providers=providers(device))
+                chosen = providers(device)
+                self._session = open_inference_session(content, options, providers=chosen, **kept)
         except OnnxfqError:
             raise
         except Exception as error:  # onnxruntime raises its own classes, one per status code
