@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import NamedTuple
 
 import onnx
@@ -72,8 +73,7 @@ def pair_moved_reads(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not find_moved_reads(proto):
         return proto
-    paired = onnx.ModelProto()
-    paired.CopyFrom(proto)
+    paired = deepcopy(proto)
     names = GraphIndex.of_model(paired).names
     for graph, quantize, dequantize, move in find_moved_reads(paired):
         moved = move.output[0]
