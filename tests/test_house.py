@@ -165,7 +165,7 @@ ROOM_LINES: dict[str, int] = {
     "diagnosis": 2041,
     "documents": 1436,
     "execution": 1005,
-    "graph": 4399,  # files that end no process; targets fell by more
+    "graph": 4398,  # files that end no process; targets fell by more
     "interchange": 1156,
     "judging": 1146,  # the proof of written files came from remedies, which fell by as much
     "layers": 942,
@@ -181,7 +181,7 @@ ROOM_LINES: dict[str, int] = {
     "support": 925,
     "targets": 5963,
     "tools": 1737,
-    "torch": 6319,  # grids learned as distances, models of torch.export; checkpoints and remedies fell
+    "torch": 6346,  # grids learned as distances, models of torch.export; checkpoints and remedies fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +26,32 @@ from onnxfq.torch.request import Request, bind, name_inputs
 _RESTORED = ("is_observing", "is_rounding", "in_flight", "training_only", "observer")
 
 
+class _Block(contextlib.AbstractContextManager[None]):
+    """A block that says so if nothing enters it."""
+
+    def __init__(self, block: contextlib.AbstractContextManager[None]) -> None:
+        self._block, self._is_entered = block, False
+
+    def __enter__(self) -> None:
+        self._is_entered = True
+        self._block.__enter__()
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        return self._block.__exit__(*exception)
+
+    def __del__(self) -> None:
+        if not self._is_entered:
+            warnings.warn(
+                "compute_encodings was called and never entered, so no scale was computed; write `with "
+                "compute_encodings(model):` around the runs",
+                stacklevel=2,
+            )
+
+
 @checked
-@contextlib.contextmanager
-def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[None]:
+def compute_encodings(
+    model: nn.Module, *, quantized: bool = False
+) -> contextlib.AbstractContextManager[None]:
     """Observe all tensors of `model` inside the block, in float; set every scale at its end.
 
     With `quantized`, each quantizer passes on its input quantized by that input's own range, as AIMET does:
@@ -39,6 +64,11 @@ def compute_encodings(model: nn.Module, *, quantized: bool = False) -> Iterator[
     Raises StatisticsError, with the quantizer's name, if one saw nothing, NaN or infinities, or has a scale
     that was set by hand. Put the model into evaluation mode first: BatchNorm would learn from the batches.
     """
+    return _Block(_observe(model, quantized))
+
+
+@contextlib.contextmanager
+def _observe(model: nn.Module, quantized: bool) -> Iterator[None]:
     observed = {name: q for name, q in quantizers(model).items() if q.observer is not None}
     # Quantizers with the interface of another library compute theirs in its way.
     others = [m for m in model.modules() if hasattr(m, "freeze_grid") and not isinstance(m, FakeQuantize)]

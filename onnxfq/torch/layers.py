@@ -151,6 +151,14 @@ class Swapped:
         state = tuple(super().__reduce_ex__(max(int(protocol), 2)))[2]
         return _blank, (self.float_class, self.mixin, self.weight_names), state
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register a parameter, under the name of a weight too, which is a property here."""
+        assert isinstance(self, nn.Module)
+        if name in self.weight_names:
+            self._parameters[name] = param
+        else:
+            super().register_parameter(name, param)  # type: ignore[misc]
+
     def refresh(self) -> None:
         """Let the quantizers of weights see the weights as they are now."""
         assert isinstance(self, nn.Module)
@@ -258,7 +266,10 @@ def _read(name: str) -> property:
     def keep(self: nn.Module, value: Tensor) -> None:  # stores the result of a hook, as without the property
         self.__dict__[name] = value
 
-    return property(get, keep)
+    def forget(self: nn.Module) -> None:  # as tools do that put the parameter in its place
+        self.__dict__.pop(name, None)
+
+    return property(get, keep, forget)
 
 
 _BODIES: dict[type[nn.Module], Mapping[str, Any]] = {

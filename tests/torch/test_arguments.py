@@ -26,7 +26,7 @@ HOMES = (
     "onnxfq.torch.compat.guide",
     "onnxfq.torch.compat.nvidia",
     "onnxfq.torch.compat.nvidia.tensor_quant",
-    "onnxfq.torch.compat.nvidia.helper",
+    "onnxfq.torch.compat.nvidia.optim.helper",
 )
 LEFT_OUT = {"OBSERVERS", "Observer", "FORMATS"}
 """Tables, and the base of a user's own observers."""

@@ -310,3 +310,22 @@ def test_a_trace_passes_its_own_check(tmp_path):
     torch.jit.save(traced, tmp_path / "model.pt")
     assert torch.equal(traced(x), model(x))
     assert torch.equal(torch.jit.load(tmp_path / "model.pt")(x), model(x))
+
+
+def test_pruning_is_made_permanent():
+    """prune.remove puts the pruned weight in the place of the mask, as in a layer without quantizers."""
+    model = network()
+    prepared(model, X)
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    expected = model(X)
+    prune.remove(model[0], "weight")
+    assert torch.equal(model(X), expected) and (model[0].weight == 0).sum() == model[0].weight.numel() // 2
+    assert "0.weight" in dict(model.named_parameters()) and not list(model[0].named_buffers(recurse=False))
+    remove_fake_quantize(model)
+    assert isinstance(model[0].weight, nn.Parameter)
+
+
+def test_a_block_that_nothing_enters_is_told():
+    """A call without `with` computes nothing, and says so."""
+    with pytest.warns(UserWarning, match="never entered, so no scale was computed"):
+        compute_encodings(network())

@@ -6,27 +6,17 @@ such as `nn.modules.quant_conv`. Their classes are names of this package, too.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from onnxfq.torch.compat.nvidia import calib, clip, helper, layers, nn, quant_modules, tensor_quant, utils
+from onnxfq.torch.compat.nvidia import calib, layers, nn, quant_modules, tensor_quant, utils
+from onnxfq.torch.compat.nvidia import optim as optim
 from onnxfq.torch.compat.nvidia.calib import HistogramCalibrator, MaxCalibrator, calibrate_weights
 from onnxfq.torch.compat.nvidia.clip import Clip
 from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor
 from onnxfq.torch.compat.nvidia.lstm import QuantLSTM, QuantLSTMCell
+from onnxfq.torch.compat.nvidia.optim import helper
 from onnxfq.torch.compat.nvidia.quant_modules import deactivate, enable_onnx_export, initialize
 from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
-
-optim = sys.modules[__name__]
-
-for _path, _module in {
-    "nn.functional": clip,
-    "nn.modules": nn,
-    "optim": optim,
-    "optim.helper": helper,
-    **{f"nn.modules.{name}": module for name, module in nn.MODULES.items()},
-}.items():
-    sys.modules[f"{__name__}.{_path}"] = _module
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,20 @@
+"""`pytorch_quantization.nn.modules`: one file for each kind of layer, as users import them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxfq.torch.compat.nvidia import layers
+from onnxfq.torch.compat.nvidia.nn.modules import _utils as _utils
+from onnxfq.torch.compat.nvidia.nn.modules import clip as clip
+from onnxfq.torch.compat.nvidia.nn.modules import quant_conv as quant_conv
+from onnxfq.torch.compat.nvidia.nn.modules import quant_instancenorm as quant_instancenorm
+from onnxfq.torch.compat.nvidia.nn.modules import quant_linear as quant_linear
+from onnxfq.torch.compat.nvidia.nn.modules import quant_pooling as quant_pooling
+from onnxfq.torch.compat.nvidia.nn.modules import quant_rnn as quant_rnn
+from onnxfq.torch.compat.nvidia.nn.modules import tensor_quantizer as tensor_quantizer
+
+
+def __getattr__(name: str) -> Any:
+    """Return a layer."""
+    return getattr(layers, name)

@@ -1,0 +1,1 @@
+"""`pytorch_quantization.optim`: choices of the parameters that an optimizer trains."""
