@@ -17,6 +17,7 @@ from durations import DEAR, is_sampled, read_durations
 import onnxfq
 from onnxfq.cli.main import COMMANDS
 
+pytestmark = pytest.mark.sample
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(onnxfq.__file__).parent
 

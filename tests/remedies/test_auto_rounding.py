@@ -99,6 +99,7 @@ def test_the_share_is_that_of_two_evaluations() -> None:
     )  # dB are logarithms
 
 
+@pytest.mark.sample
 def test_weights_that_make_the_noise_are_rounded(tmp_path: Path) -> None:
     """Feeds that gave no moments confirm the gain, and so do feeds that `quantize` has not seen."""
     result = quantize(layers(), feeds(), tmp_path / "auto.onnx", recipe=recipe(4))

@@ -50,6 +50,7 @@ def formats(result: QuantizeResult) -> set[str]:
     return {placement.spec.qtype.name for placement in result.plan.activations}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("words", [{"fallback": FORMAT}, {"gpu": "SM89"}, {"gpu": "9.0"}])
 def test_a_wide_format_joins_where_it_is_allowed(words: dict[str, str]) -> None:
     """Layers take it for what their outputs gain, and none stays in float."""

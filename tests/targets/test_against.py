@@ -39,6 +39,7 @@ def perceptron(width: int = 256) -> onnx.ModelProto:
     )
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "recipe", ["tensorrt-int8", "tensorrt-fp8", "tensorrt-int4", "tensorrt-int8-weights"]
 )

@@ -129,6 +129,7 @@ def test_unnamed_nodes_are_told_apart() -> None:
     assert (found.node, found.op_type) == ("y", "Conv")
 
 
+@pytest.mark.sample
 def test_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without TensorRT for RTX one line says what to install; the rules work."""
     monkeypatch.setattr(jobs, "builder_installed", lambda: False)
@@ -261,6 +262,7 @@ def test_wrong_shapes(shapes: dict[str, tuple[int, ...]], says: str) -> None:
         profiles(conv_relu(), shapes)
 
 
+@pytest.mark.sample
 @pytest.mark.usefixtures("files")
 def test_command(capfd: pytest.CaptureFixture[str]) -> None:
     """Exit code 0 for a clean model, 1 for findings, 2 for wrong usage; text or JSON."""
@@ -278,6 +280,7 @@ def test_command(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "none.onnx"]) == 1
 
 
+@pytest.mark.sample
 @needs_builder
 @pytest.mark.usefixtures("files")
 def test_command_builds(capfd: pytest.CaptureFixture[str]) -> None:

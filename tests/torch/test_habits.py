@@ -42,6 +42,7 @@ def network() -> nn.Module:
 X = torch.rand(6, 8, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("observer", sorted(OBSERVERS))
 def test_calibration_in_inference_mode_can_be_trained_on(observer):
     """Scales and ranges that were found in inference mode are plain tensors, which training changes."""
