@@ -139,7 +139,8 @@ def _explain_untried(target: Target, written: Written) -> str:
     """Return why a file is not run as its users run it; empty if it is."""
     if target.values is None:
         engine = "; --build makes an engine" if target.run is not None else ""
-        return f"nothing here runs a file for target {target.name} as its users do{engine}"
+        sessions = "sessions of ONNX Runtime need ORT_ENABLE_BASIC"
+        return f"nothing here runs a file for target {target.name} as its users do; {sessions}{engine}"
     if not written.feeds:
         return "there is no sample; give --data"
     if needs_seed(written.proto):

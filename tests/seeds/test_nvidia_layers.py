@@ -201,7 +201,7 @@ def test_the_originals_paths():
         ("quant_modules", "deactivate"), ("tensor_quant", "QUANT_DESC_8BIT_LINEAR_WEIGHT_PER_ROW"),
     ):  # fmt: skip
         assert hasattr(importlib.import_module(f"{HERE}.{path}"), name), path
-        # A file of its own: type checkers and editors find it.
+        # Type checkers and editors find files alone.
         origin = importlib.util.find_spec(f"{HERE}.{path}").origin
         assert origin.removesuffix(".py").removesuffix("/__init__").endswith(path.replace(".", "/"))
     with pytest.raises(AttributeError, match="QuantConv4d"):

@@ -138,7 +138,7 @@ def test_learned_scales_of_a_half_module_reach_onnx(learned):
 def test_a_module_trained_in_float32_is_exported_in_a_half_type(kind, learned):
     """Scales become the next numbers of the type, as `choose_qparams` rounds them.
 
-    Nodes are those of the float32 file; in float16 it computes the same within a step of the last layer.
+    The file has the nodes of the float32 one; float16 computes the same within a step of the last layer.
     """
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
     x = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -314,7 +314,7 @@ def test_a_trace_passes_its_own_check(tmp_path):
 
 
 def test_pruning_is_made_permanent():
-    """prune.remove puts the pruned weight in the place of the mask, as in a layer without quantizers."""
+    """prune.remove makes the pruned weight the parameter again."""
     model = network()
     prepared(model, X)
     prune.l1_unstructured(model[0], "weight", 0.5)
@@ -327,6 +327,6 @@ def test_pruning_is_made_permanent():
 
 
 def test_a_block_that_nothing_enters_is_told():
-    """A call without `with` computes nothing, and says so."""
+    """A call without `with` computes nothing, and a warning tells it."""
     with pytest.warns(UserWarning, match="never entered, so no scale was computed"):
         compute_encodings(network())

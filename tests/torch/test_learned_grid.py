@@ -154,7 +154,7 @@ def test_no_step_makes_a_scale_negative(what: str, spec: QuantSpec) -> None:
 
 
 def test_a_scale_that_is_computed_is_not_set() -> None:
-    """The error names what to call, which starts anew from the scale it gets."""
+    """The error names `set_qparams`; learning begins anew from the scale that it gets."""
     one = learning("scale")
     with pytest.raises(
         SpecError, match="scale of a FakeQuantize that learns it is computed; use set_qparams"
