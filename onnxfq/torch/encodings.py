@@ -19,7 +19,7 @@ from onnxfq.quantized.extract_fake_quantize import has_fake_quantize
 from onnxfq.torch.arguments import checked
 from onnxfq.torch.export import export_nodes
 from onnxfq.torch.layers import SUFFIX
-from onnxfq.torch.observers import Histogram, Latest, Limits, make_observer, refill
+from onnxfq.torch.observers import Histogram, Limits, make_observer, refill
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.request import Request, bind, name_inputs
 
@@ -101,7 +101,7 @@ def _observe(model: nn.Module, quantized: bool) -> Iterator[None]:
             if quantizer.may_be_unused and not quantizer.observer.seen:
                 continue
             limits = _calibrate(name, quantizer)
-            follows = isinstance(quantizer.observer, Latest) and quantizer.observer.live
+            follows = quantizer.follows_weight
             if (
                 quantizer.calibrating_observer
             ):  # an observer that is switched on again continues from the range

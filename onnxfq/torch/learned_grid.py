@@ -165,7 +165,6 @@ class LearnedGrid(OwnTypes):
         zeros = torch.zeros_like(scale) if zero_point is None else zero_point
         return scale.detach().float().clone(), zeros.detach().to(torch.int32).clone()
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
     def _store(self, scale: Tensor, zero_point: Tensor) -> None:
         """Take a grid as the calibrated one, with no distance from it."""
         self._rebase(scale, zero_point)
@@ -173,6 +172,7 @@ class LearnedGrid(OwnTypes):
             assert distance is not None
             distance.data = torch.zeros_like(scale)
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def _rebase(self, scale: Tensor, zero_point: Tensor) -> None:
         """Take a grid as the calibrated one; what was learned keeps its distance from it."""
         values = self._ends(scale, zero_point) if self.learned == "range" else (scale, zero_point)
@@ -246,7 +246,9 @@ class LearnedGrid(OwnTypes):
         for base, result in zip(_BASES[self.learned], results, strict=False):
             value = results[result]
             if prefix + "log_ratio" not in state and value is not None:
-                state[prefix + base] = value.abs() if result == "scale" else value
+                # As it was used: the size of a scale, and a whole zero point.
+                value = value.abs() if result == "scale" else value
+                state[prefix + base] = value.round() if result == "zero_point" else value
         for name, distance in self._parameters.items():
             if prefix + name not in state and results.get("scale") is not None:
                 state[prefix + name] = torch.zeros_like(results["scale"], dtype=distance.dtype)

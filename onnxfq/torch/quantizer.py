@@ -157,9 +157,8 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         # torch.func's transforms change no module: the scale of the last run outside of them counts.
         if observes and self.observer is not None and not is_transforming():
             self.observer(x)
-            if self.observer.live and (self.learned == "nothing" or self._follows):
-                with torch.no_grad():
-                    self._rebase(*self._observed())
+            if self.observer.live and (self.learned == "nothing" or self.follows_weight):
+                self._rebase(*self._observed())
         if not self.is_rounding:
             return x
         if self.in_flight == "always" or (self.in_flight == "uncalibrated" and not self.is_initialized):
@@ -347,11 +346,12 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         The scale of a weight that it follows goes on to do so; a distance from it is learned.
         """
         super().learn(what)
-        if what != "nothing" and not self._follows:
+        if what != "nothing" and not self.follows_weight:
             self.is_observing = False
 
     @property
-    def _follows(self) -> bool:
+    def follows_weight(self) -> bool:
+        """Tell whether the observer sets the scale at each forward, as it does for weights."""
         return isinstance(self.observer, Latest) and self.observer.live
 
     def allow_overwrite(self, allowed: bool = True) -> None:

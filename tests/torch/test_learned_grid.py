@@ -106,7 +106,7 @@ def test_training_that_is_resumed_has_its_bits(what: str) -> None:
 
 @pytest.mark.parametrize("what", LEARNED)
 def test_a_state_without_distances_begins_at_its_values(what: str) -> None:
-    """States in which the scale itself was learned are read: its size counts, as when it was used."""
+    """States with a learned grid alone are read as it was used: size of the scale, whole zero point."""
     one = learning(what)
     with torch.no_grad():
         for distance in one.parameters():
@@ -118,6 +118,8 @@ def test_a_state_without_distances_begins_at_its_values(what: str) -> None:
     }
     if what == "scale":
         state["scale"] = -state["scale"]
+    if what == "scale_zero_point":
+        state["zero_point"] = state["zero_point"] - 0.4
     other = FakeQuantize(SPECS["tensor"])
     other.load_state_dict(state)
     assert other.learned == what and not any(distance.any() for distance in other.parameters())
