@@ -14,6 +14,7 @@ for _package in ("torch", "onnxscript"):
 
 # ruff: noqa: E402  torch is imported only after the check
 from onnxfq.torch.affine import fake_quantize_per_channel_affine, fake_quantize_per_tensor_affine
+from onnxfq.torch.batchnorm import freeze_batchnorm
 from onnxfq.torch.checkpoints import load_checkpoint, save_checkpoint
 from onnxfq.torch.encodings import (
     compute_encodings,
@@ -35,7 +36,7 @@ from onnxfq.torch.qat_gradients import (
     range_to_params,
     scale_gradient,
 )
-from onnxfq.torch.quantize import freeze_batchnorm, quantize_module, remove_fake_quantize
+from onnxfq.torch.quantize import plan_of, quantize_module, remove_fake_quantize
 from onnxfq.torch.quantizer import FakeQuantize, learn_grids, quantizers
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "load_checkpoint",
     "lsq_factor",
     "onnx_names",
+    "plan_of",
     "quantize_module",
     "quantizers",
     "range_to_params",

@@ -8,22 +8,21 @@
 | context_input, context_other            | attention probabilities and projected values              |
 
 The output projection is a Linear and is quantized like any other.
-
-F.scaled_dot_product_attention in a traced forward becomes two products and a Softmax. The export writes the
-same steps, and both products are quantized there: queries and keys scaled, then their product, mask, Softmax
-and the product with the values. If neither product is quantized, the call is restored.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onnxfq.torch.layers import SUFFIX, Swapped, reading
+from onnxfq.torch.layers import SUFFIX, Swapped, block_of, layer_kind, reading
 
 ACTIVATIONS = ("query", "key", "value", "scores_input", "scores_other", "context_input", "context_other")
 
@@ -57,50 +56,78 @@ def explain_unsupported(module: nn.Module) -> str:
 class SwappedAttention(Swapped):
     """MultiheadAttention with its forward written out."""
 
-    def forward(
-        self: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend as nn.MultiheadAttention defines it; is_causal is only a hint, the mask decides."""
-        batched = query.ndim == 3
-        query, key, value = _inputs(self, query, key, value)
-        if not batched:
-            query, key, value = (x.unsqueeze(1) for x in (query, key, value))
-            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-        elif self.batch_first:
-            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        with reading(self):
-            projected = _project(self, query, key, value)
-        # [L, N, E] as [N, heads, L, E / heads]
-        q, k, v = (x.unflatten(2, (self.num_heads, -1)).permute(1, 2, 0, 3) for x in projected)
-        # Scaled before the product, as torch does.
-        scores = _quantize_input(self, "scores_input", q * math.sqrt(1.0 / q.shape[-1])) @ _quantize_input(
-            self, "scores_other", k
-        ).transpose(-2, -1)
-        mask = _mask(attn_mask, key_padding_mask, scores)
-        weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
-        weights = F.dropout(weights, self.dropout, self.training)
-        context = _quantize_input(self, "context_input", weights) @ _quantize_input(self, "context_other", v)
-        y = self.out_proj(context.permute(2, 0, 1, 3).flatten(2))  # [L, N, E]
-        if not batched:
-            y, weights = y.squeeze(1), weights.squeeze(0)
-        elif self.batch_first:
-            y = y.transpose(0, 1)
-        if not need_weights:
-            return y, None
-        return y, weights.mean(dim=-3) if average_attn_weights else weights
+    def forward(self, *args: Any, **keywords: Any) -> tuple[Tensor, Tensor | None]:
+        """Attend as nn.MultiheadAttention defines it."""
+        with block_of(self):
+            return _attend(self, *args, **keywords)
+
+
+def _attend(
+    self: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,  # only a hint: the mask decides
+) -> tuple[Tensor, Tensor | None]:
+    batched = query.ndim == 3
+    query, key, value = _inputs(self, query, key, value)
+    if not batched:
+        query, key, value = (x.unsqueeze(1) for x in (query, key, value))
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+    elif self.batch_first:
+        query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+    with reading(self):
+        projected = _project(self, query, key, value)
+    # [L, N, E] as [N, heads, L, E / heads]
+    q, k, v = (x.unflatten(2, (self.num_heads, -1)).permute(1, 2, 0, 3) for x in projected)
+    # Scaled before the product, as torch does.
+    scores = _quantize_input(self, "scores_input", q * math.sqrt(1.0 / q.shape[-1])) @ _quantize_input(
+        self, "scores_other", k
+    ).transpose(-2, -1)
+    mask = _mask(attn_mask, key_padding_mask, scores)
+    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+    weights = F.dropout(weights, self.dropout, self.training)
+    context = _quantize_input(self, "context_input", weights) @ _quantize_input(self, "context_other", v)
+    y = self.out_proj(context.permute(2, 0, 1, 3).flatten(2))  # [L, N, E]
+    if not batched:
+        y, weights = y.squeeze(1), weights.squeeze(0)
+    elif self.batch_first:
+        y = y.transpose(0, 1)
+    if not need_weights:
+        return y, None
+    return y, weights.mean(dim=-3) if average_attn_weights else weights
+
+
+_marks: list[Callable[[str, Tensor], Tensor]] = []
+
+
+@contextlib.contextmanager
+def marked_by(mark: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
+    """Let `mark` see the tensors of a MultiheadAttention by name, while a plan is made."""
+    _marks.append(mark)
+    try:
+        yield
+    finally:
+        _marks.pop()
+
+
+def forward_of(module: nn.Module) -> Callable[..., Any]:
+    """Return the forward that `module` has once it is quantized."""
+    if isinstance(module, nn.MultiheadAttention) and layer_kind(module) and not explain_unsupported(module):
+        return partial(_attend, module)
+    return module.forward
 
 
 def _quantize_input(module: nn.Module, name: str, x: Tensor) -> Tensor:
     quantizer = module._modules.get(name + SUFFIX)
-    return x if quantizer is None else quantizer(x)
+    if quantizer is None:
+        return _marks[-1](name, x) if _marks else x
+    quantized: Tensor = quantizer(x)
+    return quantized
 
 
 def _inputs(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,86 +165,3 @@ def _additive(mask: Tensor, scores: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.to(scores.dtype)
     return torch.zeros_like(mask, dtype=scores.dtype).masked_fill(mask, float("-inf"))
-
-
-_LEADING = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-
-
-def decompose_sdpa(graph: fx.Graph) -> None:
-    """Decompose every scaled_dot_product_attention, in place.
-
-    Its products are named after the call, with the suffixes _scores and _context.
-    """
-    for node in list(graph.nodes):
-        if node.op != "call_function" or node.target is not F.scaled_dot_product_attention:
-            continue
-        given = dict(zip(_LEADING, node.args, strict=False)) | node.kwargs
-        grouped = given.get("enable_gqa", False)
-        mask, causal = given.get("attn_mask"), given.get("is_causal", False)
-
-        with graph.inserting_before(node):
-
-            def step(target: Any, *args: Any, end: str = "", before: fx.Node = node) -> fx.Node:
-                name = f"{before.name}_{end}" if end else None
-                return graph.create_node("call_function", target, args, name=name)
-
-            queries = step(scale_queries, given["query"], given.get("scale"))
-            keys = step(scale_keys, given["key"], given["query"], given.get("scale"), grouped)
-            values = step(heads_for, given["value"], given["query"], grouped)
-            scores = step(torch.matmul, queries, keys, end="scores")
-            masked = step(with_mask, scores, mask, causal)
-            weights = step(clear_empty_rows, step(torch.softmax, masked, -1), masked, mask)
-            dropped = step(F.dropout, weights, given.get("dropout_p", 0.0), True)
-            context = step(torch.matmul, dropped, values, end="context")
-        context.meta["attention"] = (scores, node.target, node.args, node.kwargs)
-        node.replace_all_uses_with(context)
-        graph.erase_node(node)
-
-
-def restore_calls(graph: fx.Graph, quantized: set[str]) -> None:
-    """Restore the call of every attention without a product name in `quantized`."""
-    for node in list(graph.nodes):
-        if "attention" in node.meta:
-            scores, function, args, kwargs = node.meta["attention"]
-            if not quantized & {node.name, scores.name}:
-                with graph.inserting_before(node):
-                    call = graph.call_function(function, args, kwargs)
-                node.replace_all_uses_with(call)
-    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
-
-
-def scale_queries(query: Tensor, scale: float | None) -> Tensor:
-    """Return the queries times the root of the scale; the default scale is 1 / sqrt(head size)."""
-    return query * _root(query, scale)
-
-
-def scale_keys(key: Tensor, query: Tensor, scale: float | None, grouped: bool) -> Tensor:
-    """Return the keys times the root of the scale, transposed, [..., head size, keys]."""
-    return heads_for(key, query, grouped).transpose(-2, -1) * _root(query, scale)
-
-
-def heads_for(value: Tensor, query: Tensor, grouped: bool) -> Tensor:
-    """Return keys or values with each head repeated for its group of query heads."""
-    return value.repeat_interleave(query.shape[-3] // value.shape[-3], -3) if grouped else value
-
-
-def with_mask(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """Return scores plus the mask: -inf where a bool mask is false, and above the diagonal if `causal`."""
-    if causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if mask is None:
-        return scores
-    if mask.dtype == torch.bool:
-        return scores + torch.zeros_like(mask, dtype=scores.dtype).masked_fill(~mask, -math.inf)
-    return scores + mask
-
-
-def clear_empty_rows(weights: Tensor, scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Return weights with 0 in fully masked rows, for which the Softmax is NaN."""
-    if mask is None:
-        return weights
-    return weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
-
-
-def _root(query: Tensor, scale: float | None) -> float:
-    return math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)

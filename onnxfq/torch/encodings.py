@@ -22,6 +22,7 @@ from onnxfq.torch.layers import SUFFIX
 from onnxfq.torch.observers import Histogram, Limits, make_observer, refill
 from onnxfq.torch.quantizer import FakeQuantize, quantizers
 from onnxfq.torch.request import Request, bind, name_inputs
+from onnxfq.torch.unfinished import find_unfinished
 
 _RESTORED = ("is_observing", "is_rounding", "in_flight", "training_only", "observer")
 
@@ -78,41 +79,55 @@ def _observe(model: nn.Module, quantized: bool) -> Iterator[None]:
                 f"quantizer {name!r} has a scale that was set or frozen by hand, and would get another one; "
                 "call its allow_overwrite(False) to keep it, or allow_overwrite() to replace it"
             )
-    observed = {name: q for name, q in observed.items() if q.overwrite is not False or not q.is_initialized}
-    before = {name: {key: getattr(q, key) for key in _RESTORED} for name, q in observed.items()}
-    for quantizer in observed.values():
+    before: dict[FakeQuantize, dict[str, Any]] = {}
+
+    def begin(quantizer: FakeQuantize) -> None:
+        if quantizer.observer is None or (quantizer.overwrite is False and quantizer.is_initialized):
+            return
+        before[quantizer] = {key: getattr(quantizer, key) for key in _RESTORED}
         if quantizer.calibrating_observer:
             observer = make_observer(quantizer.calibrating_observer, quantizer.spec, quantizer.calibrator)
             quantizer.observer = observer.to(quantizer.scale.device)
-        assert quantizer.observer is not None
         quantizer.observer.reset()
         quantizer.is_observing, quantizer.training_only = True, False
         if quantized:
             quantizer.in_flight = "always"
         else:
             quantizer.is_rounding = False
+
+    for quantizer in observed.values():
+        begin(quantizer)
+    unfinished = find_unfinished(model)
+    for one in unfinished:
+        one.begin = begin
     try:
         with contextlib.ExitStack() as stack:
             for module in others:
                 stack.enter_context(module.compute_encodings())
             yield
-        for name, quantizer in observed.items():
-            assert quantizer.observer is not None
-            if quantizer.may_be_unused and not quantizer.observer.seen:
-                continue
-            limits = _calibrate(name, quantizer)
-            follows = quantizer.follows_weight
-            if (
-                quantizer.calibrating_observer
-            ):  # an observer that is switched on again continues from the range
-                before[name]["observer"].keep(limits)
-            else:
-                follows = follows or (before[name]["training_only"] and quantizer.learned == "nothing")
-            before[name]["is_observing"] = follows
+        for name, quantizer in quantizers(model).items():
+            if quantizer in before:
+                _finish(name, quantizer, before[quantizer])
     finally:
-        for name, quantizer in observed.items():
-            for key, value in before[name].items():
+        for one in unfinished:
+            one.begin = None
+        for quantizer, values in before.items():
+            for key, value in values.items():
                 setattr(quantizer, key, value)
+
+
+def _finish(name: str, quantizer: FakeQuantize, before: dict[str, Any]) -> None:
+    """Set the scale of a quantizer that has observed, and what it does from now on in `before`."""
+    assert quantizer.observer is not None
+    if quantizer.may_be_unused and not quantizer.observer.seen:
+        return
+    limits = _calibrate(name, quantizer)
+    follows = quantizer.follows_weight
+    if quantizer.calibrating_observer:  # an observer that is switched on again continues from the range
+        before["observer"].keep(limits)
+    else:
+        follows = follows or (before["training_only"] and quantizer.learned == "nothing")
+    before["is_observing"] = follows
 
 
 def _calibrate(name: str, quantizer: FakeQuantize) -> Limits:

@@ -21,6 +21,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from onnxfq.errors import ModelError
+from onnxfq.torch.calls import OUTPUTS, TABLE, QuantizedCalls, aside, change_outputs
 from onnxfq.torch.onnx_node import is_exporting
 from onnxfq.torch.quantizer import FakeQuantize
 
@@ -131,7 +132,7 @@ def _is_read(module: nn.Module) -> bool:
 
 
 def _check_parametrized(module: nn.Module) -> None:
-    for name in module.weight_names:
+    for name in getattr(module, "weight_names", ()):  # a float module has none
         if module.float_class.__dict__.get(name) is None and name in module.parametrizations:
             raise ModelError(
                 f"{name} of a {module.float_class.__name__} was parametrized after quantize_module, and "
@@ -177,8 +178,18 @@ class Swapped:
             args = (quantizer(args[0]), *args[1:])
         elif quantizer is not None:
             keywords["input"] = quantizer(keywords["input"])
-        with reading(self):
-            return super().forward(*args, **keywords)  # type: ignore[misc]
+        with block_of(self), reading(self):
+            result = super().forward(*args, **keywords)  # type: ignore[misc]
+        outputs = self.__dict__.get(OUTPUTS)
+        if outputs is None:
+            return result
+        held = self._modules
+        return change_outputs(result, lambda at, x: held[outputs[at]](x) if at in outputs else x)
+
+
+def block_of(module: nn.Module) -> Any:
+    """Return the block in which the forward of a swapped module runs."""
+    return QuantizedCalls(module) if module.__dict__.get(TABLE) else aside()
 
 
 class SwappedConv(Swapped):
@@ -189,7 +200,8 @@ class SwappedConv(Swapped):
         norm: nn.Module | None = self.__dict__.get("folded_norm")
         if norm is None:
             return super().forward(input)
-        return _run_folded(self, norm, input)
+        with aside():
+            return _run_folded(self, norm, input)
 
 
 def _run_folded(layer: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
@@ -325,7 +337,7 @@ def restore(module: nn.Module) -> None:
         n for n, child in module.named_children() if n.endswith(SUFFIX) and isinstance(child, FakeQuantize)
     ]:
         delattr(module, name)
-    for name in ("folded_norm", "frozen", "quantized_at"):
+    for name in ("folded_norm", "frozen", TABLE, OUTPUTS):
         module.__dict__.pop(name, None)
     module.__class__ = module.float_class
     if isinstance(module, nn.RNNBase):

@@ -1,18 +1,18 @@
-"""Plan of a torch module: quantized tensors and reasons for float, a `Plan` as for an ONNX model.
+"""Plan of the layers of a torch module, as far as it is known before the module has run.
 
-Nodes are the layers, named by their path in the module, and operations of a forward, named path.operation.
-Tensors are "path.weight", "path.input" and the inputs of operations. Overrides match these names, torch's
-types (Conv2d) and the ONNX operators they become (Conv): a recipe by operators works for both.
+Nodes are the layers, named by their path in the module, and tensors are "path.weight" and "path.input".
+Overrides match these names, torch's types (Conv2d) and the ONNX operators they become (Conv): a recipe by
+operators works for both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from onnxfq.calibration.calibrators import MINMAX
@@ -34,106 +34,102 @@ from onnxfq.placement.weighted_ops import (
 )
 from onnxfq.targets.target import target_by_name
 from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
-from onnxfq.torch.fx_ops import FxSite, OnnxNode, explain_unquantized, is_depthwise
-from onnxfq.torch.fx_trace import Trace, calls, has_own_code
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
 
 
-def find_sites(model: nn.Module, recipe: Recipe, trace: Trace) -> list[FxSite]:
-    """Return every layer and operation that may be quantized, in the order of the modules."""
-    residual = target_by_name(recipe.target).policy.residual
-    sites: list[FxSite] = []
-    for path, module in model.named_modules():
-        kind = layer_kind(module)
-        if kind is not None:
-            sites.append(_layer_site(path, module, kind))
-        elif has_own_code(module):
-            code, name = trace(module), type(module).__name__
-            if code.why_not:
-                sites.append(FxSite(path or name, path, name, ("forward",), (), why_float=code.why_not))
-            for site in calls(code):
-                if residual or not site.residual:
-                    full = f"{path}.{site.name}" if path else site.name
-                    sites.append(replace(site, name=full, owner=path))
-    return sites
+@dataclass(frozen=True)
+class Layer:
+    """Layer before the recipe is applied.
+
+    Attributes:
+        name: its path.
+        type_name: its type in the plan.
+        kind: what quantization knows of the type.
+        activations: names of the tensors that it reads.
+        parameters: its weights by name.
+        why_float: why it cannot be quantized; empty if it can.
+        depthwise: whether its groups read one channel each.
+    """
+
+    name: str
+    type_name: str
+    kind: LayerKind
+    activations: tuple[str, ...]
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    why_float: str = ""
+    depthwise: bool = False
+
+    def tensor(self, name: str) -> str:
+        """Return the full name of a tensor of the layer."""
+        return f"{self.name}.{name}" if self.name else name
 
 
-def _layer_site(path: str, module: nn.Module, kind: LayerKind) -> FxSite:
+def find_layers(model: nn.Module) -> list[Layer]:
+    """Return every layer that may be quantized, in the order of the modules."""
+    found = ((path, module, layer_kind(module)) for path, module in model.named_modules())
+    return [_make_layer(path, module, kind) for path, module, kind in found if kind is not None]
+
+
+def _make_layer(path: str, module: nn.Module, kind: LayerKind) -> Layer:
     reason = ""
-    weights = kind.weights(module)
     activations: tuple[str, ...] = ("input",) if kind.has_input else ()
     if isinstance(module, nn.MultiheadAttention):
         reason, activations = explain_unsupported(module), ACTIVATIONS
-    parameters = {name: float_weight(module, name) for name in weights}
+    parameters = {name: float_weight(module, name) for name in kind.weights(module)}
     if any(is_lazy(weight) for weight in parameters.values()):
         raise ModelError(
             f"layer {path!r}, a {type(module).__name__}, has no weight yet; run data through the model once, "
             "then quantize it"
         )
-    reason = reason or explain_unquantized(parameters)
-    base = type(module).__name__
-    alone = is_depthwise(kind.op_types, parameters, getattr(module, "groups", 1))
-    names = (path, path, base, kind.op_types, activations, weights)
-    return FxSite(*names, parameters, kind, reason, depthwise=alone)
+    reason = reason or _explain_unquantized(parameters)
+    grouped = kind.op_types == ("Conv",) and getattr(module, "groups", 1) > 1
+    alone = grouped and all(weight.shape[1] == 1 for weight in parameters.values())
+    return Layer(path, type(module).__name__, kind, activations, parameters, reason, alone)
 
 
-def plan_module(
-    model: nn.Module,
-    recipe: Recipe,
-    sites: list[FxSite],
-    made_by: Mapping[str, str],
-    attentions: Sequence[tuple[str, str]],
-) -> Plan:
-    """Return the plan of `recipe` for the sites.
+def _explain_unquantized(weights: Mapping[str, Tensor]) -> str:
+    """Return why weights of such a type stay in float; empty if they are quantized."""
+    for weight in weights.values():
+        if not weight.dtype.is_floating_point or weight.dtype.itemsize > 4:
+            return f"its weight is {weight.dtype}, and floats of 16 or 32 bits are quantized"
+    return ""
 
-    Args:
-        model: the module.
-        recipe: formats, and overrides by layer, operator and tensor.
-        sites: of the module.
-        made_by: the operator that produces a tensor of known range (`known_range_ops`).
-        attentions: the names of both products of each attention (`attentions`).
 
-    Raises RecipeError for names that match nothing and for formats that the target does not accept;
-    ModelError if there is nothing to quantize.
-    """
-    recipe = recipe.for_modules({site.name: site.name for site in sites})
-    spoken = _translate_overrides(recipe, sites)
-    tensors = {site.tensor(name) for site in sites for name in (*site.activations, *site.weights)}
-    spoken.check_names({site.name: site.type_name for site in sites}, tensors)
-    if spoken.small_shapes == "float":
+def refuse_rewrites(recipe: Recipe) -> None:
+    """Raise RecipeError for what a recipe does to ONNX models only."""
+    if recipe.small_shapes == "float":
         raise RecipeError(
             f"recipe {recipe.name} leaves small shapes in float, but a module has no shapes before it runs; "
             "remove small_shapes and name layers to keep in float"
         )
-    if any(spoken.channel_methods[:2]):
+    if any(recipe.channel_methods[:2]):
         raise RecipeError(
             f"recipe {recipe.name} equalizes or smooths channels, which rewrites ONNX models only; set "
             "smooth: none and equalize: depthwise or none, or quantize the exported model"
         )
-    if spoken.bias_correction != "none":
+    if recipe.bias_correction != "none":
         raise RecipeError(
             f"recipe {recipe.name} corrects biases, which quantize does for ONNX models only; set "
             "bias_correction: none, or quantize the exported model"
         )
+
+
+def plan_layers(model: nn.Module, recipe: Recipe, layers: list[Layer]) -> Plan:
+    """Return the plan of `recipe` for the layers; other operations of the module are in no plan yet.
+
+    Raises RecipeError for formats that the target does not accept.
+    """
+    recipe = translate_op_types(recipe, {layer.type_name: layer.kind.op_types for layer in layers})
     placements: list[Placement] = []
     nodes, skipped = [], []
-    decided = {site.name: _decide(site, spoken, made_by) for site in sites}
-    whole = target_by_name(recipe.target).policy.whole_attention
-    if whole:
-        _keep_whole(decided, attentions, whole)
-    for site in sites:
-        placed, why_float = decided[site.name]
-        is_code = site.op_types == ("forward",)
+    for layer in layers:
+        placed, why_float = _decide(layer, recipe)
         if why_float:
-            skipped.append(Skipped(name=site.name, kind="node", op_type=site.type_name, why=why_float))
+            skipped.append(Skipped(name=layer.name, kind="node", op_type=layer.type_name, why=why_float))
         else:
             placements += placed
-        if not is_code and not (site.residual and site.why_float):
-            needs = tuple(placement.uses[0] for placement in placed)
-            nodes.append(QuantizableNode(node=site.name, op_type=site.type_name, needs=needs))
-    if not placements:
-        first = f": {skipped[0].name!r}: {skipped[0].why}" if skipped else ": it has no layer that multiplies"
-        raise ModelError(f"{type(model).__name__}: nothing to quantize{first}")
+        needs = tuple(placement.uses[0] for placement in placed)
+        nodes.append(QuantizableNode(node=layer.name, op_type=layer.type_name, needs=needs))
     return Plan(
         model_sha256="",
         recipe=recipe.name,
@@ -145,24 +141,10 @@ def plan_module(
     )
 
 
-def _keep_whole(
-    decided: dict[str, tuple[list[Placement], str]], attentions: Sequence[tuple[str, str]], reason: str
-) -> None:
-    """Leave a product of an attention in float, for `reason`, if the other product is in float."""
-    for pair in attentions:
-        known = [name for name in pair if name in decided]
-        low = [name for name in known if decided[name][0] and not decided[name][1]]
-        if len(known) == 2 and len(low) == 1:
-            (kept,) = set(pair) - set(low)
-            placed, _ = decided[low[0]]
-            why = f"half of an attention: {kept!r} stays in float ({decided[kept][1]}), and {reason}"
-            decided[low[0]] = placed, why
-
-
-def _decide(site: FxSite, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[list[Placement], str]:
-    """Return the placements of one site, and why it nevertheless stays float; empty if it does not."""
+def _decide(site: Layer, recipe: Recipe) -> tuple[list[Placement], str]:
+    """Return the placements of one layer, and why it nevertheless stays float; empty if it does not."""
     names: list[tuple[str, Role]] = [(name, "activation") for name in site.activations]
-    names += [(name, "weight") for name in site.weights]
+    names += [(name, "weight") for name in site.parameters]
     op_type, placed, kept = site.type_name, [], site.why_float
     if not kept and site.depthwise and recipe.depthwise == "float":
         kept = WHY_FLOAT
@@ -171,7 +153,6 @@ def _decide(site: FxSite, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[l
         kept = kept or recipe.explain_float(site.name, op_type, tensor)
         spec: QuantSpec | None
         if role == "weight":
-            assert site.kind is not None
             weights = recipe.weight_for(site.name, op_type, tensor)
             numbers, calibrator = _numbers(weights, recipe), weights.calibrator
             # Other block sizes are for ONNX models.
@@ -181,19 +162,19 @@ def _decide(site: FxSite, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[l
                 (site.kind.summed_axis, site.kind.channel_axis),
             )
             shape = tuple(site.parameters[name].shape)
-            granularity, why = choose_granularity(site.op_types[0], shape, one_size, policy, *axes)
+            granularity, why = choose_granularity(site.kind.op_types[0], shape, one_size, policy, *axes)
             spec, why = QuantSpec(**numbers, granularity=granularity), f"weight of {op_type}, {why}"
             if weights.rounding not in (AUTO, NEAREST):
                 why += f"; rounded to nearest: rounding {weights.rounding} is for ONNX models"
         else:
             scheme = recipe.activation_for(site.name, op_type, tensor)
             spec = None if scheme is None else QuantSpec(**_numbers(scheme, recipe))
-            why = "skip branch of a residual Add" if site.residual else f"input of {op_type}"
+            why = f"input of {op_type}"
             if site.depthwise and scheme is not None and scheme.equalize == "depthwise":
                 why += "; one scale for all channels: equalize depthwise is for ONNX models"
             calibrator, known = MINMAX, ""
             if scheme is not None:
-                calibrator, known = choose_calibrator(scheme, made_by.get(tensor, ""))
+                calibrator, known = choose_calibrator(scheme, "Softmax" if name == "context_input" else "")
             why += known
         if spec is not None:
             use = Use(site.name, slot)
@@ -202,7 +183,7 @@ def _decide(site: FxSite, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[l
             )
     if kept:
         return placed, kept
-    if site.kind is not None and not site.kind.has_input and not _is_requested(recipe, site):
+    if not site.kind.has_input and not _is_requested(recipe, site):
         return placed, (
             f"target {recipe.target} has no quantized {op_type}; an override with weights quantizes it"
         )
@@ -211,8 +192,8 @@ def _decide(site: FxSite, recipe: Recipe, made_by: Mapping[str, str]) -> tuple[l
     return placed, _explain_target(site, recipe, placed)
 
 
-def _is_requested(recipe: Recipe, site: FxSite) -> bool:
-    tensors = [site.tensor(name) for name in site.weights]
+def _is_requested(recipe: Recipe, site: Layer) -> bool:
+    tensors = [site.tensor(name) for name in site.parameters]
     return not target_by_name(recipe.target).has_pairs or any(
         override.weights and override.matches(site.name, site.type_name, tensor)
         for override in recipe.overrides
@@ -240,31 +221,37 @@ def _numbers(scheme: ActivationScheme | WeightScheme, recipe: Recipe) -> dict[st
     return list_numbers(scheme)
 
 
-def _explain_target(site: FxSite, recipe: Recipe, placed: list[Placement]) -> str:
-    """Return why the target would run a site in float nevertheless; empty if it would not.
+def _explain_target(site: Layer, recipe: Recipe, placed: list[Placement]) -> str:
+    """Return why the target would run a layer in float nevertheless; empty if it would not.
 
     Raises RecipeError if the target does not accept one of its placements.
     """
     shapes = {site.tensor(name): tuple(weight.shape) for name, weight in site.parameters.items()}
     # Shapes are unknown before the module runs.
-    names = (site.tensor(name) for name in (*site.activations, *site.weights))
+    names = (site.tensor(name) for name in (*site.activations, *site.parameters))
     inputs = tuple(SimpleNamespace(name=name, shape=None) for name in names)
-    operands = Operands(OnnxNode(site.op_types[0], name=site.name, inputs=inputs), placed, shapes)
+    node = SimpleNamespace(
+        op=site.kind.op_types[0], name=site.name, inputs=inputs, outputs=(), attrs={}, domain=""
+    )
+    operands = Operands(node, placed, shapes)
     policy = target_by_name(recipe.target).policy
     refuse(operands, policy)
-    multiplies = site.kind is None or site.kind.has_input
-    if not multiplies or site.residual:
+    if not site.kind.has_input:
         return ""
-    return policy.keeps_float(operands) or explain_transposed(site.op_types[0], recipe, policy)
+    return policy.keeps_float(operands) or explain_transposed(site.kind.op_types[0], recipe, policy)
 
 
-def _translate_overrides(recipe: Recipe, sites: list[FxSite]) -> Recipe:
-    """Return the recipe with the ONNX operators in its overrides replaced by the matching torch types."""
+def translate_op_types(recipe: Recipe, op_types: Mapping[str, tuple[str, ...]]) -> Recipe:
+    """Return the recipe with the ONNX operators in its overrides replaced by torch's types.
+
+    Args:
+        recipe: with overrides by type.
+        op_types: the operators that each of torch's types becomes.
+    """
     types: dict[str, list[str]] = {}
-    for site in sites:
-        for op_type in site.op_types:
-            names = types.setdefault(op_type, [])
-            names += [] if site.type_name in names else [site.type_name]
+    for name, operators in op_types.items():
+        for operator in operators:
+            types.setdefault(operator, []).append(name)
     overrides = tuple(
         override.model_copy(
             update={"op_types": tuple(t for op in override.op_types for t in types.get(op, [op]))}

@@ -21,6 +21,7 @@ from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
+from onnxfq.torch.calls import aside
 from onnxfq.torch.external_observer import ExternalObserver, open_observer
 from onnxfq.torch.kernels import is_transforming
 from onnxfq.torch.learned_grid import FORMAT_KEY, Learned, LearnedGrid, check_state, write_format
@@ -144,6 +145,10 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe and round x, if each is enabled. Raises StatisticsError if no scale is known."""
+        with aside():
+            return self._observe_and_round(x)
+
+    def _observe_and_round(self, x: Tensor) -> Tensor:
         if is_exporting():
             return self._export(x) if self.is_rounding else x
         if isinstance(x, fx.Proxy):  # a leaf of torch.fx

@@ -1,0 +1,146 @@
+"""Quantizers of a `ModulePlan`, put into a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.nn import functional as F
+
+from onnxfq.calibration.calibrators import MINMAX
+from onnxfq.documents.plan import Placement
+from onnxfq.torch.attention import SwappedAttention, switch_fused
+from onnxfq.torch.batchnorm import NORMS, fold, is_foldable
+from onnxfq.torch.calls import OUTPUTS, TABLE, WHOLE, Function, Place, Planned
+from onnxfq.torch.layers import SUFFIX, Swapped, swap
+from onnxfq.torch.module_names import Holder
+from onnxfq.torch.module_plan import ModulePlan
+from onnxfq.torch.observers import Fixed
+from onnxfq.torch.quantizer import FakeQuantize
+
+TRAINING_OBSERVER = "moving_average:0.01"
+"""Observer of activations in training, as in torch.ao's and Horizon's QAT."""
+
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every quantizer of a module has in common.
+
+    Attributes:
+        observer: of activations, in place of the calibrators of the recipe; None for these.
+        fold_batchnorm: whether a BatchNorm right after a convolution is folded into its weight.
+        others: keyword arguments of `FakeQuantize`.
+    """
+
+    observer: str | Callable[..., nn.Module] | None = None
+    fold_batchnorm: bool = True
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+
+Counts = Mapping[str, Mapping[tuple[int, Function], int]]
+"""Calls in one run of the forward at a path, by attention and function."""
+
+
+def insert(
+    model: nn.Module,
+    planned: ModulePlan,
+    counts: Counts,
+    settings: Settings,
+    existing: Mapping[Holder, FakeQuantize],
+) -> list[FakeQuantize]:
+    """Put the quantizers of a plan into a float module, and return those that are new.
+
+    Args:
+        model: the module; it is changed in place.
+        planned: its plan.
+        counts: of the calls that the plan knows.
+        settings: of all quantizers.
+        existing: quantizers that stay, by where they were held.
+    """
+    device = next((p.device for p in model.parameters()), None)
+    given: dict[str, dict[str, FakeQuantize]] = {}
+    tables: dict[str, dict[Place, str]] = {}
+    added = []
+    for one in planned.quantizers:
+        kept = (existing[holder] for holder in one.holders if holder in existing)
+        quantizer = next((q for q in kept if q.spec == one.placement.spec), None)
+        if quantizer is None:
+            quantizer = _quantizer(one.placement, settings.observer, settings.others).to(device)
+            # In self-attention, keys and values are the queries and share one quantizer.
+            quantizer.may_be_unused = one.holders[0].name in ("key", "value")
+            added.append(quantizer)
+        for path, name in one.holders:
+            given.setdefault(path, {})[name] = quantizer
+        for place, holder in one.places.items():
+            tables.setdefault(holder.path, {})[place] = holder.name + SUFFIX
+    for path, held in given.items():
+        module = model.get_submodule(path)
+        swap(module, held, SwappedAttention if isinstance(module, nn.MultiheadAttention) else Swapped)
+        outputs = {int(name.removeprefix(OUTPUTS)): name + SUFFIX for name in held if name.startswith(OUTPUTS)}
+        if outputs and not path:
+            module.__dict__[OUTPUTS] = outputs
+    for path, places in tables.items():
+        model.get_submodule(path).__dict__[TABLE] = _make_table(places, counts[path])
+    switch_fused(model, fused=False)
+    for first, second in planned.norms if settings.fold_batchnorm else ():
+        layer, norm = model.get_submodule(first), model.get_submodule(second)
+        if isinstance(layer, Swapped) and is_foldable(layer, norm):
+            fold(layer, norm)
+    for module in list(_bystanders(model, tables, counts)):
+        swap(module, {})
+    return added
+
+
+def _make_table(places: Mapping[Place, str], counts: Mapping[tuple[int, Function], int]) -> dict[Any, Planned]:
+    table: dict[tuple[int, Function], dict[int, dict[int | str, str]]] = {}
+    for place, name in places.items():
+        assert place.function is not None
+        calls = table.setdefault((place.attention, place.function), {})
+        calls.setdefault(place.number, {})[place.leaf] = name
+        if place.attention != WHOLE:
+            table.setdefault((WHOLE, F.scaled_dot_product_attention), {}).setdefault(place.attention, {})
+    return {
+        key: Planned(counts[key], _writes(key[1]), calls) for key, calls in table.items()
+    }
+
+
+def _writes(function: Function) -> bool:
+    name = function.__name__
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _bystanders(model: nn.Module, tables: Mapping[str, Any], counts: Counts) -> Iterator[nn.Module]:
+    """Yield the modules whose calls would count as those of a module around them."""
+    for path, module in model.named_modules():
+        around = [outer for outer in tables if path.startswith(f"{outer}." if outer else "") and path != outer]
+        if not around or isinstance(module, (Swapped, FakeQuantize, nn.ModuleList, nn.ModuleDict)):
+            continue
+        functions = {function for outer in around for place in tables[outer] for function in [place.function]}
+        called = {function for _, function in counts.get(path, {})}
+        own = not type(module).__module__.startswith("torch.")
+        if own or called & functions or isinstance(module, NORMS):
+            yield module
+
+
+def _quantizer(
+    placement: Placement, asked: str | Callable[..., nn.Module] | None, settings: Mapping[str, Any]
+) -> FakeQuantize:
+    spec, calibrator = placement.spec, placement.calibrator
+    if placement.role == "weight" and calibrator.is_ordered:
+        return FakeQuantize(spec, str(calibrator), calibrator=calibrator, training_only=True, **settings)
+    if placement.role == "weight":
+        return FakeQuantize(spec, "latest", calibrator=calibrator, **settings)
+    if calibrator.is_fixed:
+        return FakeQuantize(spec, Fixed(spec, calibrator), calibrator=calibrator, **settings)
+    if asked is not None:
+        return FakeQuantize(spec, asked, training_only=True, **settings)
+    # A moving average depends on the order of the tensors, which a histogram does not hold.
+    exact = "minmax" if calibrator == MINMAX else str(calibrator) if calibrator.is_ordered else "histogram"
+    training = str(calibrator) if calibrator.is_ordered else TRAINING_OBSERVER
+    quantizer = FakeQuantize(spec, training, calibrator=calibrator, training_only=True, **settings)
+    quantizer.calibrating_observer = exact
+    quantizer.is_observing = quantizer.in_flight == "never"
+    return quantizer

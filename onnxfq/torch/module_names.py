@@ -1,0 +1,180 @@
+"""Names of a torch module for the nodes and edges of its ONNX model.
+
+A layer has the name of its path, and a call in a forward path.function, path.function_1 in the order of the
+calls. A tensor has the name of the module, and of what it is there: input, weight, matmul_other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import onnx
+from torch import nn
+
+from onnxfq.graph.model import Model
+from onnxfq.graph.names import Use
+from onnxfq.torch.calls import WHOLE, Function, Place
+from onnxfq.torch.layers import layer_kind
+from onnxfq.torch.recording import Record
+
+_MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Expand", "Slice")
+_LEAVES = ("input", "other")
+_PRODUCTS = {"matmul": "scores", "matmul_1": "context"}
+"""Names of the products in an attention."""
+
+
+class Holder(NamedTuple):
+    """Module that holds a quantizer, and the name of the tensor there."""
+
+    path: str
+    name: str
+
+    def __str__(self) -> str:
+        """Return the name of the tensor in the module."""
+        return f"{self.path}.{self.name}" if self.path else self.name
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Tell whether a module is one operation for its user: a layer, or another module of torch.nn."""
+    own = type(module).__module__.startswith("torch.nn.modules.")
+    return layer_kind(module) is not None or (own and not any(module.children()))
+
+
+@dataclass(frozen=True)
+class ModuleNames:
+    """Names of `module` for `prepared`, a rewrite of the model that was exported.
+
+    Attributes:
+        record: the calls of the module.
+        exported: the model before the rewrite.
+    """
+
+    module: nn.Module
+    record: Record
+    exported: Model
+    prepared: Model
+
+    @cached_property
+    def _modules(self) -> dict[str, nn.Module]:
+        return dict(self.module.named_modules())
+
+    @cached_property
+    def _calls(self) -> Mapping[tuple[str, int, Function | None, int], str]:
+        names: dict[tuple[str, int, Function | None, int], str] = {}
+        taken: set[tuple[str, int, str]] = set()
+        for path, attention, function, number, _ in self.record.seen:
+            if function is None or (path, attention, function, number) in names:
+                continue
+            base = getattr(function, "__name__", "call").strip("_")
+            free, count = base, 0
+            while (path, attention, free) in taken:
+                count += 1
+                free = f"{base}_{count}"
+            taken.add((path, attention, free))
+            names[path, attention, function, number] = free
+        return names
+
+    def _call(self, place: Place) -> str:
+        name = self._calls[place.path, place.attention, place.function, place.number]
+        if place.attention == WHOLE:
+            return name
+        count = f"_{place.attention}" if place.attention else ""
+        return f"scaled_dot_product_attention{count}_{_PRODUCTS.get(name, name)}"
+
+    def site(self, place: Place) -> str:
+        """Return the name of the layer or the call that reads at `place`."""
+        module = self._modules[place.path]
+        if is_leaf(module) or place.function is None:
+            return place.path or type(module).__name__
+        return f"{place.path}.{self._call(place)}" if place.path else self._call(place)
+
+    def type_name(self, place: Place, op_type: str) -> str:
+        """Return the type of that layer, or the operator that the call becomes."""
+        module = self._modules[place.path]
+        return type(module).__name__ if is_leaf(module) else op_type
+
+    def holder(self, place: Place) -> Holder:
+        """Return the module and the name of the tensor that is read at `place`."""
+        module, held = self._modules[place.path], self.record.held.get(place)
+        if isinstance(place.leaf, str):
+            return Holder(place.path, place.leaf)
+        if is_leaf(module) and place.leaf == 0 and not isinstance(module, nn.MultiheadAttention):
+            return Holder(place.path, "input")
+        if is_leaf(module) and held:
+            return Holder(place.path, held)
+        leaf = "weight" if held is not None else dict(enumerate(_LEAVES)).get(place.leaf, f"input_{place.leaf}")
+        return Holder(place.path, f"{self._call(place)}_{leaf}")
+
+    def is_table(self, place: Place) -> bool:
+        """Tell whether the call itself quantizes the tensor, not the forward of a layer."""
+        kind = layer_kind(self._modules[place.path])
+        return place.function is not None and (kind is None or self.holder(place).name != "input")
+
+    @cached_property
+    def _nodes(self) -> dict[str, onnx.NodeProto]:
+        return {node.name: node for node in self.prepared.proto.graph.node}
+
+    @cached_property
+    def calls(self) -> dict[str, Place]:
+        """Return a place of the call that each node of `prepared` belongs to, by the node's name."""
+        calls: dict[str, Place] = {}
+        makers = self.prepared.index.makers
+        for node in self.prepared.proto.graph.node:
+            slots = range(len(node.input))
+            marked = (p for slot in slots for p in self.record.places.get(Use(node.name, slot), ()))
+            before = (makers[name].name for name in node.input if name in makers)
+            inherited = (calls[name] for name in before if name in calls)
+            found = next(marked, None) or next(inherited, None)
+            if found is not None:
+                calls[node.name] = found
+        return calls
+
+    def place(self, use: Use) -> Place | None:
+        """Return where the module reads the tensor of an input of `prepared`; None if no call reads it."""
+        found = self.record.places.get(use)
+        if found is not None:
+            return next((place for place in found if isinstance(place.leaf, str)), found[0])
+        node = self._nodes.get(use.node)
+        if node is None or use.input >= len(node.input):
+            return None
+        name = node.input[use.input]
+        rewritten = (place for reader, place in self._places_of(name) if reader not in self._nodes)
+        maker = self.prepared.index.makers.get(name)
+        if maker is not None and maker.op_type in _MOVES:
+            return next(rewritten, None) or self.place(Use(maker.name, 0))
+        return next(rewritten, None)
+
+    def _places_of(self, tensor: str) -> Iterator[tuple[str, Place]]:
+        """Yield what reads a tensor of the exported model, and the place."""
+        for reader in self.exported.index.readers.get(tensor, ()):
+            for slot, name in enumerate(reader.input):
+                for place in self.record.places.get(Use(reader.name, slot), ())[:1]:
+                    if name == tensor:
+                        yield reader.name, place
+
+    def weight_holder(self, use: Use) -> Holder | None:
+        """Return the layer and the name of the weight that an input is; None for other constants."""
+        call = self.calls.get(use.node)
+        kind = None if call is None else layer_kind(self._modules[call.path])
+        if call is None or kind is None or isinstance(self._modules[call.path], nn.MultiheadAttention):
+            return None
+        names = kind.weights(self._modules[call.path])
+        return Holder(call.path, names[0]) if len(names) == 1 and kind.has_input else None
+
+    def folded_norms(self) -> Iterator[tuple[str, str]]:
+        """Yield the paths of each convolution and the BatchNorm that alone reads its result."""
+        index = self.exported.index
+        original = ModuleNames(self.module, self.record, self.exported, self.exported)
+        runs = [place.path for place in original.calls.values()]
+        for node in self.exported.proto.graph.node:
+            norm = original.calls.get(node.name)
+            maker = index.makers.get(node.input[0]) if node.op_type == "BatchNormalization" else None
+            layer = None if maker is None else original.calls.get(maker.name)
+            if norm is None or layer is None or maker is None or maker.op_type != "Conv":
+                continue
+            alone = len(index.readers[node.input[0]]) == 1
+            if alone and runs.count(norm.path) == 1 and sum(n.op_type == "Conv" and original.calls.get(n.name, norm).path == layer.path for n in self.exported.proto.graph.node) == 1:
+                yield layer.path, norm.path

@@ -1,0 +1,262 @@
+"""Plan of a torch module: the plan of its float ONNX model, in the names of the module.
+
+`make_plan` decides on the graph as the target prepares it. Each input of a node that gets a pair is found
+again among the calls of the module (`recording`), and the tensor is quantized there. One tensor has one
+quantizer, whoever reads it, and so has a layer that runs several times.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from torch import nn
+
+from onnxfq.documents.override import match_name
+from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
+from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.model import Model
+from onnxfq.graph.names import Use
+from onnxfq.stages.plan import make_plan
+from onnxfq.targets.target import prepare_model
+from onnxfq.torch.calls import Place
+from onnxfq.torch.module_names import Holder, ModuleNames
+from onnxfq.torch.placement import Layer
+from onnxfq.torch.recording import Record
+
+_INSIDE = "the export computes it inside of one call of torch, where no quantizer can stand"
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """One quantizer of a module.
+
+    Attributes:
+        placement: its tensor and format.
+        holders: the modules that hold it, and its name there.
+        places: calls that quantize a tensor by it, and where it is held.
+        sites: the layer or call of each use in the ONNX model.
+    """
+
+    placement: Placement
+    holders: tuple[Holder, ...]
+    places: Mapping[Place, Holder]
+    sites: Mapping[Use, str]
+
+    def joined(self, other: Quantizer) -> Quantizer:
+        """Return one quantizer for the tensors of both."""
+        return replace(
+            self,
+            holders=tuple(dict.fromkeys((*self.holders, *other.holders))),
+            places={**self.places, **other.places},
+            sites={**self.sites, **other.sites},
+        )
+
+
+@dataclass(frozen=True)
+class ModulePlan:
+    """Plan in the names of a module, and its quantizers.
+
+    Attributes:
+        norms: paths of each convolution and the BatchNorm that alone reads its result.
+    """
+
+    plan: Plan
+    quantizers: tuple[Quantizer, ...]
+    norms: tuple[tuple[str, str], ...] = ()
+
+
+def plan_by_layers(plan: Plan, module: nn.Module) -> ModulePlan:
+    """Return the plan of layers alone."""
+    norms = []
+    for path, child in module.named_modules():
+        if type(child).forward is nn.Sequential.forward:
+            norms += pairwise(f"{path}.{name}" if path else name for name, _ in child.named_children())
+    return ModulePlan(plan, tuple(_quantizers_of_layers(plan.placements)), tuple(norms))
+
+
+def _quantizers_of_layers(placements: Iterable[Placement]) -> Iterator[Quantizer]:
+    for placement in placements:
+        path = placement.uses[0].node
+        name = placement.tensor.removeprefix(f"{path}.") if path else placement.tensor
+        yield Quantizer(placement, (Holder(path, name),), {}, {placement.uses[0]: path})
+
+
+def plan_module(
+    module: nn.Module,
+    recipe: Recipe,
+    layers: Sequence[Layer],
+    by_layers: Plan,
+    recorded: tuple[Record, Model],
+) -> ModulePlan:
+    """Return the plan of `recipe` for a module whose calls are known.
+
+    Layers that did not run, and those whose input is not multiplied, have the plan `by_layers`.
+
+    Raises RecipeError as `make_plan`, and for names of overrides that match nothing; ModelError if nothing
+    can be quantized.
+    """
+    record, exported = recorded
+    names = ModuleNames(module, record, exported, prepare_model(exported, recipe.target))
+    asked = _translate(recipe, names, layers)
+    plan = make_plan(exported, asked, strict=False)
+    lost = [p.tensor for p in plan.placements if p.role == "activation" and None in map(names.place, p.uses)]
+    plan = plan.without(lost, _INSIDE)
+    ran = {place.path for place in record.seen}
+    alone = {layer.name for layer in layers if layer.name not in ran or not layer.kind.has_input}
+    groups = _join(plan, [q for p in plan.placements for q in _make(p, names, by_layers)])
+    kept = [p for p in by_layers.placements if p.uses[0].node in alone]
+    groups += list(_quantizers_of_layers(kept))
+    named, uses = zip(*_with_uses(groups), strict=True) if groups else ((), ())
+    nodes, skipped = _list_sites(plan, names, dict(ChainMap(*uses)), alone)
+    return ModulePlan(
+        by_layers.model_copy(
+            update={
+                "placements": tuple(quantizer.placement for quantizer in named),
+                "nodes": (*nodes, *(node for node in by_layers.nodes if node.node in alone)),
+                "skipped": (*skipped, *(one for one in by_layers.skipped if one.name in alone)),
+            }
+        ),
+        named,
+        tuple(names.folded_norms()),
+    )
+
+
+def _make(placement: Placement, names: ModuleNames, by_layers: Plan) -> Iterator[Quantizer]:
+    """Yield the quantizer of a placement, if it has a place in the module."""
+    if placement.role == "bias":
+        return
+    places: dict[Place, Holder] = {}
+    holders: list[Holder] = []
+    sites: dict[Use, str] = {}
+    spec = {p.tensor: p.spec for p in by_layers.placements}
+    for use in placement.uses:
+        place, held = names.place(use), names.weight_holder(use)
+        if placement.role == "weight" and held is not None:
+            holders.append(held)
+            sites[use] = held.path
+            if str(held) in spec and placement.spec.granularity.axis is not None:
+                # A weight may be stored the other way round than the layer holds it.
+                placement = placement.model_copy(update={"spec": spec[str(held)]})
+        elif place is not None:
+            holders.append(names.holder(place))
+            sites[use] = names.site(place)
+            if names.is_table(place):
+                places[place] = holders[-1]
+    if holders:
+        yield Quantizer(placement, tuple(dict.fromkeys(holders)), places, sites)
+
+
+def _join(plan: Plan, quantizers: list[Quantizer]) -> list[Quantizer]:
+    """Return the quantizers with one for each holder, and one for tensors that need one scale."""
+    groups: dict[str, Quantizer] = {}
+    owner: dict[Holder, str] = {}
+    first: dict[str, str] = {}
+    for quantizer in quantizers:
+        tensor = quantizer.placement.tensor
+        same = next((owner[holder] for holder in quantizer.holders if holder in owner), tensor)
+        groups[same] = groups[same].joined(quantizer) if same in groups else quantizer
+        owner |= dict.fromkeys(quantizer.holders, same)
+        first[tensor] = same
+    for bridge in plan.bridges:
+        joined = list(dict.fromkeys(first[name] for name in bridge.tensors if first.get(name) in groups))
+        if bridge.one_scale and bridge.required and len({groups[name].placement.spec for name in joined}) == 1:
+            for other in joined[1:]:
+                groups[joined[0]] = groups[joined[0]].joined(groups.pop(other))
+                first |= {name: joined[0] for name, group in first.items() if group == other}
+    return list(groups.values())
+
+
+def _with_uses(quantizers: Iterable[Quantizer]) -> Iterator[tuple[Quantizer, dict[Use, Use]]]:
+    """Yield the quantizers with placements in the names of the module, and the use for each ONNX use."""
+    slots: dict[str, int] = {}
+    for quantizer in quantizers:
+        at = {}
+        for site in dict.fromkeys(quantizer.sites.values()):
+            at[site] = Use(site, slots.get(site, 0))
+            slots[site] = slots.get(site, 0) + 1
+        changed = {"tensor": str(quantizer.holders[0]), "uses": tuple(at.values())}
+        placement = quantizer.placement.model_copy(update=changed)
+        yield replace(quantizer, placement=placement), {use: at[site] for use, site in quantizer.sites.items()}
+
+
+def _list_sites(
+    plan: Plan, names: ModuleNames, uses: Mapping[Use, Use], alone: Collection[str]
+) -> tuple[list[QuantizableNode], list[Skipped]]:
+    """Return the layers and calls that may be quantized, and what stays in float."""
+    quantized = plan.quantized_nodes
+    needs: dict[str, list[Use]] = {}
+    kinds: dict[str, str] = {}
+    low: dict[str, bool] = {}
+    site_of = {}
+    for node in plan.nodes:
+        place = names.calls.get(node.node)
+        site_of[node.node] = site = node.node if place is None else names.site(place)
+        kinds[site] = node.op_type if place is None else names.type_name(place, node.op_type)
+        low[site] = low.get(site, True) and node.node in quantized
+        needs.setdefault(site, []).extend(uses[use] for use in node.needs if use in uses)
+    nodes = [
+        QuantizableNode(node=site, op_type=kinds[site], needs=tuple(dict.fromkeys(needs[site])) if low[site] else ())
+        for site in kinds
+        if site not in alone
+    ]
+    skipped = {}
+    for one in plan.skipped:
+        if one.kind == "node" and one.name in site_of and site_of[one.name] not in alone:
+            site = site_of[one.name]
+            skipped[site] = one.model_copy(update={"name": site, "op_type": kinds[site]})
+    return nodes, list(skipped.values())
+
+
+def _translate(recipe: Recipe, names: ModuleNames, layers: Sequence[Layer]) -> Recipe:
+    """Return the recipe for the ONNX model: names and types of overrides are those of its nodes and tensors.
+
+    Raises RecipeError for names that match nothing in the module.
+    """
+    nodes = {}
+    kinds = {layer.name: layer.kind.op_types for layer in layers}
+    for node in names.prepared.proto.graph.node:
+        place = names.calls.get(node.name)
+        if place is not None:
+            site, kind = names.site(place), names.type_name(place, node.op_type)
+            nodes[node.name] = (site, {kind, node.op_type, *kinds.get(site, ())})
+    tensors = dict(_name_tensors(names))
+    known = {site: "" for site, _ in nodes.values()} | {layer.name: "" for layer in layers}
+    types = {kind: kind for _, kinds in nodes.values() for kind in kinds} | {
+        name: name for layer in layers for name in (layer.type_name, *layer.kind.op_types)
+    }
+    weights = {layer.tensor(name) for layer in layers for name in (*layer.activations, *layer.parameters)}
+    recipe = recipe.for_modules({site: site for site in known})
+    recipe.check_names(known | types, {str(holder) for _, holder in tensors.items()} | weights)
+    overrides = []
+    for one in recipe.overrides:
+        found = [
+            name
+            for name, (site, kinds) in nodes.items()
+            if kinds & set(one.op_types) or any(match_name(pattern, site) for pattern in one.nodes)
+        ]
+        read = [
+            name
+            for (name, _), holder in tensors.items()
+            if any(match_name(pattern, str(holder)) for pattern in one.tensors)
+        ]
+        if found or read:
+            update = {"nodes": tuple(found), "tensors": tuple(read), "op_types": (), "modules": ()}
+            overrides.append(one.model_copy(update=update))
+    equalize = {} if recipe.activations is None else {"activations": {"equalize": "none"}}
+    return recipe.model_copy(update={"overrides": tuple(overrides)}).override(**equalize)
+
+
+def _name_tensors(names: ModuleNames) -> Iterator[tuple[tuple[str, Use], Holder]]:
+    """Yield each tensor that a node reads, with the node, and the module that would hold its quantizer."""
+    constants = names.prepared.constants
+    for node in names.prepared.proto.graph.node:
+        for slot, name in enumerate(node.input):
+            use = Use(node.name, slot)
+            place, held = names.place(use), names.weight_holder(use) if name in constants else None
+            if held is not None and slot == 1:
+                yield (name, use), held
+            elif place is not None:
+                yield (name, use), names.holder(place)

@@ -1,0 +1,201 @@
+"""Export of a float module in which the inputs of nodes know the calls that read them.
+
+While torch's exporter runs the forwards, a node marks each tensor that a call reads. Afterwards the marks are
+taken out: what is left is the graph of a plain export, and each of its edges has the places that it ran
+through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from onnxfq.graph.io.load import load
+from onnxfq.graph.model import Model, remove_domain, replace_nodes
+from onnxfq.graph.names import Use
+from onnxfq.torch.calls import OUTPUTS, WHOLE, Calls, Function, Place, change_outputs
+from onnxfq.errors import ModelError
+from onnxfq.torch.export import evaluation_mode
+from onnxfq.torch.exporters import quiet, run
+from onnxfq.torch.attention import forward_of, marked_by
+from onnxfq.torch.layers import layer_kind
+from onnxfq.torch.onnx_node import graph_node, is_exporting, lowered_later
+from onnxfq.torch.quantizer import FakeQuantize
+from onnxfq.torch.request import Request, bind, name_inputs
+
+_DOMAIN = "onnxfq.places"
+_MARK = "Mark"
+_IN_PLACE = ("__setitem__", "copy_")
+
+
+@dataclass
+class Record:
+    """Calls of a float module on example inputs.
+
+    Attributes:
+        places: the places that an edge ran through, the nearest to its node first.
+        counts: calls in one run of the forward at a path, by attention and function.
+        seen: all places in the order of the calls.
+        held: the name of the parameter that a call reads, by place.
+    """
+
+    places: dict[Use, tuple[Place, ...]] = field(default_factory=dict)
+    counts: dict[str, dict[tuple[int, Function], int]] = field(default_factory=dict)
+    seen: list[Place] = field(default_factory=list)
+    held: dict[Place, str] = field(default_factory=dict)
+
+    def mark(self, tensor: Tensor, place: Place) -> Tensor:
+        """Return the tensor behind a node that stands for the place, while torch exports."""
+        if not is_exporting():
+            return tensor
+        self.seen.append(place)
+        return graph_node(f"{_DOMAIN}::{_MARK}", (tensor,), {"place": len(self.seen) - 1}, tensor.dtype)
+
+
+class _MarkedCalls(Calls):
+    """Block that marks what the calls of a module read."""
+
+    def __init__(self, record: Record, path: str, owner: nn.Module, attention: int = WHOLE) -> None:
+        super().__init__(attention)
+        self.record, self.path, self.owner = record, path, owner
+
+    def counts_calls(self, function: Any) -> bool:
+        return getattr(function, "__name__", "") not in ("__get__", "__set__", "__delete__")
+
+    def inside(self, number: int) -> Calls:
+        return _MarkedCalls(self.record, self.path, self.owner, number)
+
+    def change(self, function: Any, number: int, leaf: int, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point() or self._is_own(tensor):
+            return tensor
+        if leaf == 0 and function.__name__ in _IN_PLACE:
+            return tensor
+        place = Place(self.path, self.attention, function, number, leaf)
+        if isinstance(tensor, nn.Parameter):
+            names = [name for name, held in self.owner._parameters.items() if held is tensor]
+            self.record.held[place] = names[0] if names else ""
+        return self.record.mark(tensor, place)
+
+    def _is_own(self, tensor: Tensor) -> bool:
+        """Tell whether the module reads a tensor that it holds: layers quantize their weights themselves."""
+        held = isinstance(tensor, nn.Parameter) and layer_kind(self.owner) is not None
+        return held or any(tensor is buffer for buffer in self.owner._buffers.values())
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        counts = self.record.counts.setdefault(self.path, {})
+        counts |= {(self.attention, function): count for function, count in self.counts.items()}
+
+
+def record_calls(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Record, Model]:
+    """Return the calls of a float module on example inputs, and its float ONNX model.
+
+    Axis 0 of the inputs is dynamic if forward takes that. Raises ModelError as `export_torch` does.
+    """
+    leaves, form = tree_flatten((args, dict(kwargs)))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    record = Record()
+    with _recorded(model, record), evaluation_mode(model), lowered_later(), quiet(), torch.no_grad():
+        with torch.autocast(tensors[0].device.type if tensors else "cpu", enabled=False):
+            proto = _export(_Run(model, leaves, form), tensors)
+    _take_out_marks(proto, record)
+    return record, load(proto)
+
+
+class _Run(nn.Module):
+    """Run of a module in which the tensors are inputs, and everything else is fixed."""
+
+    def __init__(self, model: nn.Module, leaves: list[Any], form: Any) -> None:
+        super().__init__()
+        self.model, self.form = model, form
+        self.fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def forward(self, *tensors: Tensor) -> Any:
+        leaves = list(self.fixed)
+        for position, tensor in zip(self.at, tensors, strict=True):
+            leaves[position] = tensor
+        args, kwargs = tree_unflatten(leaves, self.form)
+        return self.model(*args, **kwargs)
+
+
+def _export(module: nn.Module, tensors: list[Tensor]) -> onnx.ModelProto:
+    # A batch of one is a constant to torch.export.
+    twice = [torch.cat([x, x]) if x.ndim and len(x) == 1 else x for x in tensors]
+    for inputs, dynamic in ((twice, True), (tensors, False)):
+        bound = bind(module, inputs)
+        request = Request(bound, name_inputs(bound, None, None), None, dynamic, None)
+        try:
+            return run("dynamo", module, request, contextlib.nullcontext())
+        except ModelError:
+            if not dynamic:
+                raise
+    raise AssertionError("a loop that returns or raises")
+
+
+@contextlib.contextmanager
+def _recorded(model: nn.Module, record: Record) -> Iterator[None]:
+    """Let the forwards of all modules mark what they read, and restore them afterwards."""
+    changed = []
+    try:
+        for path, module in model.named_modules():
+            if not isinstance(module, (FakeQuantize, torch.jit.ScriptModule)) and "forward" not in vars(module):
+                module.__dict__["forward"] = _marking(record, path, module)
+                changed.append(module)
+        yield
+    finally:
+        for module in changed:
+            del module.__dict__["forward"]
+
+
+def _marking(record: Record, path: str, module: nn.Module) -> Callable[..., Any]:
+    forward = forward_of(module)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        record.counts[path] = {}
+        named = marked_by(lambda name, x: record.mark(x, Place(path, WHOLE, None, 0, name)))
+        with named, _MarkedCalls(record, path, module):
+            result = forward(*args, **kwargs)
+        if path:
+            return result
+        return change_outputs(
+            result, lambda at, x: record.mark(x, Place("", WHOLE, None, 0, f"{OUTPUTS}{at}"))
+        )
+
+    return run
+
+
+def _take_out_marks(proto: Any, record: Record) -> None:
+    marks = {n.output[0]: n for n in proto.graph.node if n.domain == _DOMAIN}
+
+    def source(name: str) -> tuple[str, tuple[Place, ...]]:
+        passed = []
+        while name in marks:
+            passed.append(record.seen[marks[name].attribute[0].i])
+            name = marks[name].input[0]
+        return name, tuple(passed)
+
+    kept = [node for node in proto.graph.node if node.domain != _DOMAIN]
+    for node in kept:
+        for slot, name in enumerate(node.input):
+            node.input[slot], passed = source(name)
+            if passed:
+                record.places[Use(node.name, slot)] = passed
+    for position, output in enumerate(proto.graph.output):
+        name, passed = source(output.name)
+        if passed:
+            record.places[Use("", position)] = passed
+            kept.append(onnx.helper.make_node("Identity", [name], [output.name], f"{_MARK}_{position}"))
+    replace_nodes(proto.graph, kept)
+    remove_domain(proto, _DOMAIN)
+    for value in [value for value in proto.graph.value_info if value.name in marks]:
+        proto.graph.value_info.remove(value)

@@ -1,0 +1,125 @@
+"""Plan of a module that waits for the first batch, which shows what the forwards call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from onnxfq.documents.plan import Plan, Skipped
+from onnxfq.documents.recipe import Recipe
+from onnxfq.errors import ModelError, OnnxfqError, RecipeError
+from onnxfq.support.records import join_lines
+from onnxfq.torch.insertion import Settings, insert
+from onnxfq.torch.kernels import is_transforming
+from onnxfq.torch.layers import SUFFIX, Swapped, layer_kind, restore, swap
+from onnxfq.torch.module_names import Holder
+from onnxfq.torch.module_plan import ModulePlan, plan_by_layers, plan_module
+from onnxfq.torch.placement import find_layers, plan_layers, refuse_rewrites
+from onnxfq.torch.quantizer import FakeQuantize
+from onnxfq.torch.recording import record_calls
+
+PLAN = "quantization_plan"
+"""Attribute of a quantized module with its plan."""
+
+_WAITS = (
+    "operations in forwards are planned with the first batch that the module gets; give example_inputs to "
+    "plan them now"
+)
+
+
+class Unfinished:
+    """Pre-hook of a module with quantizers in its layers, which completes the plan at the first batch.
+
+    Attributes:
+        begin: called with each quantizer that is added, as by a block of `compute_encodings`.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Recipe, settings: Settings, strict: bool) -> None:
+        self.layers = find_layers(model)
+        paths = {path: path for path, _ in model.named_modules()}
+        refuse_rewrites(recipe)
+        self.recipe, self.settings, self.strict = recipe, settings, strict
+        self.by_layers = plan_layers(model, recipe.for_modules(paths), self.layers)
+        self.begin: Callable[[FakeQuantize], None] | None = None
+        self.handle: Any = None
+
+    def wait(self, model: nn.Module) -> None:
+        """Put quantizers into the layers, and wait for a batch."""
+        insert(model, plan_by_layers(self.by_layers, model), {}, self.settings, {})
+        if layer_kind(model) is None:
+            swap(model, {})  # the forward that runs with the first batch is known before it is planned
+        waiting = Skipped(name=type(model).__name__, kind="node", op_type="forward", why=_WAITS)
+        model.__dict__[PLAN] = self._with_skipped(waiting)
+        self.handle = model.register_forward_pre_hook(self, with_kwargs=True)
+
+    def leave(self) -> None:
+        """Wait no longer."""
+        self.handle.remove()
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Complete the plan, unless a transform or a replica runs the module."""
+        if torch.compiler.is_compiling():
+            raise ModelError(
+                "the operations in the forwards are not planned yet; run one batch before torch.compile and "
+                "torch.export, or give quantize_module example_inputs"
+            )
+        if not is_transforming() and not getattr(model, "_is_replica", False):
+            self.leave()
+            try:
+                self.finish(model, args, kwargs)
+            finally:
+                swap(model, {})  # its forward has been looked up already
+
+    def finish(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Plan the calls of a module on these inputs, and insert the quantizers.
+
+        Raises RecipeError as `quantize_module`, and ModelError if nothing can be quantized, or if the module
+        cannot be exported and this is strict; the module is then as it was.
+        """
+        existing = dict(_held(model))
+        planned, counts = plan_by_layers(self.by_layers, model), {}
+        for module in list(model.modules()):
+            restore(module)
+        try:
+            planned, counts = self._plan(model, args, kwargs)
+        except RecipeError:
+            if existing:
+                insert(model, planned, counts, self.settings, existing)
+            raise
+        added = insert(model, planned, counts, self.settings, existing)
+        model.__dict__[PLAN] = planned.plan
+        for quantizer in added if self.begin is not None else ():
+            self.begin(quantizer)
+
+    def _plan(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[ModulePlan, Mapping[str, Any]]:
+        try:
+            recorded = record_calls(model, args, kwargs)
+            planned = plan_module(model, self.recipe, self.layers, self.by_layers, recorded)
+            return planned, recorded[0].counts
+        except RecipeError:
+            raise
+        except OnnxfqError as error:
+            if self.strict or not self.by_layers.placements:
+                raise ModelError(f"{type(model).__name__}: {error}") from error
+            why = f"its operations stay in float, only its layers are quantized: {join_lines(error)}"
+            left = Skipped(name=type(model).__name__, kind="node", op_type="forward", why=why)
+            return plan_by_layers(self._with_skipped(left), model), {}
+
+    def _with_skipped(self, one: Skipped) -> Plan:
+        return self.by_layers.model_copy(update={"skipped": (*self.by_layers.skipped, one)})
+
+
+def find_unfinished(model: nn.Module) -> list[Unfinished]:
+    """Return what waits for a batch in a module."""
+    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    return [hook for hook in hooks if isinstance(hook, Unfinished)]
+
+
+def _held(model: nn.Module) -> Iterator[tuple[Holder, FakeQuantize]]:
+    for path, module in model.named_modules():
+        for name, child in module._modules.items() if isinstance(module, Swapped) else ():
+            if isinstance(child, FakeQuantize) and name.endswith(SUFFIX):
+                yield Holder(path, name.removesuffix(SUFFIX)), child
