@@ -5,7 +5,8 @@ one run of that forward, and the position of the tensor among the arguments. A `
 calls: while a plan is made it marks the tensors of the export, and later it quantizes them. Both see the same
 calls, so what was planned for a tensor is done to that tensor.
 
-scaled_dot_product_attention is written out as the export writes it, and the calls inside it have places too.
+Functions that the export writes in several steps are written out the same way, and the calls inside them have
+places too: scaled_dot_product_attention, linear of more than two axes, and unbind.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from onnxfq.torch.onnx_node import is_exporting
 
 Function = Callable[..., Any]
 
-WHOLE = -1
-"""Number of the attention around a call that is in none."""
+Outer = tuple[Function, int] | None
+"""Function that is written out around a call, with the number of its call; None for a call in none."""
 
 
 class Place(NamedTuple):
@@ -34,14 +35,14 @@ class Place(NamedTuple):
 
     Attributes:
         path: of the module whose forward calls.
-        attention: number of the scaled_dot_product_attention around the call, or `WHOLE`.
+        outer: the function around the call that is written out, if any.
         function: what is called; None for a tensor of a module that is known by name.
         number: of the call among those of the function in one run of the forward.
         leaf: position of the tensor among all tensors in the arguments, or its name.
     """
 
     path: str
-    attention: int
+    outer: Outer
     function: Function | None
     number: int
     leaf: int | str
@@ -57,15 +58,17 @@ class Planned(NamedTuple):
         count: calls in one run.
         writes: whether a call writes its result over its first tensor.
         calls: names of the quantizers by call and leaf.
+        inside: calls that are written out.
     """
 
     count: int
     writes: bool
     calls: Mapping[int, Tensors]
+    inside: frozenset[int] = frozenset()
 
 
-Table = Mapping[tuple[int, Function], Planned]
-"""Quantizers of a module, by attention and function."""
+Table = Mapping[tuple[Outer, Function], Planned]
+"""Quantizers of a module, by the function around a call and the function itself."""
 
 TABLE = "quantized_calls"
 """Attribute of a module with its `Table`."""
@@ -99,13 +102,13 @@ class Calls(TorchFunctionMode):
     """Block in which the calls of one forward give their tensors to `change`, but not those of other blocks.
 
     Attributes:
-        attention: as in `Place`.
+        outer: as in `Place`.
         counts: calls so far, by function.
     """
 
-    def __init__(self, attention: int = WHOLE) -> None:
+    def __init__(self, outer: Outer = None) -> None:
         super().__init__()
-        self.attention = attention
+        self.outer = outer
         self.counts: dict[Function, int] = {}
 
     def __enter__(self) -> Any:
@@ -123,16 +126,21 @@ class Calls(TorchFunctionMode):
             return function(*args, **given)
         number = self.counts.get(function, 0)
         self.counts[function] = number + 1
-        if function is F.scaled_dot_product_attention:
-            inside = self.inside(number)
-            if inside is None:
-                return function(*args, **given)
-            with inside:
-                return attend(*args, **given)
-        return self.call(function, number, args, given)
+        steps = WRITTEN_OUT.get(function)
+        inside = None if steps is None else self.inside(function, number, args)
+        if inside is None:
+            return self.call(function, number, args, given)
 
-    def call(self, function: Function, number: int, args: Any, kwargs: Any) -> Any:
-        """Return the result of `function` on the changed tensors."""
+        def written_out(*args: Any, **given: Any) -> Any:
+            with inside:
+                return steps(*args, **given)
+
+        return self.call(function, number, args, given, written_out)
+
+    def call(
+        self, function: Function, number: int, args: Any, kwargs: Any, steps: Function | None = None
+    ) -> Any:
+        """Return the result of `function`, or of its steps, on the changed tensors."""
         leaves = [0]
 
         def changed(value: Any) -> Any:
@@ -144,14 +152,15 @@ class Calls(TorchFunctionMode):
             return value
 
         args = changed(tuple(args))
-        return function(*args, **{name: changed(value) for name, value in kwargs.items()})
+        run = function if steps is None else steps
+        return run(*args, **{name: changed(value) for name, value in kwargs.items()})
 
     def counts_calls(self, function: Function) -> bool:
         """Tell whether calls of `function` are counted."""
         raise NotImplementedError
 
-    def inside(self, number: int) -> Calls | None:
-        """Return the block for the calls inside an attention; None leaves it whole."""
+    def inside(self, function: Function, number: int, args: Any) -> Calls | None:
+        """Return the block for the steps of a function that may be written out; None leaves it whole."""
         raise NotImplementedError
 
     def change(self, function: Function, number: int, leaf: int, tensor: Tensor) -> Tensor:
@@ -162,32 +171,34 @@ class Calls(TorchFunctionMode):
 class QuantizedCalls(Calls):
     """Block that quantizes what the calls of a module read, by its table."""
 
-    def __init__(self, owner: nn.Module, attention: int = WHOLE) -> None:
-        super().__init__(attention)
+    def __init__(self, owner: nn.Module, outer: Outer = None) -> None:
+        super().__init__(outer)
         self.owner = owner
         self.table: Table = owner.__dict__[TABLE]
 
     def counts_calls(self, function: Function) -> bool:
         """Tell whether the plan has a place among the calls of `function`."""
-        return (self.attention, function) in self.table
+        return (self.outer, function) in self.table
 
-    def inside(self, number: int) -> Calls | None:
-        """Return the block for an attention with a place inside."""
-        planned = self.table[self.attention, F.scaled_dot_product_attention]
-        return QuantizedCalls(self.owner, number) if number in planned.calls else None
+    def inside(self, function: Function, number: int, args: Any) -> Calls | None:
+        """Return the block for the steps if one of them has a place."""
+        planned = self.table[self.outer, function]
+        return QuantizedCalls(self.owner, (function, number)) if number in planned.inside else None
 
-    def call(self, function: Function, number: int, args: Any, kwargs: Any) -> Any:
+    def call(
+        self, function: Function, number: int, args: Any, kwargs: Any, steps: Function | None = None
+    ) -> Any:
         """Quantize only if the call has a place."""
-        planned = self.table[self.attention, function]
+        planned = self.table[self.outer, function]
         if number not in planned.calls:
-            return function(*args, **kwargs)
-        result = super().call(function, number, args, kwargs)
+            return (function if steps is None else steps)(*args, **kwargs)
+        result = super().call(function, number, args, kwargs, steps)
         # The caller may read on from the tensor, not from the result.
         return args[0].copy_(result) if planned.writes else result
 
     def change(self, function: Function, number: int, leaf: int, tensor: Tensor) -> Tensor:
         """Return the tensor through its quantizer."""
-        name = self.table[self.attention, function].calls[number].get(leaf)
+        name = self.table[self.outer, function].calls[number].get(leaf)
         if name is None:
             return tensor
         quantized: Tensor = self.owner._modules[name](tensor)  # type: ignore[misc]
@@ -195,16 +206,16 @@ class QuantizedCalls(Calls):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        if error[0] is not None:
+        # What is written out here has no other branches than the mask, which may be missing.
+        if error[0] is not None or self.outer is not None:
             return
-        for (attention, function), planned in self.table.items():
+        for (outer, function), planned in self.table.items():
             found = self.counts.get(function, 0)
-            if attention == self.attention and found != planned.count:
-                name = getattr(function, "__name__", function)
+            if outer is None and found != planned.count:
                 raise ModelError(
-                    f"the forward of {type(self.owner).__name__} calls {name} {found} times, and {planned.count} "
-                    "times where it was planned: its tensors have no place; put the calls that vary into a "
-                    "module of their own"
+                    f"the forward of {type(self.owner).__name__} calls {name_of(function)} {found} times, and "
+                    f"{planned.count} times where it was planned: its tensors have no place; put the calls "
+                    "that vary into a module of their own"
                 )
 
 
@@ -225,12 +236,31 @@ def attend(
     root = math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if enable_gqa:
         key, value = (heads_for(each, query) for each in (key, value))
-    scores = torch.matmul(query * root, key.transpose(-2, -1) * root)
+    # The export turns keys of any rank as those of rank 3.
+    turned = key.reshape(-1, *key.shape[-2:]).transpose(1, 2).reshape(*key.shape[:-2], *key.shape[:-3:-1])
+    scores = torch.matmul(query * root, turned * root)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     masked = scores if attn_mask is None else scores + additive(attn_mask, scores)
-    weights = clear_empty_rows(torch.softmax(masked, -1), masked, attn_mask)
+    weights = _soften(masked, attn_mask)
     return torch.matmul(F.dropout(weights, dropout_p, dropout_p > 0), value)
+
+
+def _soften(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the Softmax, with 0 in fully masked rows, for which the Softmax is NaN, and so is its gradient."""
+    if mask is None:
+        return torch.softmax(scores, -1)
+    if not is_exporting():
+        with aside():
+            empty = (scores == -math.inf).all(-1, keepdim=True)
+            scores = scores.masked_fill(empty, 0.0)
+    weights = torch.softmax(scores, -1)
+    if mask.dtype == torch.bool:  # a step of the export
+        weights = torch.where(torch.isnan(weights), 0.0, weights)
+    if is_exporting():
+        return weights
+    with aside():
+        return weights.masked_fill(empty, 0.0)
 
 
 def heads_for(value: Tensor, query: Tensor) -> Tensor:
@@ -247,13 +277,32 @@ def additive(mask: Tensor, scores: Tensor) -> Tensor:
     return torch.zeros_like(mask, dtype=scores.dtype).masked_fill(~mask, -math.inf)
 
 
-def clear_empty_rows(weights: Tensor, scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Return weights with 0 in fully masked rows, for which the Softmax is NaN, and so is its gradient."""
-    if mask is None:
-        return weights
-    if is_exporting():
-        return torch.where(torch.isnan(weights), 0.0, weights) if mask.dtype == torch.bool else weights
-    return weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
+def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return `torch.nn.functional.linear` as a product and a sum."""
+    product = torch.matmul(input, weight.t())
+    return product if bias is None else product + bias
+
+
+def separate(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """Return `torch.unbind` as a part and a squeezed axis for each."""
+    return tuple(input.narrow(dim, i, 1).squeeze(dim) for i in range(input.shape[dim]))
+
+
+WRITTEN_OUT: Mapping[Function, Function] = {
+    F.scaled_dot_product_attention: attend,
+    F.linear: multiply,
+    torch.unbind: separate,
+    Tensor.unbind: separate,
+    torch.ops.aten.scaled_dot_product_attention.default: attend,
+    torch.ops.aten.linear.default: multiply,
+    torch.ops.aten.unbind.int: separate,
+}
+"""Steps of the functions that the export writes in several nodes."""
+
+
+def name_of(function: Function) -> str:
+    """Return the name of a function, a method or an operator of torch.export."""
+    return str(getattr(function, "__name__", "call")).partition(".")[0]
 
 
 def change_outputs(result: Any, change: Callable[[int, Tensor], Tensor]) -> Any:

@@ -7,6 +7,7 @@ on buffers to decide whether to observe, which an export cannot follow; during a
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -17,7 +18,7 @@ from typing import Any
 
 import onnx
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from onnxfq.errors import ModelError, StatisticsError
 from onnxfq.support.temporary import scratch_folder
@@ -33,7 +34,7 @@ def export_with_dynamo(model: nn.Module, request: Request) -> onnx.ModelProto:
     axes |= {name: {0: BATCH} for name in request.dynamic_names}
     shapes = request.map_inputs(lambda name, _: axes.get(name)).arguments
     program = torch.onnx.export(
-        model,
+        _Called(model) if isinstance(model, fx.GraphModule) else model,
         request.arguments.args,
         kwargs=request.arguments.kwargs,
         dynamo=True,
@@ -45,6 +46,20 @@ def export_with_dynamo(model: nn.Module, request: Request) -> onnx.ModelProto:
     )
     assert program is not None  # torch returns None only with dynamo=False
     return program.model_proto
+
+
+class _Called(nn.Module):
+    """Module that calls a graph of torch.fx, whose nodes torch.export would take without a call."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__()
+        self.called = graph
+
+        @functools.wraps(graph.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return graph(*args, **kwargs)
+
+        self.__dict__["forward"] = forward
 
 
 def export_with_torchscript(model: nn.Module, request: Request) -> onnx.ModelProto:

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
-from torch.nn import functional as F
 
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement
 from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.batchnorm import NORMS, fold, is_foldable
-from onnxfq.torch.calls import OUTPUTS, TABLE, WHOLE, Function, Place, Planned
+from onnxfq.torch.calls import OUTPUTS, TABLE, Function, Outer, Place, Planned, name_of
 from onnxfq.torch.layers import SUFFIX, Swapped, swap
 from onnxfq.torch.module_names import Holder
-from onnxfq.torch.module_plan import ModulePlan
+from onnxfq.torch.module_plan import ModulePlan, Quantizer
 from onnxfq.torch.observers import Fixed
 from onnxfq.torch.quantizer import FakeQuantize
 
@@ -40,8 +40,8 @@ class Settings:
     others: Mapping[str, Any] = field(default_factory=dict)
 
 
-Counts = Mapping[str, Mapping[tuple[int, Function], int]]
-"""Calls in one run of the forward at a path, by attention and function."""
+Counts = Mapping[str, Mapping[tuple[Outer, Function], int]]
+"""Calls in one run of the forward at a path, by the function around a call and the function."""
 
 
 def insert(
@@ -69,8 +69,7 @@ def insert(
         quantizer = next((q for q in kept if q.spec == one.placement.spec), None)
         if quantizer is None:
             quantizer = _quantizer(one.placement, settings.observer, settings.others).to(device)
-            # In self-attention, keys and values are the queries and share one quantizer.
-            quantizer.may_be_unused = one.holders[0].name in ("key", "value")
+            quantizer.may_be_unused = _may_be_unused(one)
             added.append(quantizer)
         for path, name in one.holders:
             given.setdefault(path, {})[name] = quantizer
@@ -94,21 +93,31 @@ def insert(
     return added
 
 
-def _make_table(places: Mapping[Place, str], counts: Mapping[tuple[int, Function], int]) -> dict[Any, Planned]:
-    table: dict[tuple[int, Function], dict[int, dict[int | str, str]]] = {}
+def _may_be_unused(one: Quantizer) -> bool:
+    """Tell whether a quantizer may see nothing: keys and values that are the queries, a mask that is not there."""
+    is_mask = [p.outer is not None and p.function is torch.Tensor.add for p in one.places]
+    return one.holders[0].name in ("key", "value") or (bool(is_mask) and all(is_mask))
+
+
+def _make_table(places: Mapping[Place, str], counts: Mapping[tuple[Outer, Function], int]) -> dict[Any, Planned]:
+    table: dict[tuple[Outer, Function], dict[int, dict[int | str, str]]] = {}
+    inside: dict[tuple[Outer, Function], set[int]] = {}
     for place, name in places.items():
         assert place.function is not None
-        calls = table.setdefault((place.attention, place.function), {})
+        calls = table.setdefault((place.outer, place.function), {})
         calls.setdefault(place.number, {})[place.leaf] = name
-        if place.attention != WHOLE:
-            table.setdefault((WHOLE, F.scaled_dot_product_attention), {}).setdefault(place.attention, {})
+        if place.outer is not None:
+            function, number = place.outer
+            table.setdefault((None, function), {})
+            inside.setdefault((None, function), set()).add(number)
     return {
-        key: Planned(counts[key], _writes(key[1]), calls) for key, calls in table.items()
+        key: Planned(counts[key], _writes(key[1]), calls, frozenset(inside.get(key, ())))
+        for key, calls in table.items()
     }
 
 
 def _writes(function: Function) -> bool:
-    name = function.__name__
+    name = name_of(function)
     return name.endswith("_") and not name.endswith("__")
 
 

@@ -16,13 +16,13 @@ from torch import nn
 
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
-from onnxfq.torch.calls import WHOLE, Function, Place
+from onnxfq.torch.calls import Function, Outer, Place, name_of
 from onnxfq.torch.layers import layer_kind
 from onnxfq.torch.recording import Record
 
 _MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Expand", "Slice")
 _LEAVES = ("input", "other")
-_PRODUCTS = {"matmul": "scores", "matmul_1": "context"}
+_PRODUCTS = {("scaled_dot_product_attention", f"matmul{n}"): name for n, name in (("", "scores"), ("_1", "context"))}
 """Names of the products in an attention."""
 
 
@@ -62,27 +62,29 @@ class ModuleNames:
         return dict(self.module.named_modules())
 
     @cached_property
-    def _calls(self) -> Mapping[tuple[str, int, Function | None, int], str]:
-        names: dict[tuple[str, int, Function | None, int], str] = {}
-        taken: set[tuple[str, int, str]] = set()
-        for path, attention, function, number, _ in self.record.seen:
-            if function is None or (path, attention, function, number) in names:
+    def _calls(self) -> Mapping[tuple[str, Outer, Function | None, int], str]:
+        names: dict[tuple[str, Outer, Function | None, int], str] = {}
+        taken: set[tuple[str, Outer, str]] = set()
+        for path, outer, function, number, _ in self.record.seen:
+            if function is None or (path, outer, function, number) in names:
                 continue
-            base = getattr(function, "__name__", "call").strip("_")
+            base = name_of(function).strip("_")
             free, count = base, 0
-            while (path, attention, free) in taken:
+            while (path, outer, free) in taken:
                 count += 1
                 free = f"{base}_{count}"
-            taken.add((path, attention, free))
-            names[path, attention, function, number] = free
+            taken.add((path, outer, free))
+            names[path, outer, function, number] = free
         return names
 
     def _call(self, place: Place) -> str:
-        name = self._calls[place.path, place.attention, place.function, place.number]
-        if place.attention == WHOLE:
+        name = self._calls[place.path, place.outer, place.function, place.number]
+        if place.outer is None:
             return name
-        count = f"_{place.attention}" if place.attention else ""
-        return f"scaled_dot_product_attention{count}_{_PRODUCTS.get(name, name)}"
+        function, number = place.outer
+        count = f"_{number}" if number else ""
+        outer = name_of(function)
+        return f"{outer}{count}_{_PRODUCTS.get((outer, name), name)}"
 
     def site(self, place: Place) -> str:
         """Return the name of the layer or the call that reads at `place`."""
@@ -101,7 +103,8 @@ class ModuleNames:
         module, held = self._modules[place.path], self.record.held.get(place)
         if isinstance(place.leaf, str):
             return Holder(place.path, place.leaf)
-        if is_leaf(module) and place.leaf == 0 and not isinstance(module, nn.MultiheadAttention):
+        first = place.leaf == 0 and place.number == 0 and place.outer is None
+        if is_leaf(module) and first and not isinstance(module, nn.MultiheadAttention):
             return Holder(place.path, "input")
         if is_leaf(module) and held:
             return Holder(place.path, held)
@@ -110,8 +113,7 @@ class ModuleNames:
 
     def is_table(self, place: Place) -> bool:
         """Tell whether the call itself quantizes the tensor, not the forward of a layer."""
-        kind = layer_kind(self._modules[place.path])
-        return place.function is not None and (kind is None or self.holder(place).name != "input")
+        return place.function is not None and self.holder(place).name != "input"
 
     @cached_property
     def _nodes(self) -> dict[str, onnx.NodeProto]:
@@ -136,7 +138,9 @@ class ModuleNames:
         """Return where the module reads the tensor of an input of `prepared`; None if no call reads it."""
         found = self.record.places.get(use)
         if found is not None:
-            return next((place for place in found if isinstance(place.leaf, str)), found[0])
+            named = (place for place in found if isinstance(place.leaf, str))
+            whole = (place for place in found if (place.function, place.number) == found[0].outer)
+            return next(named, None) or next(whole, found[0])
         node = self._nodes.get(use.node)
         if node is None or use.input >= len(node.input):
             return None

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model, remove_domain, replace_nodes
 from onnxfq.graph.names import Use
-from onnxfq.torch.calls import OUTPUTS, WHOLE, Calls, Function, Place, change_outputs
+from onnxfq.torch.calls import OUTPUTS, Calls, Function, Outer, Place, change_outputs, name_of
 from onnxfq.errors import ModelError
 from onnxfq.torch.export import evaluation_mode
 from onnxfq.torch.exporters import quiet, run
@@ -41,13 +41,13 @@ class Record:
 
     Attributes:
         places: the places that an edge ran through, the nearest to its node first.
-        counts: calls in one run of the forward at a path, by attention and function.
+        counts: calls in one run of the forward at a path, by the function around a call and the function.
         seen: all places in the order of the calls.
         held: the name of the parameter that a call reads, by place.
     """
 
     places: dict[Use, tuple[Place, ...]] = field(default_factory=dict)
-    counts: dict[str, dict[tuple[int, Function], int]] = field(default_factory=dict)
+    counts: dict[str, dict[tuple[Outer, Function], int]] = field(default_factory=dict)
     seen: list[Place] = field(default_factory=list)
     held: dict[Place, str] = field(default_factory=dict)
 
@@ -62,22 +62,25 @@ class Record:
 class _MarkedCalls(Calls):
     """Block that marks what the calls of a module read."""
 
-    def __init__(self, record: Record, path: str, owner: nn.Module, attention: int = WHOLE) -> None:
-        super().__init__(attention)
+    def __init__(self, record: Record, path: str, owner: nn.Module, outer: Outer = None) -> None:
+        super().__init__(outer)
         self.record, self.path, self.owner = record, path, owner
 
     def counts_calls(self, function: Any) -> bool:
-        return getattr(function, "__name__", "") not in ("__get__", "__set__", "__delete__")
+        return name_of(function) not in ("__get__", "__set__", "__delete__")
 
-    def inside(self, number: int) -> Calls:
-        return _MarkedCalls(self.record, self.path, self.owner, number)
+    def inside(self, function: Any, number: int, args: Any) -> Calls | None:
+        if name_of(function) == "linear" and (args[0].ndim <= 2 or len(args) < 3 or args[2] is None):
+            return None  # one node
+        return _MarkedCalls(self.record, self.path, self.owner, (function, number))
 
     def change(self, function: Any, number: int, leaf: int, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() or self._is_own(tensor):
             return tensor
-        if leaf == 0 and function.__name__ in _IN_PLACE:
+        name = name_of(function)
+        if (leaf == 0 and name in _IN_PLACE) or (leaf > 0 and name == "batch_norm"):
             return tensor
-        place = Place(self.path, self.attention, function, number, leaf)
+        place = Place(self.path, self.outer, function, number, leaf)
         if isinstance(tensor, nn.Parameter):
             names = [name for name, held in self.owner._parameters.items() if held is tensor]
             self.record.held[place] = names[0] if names else ""
@@ -91,7 +94,7 @@ class _MarkedCalls(Calls):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         counts = self.record.counts.setdefault(self.path, {})
-        counts |= {(self.attention, function): count for function, count in self.counts.items()}
+        counts |= {(self.outer, function): count for function, count in self.counts.items()}
 
 
 def record_calls(
@@ -162,13 +165,13 @@ def _marking(record: Record, path: str, module: nn.Module) -> Callable[..., Any]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         record.counts[path] = {}
-        named = marked_by(lambda name, x: record.mark(x, Place(path, WHOLE, None, 0, name)))
+        named = marked_by(lambda name, x: record.mark(x, Place(path, None, None, 0, name)))
         with named, _MarkedCalls(record, path, module):
             result = forward(*args, **kwargs)
         if path:
             return result
         return change_outputs(
-            result, lambda at, x: record.mark(x, Place("", WHOLE, None, 0, f"{OUTPUTS}{at}"))
+            result, lambda at, x: record.mark(x, Place("", None, None, 0, f"{OUTPUTS}{at}"))
         )
 
     return run
@@ -194,8 +197,20 @@ def _take_out_marks(proto: Any, record: Record) -> None:
         name, passed = source(output.name)
         if passed:
             record.places[Use("", position)] = passed
-            kept.append(onnx.helper.make_node("Identity", [name], [output.name], f"{_MARK}_{position}"))
+            _rename(kept, name, output.name)
     replace_nodes(proto.graph, kept)
     remove_domain(proto, _DOMAIN)
     for value in [value for value in proto.graph.value_info if value.name in marks]:
         proto.graph.value_info.remove(value)
+
+
+def _rename(nodes: list[onnx.NodeProto], name: str, output: str) -> None:
+    """Give the tensor `name` that a node makes the name of an output; a copy has it if no node makes it."""
+    if not any(name in node.output for node in nodes):
+        nodes.append(onnx.helper.make_node("Identity", [name], [output], f"{_MARK}_{output}"))
+        return
+    for node in nodes:
+        for slots in (node.input, node.output):
+            for slot, other in enumerate(slots):
+                if other == name:
+                    slots[slot] = output
