@@ -83,7 +83,7 @@ def _attend(
     with reading(self):
         projected = _project(self, query, key, value)
     # [L, N, E] as [N, heads, L, E / heads]
-    q, k, v = (x.unflatten(2, (self.num_heads, -1)).permute(1, 2, 0, 3) for x in projected)
+    q, k, v = (x.reshape(*x.shape[:2], self.num_heads, -1).permute(1, 2, 0, 3) for x in projected)
     # Scaled before the product, as torch does.
     scores = _quantize_input(self, "scores_input", q * math.sqrt(1.0 / q.shape[-1])) @ _quantize_input(
         self, "scores_other", k

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -144,7 +144,7 @@ class Calls(TorchFunctionMode):
         leaves = [0]
 
         def changed(value: Any) -> Any:
-            if isinstance(value, Tensor):
+            if isinstance(value, (Tensor, fx.Proxy)):
                 leaf, leaves[0] = leaves[0], leaves[0] + 1
                 return self.change(function, number, leaf, value)
             if type(value) in (tuple, list):

@@ -53,7 +53,7 @@ class _Called(nn.Module):
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__()
-        self.called = graph
+        self.called, self.training = graph, graph.training
 
         @functools.wraps(graph.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ changed, so optimizers and state dicts are not affected.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -178,13 +179,22 @@ class Swapped:
             args = (quantizer(args[0]), *args[1:])
         elif quantizer is not None:
             keywords["input"] = quantizer(keywords["input"])
-        with block_of(self), reading(self):
-            result = super().forward(*args, **keywords)  # type: ignore[misc]
+        result = self._run(args, keywords)
         outputs = self.__dict__.get(OUTPUTS)
         if outputs is None:
             return result
         held = self._modules
         return change_outputs(result, lambda at, x: held[outputs[at]](x) if at in outputs else x)
+
+    # Two blocks in one function are more than torch.compile takes.
+
+    def _run(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        with block_of(self):  # type: ignore[arg-type]
+            return self._run_reading(args, keywords)
+
+    def _run_reading(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        with reading(self):  # type: ignore[arg-type]
+            return super().forward(*args, **keywords)  # type: ignore[misc]
 
 
 def block_of(module: nn.Module) -> Any:
@@ -317,9 +327,21 @@ def _make_class(original: type[nn.Module], mixin: type, names: tuple[str, ...]) 
     body: dict[str, Any] = {name: _read(name) for name in names}
     for base, more in _BODIES.items():
         body |= more if issubclass(original, base) else {}
+    if mixin is Swapped and not names:
+        body["forward"] = _forward_like(original.forward)
     body |= {"float_class": original, "mixin": mixin, "weight_names": names}
     body |= {"__module__": original.__module__, "__doc__": original.__doc__}
     return type("Quantized" + original.__name__, (mixin, original), body)
+
+
+def _forward_like(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Swapped.forward` with the parameters of a user's forward, which torch.fx and a request read."""
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **keywords: Any) -> Any:
+        return Swapped.forward(self, *args, **keywords)
+
+    return forward
 
 
 def _blank(original: type[nn.Module], mixin: type, names: tuple[str, ...]) -> nn.Module:

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from torch import nn
 
+from onnxfq.calibration.calibrators import BY_CHANNEL, MINMAX, Calibrator
 from onnxfq.documents.override import match_name
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import Recipe
@@ -106,7 +107,8 @@ def plan_module(
     plan = plan.without(lost, _INSIDE)
     ran = {place.path for place in record.seen}
     alone = {layer.name for layer in layers if layer.name not in ran or not layer.kind.has_input}
-    groups = _join(plan, [q for p in plan.placements for q in _make(p, names, by_layers)])
+    usual = None if recipe.activations is None else recipe.activations.calibrator
+    groups = _join(plan, [q for p in plan.placements for q in _make(p, names, by_layers, usual)])
     kept = [p for p in by_layers.placements if p.uses[0].node in alone]
     groups += list(_quantizers_of_layers(kept))
     named, uses = zip(*_with_uses(groups), strict=True) if groups else ((), ())
@@ -124,7 +126,9 @@ def plan_module(
     )
 
 
-def _make(placement: Placement, names: ModuleNames, by_layers: Plan) -> Iterator[Quantizer]:
+def _make(
+    placement: Placement, names: ModuleNames, by_layers: Plan, usual: Calibrator | None
+) -> Iterator[Quantizer]:
     """Yield the quantizer of a placement, if it has a place in the module."""
     if placement.role == "bias":
         return
@@ -145,6 +149,8 @@ def _make(placement: Placement, names: ModuleNames, by_layers: Plan) -> Iterator
             sites[use] = names.site(place)
             if names.is_table(place):
                 places[place] = holders[-1]
+    if placement.calibrator == BY_CHANNEL:  # of equalized models, which modules are not
+        placement = placement.model_copy(update={"calibrator": MINMAX if usual is None else usual})
     if holders:
         yield Quantizer(placement, tuple(dict.fromkeys(holders)), places, sites)
 

@@ -8,6 +8,7 @@ through.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,9 +108,14 @@ def record_calls(
     leaves, form = tree_flatten((args, dict(kwargs)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     record = Record()
-    with _recorded(model, record), evaluation_mode(model), lowered_later(), quiet(), torch.no_grad():
-        with torch.autocast(tensors[0].device.type if tensors else "cpu", enabled=False):
-            proto = _export(_Run(model, leaves, form), tensors)
+    device = tensors[0].device.type if tensors else "cpu"
+    with contextlib.ExitStack() as stack:
+        for block in (_recorded(model, record), evaluation_mode(model), lowered_later(), quiet()):
+            stack.enter_context(block)
+        for block in (torch.no_grad(), torch.autocast(device, enabled=False), warnings.catch_warnings()):
+            stack.enter_context(block)
+        warnings.simplefilter("ignore")  # the export of the quantized module gives them
+        proto = _export(_Run(model, leaves, form), tensors)
     _take_out_marks(proto, record)
     return record, load(proto)
 
@@ -119,7 +125,7 @@ class _Run(nn.Module):
 
     def __init__(self, model: nn.Module, leaves: list[Any], form: Any) -> None:
         super().__init__()
-        self.model, self.form = model, form
+        self.model, self.form, self.training = model, form, False
         self.fixed = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 

@@ -24,7 +24,7 @@ from onnxfq.torch.quantizer import FakeQuantize, quantizers
 _WEIGHT = "weight_fake_quant."
 _KEEPING = (
     *(nn.ReLU, nn.Identity, nn.Dropout, nn.Dropout2d, nn.Flatten, nn.Unflatten, nn.PixelShuffle),
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, FakeQuantize),
 )
 _KEEPING_CALLS = (F.relu, torch.relu, torch.flatten, torch.reshape, F.max_pool2d, F.dropout, operator.getitem)
 _KEEPING_METHODS = ("relu", "flatten", "reshape", "view", "contiguous", "permute", "transpose")
