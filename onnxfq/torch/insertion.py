@@ -93,10 +93,14 @@ def insert(
     return added
 
 
+_MASKS = ("add", "isnan", "where")
+"""Calls that an attention makes if it has a mask."""
+
+
 def _may_be_unused(one: Quantizer) -> bool:
-    """Tell whether a quantizer may see nothing: keys and values that are the queries, a mask that is not there."""
-    is_mask = [p.outer is not None and p.function is torch.Tensor.add for p in one.places]
-    return one.holders[0].name in ("key", "value") or (bool(is_mask) and all(is_mask))
+    """Tell whether a quantizer may see nothing: keys that are the queries, a mask that an export alone has."""
+    masks = [p.outer is not None and name_of(p.function) in _MASKS for p in one.places if p.function]
+    return one.holders[0].name in ("key", "value") or (bool(masks) and all(masks))
 
 
 def _make_table(places: Mapping[Place, str], counts: Mapping[tuple[Outer, Function], int]) -> dict[Any, Planned]:
@@ -111,7 +115,7 @@ def _make_table(places: Mapping[Place, str], counts: Mapping[tuple[Outer, Functi
             table.setdefault((None, function), {})
             inside.setdefault((None, function), set()).add(number)
     return {
-        key: Planned(counts[key], _writes(key[1]), calls, frozenset(inside.get(key, ())))
+        key: Planned(counts.get(key, 0), _writes(key[1]), calls, frozenset(inside.get(key, ())))
         for key, calls in table.items()
     }
 

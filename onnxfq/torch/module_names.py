@@ -135,7 +135,22 @@ class ModuleNames:
         return calls
 
     def place(self, use: Use) -> Place | None:
-        """Return where the module reads the tensor of an input of `prepared`; None if no call reads it."""
+        """Return where the module reads the tensor of an input of `prepared`; None if no quantizer can stand there."""
+        found = self._find(use)
+        return None if found is None or self.explain_lost(found) else found
+
+    def explain_lost(self, place: Place | None) -> str:
+        """Return why the tensor at a place cannot be quantized; empty if it can."""
+        if place is None:
+            return "the export computes it inside of one call of torch, where no quantizer can stand"
+        function = place.function if place.outer is None else place.outer[0]
+        return self.record.branches.get((place.path, function), "") if self.is_table(place) else ""
+
+    def why_lost(self, use: Use) -> str:
+        """Return why the tensor that an input reads cannot be quantized; empty if it can."""
+        return self.explain_lost(self._find(use))
+
+    def _find(self, use: Use) -> Place | None:
         found = self.record.places.get(use)
         if found is not None:
             named = (place for place in found if isinstance(place.leaf, str))
@@ -148,7 +163,7 @@ class ModuleNames:
         rewritten = (place for reader, place in self._places_of(name) if reader not in self._nodes)
         maker = self.prepared.index.makers.get(name)
         if maker is not None and maker.op_type in _MOVES:
-            return next(rewritten, None) or self.place(Use(maker.name, 0))
+            return next(rewritten, None) or self._find(Use(maker.name, 0))
         return next(rewritten, None)
 
     def _places_of(self, tensor: str) -> Iterator[tuple[str, Place]]:

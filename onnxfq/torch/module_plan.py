@@ -14,21 +14,20 @@ from itertools import pairwise
 
 from torch import nn
 
-from onnxfq.calibration.calibrators import BY_CHANNEL, MINMAX, Calibrator
+from onnxfq.calibration.calibrators import Calibrator
 from onnxfq.documents.override import match_name
 from onnxfq.documents.plan import Placement, Plan, QuantizableNode, Skipped
 from onnxfq.documents.recipe import Recipe
+from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.target import prepare_model
 from onnxfq.torch.calls import Place
 from onnxfq.torch.module_names import Holder, ModuleNames
 from onnxfq.torch.placement import Layer
 from onnxfq.torch.recording import Record
-
-_INSIDE = "the export computes it inside of one call of torch, where no quantizer can stand"
-
 
 @dataclass(frozen=True)
 class Quantizer:
@@ -103,8 +102,9 @@ def plan_module(
     names = ModuleNames(module, record, exported, prepare_model(exported, recipe.target))
     asked = _translate(recipe, names, layers)
     plan = make_plan(exported, asked, strict=False)
-    lost = [p.tensor for p in plan.placements if p.role == "activation" and None in map(names.place, p.uses)]
-    plan = plan.without(lost, _INSIDE)
+    for placement in plan.activations:
+        why = next(filter(None, map(names.why_lost, placement.uses)), "")
+        plan = plan.without({placement.tensor}, why) if why else plan
     ran = {place.path for place in record.seen}
     alone = {layer.name for layer in layers if layer.name not in ran or not layer.kind.has_input}
     usual = None if recipe.activations is None else recipe.activations.calibrator
@@ -149,8 +149,14 @@ def _make(
             sites[use] = names.site(place)
             if names.is_table(place):
                 places[place] = holders[-1]
-    if placement.calibrator == BY_CHANNEL:  # of equalized models, which modules are not
-        placement = placement.model_copy(update={"calibrator": MINMAX if usual is None else usual})
+    if placement.role == "activation" and placement.spec.granularity != PER_TENSOR:
+        spec = placement.spec.model_copy(update={"granularity": PER_TENSOR})
+        why = f"{placement.why}; one scale for all channels: several are for ONNX models"
+        usual = placement.calibrator if usual is None else usual
+        placement = placement.model_copy(update={"spec": spec, "why": why, "calibrator": usual})
+    if placement.role == "weight" and placement.rounding not in (AUTO, NEAREST):
+        why = f"{placement.why}; rounded to nearest: rounding {placement.rounding} is for ONNX models"
+        placement = placement.model_copy(update={"why": why})
     if holders:
         yield Quantizer(placement, tuple(dict.fromkeys(holders)), places, sites)
 

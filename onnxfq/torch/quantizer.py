@@ -179,6 +179,8 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         # A trace records sizes of tensors, but not the bytes behind them.
         traced = torch.jit.is_tracing()
         if not (self._base.untyped_storage().nbytes() if traced else self.is_initialized):
+            if self.may_be_unused:
+                return x
             raise StatisticsError(_NO_SCALE)
         return self._round(x)
 

@@ -45,12 +45,14 @@ class Record:
         counts: calls in one run of the forward at a path, by the function around a call and the function.
         seen: all places in the order of the calls.
         held: the name of the parameter that a call reads, by place.
+        branches: by path and function, why its calls have no place: they are others in an export.
     """
 
     places: dict[Use, tuple[Place, ...]] = field(default_factory=dict)
     counts: dict[str, dict[tuple[Outer, Function], int]] = field(default_factory=dict)
     seen: list[Place] = field(default_factory=list)
     held: dict[Place, str] = field(default_factory=dict)
+    branches: dict[tuple[str, Function | None], str] = field(default_factory=dict)
 
     def mark(self, tensor: Tensor, place: Place) -> Tensor:
         """Return the tensor behind a node that stands for the place, while torch exports."""
@@ -58,6 +60,18 @@ class Record:
             return tensor
         self.seen.append(place)
         return graph_node(f"{_DOMAIN}::{_MARK}", (tensor,), {"place": len(self.seen) - 1}, tensor.dtype)
+
+
+    def find_branches(self, traced: Mapping[str, Mapping[tuple[Outer, Function], int]]) -> None:
+        """Compare the calls in an export with those of a run: a forward may ask whether it is exported."""
+        for path, counts in traced.items():
+            for (outer, function), count in counts.items():
+                ran = self.counts.get(path, {}).get((outer, function), 0)
+                if outer is None and ran != count:
+                    self.branches[path, function] = (
+                        f"the forward of {path or 'the model'} calls {name_of(function)} {count} times in an "
+                        f"export and {ran} times otherwise"
+                    )
 
 
 class _MarkedCalls(Calls):
@@ -115,7 +129,11 @@ def record_calls(
         for block in (torch.no_grad(), torch.autocast(device, enabled=False), warnings.catch_warnings()):
             stack.enter_context(block)
         warnings.simplefilter("ignore")  # the export of the quantized module gives them
-        proto = _export(_Run(model, leaves, form), tensors)
+        run = _Run(model, leaves, form)
+        proto = _export(run, tensors)
+        traced, record.counts = record.counts, {}
+        run(*tensors)
+    record.find_branches(traced)
     _take_out_marks(proto, record)
     return record, load(proto)
 
