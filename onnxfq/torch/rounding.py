@@ -1,4 +1,4 @@
-"""The one autograd function of all roundings; a `Rounding` says the values, and the gradients of its tensors."""
+"""The one autograd function of all roundings: a `Rounding` says the values and the gradients."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ class Rounding(ABC):
     keeps = False
 
     @abstractmethod
-    def round(
-        self, x: Tensor, first: Tensor | None, second: Tensor | None, mask: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the result and, if `mask`, whether each element is on the grid."""
+    def round(self, x: Tensor, first: Any, second: Any, mask: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the result and, if `mask`, the elements on the grid as the gradients need them."""
 
     def by_x(self, gradient: Tensor, saved: Saved) -> Tensor:
         """Return the gradient of x: straight through inside."""
@@ -55,7 +53,7 @@ class Rounding(ABC):
         """Return the gradient of the second parameter, likewise."""
         return None
 
-    def __call__(self, x: Tensor, first: Tensor | None, second: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, first: Any, second: Any) -> Tensor:
         """Return the rounded x, with gradients where they are recorded."""
         recorded = torch.is_grad_enabled() and any(
             one is not None and one.requires_grad for one in (x, first, second)
@@ -73,7 +71,7 @@ class _Rounded(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, first: Tensor | None, second: Tensor | None, rounding: Rounding) -> Any:
+    def forward(x: Tensor, first: Any, second: Any, rounding: Rounding) -> Any:
         y, inside = rounding.round(x, first, second, mask=True)
         # torch.compile takes tensors alone as outputs.
         return y, y.new_empty(0, dtype=torch.bool) if inside is None else inside
