@@ -21,8 +21,12 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, granularity_of_shape
 from onnxfq.torch.compat.aimet.encoding_analyzer import MinMaxEncodingAnalyzer, smallest_scale
-from onnxfq.torch.compat.aimet.encodings import AffineEncoding, GroupedBlockEncoding
-from onnxfq.torch.compat.aimet.functions import dequantize, fits, interleaved, quantize, quantize_dequantize
+from onnxfq.torch.compat.aimet.encodings import AffineEncoding as AffineEncoding
+from onnxfq.torch.compat.aimet.encodings import GroupedBlockEncoding as GroupedBlockEncoding
+from onnxfq.torch.compat.aimet.functions import dequantize as dequantize
+from onnxfq.torch.compat.aimet.functions import fits, interleaved
+from onnxfq.torch.compat.aimet.functions import quantize as quantize
+from onnxfq.torch.compat.aimet.functions import quantize_dequantize as quantize_dequantize
 from onnxfq.torch.compat.aimet.grid import IntegerGrid, check_limits, check_shift, form, limits_of, read_call
 from onnxfq.torch.compat.aimet.quantizer import QuantizerBase
 from onnxfq.torch.compat.aimet.statistics import as_shape
@@ -30,18 +34,6 @@ from onnxfq.torch.compat.aimet.tensor import QuantizedTensor, plain
 from onnxfq.torch.qat_gradients import quantize_to, round_straight_through
 from onnxfq.torch.quantizer import FakeQuantize
 
-__all__ = [
-    "AffineEncoding",
-    "AffineQuantizerBase",
-    "Dequantize",
-    "GroupedBlockEncoding",
-    "GroupedBlockQuantizeDequantize",
-    "Quantize",
-    "QuantizeDequantize",
-    "dequantize",
-    "quantize",
-    "quantize_dequantize",
-]
 _OTHERS = {"encoding_analyzer": None, "block_size": None, "zero_point_shift": None}
 Made = TypeVar("Made", bound="AffineQuantizerBase")
 _FORMS = (form("qmin", "qmax", "symmetric", **_OTHERS), form("bitwidth", "symmetric", **_OTHERS))
