@@ -165,11 +165,6 @@ def unpack_mask(bits: Tensor, shape: Sequence[int]) -> Tensor:
     return each.flatten()[: math.prod(shape)].bool().reshape(tuple(shape))
 
 
-def scale_to_steps(x: Tensor, scale: Tensor, grid: RoundingGrid) -> Tensor:
-    """Return x in steps of `scale`, not rounded."""
-    return ARITHMETICS[grid.arithmetic](x, scale)
-
-
 def round_to_grid(
     x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid
 ) -> tuple[Tensor, Tensor]:
@@ -184,7 +179,7 @@ def round_to_grid(
     The steps count from zero_point: steps times scale is the value. The mask is bool: true where the rounded
     x is a number of the grid, false for NaN.
     """
-    qtype, v = grid.qtype, scale_to_steps(x.to(scale.dtype), scale, grid)
+    qtype, v = grid.qtype, ARITHMETICS[grid.arithmetic](x.to(scale.dtype), scale)
     if qtype.is_float:
         return _round_to_floats(v, grid)
     if zero_point is None:

@@ -29,6 +29,7 @@ from onnxfq.errors import SpecError, StatisticsError, nearest
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.torch.arithmetic import View
 
 Limits = tuple[Tensor, Tensor]
 """(rmin, rmax) float32, in the shape of the scale."""
@@ -42,20 +43,16 @@ def group_limits(x: Tensor, spec: QuantSpec) -> Limits:
     if all(n == 1 for n in params):
         # Two passes: torch's aminmax takes longer than both together.
         return values.amin().reshape(params), values.amax().reshape(params)
-    whole = [d for d, (n, block) in enumerate(zip(x.shape, sizes, strict=True)) if block >= n]
-    ends = []
-    for reduce, nothing in ((torch.amin, float("inf")), (torch.amax, float("-inf"))):
-        # All dimensions at once: one after the other would take fifty times as long.
-        end = reduce(values, dim=whole, keepdim=True) if whole else values
-        for d, (n, block) in enumerate(zip(x.shape, sizes, strict=True)):
-            if 1 < block < n:
-                count = -(-n // block)
-                short = torch.full_like(end.narrow(d, 0, 1), nothing).repeat_interleave(
-                    count * block - n, dim=d
-                )
-                end = reduce(torch.cat([end, short], d).unflatten(d, (count, block)), dim=d + 1)
-        ends.append(end.reshape(params))
-    return ends[0], ends[1]
+    for d, (n, block) in enumerate(zip(x.shape, sizes, strict=True)):
+        if block < n and n % block:  # more of the last element fills its block, and moves no end
+            last = values.narrow(d, n - 1, 1).repeat_interleave(block - n % block, dim=d)
+            values = torch.cat([values, last], d)
+    view = View.from_shapes(values.shape, params, spec.granularity)
+    dims = [d for d, n in enumerate(view.params) if n == 1]
+    # All dimensions at once: one after the other would take fifty times as long.
+    ends = (end(view.see(values), dim=dims) if dims else values for end in (torch.amin, torch.amax))
+    low, high = (end.reshape(params) for end in ends)
+    return low, high
 
 
 def copy_lasting(x: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.torch import kernels
 from onnxfq.torch.arguments import checked
-from onnxfq.torch.arithmetic import RoundingGrid, View, pack_mask, round_to_grid, scale_to_steps, unpack_mask
+from onnxfq.torch.arithmetic import ARITHMETICS, RoundingGrid, View, pack_mask, round_to_grid, unpack_mask
 from onnxfq.torch.onnx_node import has_node, is_exporting, onnx_node
 from onnxfq.torch.rounding import Rounding, Saved
 
@@ -88,9 +88,9 @@ def check_and_quantize(
             f"x must be float32, float16, bfloat16 or float64, got {x.dtype}; convert it with float()"
         )
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
-    scales = scale if isinstance(scale, Tensor) else torch.tensor(scale)
-    scales = scales.to(x.device, work)
-    zeros = _zero_points(zero_point, x, work)
+    scales = (scale if isinstance(scale, Tensor) else torch.tensor(scale)).to(x.device, work)
+    zeros = zero_point if isinstance(zero_point, Tensor) else torch.tensor(zero_point, device=x.device)
+    zeros = zeros.to(work) if zeros is zero_point or zero_point else None
     if not (torch.compiler.is_compiling() or is_exporting()) and scales.device.type == "cpu":
         check_values(scales, None if free_zero else zeros, grid)
     return quantize_to(x, scales, zeros, grid, granularity)
@@ -141,12 +141,6 @@ def _write_out(
     zeros = None if zero_point is None else zero_point.reshape(shape if zero_point.ndim else [])
     steps, _ = round_to_grid(x, scales, zeros, grid)
     return (steps * scales).to(x.dtype)
-
-
-def _zero_points(zero_point: Tensor | float, x: Tensor, work: torch.dtype) -> Tensor | None:
-    if isinstance(zero_point, Tensor):
-        return zero_point.to(work)
-    return None if zero_point == 0 else torch.tensor(float(zero_point), dtype=work, device=x.device)
 
 
 def check_values(scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> None:
@@ -206,7 +200,7 @@ class _GridRounding(Rounding):
         done = kernels.fake_quantize(x, scale, zero_point, self.grid, derivative=True)
         if done is None:
             steps, inside = round_to_grid(x, scale, zero_point, self.grid)
-            error = scale_to_steps(steps * scale - x.to(scale.dtype), scale, self.grid)
+            error = ARITHMETICS[self.grid.arithmetic](steps * scale - x.to(scale.dtype), scale)
             done = torch.where(inside, error, steps), None
         wide, derivative, shape = gradient.to(scale.dtype), done[0], scale.shape
         if shape.numel() == 1 and wide.is_contiguous() and derivative.is_contiguous():
