@@ -39,7 +39,7 @@ def fake_quantize(
     With `derivative`, y is the derivative of each rounded element by the scale, as in LSQ, of float32 alone.
     `scale` and `zero_point` are float32 and broadcast against x.
     """
-    known = _plain(x) and x.dtype in (_TYPES[:1] if derivative else _TYPES)
+    known = takes(x) and x.dtype in (_TYPES[:1] if derivative else _TYPES)
     if not (known and grid.rounding == "half_even" and grid.qtype.has_kernel):
         return None
     y = torch.empty_like(x)
@@ -74,7 +74,7 @@ def fake_quantize(
 
 def apply_mask(gradient: Tensor, inside: Tensor) -> Tensor | None:
     """Return gradient * inside for a bool mask."""
-    if not _plain(gradient) or gradient.dtype != torch.float32:
+    if not takes(gradient) or gradient.dtype != torch.float32:
         return None
     y = torch.empty_like(gradient)
     if not (_has_same_order(gradient, inside) and _has_same_order(gradient, y)):
@@ -90,8 +90,8 @@ def is_transforming() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is not None
 
 
-def _plain(x: Tensor) -> bool:
-    """Tell whether x has its memory on the CPU, and nothing tracks operations on it."""
+def takes(x: Tensor) -> bool:
+    """Tell whether the kernels may read x: its memory is on the CPU, and nothing tracks operations on it."""
     return (
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, nn.Parameter)

@@ -24,7 +24,10 @@ import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
+from onnxfq.numerics.qtypes import qtype_of_integers
+from onnxfq.torch import kernels
 from onnxfq.torch.arguments import checked
+from onnxfq.torch.arithmetic import RoundingGrid
 from onnxfq.torch.compat.aimet.grid import check_shift, form, read_call
 from onnxfq.torch.rounding import Rounding, Saved
 
@@ -246,7 +249,14 @@ class _Values(_Integers):
     keeps = False
 
     def round(self, x: Tensor, scale: Tensor, offset: Tensor, mask: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the values and, if `mask`, what the clamp leaves."""
+        """Return the values and, if `mask`, what the clamp leaves; the CPU kernel has the same bits."""
+        wide = x.dtype == scale.dtype == torch.float32
+        if wide and not self.shift and kernels.takes(x) and not (offset % 1).any():
+            grid = RoundingGrid(qtype_of_integers(self.qmin, self.qmax))
+            shape = (1,) * (x.ndim - scale.ndim) + tuple(scale.shape)
+            done = kernels.fake_quantize(x, scale.reshape(shape), -offset, grid, mask)
+            if done is not None:
+                return done
         steps, inside = super().round(x, scale, offset, mask)
         return (steps + (offset + self.shift if self.shift else offset)) * scale, inside
 
