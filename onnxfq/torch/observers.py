@@ -133,6 +133,12 @@ class Observer(OwnTypes):
         for name, limit in zip(("rmin", "rmax"), limits, strict=True):
             refill(self, name, limit)
 
+    def extend(self, low: Tensor, high: Tensor) -> None:
+        """Let the running range hold another one."""
+        if self.seen:
+            low, high = torch.minimum(self.rmin, low), torch.maximum(self.rmax, high)
+        self.keep((low, high))
+
     @property
     def min_val(self) -> Tensor:
         """Lower end of the running range, by torch's name."""
@@ -149,10 +155,7 @@ class MinMax(Observer):
 
     def forward(self, x: Tensor) -> None:
         """Extend the range to include x."""
-        low, high = group_limits(x, self.spec)
-        if self.seen:
-            low, high = torch.minimum(self.rmin, low), torch.maximum(self.rmax, high)
-        self.keep((low, high))
+        self.extend(*group_limits(x, self.spec))
 
     def limits(self) -> Limits:
         """Return the range of calibrator minmax."""
@@ -223,10 +226,8 @@ class Histogram(Observer):
     def reset(self) -> None:
         """Discard the statistics and free the memory of the histogram."""
         super().reset()
-        self.counts, self.totals = (
-            copy_lasting(self.counts.new_zeros(0)),
-            copy_lasting(torch.zeros_like(self.totals)),
-        )
+        self.counts = copy_lasting(self.counts.new_zeros(0))
+        self.totals = copy_lasting(torch.zeros_like(self.totals))
         self.feed_ranges = []
 
     def forward(self, x: Tensor) -> None:
@@ -243,9 +244,7 @@ class Histogram(Observer):
         if finite.numel():
             low, high = torch.aminmax(finite)
             self.feed_ranges.append(torch.stack([low, high]))
-            self.keep(
-                (torch.minimum(self.rmin, low), torch.maximum(self.rmax, high)) if self.seen else (low, high)
-            )
+            self.extend(low, high)
 
     def statistics(self) -> TensorStatistics:
         """Return the statistics in the form of `calibration.statistics`."""
