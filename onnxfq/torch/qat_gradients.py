@@ -30,7 +30,7 @@ from onnxfq.torch import kernels
 from onnxfq.torch.arguments import checked
 from onnxfq.torch.arithmetic import ARITHMETICS, RoundingGrid, View, pack_mask, round_to_grid, unpack_mask
 from onnxfq.torch.onnx_node import has_node, is_exporting, onnx_node
-from onnxfq.torch.rounding import Rounding, Saved
+from onnxfq.torch.rounding import RoundingRule, Saved
 
 _TYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
 
@@ -165,7 +165,7 @@ def check_values(scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -
 
 
 @dataclass(frozen=True)
-class _GridRounding(Rounding):
+class _GridRounding(RoundingRule):
     """Rounding by scale and zero point, with the gradients of this module's table."""
 
     grid: RoundingGrid
@@ -215,7 +215,7 @@ class _GridRounding(Rounding):
 
 
 @dataclass(frozen=True)
-class _StraightThrough(Rounding):
+class _StraightThrough(RoundingRule):
     """Identity, or rounding to integers, halves to even; the gradient passes, multiplied by a factor."""
 
     factor: float = 1.0

@@ -1,4 +1,4 @@
-"""The one autograd function of all roundings: a `Rounding` says the values and the gradients."""
+"""The one autograd function of all roundings: a `RoundingRule` says the values and the gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxfq.torch.onnx_node import is_exporting
 
 
 class Saved(NamedTuple):
-    """What the gradients of a rounding are computed from.
+    """Tensors that the gradients of a rounding need.
 
     Attributes:
         x: the input; None if only its own gradient is needed, as of `first` and `second`.
@@ -28,7 +28,7 @@ class Saved(NamedTuple):
     inside: Any
 
 
-class Rounding(ABC):
+class RoundingRule(ABC):
     """Rounding of x to a grid that two parameters give, which broadcast to x.
 
     Attributes:
@@ -71,7 +71,7 @@ class _Rounded(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, first: Any, second: Any, rounding: Rounding) -> Any:
+    def forward(x: Tensor, first: Any, second: Any, rounding: RoundingRule) -> Any:
         y, inside = rounding.round(x, first, second, mask=True)
         # torch.compile takes tensors alone as outputs.
         return y, y.new_empty(0, dtype=torch.bool) if inside is None else inside

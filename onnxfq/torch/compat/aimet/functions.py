@@ -29,7 +29,7 @@ from onnxfq.torch import kernels
 from onnxfq.torch.arguments import checked
 from onnxfq.torch.arithmetic import RoundingGrid
 from onnxfq.torch.compat.aimet.grid import check_shift, form, read_call
-from onnxfq.torch.rounding import Rounding, Saved
+from onnxfq.torch.rounding import RoundingRule, Saved
 
 _OTHERS = {"block_size": None, "zero_point_shift": None}
 _FORMS = (
@@ -214,7 +214,7 @@ def _by_torch(x: Tensor, scale: Tensor, offset: Tensor, qmin: int, qmax: int) ->
 
 
 @dataclass(frozen=True)
-class _Integers(Rounding):
+class _Integers(RoundingRule):
     """The integers; their gradient passes inside the grid."""
 
     qmin: int
@@ -260,7 +260,7 @@ class _Values(_Integers):
         steps, inside = super().round(x, scale, offset, mask)
         return (steps + (offset + self.shift if self.shift else offset)) * scale, inside
 
-    by_x = Rounding.by_x
+    by_x = RoundingRule.by_x
 
     def by_first(self, gradient: Tensor, saved: Saved) -> Tensor:
         """Return the gradient of the scale."""

@@ -19,7 +19,7 @@ from onnxfq.torch.arguments import checked
 from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor, check_bits
 from onnxfq.torch.kernels import is_transforming
 from onnxfq.torch.onnx_node import is_exporting
-from onnxfq.torch.rounding import Rounding
+from onnxfq.torch.rounding import RoundingRule
 
 ScaledQuantDescriptor = QuantDescriptor
 QUANT_DESC_8BIT_PER_TENSOR = QuantDescriptor()
@@ -113,7 +113,7 @@ def _affine(x: Tensor, high: Tensor, low: Tensor, num_bits: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Formula(Rounding):
+class _Formula(RoundingRule):
     """Rounding by a formula; the grid is from `low`, by default -`high`, to `high`."""
 
     formula: Callable[..., Tensor]
