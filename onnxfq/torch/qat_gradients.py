@@ -89,8 +89,9 @@ def check_and_quantize(
         )
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
     scales = (scale if isinstance(scale, Tensor) else torch.tensor(scale)).to(x.device, work)
-    zeros = zero_point if isinstance(zero_point, Tensor) else torch.tensor(zero_point, device=x.device)
-    zeros = zeros.to(work) if zeros is zero_point or zero_point else None
+    zeros = zero_point.to(work) if isinstance(zero_point, Tensor) else None
+    if zeros is None and zero_point != 0:
+        zeros = torch.tensor(float(zero_point), dtype=work, device=x.device)
     if not (torch.compiler.is_compiling() or is_exporting()) and scales.device.type == "cpu":
         check_values(scales, None if free_zero else zeros, grid)
     return quantize_to(x, scales, zeros, grid, granularity)
