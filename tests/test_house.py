@@ -182,7 +182,7 @@ ROOM_LINES: dict[str, int] = {
     "support": 925,
     "targets": 5963,
     "tools": 1737,
-    "torch": 6346,  # grids learned as distances, models of torch.export; checkpoints and remedies fell
+    "torch": 6148,  # grids learned as distances, models of torch.export; checkpoints and remedies fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

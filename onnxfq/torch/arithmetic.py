@@ -165,23 +165,21 @@ def unpack_mask(bits: Tensor, shape: Sequence[int]) -> Tensor:
     return each.flatten()[: math.prod(shape)].bool().reshape(tuple(shape))
 
 
-def scale_to_steps(x: Tensor, scale: Tensor, grid: RoundingGrid) -> Tensor:
-    """Return x in steps of `scale`, not rounded."""
-    return ARITHMETICS[grid.arithmetic](x, scale)
-
-
-def round_to_grid(v: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> tuple[Tensor, Tensor]:
-    """Return (steps, mask): v rounded to the grid, and whether each element was inside it.
+def round_to_grid(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid
+) -> tuple[Tensor, Tensor]:
+    """Return (steps, mask): x in steps of scale, rounded to the grid, and whether each element was inside it.
 
     Args:
-        v: values in steps.
-        zero_point: in v's type; None for 0.
+        x: values; they are computed in the type of the scale.
+        scale: broadcasts against x.
+        zero_point: likewise, in the scale's type; None for 0.
         grid: the grid.
 
     The steps count from zero_point: steps times scale is the value. The mask is bool: true where the rounded
-    v is a number of the grid, false for NaN.
+    x is a number of the grid, false for NaN.
     """
-    qtype = grid.qtype
+    qtype, v = grid.qtype, ARITHMETICS[grid.arithmetic](x.to(scale.dtype), scale)
     if qtype.is_float:
         return _round_to_floats(v, grid)
     if zero_point is None:

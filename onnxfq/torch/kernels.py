@@ -27,51 +27,62 @@ _ELEMENTS_A_THREAD = 1 << 17
 
 
 def fake_quantize(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, mask: bool
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    grid: RoundingGrid,
+    mask: bool = False,
+    derivative: bool = False,
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return y and, if `mask`, a bool tensor that is true for the elements inside the grid.
 
+    With `derivative`, y is the derivative of each rounded element by the scale, as in LSQ, of float32 alone.
     `scale` and `zero_point` are float32 and broadcast against x.
     """
-    if not usable(x, grid):
+    known = takes(x) and x.dtype in (_TYPES[:1] if derivative else _TYPES)
+    if not (known and grid.rounding == "half_even" and grid.qtype.has_kernel):
         return None
     y = torch.empty_like(x)
     inside = torch.empty_like(x, dtype=torch.bool) if mask else None
-    if not (_has_same_order(x, y) and (inside is None or _has_same_order(x, inside))):
+    if not all(one is None or _has_same_order(x, one) for one in (y, inside)):
         return None
-    _run(y, x, scale, zero_point, grid, inside)
+    if zero_point is not None and (zero_point.numel() != 1 or scale.numel() != 1):
+        scale, zero_point = torch.broadcast_tensors(scale, zero_point)
+    shape, params = list(x.shape), [scale, zero_point]
+    if scale.numel() == 1:
+        shape, params = [x.numel()], [one if one is None else one.reshape(()) for one in params]
+    elif not x.is_contiguous():
+        order = _memory_order(x)
+        shape = [shape[d] for d in order]
+        params = [one if one is None else one.permute(order) for one in params]
+    read = [one if one is None else _readable(one) for one in params]
+    call(
+        "onnxfq_fake_quantize_step",
+        c_elements(x.data_ptr(), y.data_ptr(), shape, _TYPES.index(x.dtype)),
+        _pointer(inside),
+        ctypes.c_int32(derivative),
+        ctypes.c_int32(_threads(x.numel())),
+        *map(_pointer, read),
+        *c_shape(list(params[0].shape)),
+        grid.qtype.name.encode(),
+        c_blocks(),
+        grid.arithmetic.encode(),
+        ctypes.c_int64(grid.saturate),
+    )
     return y, inside
-
-
-def derivative_by_scale(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid
-) -> Tensor | None:
-    """Return the derivative of each rounded element by the scale, float32, as in LSQ."""
-    if not usable(x, grid) or x.dtype != torch.float32:
-        return None
-    y = torch.empty_like(x)
-    if not _has_same_order(x, y):
-        return None
-    _run(y, x, scale, zero_point, grid, derivative=True)
-    return y
 
 
 def apply_mask(gradient: Tensor, inside: Tensor) -> Tensor | None:
     """Return gradient * inside for a bool mask."""
-    if not _plain(gradient) or gradient.dtype != torch.float32:
+    if not takes(gradient) or gradient.dtype != torch.float32:
         return None
     y = torch.empty_like(gradient)
     if not (_has_same_order(gradient, inside) and _has_same_order(gradient, y)):
         return None
     count = gradient.numel()
-    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (gradient, inside, y))
+    pointers = map(_pointer, (gradient, inside, y))
     call("onnxfq_mask_gradient", *pointers, ctypes.c_int64(count), ctypes.c_int32(_threads(count)))
     return y
-
-
-def usable(x: Tensor, grid: RoundingGrid) -> bool:
-    """Tell whether the kernels can round x to this grid."""
-    return _plain(x) and x.dtype in _TYPES and grid.rounding == "half_even" and grid.qtype.has_kernel
 
 
 def is_transforming() -> bool:
@@ -79,8 +90,8 @@ def is_transforming() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.maybe_current_level() is not None
 
 
-def _plain(x: Tensor) -> bool:
-    """Tell whether x has its memory on the CPU, and nothing tracks operations on it."""
+def takes(x: Tensor) -> bool:
+    """Tell whether the kernels may read x: its memory is on the CPU, and nothing tracks operations on it."""
     return (
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, nn.Parameter)
@@ -131,39 +142,5 @@ def _readable(x: Tensor) -> Tensor:
     return x.contiguous() if _is_aligned(x) else x.clone(memory_format=torch.contiguous_format)
 
 
-def _run(
-    y: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    zero_point: Tensor | None,
-    grid: RoundingGrid,
-    inside: Tensor | None = None,
-    derivative: bool = False,
-) -> None:
-    """Write to y the rounded x, or with `derivative` its derivative by the scale; to `inside` the mask."""
-    if zero_point is not None and (zero_point.numel() != 1 or scale.numel() != 1):
-        scale, zero_point = torch.broadcast_tensors(scale, zero_point)
-    shape, params = list(x.shape), list(scale.shape)
-    if scale.numel() == 1:
-        shape, params = [x.numel()], []
-    elif not x.is_contiguous():
-        order = _memory_order(x)
-        shape, params = [shape[d] for d in order], [params[d] for d in order]
-        scale = scale.permute(order)
-        zero_point = None if zero_point is None else zero_point.permute(order)
-    scale = _readable(scale)
-    zero_point = None if zero_point is None else _readable(zero_point)
-    call(
-        "onnxfq_fake_quantize_step",
-        c_elements(x.data_ptr(), y.data_ptr(), shape, _TYPES.index(x.dtype)),
-        ctypes.c_void_p(0 if inside is None else inside.data_ptr()),
-        ctypes.c_int32(derivative),
-        ctypes.c_int32(_threads(x.numel())),
-        ctypes.c_void_p(scale.data_ptr()),
-        ctypes.c_void_p(0 if zero_point is None else zero_point.data_ptr()),
-        *c_shape(params),
-        grid.qtype.name.encode(),
-        c_blocks(),
-        grid.arithmetic.encode(),
-        ctypes.c_int64(grid.saturate),
-    )
+def _pointer(x: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(0 if x is None else x.data_ptr())

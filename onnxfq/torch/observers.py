@@ -29,6 +29,7 @@ from onnxfq.errors import SpecError, StatisticsError, nearest
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.torch.arithmetic import View
 
 Limits = tuple[Tensor, Tensor]
 """(rmin, rmax) float32, in the shape of the scale."""
@@ -42,20 +43,16 @@ def group_limits(x: Tensor, spec: QuantSpec) -> Limits:
     if all(n == 1 for n in params):
         # Two passes: torch's aminmax takes longer than both together.
         return values.amin().reshape(params), values.amax().reshape(params)
-    whole = [d for d, (n, block) in enumerate(zip(x.shape, sizes, strict=True)) if block >= n]
-    ends = []
-    for reduce, nothing in ((torch.amin, float("inf")), (torch.amax, float("-inf"))):
-        # All dimensions at once: one after the other would take fifty times as long.
-        end = reduce(values, dim=whole, keepdim=True) if whole else values
-        for d, (n, block) in enumerate(zip(x.shape, sizes, strict=True)):
-            if 1 < block < n:
-                count = -(-n // block)
-                short = torch.full_like(end.narrow(d, 0, 1), nothing).repeat_interleave(
-                    count * block - n, dim=d
-                )
-                end = reduce(torch.cat([end, short], d).unflatten(d, (count, block)), dim=d + 1)
-        ends.append(end.reshape(params))
-    return ends[0], ends[1]
+    for d, (n, block) in enumerate(zip(x.shape, sizes, strict=True)):
+        if block < n and n % block:  # more of the last element fills its block, and moves no end
+            last = values.narrow(d, n - 1, 1).repeat_interleave(block - n % block, dim=d)
+            values = torch.cat([values, last], d)
+    view = View.from_shapes(values.shape, params, spec.granularity)
+    dims = [d for d, n in enumerate(view.params) if n == 1]
+    # All dimensions at once: one after the other would take fifty times as long.
+    ends = (end(view.see(values), dim=dims) if dims else values for end in (torch.amin, torch.amax))
+    low, high = (end.reshape(params) for end in ends)
+    return low, high
 
 
 def copy_lasting(x: Tensor) -> Tensor:
@@ -136,6 +133,12 @@ class Observer(OwnTypes):
         for name, limit in zip(("rmin", "rmax"), limits, strict=True):
             refill(self, name, limit)
 
+    def extend(self, low: Tensor, high: Tensor) -> None:
+        """Let the running range hold another one."""
+        if self.seen:
+            low, high = torch.minimum(self.rmin, low), torch.maximum(self.rmax, high)
+        self.keep((low, high))
+
     @property
     def min_val(self) -> Tensor:
         """Lower end of the running range, by torch's name."""
@@ -152,10 +155,7 @@ class MinMax(Observer):
 
     def forward(self, x: Tensor) -> None:
         """Extend the range to include x."""
-        low, high = group_limits(x, self.spec)
-        if self.seen:
-            low, high = torch.minimum(self.rmin, low), torch.maximum(self.rmax, high)
-        self.keep((low, high))
+        self.extend(*group_limits(x, self.spec))
 
     def limits(self) -> Limits:
         """Return the range of calibrator minmax."""
@@ -226,10 +226,8 @@ class Histogram(Observer):
     def reset(self) -> None:
         """Discard the statistics and free the memory of the histogram."""
         super().reset()
-        self.counts, self.totals = (
-            copy_lasting(self.counts.new_zeros(0)),
-            copy_lasting(torch.zeros_like(self.totals)),
-        )
+        self.counts = copy_lasting(self.counts.new_zeros(0))
+        self.totals = copy_lasting(torch.zeros_like(self.totals))
         self.feed_ranges = []
 
     def forward(self, x: Tensor) -> None:
@@ -246,9 +244,7 @@ class Histogram(Observer):
         if finite.numel():
             low, high = torch.aminmax(finite)
             self.feed_ranges.append(torch.stack([low, high]))
-            self.keep(
-                (torch.minimum(self.rmin, low), torch.maximum(self.rmax, high)) if self.seen else (low, high)
-            )
+            self.extend(low, high)
 
     def statistics(self) -> TensorStatistics:
         """Return the statistics in the form of `calibration.statistics`."""

@@ -15,6 +15,7 @@ Step Size Quantization", ICLR 2020; Bhalgat et al., "LSQ+", CVPR workshops 2020;
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ from onnxfq.numerics.qparams import ParamRules, check_symmetry, reach
 from onnxfq.numerics.qtypes import QType, qtype_by_name
 from onnxfq.torch import kernels
 from onnxfq.torch.arguments import checked
-from onnxfq.torch.arithmetic import RoundingGrid, View, pack_mask, round_to_grid, scale_to_steps, unpack_mask
+from onnxfq.torch.arithmetic import ARITHMETICS, RoundingGrid, View, pack_mask, round_to_grid, unpack_mask
 from onnxfq.torch.onnx_node import has_node, is_exporting, onnx_node
+from onnxfq.torch.rounding import RoundingRule, Saved
 
 _TYPES = (*(getattr(torch, name) for name in FLOATS), torch.float64)
 
@@ -86,9 +88,10 @@ def check_and_quantize(
             f"x must be float32, float16, bfloat16 or float64, got {x.dtype}; convert it with float()"
         )
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
-    scales = scale if isinstance(scale, Tensor) else torch.tensor(scale)
-    scales = scales.to(x.device, work)
-    zeros = _zero_points(zero_point, x, work)
+    scales = (scale if isinstance(scale, Tensor) else torch.tensor(scale)).to(x.device, work)
+    zeros = zero_point.to(work) if isinstance(zero_point, Tensor) else None
+    if zeros is None and zero_point != 0:
+        zeros = torch.tensor(float(zero_point), dtype=work, device=x.device)
     if not (torch.compiler.is_compiling() or is_exporting()) and scales.device.type == "cpu":
         check_values(scales, None if free_zero else zeros, grid)
     return quantize_to(x, scales, zeros, grid, granularity)
@@ -104,19 +107,10 @@ def quantize_to(
         return _write_out(x, scale, zero_point, grid, granularity)
     view = View.from_shapes(x.shape, scale.shape, granularity)
     seen, scales = view.see(x), view.see_param(scale)
-    zeros = None
-    if zero_point is not None:
-        zeros = zero_point.reshape(()) if zero_point.numel() == 1 else view.see_param(zero_point)
-    learned = scale.requires_grad or (zero_point is not None and zero_point.requires_grad)
-    if kernels.is_transforming():
-        y = _compose(seen, scales, zeros, grid)
-    elif torch.jit.is_tracing() or not (torch.is_grad_enabled() and (x.requires_grad or learned)):
-        # torch.jit.trace checks itself without gradients, and TorchScript files hold no Function.
-        y = _forward(seen, scales, zeros, grid, mask=False)[0]
-    elif learned:
-        y = _Learned.apply(seen, scales, zeros, grid)
-    else:
-        y = _Fixed.apply(seen, scales, zeros, grid)
+    zeros = None if grid.qtype.is_float else zero_point  # that of a float grid is 0
+    if zeros is not None:
+        zeros = zeros.reshape(()) if zeros.numel() == 1 else view.see_param(zeros)
+    y = _GridRounding(grid)(seen, scales, zeros)
     return y if view.x is None else y.reshape(x.shape)
 
 
@@ -131,8 +125,7 @@ def quantize_integers(
         raise SpecError(f"{grid.qtype} has no integers; use an integer qtype")
     view = View.from_shapes(x.shape, scale.shape, granularity)
     zeros = view.see_param(zero_point)
-    v = scale_to_steps(view.see(x.to(scale.dtype)), view.see_param(scale), grid)
-    steps, _ = round_to_grid(v, zeros, grid)
+    steps, _ = round_to_grid(view.see(x), view.see_param(scale), zeros, grid)
     integers = torch.nan_to_num(steps) + zeros
     return integers.reshape(x.shape).to(getattr(torch, str(grid.qtype.storage_dtype)))
 
@@ -147,14 +140,8 @@ def _write_out(
     shape = [] if axis is None else [-1 if d == axis % x.ndim else 1 for d in range(x.ndim)]
     scales = scale.reshape(shape)
     zeros = None if zero_point is None else zero_point.reshape(shape if zero_point.ndim else [])
-    steps, _ = round_to_grid(scale_to_steps(x.to(scale.dtype), scales, grid), zeros, grid)
+    steps, _ = round_to_grid(x, scales, zeros, grid)
     return (steps * scales).to(x.dtype)
-
-
-def _zero_points(zero_point: Tensor | float, x: Tensor, work: torch.dtype) -> Tensor | None:
-    if isinstance(zero_point, Tensor):
-        return zero_point.to(work)
-    return None if zero_point == 0 else torch.tensor(float(zero_point), dtype=work, device=x.device)
 
 
 def check_values(scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> None:
@@ -178,140 +165,81 @@ def check_values(scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -
         raise SpecError(f"zero_point must be {rule}, found {float(zero_point[outside].flatten()[0])}")
 
 
-def _forward(
-    x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid, mask: bool
-) -> tuple[Tensor, Tensor | None]:
-    zeros = None if grid.qtype.is_float else zero_point
-    done = kernels.fake_quantize(x, scale, zeros, grid, mask)
-    if done is not None:
-        return done
-    steps, inside = round_to_grid(scale_to_steps(x.to(scale.dtype), scale, grid), zeros, grid)
-    return (steps * scale).to(x.dtype), inside
+@dataclass(frozen=True)
+class _GridRounding(RoundingRule):
+    """Rounding by scale and zero point, with the gradients of this module's table."""
+
+    grid: RoundingGrid
+
+    def round(
+        self, x: Tensor, scale: Tensor, zero_point: Tensor | None, mask: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the rounded x and, if a gradient needs it, the mask, packed if the grid says so."""
+        mask = mask and (self.grid.saturate or zero_point is not None)
+        done = kernels.fake_quantize(x, scale, zero_point, self.grid, mask)
+        if done is None:
+            steps, found = round_to_grid(x, scale, zero_point, self.grid)
+            done = (steps * scale).to(x.dtype), found
+        y, inside = done
+        if not mask or inside is None:
+            return y, None
+        return y, pack_mask(inside) if self.grid.packed_mask else inside
+
+    def _masked(self, gradient: Tensor, saved: Saved) -> Tensor:
+        packed = self.grid.packed_mask
+        inside = unpack_mask(saved.inside, gradient.shape) if packed else saved.inside
+        done = kernels.apply_mask(gradient, inside)
+        return gradient * inside if done is None else done
+
+    def by_x(self, gradient: Tensor, saved: Saved) -> Tensor:
+        """Return the gradient inside, and outside without `saturate`."""
+        return self._masked(gradient, saved) if self.grid.saturate else gradient
+
+    def by_first(self, gradient: Tensor, saved: Saved) -> Tensor:
+        """Return the gradient of the scale, in its shape."""
+        x, scale, zero_point, _ = saved
+        done = kernels.fake_quantize(x, scale, zero_point, self.grid, derivative=True)
+        if done is None:
+            steps, inside = round_to_grid(x, scale, zero_point, self.grid)
+            error = ARITHMETICS[self.grid.arithmetic](steps * scale - x.to(scale.dtype), scale)
+            done = torch.where(inside, error, steps), None
+        wide, derivative, shape = gradient.to(scale.dtype), done[0], scale.shape
+        if shape.numel() == 1 and wide.is_contiguous() and derivative.is_contiguous():
+            return torch.dot(wide.flatten(), derivative.flatten()).reshape(shape)
+        return (wide * derivative).sum_to_size(shape)
+
+    def by_second(self, gradient: Tensor, saved: Saved) -> Tensor:
+        """Return the gradient of the zero point, in its shape."""
+        wide = gradient.to(saved.first.dtype)
+        outside = self._masked(gradient, saved).to(wide.dtype) - wide
+        return (outside * saved.first).sum_to_size(saved.second.shape)
 
 
-def _mask_gradient(gradient: Tensor, inside: Tensor) -> Tensor:
-    done = kernels.apply_mask(gradient, inside)
-    return gradient * inside if done is None else done
-
-
-class _Fixed(torch.autograd.Function):
-    """Fake quantization with a fixed scale; it saves a mask for the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> Tensor:
-        y, inside = _forward(x, scale, zero_point, grid, mask=grid.saturate)
-        ctx.grid = grid
-        if grid.saturate:
-            assert inside is not None
-            ctx.save_for_backward(pack_mask(inside) if grid.packed_mask else inside)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if not ctx.grid.saturate:
-            return gradient, None, None, None
-        (inside,) = ctx.saved_tensors
-        if ctx.grid.packed_mask:
-            inside = unpack_mask(inside, gradient.shape)
-        return _mask_gradient(gradient, inside), None, None, None
-
-
-class _Learned(torch.autograd.Function):
-    """Fake quantization with learned scale and optional learned zero point, both shaped to broadcast to x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> Tensor:
-        y, inside = _forward(x, scale, zero_point, grid, mask=True)
-        ctx.grid = grid
-        ctx.save_for_backward(x, scale, zero_point, inside)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, zero_point, inside = ctx.saved_tensors
-        g = gradient.to(scale.dtype)
-        masked = _mask_gradient(gradient, inside)
-        by_scale = None
-        if ctx.needs_input_grad[1]:
-            by_scale = _sum_product(g, _derivative_by_scale(x, scale, zero_point, ctx.grid), scale.shape)
-        by_zero = None
-        if zero_point is not None and ctx.needs_input_grad[2]:
-            by_zero = ((masked.to(g.dtype) - g) * scale).sum_to_size(zero_point.shape)
-        return masked if ctx.grid.saturate else gradient, by_scale, by_zero, None
-
-
-def _compose(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> Tensor:
-    """Return the same values and gradients in operations that torch.func can transform.
-
-    Each learned tensor adds (itself - itself), which is 0, times its derivative.
-    """
-    with torch.no_grad():
-        y, inside = _forward(x, scale, zero_point, grid, mask=True)
-        by_scale = _derivative_by_scale(x, scale, zero_point, grid)
-    assert inside is not None
-    nothing = torch.zeros((), dtype=x.dtype, device=x.device)
-    own = _zero_with_gradient(x)
-    y = y + (torch.where(inside, own, nothing) if grid.saturate else own)
-    y = y + (_zero_with_gradient(scale) * by_scale).to(x.dtype)
-    if zero_point is not None and not grid.qtype.is_float:
-        y = y - (_zero_with_gradient(zero_point) * torch.where(inside, torch.zeros_like(scale), scale)).to(
-            x.dtype
-        )
-    return y
-
-
-def _zero_with_gradient(x: Tensor) -> Tensor:
-    finite = torch.nan_to_num(x, posinf=0.0, neginf=0.0)
-    return finite - finite.detach()
-
-
-def _derivative_by_scale(x: Tensor, scale: Tensor, zero_point: Tensor | None, grid: RoundingGrid) -> Tensor:
-    """Return the second row of this module's table; zero points do not apply to a float grid."""
-    zeros = None if grid.qtype.is_float else zero_point
-    done = kernels.derivative_by_scale(x, scale, zeros, grid)
-    if done is not None:
-        return done
-    wide = x.to(scale.dtype)
-    steps, inside = round_to_grid(scale_to_steps(wide, scale, grid), zeros, grid)
-    return torch.where(inside, scale_to_steps(steps * scale - wide, scale, grid), steps)
-
-
-def _sum_product(gradient: Tensor, derivative: Tensor, shape: torch.Size) -> Tensor:
-    """Return the product summed over the elements that share a scale."""
-    if shape.numel() == 1 and gradient.is_contiguous() and derivative.is_contiguous():
-        return torch.dot(gradient.flatten(), derivative.flatten()).reshape(shape)
-    return (gradient * derivative).sum_to_size(shape)
-
-
-class _StraightThrough(torch.autograd.Function):
+@dataclass(frozen=True)
+class _StraightThrough(RoundingRule):
     """Identity, or rounding to integers, halves to even; the gradient passes, multiplied by a factor."""
 
-    generate_vmap_rule = True
+    factor: float = 1.0
+    rounds: bool = False
 
-    @staticmethod
-    def forward(x: Tensor, factor: float, rounds: bool) -> Tensor:
-        return torch.round(x) if rounds else x.view_as(x)
+    def round(self, x: Tensor, first: Any, second: Any, mask: bool) -> tuple[Tensor, None]:
+        """Return x, rounded or not."""
+        return torch.round(x) if self.rounds else x.view_as(x), None
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float, bool], output: Tensor) -> None:
-        ctx.factor = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient if ctx.factor == 1 else gradient * ctx.factor, None, None
+    def by_x(self, gradient: Tensor, saved: Saved) -> Tensor:
+        """Return the gradient, multiplied."""
+        return gradient if self.factor == 1 else gradient * self.factor
 
 
 @checked
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """Return x, with its gradient multiplied by `factor`."""
-    scaled: Tensor = _StraightThrough.apply(x, factor, False)
-    return scaled
+    return _StraightThrough(factor)(x, None, None)
 
 
 def round_straight_through(x: Tensor) -> Tensor:
     """Return x rounded to integers, halves to even, with the gradient of the identity."""
-    rounded: Tensor = _StraightThrough.apply(x, 1.0, True)
-    return rounded
+    return _StraightThrough(rounds=True)(x, None, None)
 
 
 @checked

@@ -22,7 +22,7 @@ from aimet_cases import CASES, FLOATS, call_float, network, results, train
 
 import onnxfq.torch.compat.aimet as Q
 from onnxfq import errors
-from onnxfq.torch import compute_encodings, export_torch
+from onnxfq.torch import compute_encodings, export_torch, kernels
 
 VECTORS = json.loads(Path(__file__).with_name("aimet_vectors.json").read_text(encoding="utf-8"))
 
@@ -440,6 +440,38 @@ def test_quantize_has_a_gradient():
     quantizer(x).sum().backward()
     assert x.grad.tolist() == [0.0, 1.0, 0.0]
     assert quantizer.max.grad.item() == pytest.approx(-0.3 / 15, rel=1e-6)  # -x / scale / steps, one division
+
+
+@pytest.mark.parametrize("shift", [0, 0.5])
+@pytest.mark.parametrize("shape", [(), (4, 1), (2, 2)], ids=str)
+def test_the_kernel_has_the_bits_of_torchs_operations(shape, shift, monkeypatch):
+    """Values and gradients of learned ranges are the same bits with and without the library."""
+    blocks = {"block_size": (2, 3)} if shape == (2, 2) else {}
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+    def run():
+        tensors = [
+            one.clone().requires_grad_() for one in (x, torch.full(shape, 0.02), torch.full(shape, -9.0))
+        ]
+        y = Q.quantize_dequantize(*tensors, 8, True, zero_point_shift=shift, **blocks)
+        return [y, *torch.autograd.grad(y, tensors, x)]
+
+    found = run()
+    monkeypatch.setattr(kernels, "library_loads", lambda: False)
+    assert all(map(torch.equal, found, run()))
+
+
+@pytest.mark.parametrize("function", [Q.quantize, Q.quantize_dequantize])
+def test_functions_take_torch_func(function):
+    """Learned ranges under vmap and grad of torch.func: the values and gradients that backward sees."""
+    x, offset = torch.linspace(-2, 2, 12).reshape(3, 4), torch.tensor(-3.0)
+    scale = torch.tensor(0.1, requires_grad=True)
+    leaf = x.clone().requires_grad_()
+    expected = function(leaf, scale, offset, 4, True)
+    expected.sum().backward()
+    assert torch.equal(torch.vmap(lambda row: function(row, scale, offset, 4, True))(x), expected)
+    found = torch.func.grad(lambda one: function(one, scale, offset, 4, True).sum())(x)
+    assert torch.equal(found, leaf.grad)
 
 
 def test_tensors_carry_their_encoding():

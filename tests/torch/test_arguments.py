@@ -72,7 +72,7 @@ def public() -> Iterator[Any]:
         names = getattr(module, "__all__", None) or [
             n
             for n, v in vars(module).items()
-            if getattr(v, "__module__", "") == home and not n.startswith("_")
+            if str(getattr(v, "__module__", "")).startswith(home) and not n.startswith("_")
         ]
         for name in names:
             if name not in LEFT_OUT and callable(getattr(module, name)):

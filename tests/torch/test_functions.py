@@ -372,3 +372,6 @@ def test_gradcheck_of_float_grids(qtype):
     """The scale of a float grid has its largest value for a derivative, where values are beyond it."""
     scale = torch.tensor(0.01, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda s: fake_quantize(outside(-5.0, 5.0), s, qtype=qtype), (scale,))
+    zero_point = torch.zeros((), dtype=torch.float64, requires_grad=True)  # always 0: nothing depends on it
+    fake_quantize(outside(-5.0, 5.0), scale, zero_point, qtype=qtype).sum().backward()
+    assert zero_point.grad is None

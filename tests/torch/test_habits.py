@@ -225,10 +225,7 @@ def test_lazy_layers_are_run_first():
 
 @pytest.mark.parametrize("saturate", [True, False])
 def test_torch_func_gives_the_same_bits(saturate):
-    """grad, vjp and vmap of torch.func see the values and gradients that backward does.
-
-    1e-5 for scale and zero point: sums of 64 products in another order.
-    """
+    """grad, vjp and vmap of torch.func see the values and gradients that backward does."""
     torch.manual_seed(0)
     x, weights = torch.randn(64) * 3, torch.arange(64.0)
     given = (x, torch.tensor(0.02), torch.tensor(3.0))
@@ -240,9 +237,7 @@ def test_torch_func_gives_the_same_bits(saturate):
     expected = rounded(*tensors)
     (expected * weights).sum().backward()
     found = torch.func.grad(lambda *args: (rounded(*args) * weights).sum(), argnums=(0, 1, 2))(*given)
-    assert torch.equal(tensors[0].grad, found[0])
-    for tensor, gradient in zip(tensors[1:], found[1:], strict=True):
-        torch.testing.assert_close(tensor.grad, gradient, rtol=1e-5, atol=0)
+    assert all(torch.equal(tensor.grad, gradient) for tensor, gradient in zip(tensors, found, strict=True))
     assert torch.equal(torch.func.vjp(rounded, *given)[0], expected)
     mapped = torch.vmap(lambda row: rounded(row, *given[1:]))(x.reshape(4, 16))
     assert torch.equal(mapped.flatten(), expected)

@@ -21,8 +21,12 @@ from onnxfq.numerics.spec import QuantSpec
 from onnxfq.torch.arguments import checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, granularity_of_shape
 from onnxfq.torch.compat.aimet.encoding_analyzer import MinMaxEncodingAnalyzer, smallest_scale
-from onnxfq.torch.compat.aimet.encodings import AffineEncoding, GroupedBlockEncoding
-from onnxfq.torch.compat.aimet.functions import dequantize, fits, interleaved, quantize, quantize_dequantize
+from onnxfq.torch.compat.aimet.encodings import AffineEncoding as AffineEncoding
+from onnxfq.torch.compat.aimet.encodings import GroupedBlockEncoding as GroupedBlockEncoding
+from onnxfq.torch.compat.aimet.functions import dequantize as dequantize
+from onnxfq.torch.compat.aimet.functions import fits, interleaved
+from onnxfq.torch.compat.aimet.functions import quantize as quantize
+from onnxfq.torch.compat.aimet.functions import quantize_dequantize as quantize_dequantize
 from onnxfq.torch.compat.aimet.grid import IntegerGrid, check_limits, check_shift, form, limits_of, read_call
 from onnxfq.torch.compat.aimet.quantizer import QuantizerBase
 from onnxfq.torch.compat.aimet.statistics import as_shape
@@ -30,18 +34,6 @@ from onnxfq.torch.compat.aimet.tensor import QuantizedTensor, plain
 from onnxfq.torch.qat_gradients import quantize_to, round_straight_through
 from onnxfq.torch.quantizer import FakeQuantize
 
-__all__ = [
-    "AffineEncoding",
-    "AffineQuantizerBase",
-    "Dequantize",
-    "GroupedBlockEncoding",
-    "GroupedBlockQuantizeDequantize",
-    "Quantize",
-    "QuantizeDequantize",
-    "dequantize",
-    "quantize",
-    "quantize_dequantize",
-]
 _OTHERS = {"encoding_analyzer": None, "block_size": None, "zero_point_shift": None}
 Made = TypeVar("Made", bound="AffineQuantizerBase")
 _FORMS = (form("qmin", "qmax", "symmetric", **_OTHERS), form("bitwidth", "symmetric", **_OTHERS))
@@ -64,6 +56,7 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
     min: nn.Parameter
     max: nn.Parameter
     _encodes: type[AffineEncoding] = AffineEncoding
+    _copied: tuple[str, ...] = ("qmin", "qmax", "block_size", "zero_point_shift")
 
     def __init__(self, shape: int | Sequence[int], *args: Any, **keywords: Any) -> None:
         """Make a quantizer without a range.
@@ -191,14 +184,10 @@ class AffineQuantizerBase(IntegerGrid, QuantizerBase):
         if not isinstance(encodings, cls._encodes):
             kind = cls._encodes.__name__
             raise SpecError(f"{cls.__name__} takes {kind}, found {type(encodings).__name__}; give one")
-        made = cls(encodings.scale.shape, **cls._settings_of(encodings), block_size=encodings.block_size)
+        given = {name: getattr(encodings, name) for name in cls._copied}
+        made = cls(encodings.scale.shape, symmetric=encodings.symmetry, **given)
         made.set_range(encodings.min, encodings.max)
         return made
-
-    @staticmethod
-    def _settings_of(encodings: Any) -> dict[str, Any]:
-        names = ("qmin", "qmax", "zero_point_shift")
-        return {name: getattr(encodings, name) for name in names} | {"symmetric": encodings.symmetry}
 
     def get_legacy_encodings(self) -> list[dict[str, Any]] | None:
         """Return the entries of AIMET's files, version 0.6.1; None before a range is known."""
@@ -337,6 +326,7 @@ class GroupedBlockQuantizeDequantize(QuantizeDequantize):
     """
 
     _encodes = GroupedBlockEncoding
+    _copied = ("bitwidth", "block_size", "decompressed_bw", "block_grouping")
 
     def __init__(
         self,
@@ -391,22 +381,10 @@ class GroupedBlockQuantizeDequantize(QuantizeDequantize):
 
     def get_encodings(self) -> GroupedBlockEncoding | None:
         """Return the encoding, in float32; None before a range is known."""
-        if not self.is_initialized():
+        made, names = super().get_encodings(), ("block_grouping", "decompressed_bw")
+        if made is None:
             return None
-        scale, unit = self._grouped(torch.float32)
-        return GroupedBlockEncoding(
-            scale,
-            self._fixed_offset(torch.float32),
-            self.qmin,
-            self.qmax,
-            self.symmetric,
-            self.block_size,
-            block_grouping=self.block_grouping,
-            decompressed_bw=self.decompressed_bw,
-            per_channel_scale=unit,
-        )
-
-    @staticmethod
-    def _settings_of(encodings: Any) -> dict[str, Any]:
-        names = ("bitwidth", "decompressed_bw", "block_grouping")
-        return {name: getattr(encodings, name) for name in names} | {"symmetric": encodings.symmetry}
+        limits = made.qmin, made.qmax, made.symmetry, made.block_size
+        grouping = {name: getattr(self, name) for name in names}
+        unit = self._grouped(torch.float32)[1]
+        return GroupedBlockEncoding(made.scale, made.offset, *limits, per_channel_scale=unit, **grouping)

@@ -202,8 +202,7 @@ class FloatQuantizeDequantize(QuantizerBase):
                     "16-bit floats have scale 1 in a model file, found another; remove the analyzer"
                 )
             return CastModule(self._format.dtype)
-        name = "" if self._format.dtype is None else str(self._format.dtype).removeprefix("torch.")
-        name = name.replace("_", "")
+        name = str(self._format.dtype).removeprefix("torch.").replace("_", "")
         qtype = QTYPES.get(name) or float_qtype(self.exponent_bits, self.mantissa_bits)
         frozen = FakeQuantize(QuantSpec(qtype=qtype), None, shape=self.shape)
         frozen.set_qparams(scale)

@@ -17,14 +17,19 @@ the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from onnxfq.errors import SpecError
+from onnxfq.numerics.qtypes import qtype_of_integers
+from onnxfq.torch import kernels
 from onnxfq.torch.arguments import checked
+from onnxfq.torch.arithmetic import RoundingGrid
 from onnxfq.torch.compat.aimet.grid import check_shift, form, read_call
+from onnxfq.torch.rounding import RoundingRule, Saved
 
 _OTHERS = {"block_size": None, "zero_point_shift": None}
 _FORMS = (
@@ -55,10 +60,9 @@ def quantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: Any, **keywor
     if not _holds(tensor.dtype, qmin, qmax):
         raise SpecError(f"{tensor.dtype} does not hold the integers {qmin} to {qmax}; use a wider type")
     work = _work_type(tensor.dtype, qmin, qmax)
+    rounded = _Integers(qmin, qmax)
     return _by_blocks(
-        lambda x, s, o: _Round.apply(x, s.to(work), o.to(work), qmin, qmax),
-        (tensor, scale, offset),
-        others["block_size"],
+        lambda x, s, o: rounded(x, s.to(work), o.to(work)), (tensor, scale, offset), others["block_size"]
     )
 
 
@@ -88,15 +92,8 @@ def quantize_dequantize(tensor: Tensor, scale: Tensor, offset: Tensor, *args: An
     work = _work_type(tensor.dtype, qmin, qmax)
     if not _holds(work, qmin, qmax):
         raise SpecError(f"{work} does not hold the integers {qmin} to {qmax}; use a smaller grid")
-    limits = qmin, qmax, shift
-
-    def rounded(x: Tensor, s: Tensor, o: Tensor) -> Tensor:
-        if not _needs_gradient(x, s, o):
-            return _round_scale(x, s.to(work), o.to(work), limits, mask=False)[0]
-        y: Tensor = _RoundScale.apply(x, s.to(work), o.to(work), *limits)
-        return y
-
-    return _by_blocks(rounded, (tensor, scale, offset), block_size)
+    rounded = _Values(qmin, qmax, shift)
+    return _by_blocks(lambda x, s, o: rounded(x, s.to(work), o.to(work)), (tensor, scale, offset), block_size)
 
 
 def block_shape(shape: Sequence[int], param: Sequence[int], block_size: Sequence[int]) -> tuple[int, ...]:
@@ -216,75 +213,63 @@ def _by_torch(x: Tensor, scale: Tensor, offset: Tensor, qmin: int, qmax: int) ->
         return None
 
 
-class _Round(torch.autograd.Function):
+@dataclass(frozen=True)
+class _Integers(RoundingRule):
     """The integers; their gradient passes inside the grid."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, offset: Tensor, qmin: int, qmax: int) -> Tensor:
-        steps = (x.to(scale.dtype) / scale).round_().sub_(offset)
-        by_x, by_scale = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
-        inside = (steps >= qmin) & (steps <= qmax) if any(ctx.needs_input_grad) else None
-        ctx.save_for_backward(x if by_scale else None, scale if by_x or by_scale else None, inside)
-        return steps.clamp_(qmin, qmax)
+    qmin: int
+    qmax: int
+    shift: float = 0.0
+    keeps = True
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, inside = ctx.saved_tensors
-        masked = gradient * inside
-        by_x, by_scale, by_offset, *_ = ctx.needs_input_grad
-        divided = masked / scale if by_x or by_scale else None
-        return (
-            divided if by_x else None,
-            -divided * (x / scale) if divided is not None and by_scale else None,
-            -masked if by_offset else None,
-            None,
-            None,
-        )
+    def round(self, x: Tensor, scale: Tensor, offset: Tensor, mask: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the integers and, if `mask`, what the clamp leaves."""
+        steps = x.to(scale.dtype) / scale
+        steps = torch.round(steps - self.shift if self.shift else steps) - offset
+        inside = (steps >= self.qmin) & (steps <= self.qmax) if mask else None
+        return steps.clamp(self.qmin, self.qmax), inside
 
+    def by_x(self, gradient: Tensor, saved: Saved) -> Tensor:
+        """Return the gradient inside, by a step."""
+        return gradient * saved.inside / saved.first
 
-def _round_scale(
-    x: Tensor, scale: Tensor, offset: Tensor, limits: Sequence[Any], mask: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the values of the grid and, if `mask`, what the clamp leaves."""
-    qmin, qmax, shift = limits
-    steps = x.to(scale.dtype) / scale
-    steps = (steps - shift if shift else steps).round_().sub_(offset)
-    inside = (steps >= qmin) & (steps <= qmax) if mask else None
-    return steps.clamp_(qmin, qmax).add_(offset + shift if shift else offset).mul_(scale), inside
+    def by_first(self, gradient: Tensor, saved: Saved) -> Tensor:
+        """Return the gradient of the scale."""
+        return -self.by_x(gradient, saved) * (saved.x / saved.first)
+
+    def by_second(self, gradient: Tensor, saved: Saved) -> Tensor:
+        """Return the gradient of the offset."""
+        return -gradient * saved.inside
 
 
-class _RoundScale(torch.autograd.Function):
+@dataclass(frozen=True)
+class _Values(_Integers):
     """Values of the grid, by the table of this module."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, offset: Tensor, *limits: Any) -> Tensor:
-        y, inside = _round_scale(x, scale, offset, limits, any(ctx.needs_input_grad))
-        _, by_scale, by_offset, *_ = ctx.needs_input_grad
-        ctx.limits = limits
-        ctx.save_for_backward(
-            x if by_scale else None,
-            scale if by_scale or by_offset else None,
-            offset if by_scale else None,
-            inside,
-        )
-        return y
+    keeps = False
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale, offset, inside = ctx.saved_tensors
-        qmin, qmax, shift = ctx.limits
-        by_x, by_scale, by_offset, *_ = ctx.needs_input_grad
-        for_scale = None
-        if by_scale:
-            steps = x.to(scale.dtype) / scale - shift
-            rounded = torch.round(steps)
-            error = rounded - steps
-            for_scale = gradient * torch.where(inside, error, rounded.clamp_(offset + qmin, offset + qmax))
-        return (
-            torch.where(inside, gradient, 0) if by_x else None,
-            for_scale,
-            torch.where(inside, 0, gradient * scale) if by_offset else None,
-            None,
-            None,
-            None,
-        )
+    def round(self, x: Tensor, scale: Tensor, offset: Tensor, mask: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the values and, if `mask`, what the clamp leaves; the CPU kernel has the same bits."""
+        wide = x.dtype == scale.dtype == torch.float32
+        if wide and not self.shift and kernels.takes(x) and not (offset % 1).any():
+            grid = RoundingGrid(qtype_of_integers(self.qmin, self.qmax))
+            shape = (1,) * (x.ndim - scale.ndim) + tuple(scale.shape)
+            done = kernels.fake_quantize(x, scale.reshape(shape), -offset, grid, mask)
+            if done is not None:
+                return done
+        steps, inside = super().round(x, scale, offset, mask)
+        return (steps + (offset + self.shift if self.shift else offset)) * scale, inside
+
+    by_x = RoundingRule.by_x
+
+    def by_first(self, gradient: Tensor, saved: Saved) -> Tensor:
+        """Return the gradient of the scale."""
+        x, scale, offset, inside = saved
+        steps = x.to(scale.dtype) / scale - self.shift
+        rounded = torch.round(steps)
+        limited = rounded.clamp(offset + self.qmin, offset + self.qmax)
+        return gradient * torch.where(inside, rounded - steps, limited)
+
+    def by_second(self, gradient: Tensor, saved: Saved) -> Tensor:
+        """Return the gradient of the offset."""
+        return torch.where(saved.inside, 0, gradient * saved.first)

@@ -172,19 +172,17 @@ def compute_param_encodings(model: nn.Module) -> None:
             module.compute_param_encodings()
 
 
+__all__ = ["QuantizationMixin", "compute_encodings", "compute_param_encodings"]
+_OF_AXES = """
+    AdaptiveAvgPool AdaptiveMaxPool AvgPool BatchNorm CircularPad ConstantPad Conv ConvTranspose Dropout
+    InstanceNorm MaxPool MaxUnpool ReflectionPad ReplicationPad ZeroPad"""
 _ONE_INPUT = """
-    AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d
-    AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d BatchNorm1d BatchNorm2d BatchNorm3d
-    CELU ChannelShuffle CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d
-    ConstantPad3d Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d Dropout Dropout1d
-    Dropout2d Dropout3d ELU Embedding EmbeddingBag FeatureAlphaDropout Flatten Fold FractionalMaxPool2d
-    FractionalMaxPool3d GELU GLU GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh InstanceNorm1d
-    InstanceNorm2d InstanceNorm3d LPPool1d LPPool2d LayerNorm LeakyReLU Linear LocalResponseNorm
-    LogSigmoid LogSoftmax MaxPool1d MaxPool2d MaxPool3d MaxUnpool1d MaxUnpool2d MaxUnpool3d Mish PReLU
-    PixelShuffle PixelUnshuffle RMSNorm RReLU ReLU ReLU6 ReflectionPad1d ReflectionPad2d ReflectionPad3d
-    ReplicationPad1d ReplicationPad2d ReplicationPad3d SELU SiLU Sigmoid Softmax Softmax2d Softmin
+    AlphaDropout CELU ChannelShuffle Dropout ELU Embedding EmbeddingBag FeatureAlphaDropout Flatten Fold
+    FractionalMaxPool2d FractionalMaxPool3d GELU GLU GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh
+    LPPool1d LPPool2d LayerNorm LeakyReLU Linear LocalResponseNorm LogSigmoid LogSoftmax Mish PReLU
+    PixelShuffle PixelUnshuffle RMSNorm RReLU ReLU ReLU6 SELU SiLU Sigmoid Softmax Softmax2d Softmin
     Softplus Softshrink Softsign SyncBatchNorm Tanh Tanhshrink Threshold Unflatten Unfold Upsample
-    UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d ZeroPad2d ZeroPad3d"""
+    UpsamplingBilinear2d UpsamplingNearest2d"""
 _TWO_INPUTS = """
     BCELoss BCEWithLogitsLoss Bilinear CosineSimilarity CrossEntropyLoss HuberLoss KLDivLoss L1Loss MSELoss
     NLLLoss PairwiseDistance SmoothL1Loss"""
@@ -203,13 +201,10 @@ def _declare(name: str, body: dict[str, Any]) -> None:
         f"Quantized{name}", (QuantizationMixin, layer), {"__module__": __name__, "__doc__": text} | body
     )
     globals()[made.__name__] = QuantizationMixin.implements(layer)(made)
+    __all__.append(made.__name__)
 
 
-for _name in _ONE_INPUT.split():
+for _name in (*_ONE_INPUT.split(), *(f"{kind}{d}d" for kind in _OF_AXES.split() for d in (1, 2, 3))):
     _declare(_name, {})
 for _name in _TWO_INPUTS.split():
     _declare(_name, {"__quant_init__": _two_inputs})
-__all__ = ["QuantizationMixin", "compute_encodings", "compute_param_encodings"]
-__all__ += [
-    name for name in list(globals()) if name.startswith("Quantized") and name != "QuantizedTensorBase"
-]

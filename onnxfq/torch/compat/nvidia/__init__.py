@@ -6,41 +6,25 @@ such as `nn.modules.quant_conv`. Their classes are names of this package, too.
 
 from __future__ import annotations
 
-from typing import Any
-
-from onnxfq.torch.compat.nvidia import calib, layers, nn, quant_modules, tensor_quant, utils
+from onnxfq.torch.compat.nvidia import calib as calib
+from onnxfq.torch.compat.nvidia import layers as layers
+from onnxfq.torch.compat.nvidia import nn as nn
 from onnxfq.torch.compat.nvidia import optim as optim
-from onnxfq.torch.compat.nvidia.calib import HistogramCalibrator, MaxCalibrator, calibrate_weights
-from onnxfq.torch.compat.nvidia.clip import Clip
-from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor
-from onnxfq.torch.compat.nvidia.lstm import QuantLSTM, QuantLSTMCell
-from onnxfq.torch.compat.nvidia.optim import helper
-from onnxfq.torch.compat.nvidia.quant_modules import deactivate, enable_onnx_export, initialize
-from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer
+from onnxfq.torch.compat.nvidia import quant_modules as quant_modules
+from onnxfq.torch.compat.nvidia import tensor_quant as tensor_quant
+from onnxfq.torch.compat.nvidia import utils as utils
+from onnxfq.torch.compat.nvidia.calib import HistogramCalibrator as HistogramCalibrator
+from onnxfq.torch.compat.nvidia.calib import MaxCalibrator as MaxCalibrator
+from onnxfq.torch.compat.nvidia.calib import calibrate_weights as calibrate_weights
+from onnxfq.torch.compat.nvidia.clip import Clip as Clip
+from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor as QuantDescriptor
+from onnxfq.torch.compat.nvidia.layers import __getattr__ as __getattr__
+from onnxfq.torch.compat.nvidia.lstm import QuantLSTM as QuantLSTM
+from onnxfq.torch.compat.nvidia.lstm import QuantLSTMCell as QuantLSTMCell
+from onnxfq.torch.compat.nvidia.optim import helper as helper
+from onnxfq.torch.compat.nvidia.quant_modules import deactivate as deactivate
+from onnxfq.torch.compat.nvidia.quant_modules import enable_onnx_export as enable_onnx_export
+from onnxfq.torch.compat.nvidia.quant_modules import initialize as initialize
+from onnxfq.torch.compat.nvidia.tensor_quantizer import TensorQuantizer as TensorQuantizer
 
-
-def __getattr__(name: str) -> Any:
-    """Return a quantized layer, such as QuantConv2d."""
-    return getattr(layers, name)
-
-
-__all__ = [
-    "Clip",
-    "HistogramCalibrator",
-    "MaxCalibrator",
-    "QuantDescriptor",
-    "TensorQuantizer",
-    "calib",
-    "calibrate_weights",
-    "deactivate",
-    "enable_onnx_export",
-    "helper",
-    "initialize",
-    "nn",
-    "quant_modules",
-    "tensor_quant",
-    "utils",
-    "QuantLSTM",
-    "QuantLSTMCell",
-    *layers.LAYERS,
-]
+globals().update(layers.LAYERS)  # for `import *`, as the other names

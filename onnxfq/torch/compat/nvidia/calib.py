@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from onnxfq.calibration.calibrators.entropy import divergences
 from onnxfq.errors import ArgumentError, SpecError, StatisticsError, nearest
 from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.compat.nvidia.tensor_quant import fake_tensor_quant, scaled_e4m3
@@ -149,8 +150,10 @@ class HistogramCalibrator:
         bins = len(self._calib_hist)
         if method != "percentile" and (stride < 1 or not 1 <= start_bin < bins):
             raise SpecError(f"stride {stride} must be at least 1, start_bin {start_bin} from 1 to {bins - 1}")
-        grid = self._num_bits, self._unsigned
-        return SEARCHES[method](self._calib_hist, self._calib_bin_edges, grid, stride, start_bin, percentile)
+        seen = _Seen(self._calib_hist, self._calib_bin_edges, self._num_bits, self._unsigned)
+        if method == "percentile":
+            return _percentile(seen, percentile)
+        return SEARCHES[method](seen, range(start_bin, bins + 1, stride))
 
     def __repr__(self) -> str:
         """Return the class with its settings and its bins."""
@@ -159,45 +162,33 @@ class HistogramCalibrator:
         return f"HistogramCalibrator(num_bits={self._num_bits}, unsigned={self._unsigned}, bins={bins})"
 
 
-Grid = tuple[Any, bool]
+class _Seen(NamedTuple):
+    """Counted magnitudes, and the grid that a search rounds to."""
+
+    hist: Tensor
+    edges: Tensor
+    bits: Any
+    unsigned: bool
+
+
 _AT_ONCE = 256
 """Candidates that are tried in one tensor: some megabytes."""
 
 
-def _entropy(
-    hist: Tensor, edges: Tensor, grid: Grid, stride: int, start_bin: int, percentile: float
-) -> Tensor:
-    if not isinstance(grid[0], int):
-        raise SpecError(f"entropy needs an integer grid, got num_bits {grid[0]}; use mse or percentile")
-    counts = hist.double().cpu().numpy().copy()
+def _entropy(seen: _Seen, ends: range) -> Tensor:
+    if not isinstance(seen.bits, int):
+        raise SpecError(f"entropy needs an integer grid, got num_bits {seen.bits}; use mse or percentile")
+    counts = seen.hist.double().cpu().numpy().copy()
     counts[0] = counts[1]  # zeros are exact in any grid
-    levels = 1 << (grid[0] - (not grid[1]))
-    ends = range(start_bin, len(counts) + 1, stride)
-    divergences = [_divergence(counts, levels, end) for end in ends]
-    last = len(divergences) - 1 - int(np.argmin(divergences[::-1]))
-    return edges[ends[last]].clone()
+    tried = np.array(ends)[::-1]  # the widest of equal ones
+    found = divergences(counts, np.zeros_like(tried), tried, 1 << (seen.bits - (not seen.unsigned)))
+    return seen.edges[tried[int(np.argmin(found))]].clone()
 
 
-def _divergence(counts: NDArray[np.float64], levels: int, end: int) -> float:
-    """Return Kullback and Leibler's divergence of the first `end` bins, put into `levels`, from all bins."""
-    kept = counts[:end]
-    group = np.arange(end) * levels // end
-    filled = kept != 0
-    sums = np.bincount(group, kept, levels)
-    shares = sums / np.maximum(np.bincount(group, filled, levels), 1)
-    found = np.where(filled, shares[group], 0.0)
-    wanted = kept.copy()
-    wanted[-1] += counts[end:].sum()
-    p, q = wanted / max(wanted.sum(), 1e-300), found / max(found.sum(), 1e-300)
-    if (q[p > 0] == 0).any():
-        return float("inf")
-    return float((p[p > 0] * np.log(p[p > 0] / q[p > 0])).sum())
-
-
-def _mse(hist: Tensor, edges: Tensor, grid: Grid, stride: int, start_bin: int, percentile: float) -> Tensor:
-    bits, unsigned = grid
+def _mse(seen: _Seen, ends: range) -> Tensor:
+    hist, edges, bits, unsigned = seen
     centres = (edges[1:] + edges[:-1]) / 2
-    tried = centres[start_bin::stride]
+    tried = centres[ends.start :: ends.step]
     errors = []
     for amax in tried[:, None].split(_AT_ONCE):
         integers = isinstance(bits, int)
@@ -206,12 +197,10 @@ def _mse(hist: Tensor, edges: Tensor, grid: Grid, stride: int, start_bin: int, p
     return tried[torch.cat(errors).argmin()].clone()
 
 
-def _percentile(
-    hist: Tensor, edges: Tensor, grid: Grid, stride: int, start_bin: int, percentile: float
-) -> Tensor:
-    counts = hist.double().cpu().numpy()
+def _percentile(seen: _Seen, percentile: float) -> Tensor:
+    counts = seen.hist.double().cpu().numpy()
     below = np.cumsum(counts / counts.sum())
-    return edges[int(np.searchsorted(below, percentile / 100))].clone()
+    return seen.edges[int(np.searchsorted(below, percentile / 100))].clone()
 
 
 SEARCHES: dict[str, Callable[..., Tensor]] = {"entropy": _entropy, "mse": _mse, "percentile": _percentile}

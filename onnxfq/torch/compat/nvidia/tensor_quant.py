@@ -8,6 +8,7 @@ Gradients pass where |x| <= amax. An amax of at most 2^-24 makes all zero.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from onnxfq.torch.arguments import checked
 from onnxfq.torch.compat.nvidia.descriptor import QuantDescriptor, check_bits
 from onnxfq.torch.kernels import is_transforming
 from onnxfq.torch.onnx_node import is_exporting
+from onnxfq.torch.rounding import RoundingRule
 
 ScaledQuantDescriptor = QuantDescriptor
 QUANT_DESC_8BIT_PER_TENSOR = QuantDescriptor()
@@ -47,22 +49,23 @@ def integer_bound(num_bits: int, unsigned: bool) -> int:
     return bound
 
 
-def _steps(
-    x: Tensor, amax: Tensor, num_bits: int, unsigned: bool, narrow_range: bool
-) -> tuple[Tensor, Tensor]:
-    """Return (integers in x's type, scale). Half types are multiplied in float32, as the original does."""
+def _steps(x: Tensor, amax: Tensor, num_bits: int, unsigned: bool, narrow_range: bool) -> Tensor:
+    """Return the integers. Half types are multiplied in float32, as the original does."""
     bound = integer_bound(num_bits, unsigned)
     _check_values(x, amax, unsigned)
     half = (torch.float16, torch.bfloat16) if x.is_cuda else (torch.float16,)
     work = x.float() if x.dtype in half else x
-    limit = torch.tensor(float(bound), device=amax.device)
-    scale = limit / (amax.float() if amax.dtype == torch.float16 else amax)
-    empty = amax <= LEAST
     low = 0 if unsigned else -bound - (not narrow_range)
     # In place: one tensor of x's size, where four operations would make four.
-    steps = (work * torch.where(empty, 0.0, scale)).round_()
+    steps = (work * _scale(amax, bound, 0.0)).round_()
     steps = (steps.clamp if is_transforming() else steps.clamp_)(low, bound)  # vmap has no clamp_
-    return steps, torch.where(empty, 1.0, scale)
+    return steps
+
+
+def _scale(amax: Tensor, bound: int, empty: float) -> Tensor:
+    """Return bound / amax, or `empty` for an amax that makes all zero."""
+    wide = amax.float() if amax.dtype == torch.float16 else amax
+    return torch.where(amax <= LEAST, empty, torch.tensor(float(bound), device=amax.device) / wide)
 
 
 def _check_values(x: Tensor, amax: Tensor, unsigned: bool) -> None:
@@ -81,20 +84,16 @@ def _check_values(x: Tensor, amax: Tensor, unsigned: bool) -> None:
         raise SpecError(f"Negative values in amax, found {float(amax.min())}; give the largest magnitude")
 
 
-def _values(steps: Tensor, scale: Tensor, x: Tensor) -> Tensor:
-    if x.is_cuda:  # the original's kernel divides in float32 there
-        return steps.div_(scale).to(x.dtype)
-    steps = steps.half() if x.dtype == torch.float16 else steps
-    return steps.div_(scale.to(x.dtype))
+def _real(x: Tensor, amax: Tensor, *grid: Any) -> Tensor:
+    steps = _steps(x, amax, *grid)
+    return steps.half() if x.dtype == torch.float16 else steps
 
 
 def _fake(x: Tensor, amax: Tensor, *grid: Any) -> Tensor:
-    return _values(*_steps(x, amax, *grid), x)
-
-
-def _real(x: Tensor, amax: Tensor, *grid: Any) -> tuple[Tensor, Tensor]:
-    steps, scale = _steps(x, amax, *grid)
-    return steps.half() if x.dtype == torch.float16 else steps, scale.to(x.dtype)
+    scale = _scale(amax, integer_bound(*grid[:2]), 1.0)
+    if x.is_cuda:  # the original's kernel divides in float32 there
+        return _steps(x, amax, *grid).div_(scale).to(x.dtype)
+    return _real(x, amax, *grid).div_(scale.to(x.dtype))
 
 
 def _e4m3(x: Tensor, amax: Tensor) -> Tensor:
@@ -113,34 +112,17 @@ def _affine(x: Tensor, high: Tensor, low: Tensor, num_bits: int) -> Tensor:
     return (integers + zero) * step
 
 
-_FORMULAS: dict[str, Callable[..., Any]] = {"fake": _fake, "real": _real, "e4m3": _e4m3, "affine": _affine}
+@dataclass(frozen=True)
+class _Formula(RoundingRule):
+    """Rounding by a formula; the grid is from `low`, by default -`high`, to `high`."""
 
+    formula: Callable[..., Tensor]
+    grid: tuple[Any, ...] = ()
 
-class _Rounded(torch.autograd.Function):
-    """Values of a formula; the gradient passes up to `high` and down to `low`, by default -`high`."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, high: Tensor, low: Tensor | None, formula: str, grid: tuple[Any, ...]) -> Any:
-        return _FORMULAS[formula](x, high, *(() if low is None else (low,)), *grid)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs[:3])
-        if isinstance(output, tuple):
-            ctx.mark_non_differentiable(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *of_scale: Tensor) -> tuple[Tensor | None, ...]:
-        x, high, low = ctx.saved_tensors
-        inside = (x <= high) & (x >= (-high if low is None else low))
-        return torch.where(inside, gradient, 0.0).to(x.dtype), None, None, None, None
-
-
-def _round(formula: str, x: Tensor, high: Tensor, low: Tensor | None, *grid: Any) -> Any:
-    """Return the result of a formula; exporters, which need no gradient, see its operations."""
-    return (_Rounded.forward if is_exporting() else _Rounded.apply)(x, high, low, formula, grid)
+    def round(self, x: Tensor, high: Any, low: Any, mask: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the result of the formula and, if `mask`, what lies between the ends."""
+        y = self.formula(x, high, *(() if low is None else (low,)), *self.grid)
+        return y, (x <= high) & (x >= (-high if low is None else low)) if mask else None
 
 
 @checked
@@ -159,8 +141,7 @@ def fake_tensor_quant(
     Raises SpecError for a negative amax or a width without integers, ArgumentError for negative values in an
     unsigned tensor and for integers. Values are not checked while torch compiles or exports.
     """
-    values: Tensor = _round("fake", *_tensors(inputs, amax), None, num_bits, unsigned, narrow_range)
-    return values
+    return _Formula(_fake, (num_bits, unsigned, narrow_range))(*_tensors(inputs, amax), None)
 
 
 legacy_fake_tensor_quant = fake_tensor_quant
@@ -175,7 +156,9 @@ def tensor_quant(
     It has the arguments and errors of `fake_tensor_quant`. A scale that float16 inputs cannot hold is a
     SpecError.
     """
-    integers, scale = _round("real", *_tensors(inputs, amax), None, num_bits, unsigned, narrow_range)
+    x, most = _tensors(inputs, amax)
+    integers = _Formula(_real, (num_bits, unsigned, narrow_range))(x, most, None)
+    scale = _scale(most, integer_bound(num_bits, unsigned), 1.0).to(x.dtype)
     if inputs.dtype == torch.float16 and not torch.compiler.is_compiling() and scale.isinf().any():
         raise SpecError(f"scale is too large for FP16 with amax={amax}; use float32 inputs")
     return integers, scale
@@ -193,8 +176,7 @@ def scaled_e4m3(inputs: Tensor, amax: Tensor | float | None = None, E: int = 4, 
     """
     if (E, M) != (4, 3):
         raise SpecError(f"scaled_e4m3 has E=4 and M=3 only, got E={E!r} and M={M!r}; leave them out")
-    values: Tensor = _round("e4m3", *_tensors(inputs, E4M3_MOST if amax is None else amax), None)
-    return values
+    return _Formula(_e4m3)(*_tensors(inputs, E4M3_MOST if amax is None else amax), None)
 
 
 @checked
@@ -210,8 +192,7 @@ def fake_affine_tensor_quant(
     high = _tensors(inputs, max_range)[1]
     if not (torch.compiler.is_compiling() or is_exporting()) and not (high > low).all():
         raise SpecError(f"max_range must be above min_range, got {max_range} and {min_range}; exchange them")
-    values: Tensor = _round("affine", x, high, low, num_bits)
-    return values
+    return _Formula(_affine, (num_bits,))(x, high, low)
 
 
 def _tensors(inputs: Tensor, limit: Any) -> tuple[Tensor, Tensor]:

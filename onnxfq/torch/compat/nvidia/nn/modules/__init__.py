@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from onnxfq.torch.compat.nvidia import layers
+from onnxfq.torch.compat.nvidia.layers import __getattr__ as __getattr__
 from onnxfq.torch.compat.nvidia.nn.modules import _utils as _utils
 from onnxfq.torch.compat.nvidia.nn.modules import clip as clip
 from onnxfq.torch.compat.nvidia.nn.modules import quant_conv as quant_conv
@@ -13,8 +11,3 @@ from onnxfq.torch.compat.nvidia.nn.modules import quant_linear as quant_linear
 from onnxfq.torch.compat.nvidia.nn.modules import quant_pooling as quant_pooling
 from onnxfq.torch.compat.nvidia.nn.modules import quant_rnn as quant_rnn
 from onnxfq.torch.compat.nvidia.nn.modules import tensor_quantizer as tensor_quantizer
-
-
-def __getattr__(name: str) -> Any:
-    """Return a layer."""
-    return getattr(layers, name)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from onnxfq.torch.compat.nvidia import layers as _home
-
-
-def __getattr__(name: str) -> Any:
-    """Return a name of this path."""
-    return getattr(_home, name)
+from onnxfq.torch.compat.nvidia.layers import QuantInputMixin as QuantInputMixin
+from onnxfq.torch.compat.nvidia.layers import QuantMixin as QuantMixin
+from onnxfq.torch.compat.nvidia.layers import pop_quant_desc_in_kwargs as pop_quant_desc_in_kwargs

@@ -2,11 +2,4 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from onnxfq.torch.compat.nvidia import layers as _home
-
-
-def __getattr__(name: str) -> Any:
-    """Return a name of this path."""
-    return getattr(_home, name)
+from onnxfq.torch.compat.nvidia.layers import __getattr__ as __getattr__

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from onnxfq.torch.compat.nvidia import lstm as _home
-
-
-def __getattr__(name: str) -> Any:
-    """Return a name of this path."""
-    return getattr(_home, name)
+from onnxfq.torch.compat.nvidia.lstm import LSTM as LSTM
+from onnxfq.torch.compat.nvidia.lstm import LSTMCell as LSTMCell
+from onnxfq.torch.compat.nvidia.lstm import QuantLSTM as QuantLSTM
+from onnxfq.torch.compat.nvidia.lstm import QuantLSTMCell as QuantLSTMCell
