@@ -10,7 +10,7 @@ from torch import nn
 
 import onnxfq
 from onnxfq.documents.recipe import Recipe
-from onnxfq.torch import compute_encodings, quantize_module
+from onnxfq.torch import compute_encodings, plan_of, quantize_module
 
 
 def recipe(activations="int8", weights="int8", target="simulation", overrides=(), **fields) -> Recipe:
@@ -27,10 +27,10 @@ def recipe(activations="int8", weights="int8", target="simulation", overrides=()
 
 def prepared(model: nn.Module, x, asked=None) -> onnxfq.Plan:
     """Quantize a module and compute its encodings on x."""
-    plan = quantize_module(model, recipe() if asked is None else asked)
+    quantize_module(model, recipe() if asked is None else asked)
     with torch.no_grad(), compute_encodings(model):
         model(*x) if isinstance(x, tuple) else model(x)
-    return plan
+    return plan_of(model)
 
 
 def roles(plan: onnxfq.Plan, model) -> dict[tuple[str, int], str]:

@@ -47,13 +47,27 @@ class Unfinished:
         self.handle: Any = None
 
     def wait(self, model: nn.Module) -> None:
-        """Put quantizers into the layers, and wait for a batch."""
+        """Put quantizers into the layers, and wait for a batch.
+
+        Raises RecipeError for an override whose names match no layer: operations have no names yet.
+        """
+        self._check_names(model)
         insert(model, plan_by_layers(self.by_layers, model), {}, self.settings, {})
         if layer_kind(model) is None:
             swap(model, {})  # the forward that runs with the first batch is known before it is planned
         waiting = Skipped(name=type(model).__name__, kind="node", op_type="forward", why=_WAITS)
         model.__dict__[PLAN] = self._with_skipped(waiting)
         self.handle = model.register_forward_pre_hook(self, with_kwargs=True)
+
+    def _check_names(self, model: nn.Module) -> None:
+        layers = self.layers
+        types = {kind for layer in layers for kind in (layer.type_name, *layer.kind.op_types)}
+        nodes = {layer.name: layer.type_name for layer in layers} | {kind: kind for kind in types}
+        tensors = {layer.tensor(n) for layer in layers for n in (*layer.activations, *layer.parameters)}
+        try:
+            self.recipe.for_modules({path: path for path, _ in model.named_modules()}).check_names(nodes, tensors)
+        except RecipeError as error:
+            raise RecipeError(f"{error}; to name operations of a forward, give example_inputs") from None
 
     def leave(self) -> None:
         """Wait no longer."""
