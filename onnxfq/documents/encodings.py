@@ -249,6 +249,7 @@ class Encodings(Record):
         without_values: activations of the plan without a value in any run; nodes that need them stay in
             float.
         unshared: bridges of the plan whose tensors keep separate scales; they stay in float.
+        apart: results of the plan that join ranges far apart; they stay in float.
         statistics_sha256: fingerprint of the statistics of the encodings.
         data_sha256: sum of the SHA-256 of the calibration samples modulo 2^256; it does not depend on order
             or batches.
@@ -263,6 +264,7 @@ class Encodings(Record):
     encodings: tuple[Encoding, ...]
     without_values: tuple[str, ...] = ()
     unshared: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
     statistics_sha256: str = ""
     data_sha256: str = ""
     source: str = ""

@@ -15,6 +15,7 @@ import onnx
 from onnxfq.data import Feed
 from onnxfq.errors import ModelError, RuntimeLibraryError
 from onnxfq.graph.external.weightless import with_weights
+from onnxfq.graph.ops import MOVES
 from onnxfq.runtime.optimized_graph import assign_nodes, open_with_provider, register_library
 from onnxfq.runtime.ort import new_options
 from onnxfq.runtime.plain_session import as_function
@@ -79,14 +80,17 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     return Built(
         builder,
         nodes=tuple(
-            describe_node(promised, DEVICE, _judge(providers.get(number)))
+            describe_node(promised, DEVICE, _judge(providers.get(number), promised.site.op))
             for number, promised in enumerate(reading.promises)
         ),
     )
 
 
-def _judge(provider: str | None) -> Verdict:
-    """Return the precision of a node on `provider`; None if no node that runs has its name."""
+def _judge(provider: str | None, op: str) -> Verdict:
+    """Return the precision of a node on `provider`; None if no node that runs has its name.
+
+    ONNX Runtime joins moves of data with those around them, or with a product.
+    """
     if provider is None:
-        return "missing"
+        return "low" if op in MOVES else "missing"
     return "low" if provider == _PROVIDER else "float"

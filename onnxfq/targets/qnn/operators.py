@@ -1,7 +1,7 @@
 """Operators that QNN runs as node units, and those whose results keep the scale of what they move.
 
-Sources: ONNX Runtime, `qnn/builder/op_builder_factory.cc` and the quantizers of `get_qnn_qdq_config`. Release
-2.7.0 of onnxruntime-qnn has Swish, and takes Erf as a part of a Gelu.
+Sources: ONNX Runtime, `qnn/builder/op_builder_factory.cc` and the quantizers of `get_qnn_qdq_config`; for
+each operator the HTP's emulation of onnxruntime-qnn 2.7.0, which `tests/targets/test_qnn.py` asks.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from onnxfq.graph.queries import constant_values, pads_by_zero
 from onnxfq.placement.target_policy import Slots
 
 _WHOLE = (
-    "Abs Add ArgMax ArgMin Asin Atan AveragePool Ceil Concat Cos CumSum DepthToSpace Div Elu Equal Erf "
+    "Abs Add ArgMax ArgMin Asin Atan AveragePool Ceil Concat Cos CumSum DepthToSpace Div Elu Equal "
     "Exp Expand Flatten Floor Gather GatherElements GatherND Gelu GlobalAveragePool GlobalMaxPool Greater "
     "GreaterOrEqual GridSample HardSigmoid HardSwish Identity LRN LeakyRelu Less LessOrEqual Log "
-    "LogSoftmax LpNormalization Max MaxPool Mean Min Mod Mul Neg PRelu Pad Pow RMSNormalization "
-    "Reciprocal ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu Reshape Round "
-    "ScatterElements ScatterND Sigmoid Sign Sin Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub Sum "
-    "Swish Tanh ThresholdedRelu Tile TopK Transpose Unsqueeze Where"
+    "LogSoftmax LpNormalization Max MaxPool Mean Min Mul Neg PRelu Pad Pow RMSNormalization "
+    "Reciprocal ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Round "
+    "ScatterElements Sigmoid Sign Sin Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub Sum "
+    "Swish Tanh Tile TopK Transpose Unsqueeze Where"
 ).split()
 _FIRST = Slots(inputs=(0,), outputs="all")
-# The gain is a weight, and the bias has the scale of its products, as in a convolution.
-_NORM = Slots(inputs=(0, 1), outputs="all", weights=(1,))
+# The HTP takes no other gain beside a bias, which has the scale of its products as in a convolution.
+_NORM = Slots(inputs=(0, 1), outputs="all", gains=(1,))
 OPERATORS: Mapping[str, Slots] = {
     **dict.fromkeys(_WHOLE, Slots(inputs="all", outputs="all")),
     **dict.fromkeys(("Clip", "Resize", "Upsample"), _FIRST),  # the others are limits and sizes
@@ -33,6 +33,9 @@ OPERATORS: Mapping[str, Slots] = {
     **dict.fromkeys(WEIGHTED_INPUTS, Slots(outputs=(0,))),
 }
 """Operator -> inputs and outputs that get a pair in addition to multiplied ones."""
+
+EIGHT_BITS = frozenset({"LRN", "PRelu"})
+"""Operators that the HTP has in 8 bits alone: with 16 the whole session fails."""
 
 ABSORBED = frozenset({"Clip", "Relu"})
 """Operators that vanish in front of a pair whose range does their work."""

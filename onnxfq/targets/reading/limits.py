@@ -31,7 +31,7 @@ class Product:
         weight_only: whether constants alone are meant to be quantized.
         others: types of the other quantized operands.
         beside_blocks: whether one of these has scales of blocks.
-        is_weight: whether the operand is a constant.
+        is_weight: whether the operand is a stored constant; one that is computed is an activation.
         numbers: name of the type that stores its numbers, `mxfp8` for MXFP8.
         zeros: how many zero points other than 0 it has.
         scales: how many scales it has.
@@ -85,7 +85,7 @@ class Product:
             promised.expects == "weight-only",
             frozenset(one.type_name for one in others),
             any(one.is_blocked for one in others),
-            operand.constant,
+            pair.is_stored,
             "mxfp8" if "MXFP8" in pair.site.op else pair.type_name,
             "none" if not zeros.any() else "several" if len(zeros) > 1 else "one",
             "blocks" if pair.is_blocked else "several" if several else "one",
@@ -140,7 +140,7 @@ def check_limits(*limits: TargetLimit) -> Rule:
         for promised, operand, pair in pairs:
             for limit in limits:
                 if why := limit.explain(Product.read(promised, operand, pair)):
-                    what = "weight" if operand.constant else "input"
+                    what = "weight" if pair.is_stored else "input"
                     message = f"its {what} {operand.tensor!r}: {why}{limit.remedy}"
                     yield make_finding(limit.rule, limit.verdict, promised.site, message, operand.tensor)
 
