@@ -271,6 +271,12 @@ class Encodings(Record):
     unreached: dict[str, Ends] = {}
     rounding: str = ""
 
+    @pydantic.model_serializer(mode="wrap")
+    def _leave_out_apart(self, write: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write the rare field only where it says something: files of most models are as they were."""
+        content: dict[str, Any] = write(self)
+        return content if self.apart else {name: one for name, one in content.items() if name != "apart"}
+
     @pydantic.model_validator(mode="after")
     def _encoded_once(self) -> Encodings:
         twice = first_repeated(encoding.tensor for encoding in self.encodings)

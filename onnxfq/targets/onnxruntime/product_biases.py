@@ -61,9 +61,11 @@ def set_products_apart(editor: Editor) -> None:
     """
     for product in nodes_by_graph(editor.graph):
         if product.op == "MatMul" and {producer_op(operand) for operand in product.inputs} == {_DEQUANTIZE}:
+            makers = {producer_op(operand.inputs[0].inputs[0]) for operand in product.inputs}
             for reader in product.outputs[0].outputs:
                 _widen_bias(editor, reader, product.outputs[0])
-                _replace_relu(editor, reader)
+                if "QuantizeLinear" in makers:  # with dynamic scales it has the kernel in any case
+                    _replace_relu(editor, reader)
 
 
 def _replace_relu(editor: Editor, relu: gs.Node) -> None:
