@@ -123,7 +123,7 @@ def test_rules_agree_with_openvino(name: str) -> None:
 
 @pytest.mark.parametrize("scale", ["Mul (b, k)", "Div (b, k)"])
 def test_a_shared_convolution_whose_result_is_scaled(scale: str) -> None:
-    """It has a weight of its own, into which OpenVINO folds the factor."""
+    """OpenVINO runs it in 8 bits, with the factor in a copy of the weight."""
     proto = build(
         f"""g (float[1,8,8,8] x) => (float[1,8,8,8] y) {{
             a = Conv <pads = [1,1,1,1]> (x, w) r = Relu (a) b = Conv <pads = [1,1,1,1]> (r, w)

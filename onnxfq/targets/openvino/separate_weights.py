@@ -1,6 +1,6 @@
-"""A weight for each convolution whose result is scaled: OpenVINO folds the factor into a weight of its own.
+"""Copies of shared weights for convolutions whose results are scaled.
 
-A weight that others read too it scales in float, and multiplies in float then (release 2026.4.1).
+OpenVINO 2026.4.1 folds the factor into the weight. If others read the weight too, the product runs in float.
 """
 
 from __future__ import annotations

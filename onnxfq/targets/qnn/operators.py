@@ -1,12 +1,14 @@
 """Operators that QNN runs as node units, and those whose results keep the scale of what they move.
 
 Sources: ONNX Runtime, `qnn/builder/op_builder_factory.cc` and the quantizers of `get_qnn_qdq_config`; for
-each operator the HTP's emulation of onnxruntime-qnn 2.7.0, which `tests/targets/test_qnn.py` asks.
+each operator the HTP's emulation, in a table.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from onnxfq.graph.follow import Node, Tensor
@@ -34,7 +36,10 @@ OPERATORS: Mapping[str, Slots] = {
 }
 """Operator -> inputs and outputs that get a pair in addition to multiplied ones."""
 
-EIGHT_BITS = frozenset({"LRN", "PRelu"})
+TABLE_FILE = Path(__file__).with_name("htp_forms.json")
+"""The place where each operator runs in 8 and in 16 bits; `scripts/htp_forms.py` asks the HTP's emulation."""
+_FORMS = json.loads(TABLE_FILE.read_text(encoding="utf-8"))["operators"]
+EIGHT_BITS = frozenset(op for op, found in _FORMS.items() if (found["8"], found["16"]) == ("htp", "fails"))
 """Operators that the HTP has in 8 bits alone: with 16 the whole session fails."""
 
 ABSORBED = frozenset({"Clip", "Relu"})
