@@ -4,7 +4,7 @@ BUILD := build/custom_ops
 
 # CMAKE_ARGS, also read by pip: -DONNXFQ_CUDA=OFF, or -DONNXFQ_CUDA_ARCHITECTURES=90 for one GPU instead of all.
 
-.PHONY: install lib lint types slow test whole durations warnings sanitize runtimes newest release demo site gpu clean
+.PHONY: install lib lint types slow test whole durations warnings sanitize runtimes newest qnn release demo site gpu clean
 
 install:  ## the package with all that developing needs
 	$(PYTHON) -m pip install ".[test,dev]"
@@ -51,6 +51,14 @@ newest:  ## the newest release of every runtime in a fresh environment, and the 
 	build/newest/bin/pip install --quiet --upgrade onnx onnxruntime-gpu openvino tensorrt-rtx
 	build/newest/bin/pip list
 	build/newest/bin/pytest -m runtime
+
+qnn:  ## the emulation of Qualcomm's HTP in an environment alone: its table and tests; read the licence of onnxruntime-qnn first
+	$(PYTHON) -m venv --clear build/qnn
+	build/qnn/bin/pip install --quiet onnxruntime ".[test]"
+	build/qnn/bin/pip uninstall --quiet --yes onnxruntime-gpu
+	build/qnn/bin/pip install --quiet --force-reinstall --no-deps onnxruntime onnxruntime-qnn
+	build/qnn/bin/python scripts/htp_forms.py
+	build/qnn/bin/pytest --whole tests/targets/test_qnn.py
 
 release:  ## a rehearsal: archive of sources, wheel from it, and the wheel alone in a fresh environment
 	$(PYTHON) tests/slow/check_release.py

@@ -11,7 +11,7 @@ import typer
 from onnxfq.choices import DEFAULT_TARGET
 from onnxfq.cli.build_options import BuildChoice, GpuOption, note_gpus
 from onnxfq.cli.console import PrintingAll
-from onnxfq.cli.option import BUILDING, option, refuse
+from onnxfq.cli.option import BUILDING, flag, option, refuse
 from onnxfq.cli.options import ModelArgument
 
 _TARGET = option(
@@ -25,6 +25,11 @@ _LAYERS = option(
     panel=BUILDING,
 )
 _PROFILE = option("FILE", "Add the times of its layers: profile.json of the same run.", panel=BUILDING)
+_NO_BUILD = flag(
+    "Read the file alone. By default a file for target onnxruntime is opened in ONNX Runtime too.",
+    "--no-build",
+    panel=BUILDING,
+)
 _AGAINST = option(
     "half",
     "With --build, also build the same graph without pairs, and compare kernels and bytes (target tensorrt).",
@@ -38,6 +43,7 @@ def check(
     gpu: GpuOption = None,
     *,
     building: BuildChoice,
+    no_build: Annotated[bool, _NO_BUILD] = False,
     against: Annotated[Literal["half"] | None, _AGAINST] = None,
     layers: Annotated[Path | None, _LAYERS] = None,
     profile: Annotated[Path | None, _PROFILE] = None,
@@ -50,11 +56,14 @@ def check(
     refuse(profile is not None and layers is None, "--profile needs --layers of the same engine; add it")
     refuse(building.build and layers is not None, "--build and --layers exclude each other; give one")
     refuse(against and not building.build, "--against needs --build; add it")
+    refuse(no_build and building.build, "--build and --no-build exclude each other; give one")
     options = building.options
     if options is not None and against:
         options = replace(options, against=against)
     note_gpus(gpu, printer)
-    result = check_model(model, target, build=options, layers=layers, profile=profile, gpus=gpu or ())
+    result = check_model(
+        model, target, build=False if no_build else options, layers=layers, profile=profile, gpus=gpu or ()
+    )
     printer.show(result)
     if not result.passed:
         raise typer.Exit(1)

@@ -249,6 +249,7 @@ class Encodings(Record):
         without_values: activations of the plan without a value in any run; nodes that need them stay in
             float.
         unshared: bridges of the plan whose tensors keep separate scales; they stay in float.
+        apart: results of the plan that join ranges far apart; they stay in float.
         statistics_sha256: fingerprint of the statistics of the encodings.
         data_sha256: sum of the SHA-256 of the calibration samples modulo 2^256; it does not depend on order
             or batches.
@@ -263,11 +264,18 @@ class Encodings(Record):
     encodings: tuple[Encoding, ...]
     without_values: tuple[str, ...] = ()
     unshared: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
     statistics_sha256: str = ""
     data_sha256: str = ""
     source: str = ""
     unreached: dict[str, Ends] = {}
     rounding: str = ""
+
+    @pydantic.model_serializer(mode="wrap")
+    def _leave_out_apart(self, write: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write the rare field only where it says something: files of most models are as they were."""
+        content: dict[str, Any] = write(self)
+        return content if self.apart else {name: one for name, one in content.items() if name != "apart"}
 
     @pydantic.model_validator(mode="after")
     def _encoded_once(self) -> Encodings:

@@ -219,7 +219,9 @@ def select_held(
     """
     if encodings.model_sha256 != plan.model_sha256:
         raise PlanError("the encodings and the plan belong to different models; give files of one model")
-    part = plan.without(encodings.without_values, "").without_bridges(encodings.unshared, "")
+    part = plan.without((*encodings.without_values, *encodings.apart), "").without_bridges(
+        encodings.unshared, ""
+    )
     pairs = [(placement, encodings[placement.tensor]) for placement in part.placements]
     reasons = [explain_lost(*pair) for pair in pairs]
     lost = {encoding.tensor: why for (_, encoding), why in zip(pairs, reasons, strict=True) if why}

@@ -31,6 +31,7 @@ from onnxfq.graph.ops import (
     STANDARD_DOMAINS,
     WEIGHTED_INPUTS,
 )
+from onnxfq.graph.patterns.whole_numbers import find_whole_numbers
 from onnxfq.graph.queries import half_slots
 from onnxfq.numerics.float_types import HALF_TYPES, FloatInfo
 from onnxfq.numerics.qtypes import QTYPES
@@ -199,9 +200,11 @@ def _type_name(onnx_type: int) -> str:
 def _find_kept_nodes(
     graph: _Graph, tensors: Mapping[str, str], observed: Mapping[str, TensorStatistics] | None
 ) -> Iterator[tuple[str, str]]:
+    whole = find_whole_numbers(graph)
     for node in graph.nodes:
         if node.op_type not in QDQ_OPS:
             why = _explain_float(graph, node, tensors)
+            why = why or (whole.explain(node.name) if graph.floats((*node.input, *node.output)) else "")
             if not why and graph.floats(node.output):
                 why = explain_magnified(node, graph.half, graph.array, observed)
             if why:

@@ -15,6 +15,7 @@ from onnxfq.documents.schemes import ActivationScheme
 from onnxfq.graph.constants import constant_array
 from onnxfq.graph.names import Use
 from onnxfq.graph.ops import STANDARD_DOMAINS, channel_axis
+from onnxfq.graph.patterns.whole_numbers import WholeNumbers
 from onnxfq.graph.queries import (
     float_type,
     is_dequantized,
@@ -32,7 +33,11 @@ from onnxfq.support.reasons import Reason
 
 
 def decide_operators(
-    graph: gs.Graph, weighted: list[NodeDecision], recipe: Recipe, policy: TargetPolicy
+    graph: gs.Graph,
+    weighted: list[NodeDecision],
+    recipe: Recipe,
+    policy: TargetPolicy,
+    whole: WholeNumbers,
 ) -> list[NodeDecision]:
     """Add the placements of operators that the policy lists to `weighted`.
 
@@ -41,6 +46,7 @@ def decide_operators(
         weighted: decisions on weighted operators; float decisions do not change.
         recipe: formats, and overrides by node, operator and tensor.
         policy: slots to place, by operator.
+        whole: what computes whole numbers, which get no pairs.
 
     Returns the decisions on weighted operators in their order, then one for every other listed node, as the
     policy revises them. Raises RecipeError for placements that the target cannot take.
@@ -58,7 +64,11 @@ def decide_operators(
             continue
         if known.placements and not policy.runs_in_integers(known.placements):
             continue
-        placements = tuple(_placements(node, slots, graph, recipe, policy))
+        if why := whole.explain(node.name):
+            found[node.name] = replace(known.leave_out("whole-numbers", why), by_rule=True)
+            continue
+        made = _placements(node, slots, graph, recipe, policy)
+        placements = tuple(one for one in made if one.tensor not in whole.tensors)
         if placements:
             found[node.name] = _decide(node, known, placements, recipe, policy)
     return policy.revise(list(found.values()), nodes_by_graph(graph), recipe)
@@ -93,7 +103,7 @@ def _placements(
         if slot < len(node.inputs) and _is_open(node.inputs[slot]):
             operand = node.inputs[slot]
             if isinstance(operand, gs.Constant) and slot not in slots.weights:
-                yield from _place_constant(node, slot, operand, recipe)
+                yield from _place_constant(node, slot, operand, recipe, slot in slots.gains)
                 continue
             placement = place_input(node, slot, recipe, policy)
             if placement is not None:
@@ -105,8 +115,13 @@ def _placements(
             yield from _place_output(node, written, graph, recipe)
 
 
-def _place_constant(node: gs.Node, slot: int, tensor: gs.Constant, recipe: Recipe) -> Iterator[Placement]:
-    """Place a constant operand in the format of activations, for kernels take one type for all operands."""
+def _place_constant(
+    node: gs.Node, slot: int, tensor: gs.Constant, recipe: Recipe, is_gain: bool
+) -> Iterator[Placement]:
+    """Place a constant operand in the format of activations, for kernels take one type for all operands.
+
+    A gain has 8 bits in any case.
+    """
     scheme = recipe.activation_for(node.name, node.op, tensor.name)
     if scheme is None or not _has_one_static_scale(scheme) or 0 in tensor.shape:
         return
@@ -114,7 +129,7 @@ def _place_constant(node: gs.Node, slot: int, tensor: gs.Constant, recipe: Recip
         yield Placement(
             tensor=tensor.name,
             role="weight",
-            spec=QuantSpec(**list_numbers(scheme)),
+            spec=QuantSpec(**list_numbers(scheme) | ({"qtype": qtype_by_name("uint8")} if is_gain else {})),
             uses=(Use(node.name, slot),),
             why=f"constant operand of {node.op}",
             float_type=float_type(tensor) or "float32",
@@ -146,8 +161,11 @@ def uses_of(tensor: gs.Tensor, outputs: Collection[gs.Tensor]) -> Iterator[Use]:
 
 
 _NORMS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization")
-_BIASED = ("Conv", "ConvTranspose", "Gemm", *_NORMS)
-_SLOT = 2
+BIASED = ("Conv", "ConvTranspose", "Gemm", *_NORMS)
+"""Operators that add a bias to products, or to numbers times a gain."""
+
+BIAS_SLOT = 2
+"""Input of the bias."""
 
 
 def place_biases(
@@ -160,9 +178,9 @@ def place_biases(
     """
     placed = {use: placement for placement in placements for use in placement.uses}
     for node in nodes_by_graph(graph) if policy.bias_qtype else ():
-        if node.op not in _BIASED or len(node.inputs) <= _SLOT:
+        if node.op not in BIASED or len(node.inputs) <= BIAS_SLOT:
             continue
-        bias, known = node.inputs[_SLOT], [placed.get(Use(node.name, slot)) for slot in (0, 1)]
+        bias, known = node.inputs[BIAS_SLOT], [placed.get(Use(node.name, slot)) for slot in (0, 1)]
         data, weight = known
         if data is None or weight is None or not _has_one_scale(data) or not _is_plain(node, bias):
             continue
@@ -177,7 +195,7 @@ def place_biases(
             spec=QuantSpec(
                 qtype=qtype_by_name(policy.bias_qtype), granularity=Granularity(0 if axis else None)
             ),
-            uses=(Use(node.name, _SLOT),),
+            uses=(Use(node.name, BIAS_SLOT),),
             why=f"bias of {node.op}, at the scale of {data.tensor!r} times the scale of {weight.tensor!r}",
         )
 
@@ -205,6 +223,8 @@ def _axis_of(node: gs.Node, weight: Placement) -> bool | None:
         return False
     axis = channel_axis(node, 1, len(shape))
     fits = (
-        axis is not None and granularity == Granularity(axis) and shape[axis] == node.inputs[_SLOT].shape[0]
+        axis is not None
+        and granularity == Granularity(axis)
+        and shape[axis] == node.inputs[BIAS_SLOT].shape[0]
     )
     return True if fits else None

@@ -88,12 +88,14 @@ class Slots:
         outputs: positions, or "all".
         weights: inputs whose constants have the format of weights and one scale; others have that of
             activations.
+        gains: inputs whose constants have that of activations, but in `uint8`.
         between_units: whether a node gets pairs only between node units, see `node_units`.
     """
 
     inputs: tuple[int, ...] | Literal["all"] = ()
     outputs: tuple[int, ...] | Literal["all"] = ()
     weights: tuple[int, ...] = ()
+    gains: tuple[int, ...] = ()
     between_units: bool = False
 
 

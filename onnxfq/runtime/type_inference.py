@@ -65,6 +65,25 @@ def _with_session_types(
     return _with_values(proto, known), ""
 
 
+def with_session_ranks(model: Model) -> Model:
+    """Return `model` with the ranks of products that ONNX Runtime infers where ONNX cannot.
+
+    Sizes stay open. A session is created, but not run; if it cannot be created, the ranks stay unknown.
+    """
+    index = GraphIndex(model.proto.graph)
+    products = [node.output[0] for node in index.nodes if node.op_type == "MatMul"]
+    asked = [name for name in products if index.shape(name) is None]
+    try:
+        session = Session(with_outputs(model.proto, asked), 1) if asked else None
+    except OnnxfqError:
+        session = None
+    if session is None:
+        return model
+    kinds = {name: _FLOATS.get(session.output_types[name], 0) for name in asked}
+    known = {n: (kinds[n], [None] * rank) for n in asked if kinds[n] and (rank := session.output_ranks[n])}
+    return replace(model, proto=_with_values(model.proto, known)) if known else model
+
+
 def lacks_ranks(model: Model) -> tuple[str, ...]:
     """Return the tensors of unknown rank in the main graph that operators to quantize read."""
     index = GraphIndex(model.proto.graph)

@@ -26,6 +26,8 @@ from onnxfq.graph.constants import weight_array
 from onnxfq.graph.model import Model
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.qparams import choose_qparams
+from onnxfq.placement.last_concats import APART, find_apart
+from onnxfq.placement.masked_scores import find_floors, raise_floors
 from onnxfq.placement.rotary_pairs import join_rotary_pairs
 from onnxfq.stages.derived_scales import encode_biases, encode_constant, encode_dynamic, fit_weights_to_biases
 from onnxfq.stages.limits import describe_unreached, find_unreached
@@ -37,6 +39,8 @@ from onnxfq.targets.target import prepare_model
 log = logging.getLogger(__name__)
 
 _LISTED = 8
+_FARTHEST = 2.0**126
+"""Largest magnitude of an end of a range: the last number of a grid may lie a step beyond, and is finite."""
 
 
 def calibrate(
@@ -63,6 +67,7 @@ def calibrate(
     """
     calibrated = calibrate_plan(model, plan, statistics, calibrator, weights)
     encodings = calibrated.encodings
+    statistics = raise_floors(statistics, find_floors(model, plan, statistics))
     warn_zeroed_values(model, plan, statistics, encodings)
     for line in filter(None, (compare_stored(model, *calibrated).line, describe_unreached(encodings))):
         log.warning("%s", line)
@@ -83,7 +88,8 @@ class Calibrated(NamedTuple):
     @classmethod
     def of(cls, plan: Plan, encodings: Encodings) -> Calibrated:
         """Return the part of `plan` that `encodings` encode. Raises StatisticsError if nothing is left."""
-        return cls(_select_part(plan, encodings.without_values, encodings.unshared), encodings)
+        part = _select_part(plan, encodings.without_values, encodings.unshared)
+        return cls(_part_ranges(part, encodings.apart), encodings)
 
 
 def calibrate_plan(
@@ -99,8 +105,12 @@ def calibrate_plan(
     model = prepare_model(model, plan.target)
     chosen = None if calibrator is None else Calibrator.parse(calibrator)
     absent = _find_without_values(model, plan, statistics)
-    apart = plan.incomplete_bridges
-    whole, plan = plan, _select_part(plan, absent, apart)
+    unshared = plan.incomplete_bridges
+    whole, plan = plan, _select_part(plan, absent, unshared)
+    apart = tuple(find_apart(model.index, plan, statistics))
+    plan = _part_ranges(plan, apart)
+    floors, digest = find_floors(model, plan, statistics), statistics.sha256
+    statistics = raise_floors(statistics, floors)
     ranges, refused = _common_ranges(model, plan, statistics, chosen)
     plan = plan.without_bridges(refused, _OWN_SCALES)
     encodings = [
@@ -112,16 +122,18 @@ def calibrate_plan(
     encodings = join_rotary_pairs(model, plan, encodings)
     _tell_dead_groups(plan, statistics)
     encodings += [encode_dynamic(p) for p in plan.unobserved]
-    encodings += encode_weights(model, plan) if weights is None else _select_weights(plan, weights)
+    made = encode_weights(model, plan) if weights is None else _select_weights(plan, weights)
+    encodings += [_raise_constant(model, plan, one, floors) for one in made]
     encodings = fit_weights_to_biases(model, plan, encodings)
     encodings += encode_biases(model, plan, encodings)
     chosen_encodings = Encodings(
         model_sha256=model.sha256,
         encodings=tuple(encodings),
         without_values=absent,
-        unshared=(*apart, *refused),
+        unshared=(*unshared, *refused),
+        apart=apart,
         unreached=find_unreached(model, statistics),
-        statistics_sha256=statistics.sha256,
+        statistics_sha256=digest,
         data_sha256=statistics.data.hex if statistics.data.samples else "",
     )
     return Calibrated.of(whole, chosen_encodings)
@@ -150,6 +162,16 @@ def encode_weights(
         if progress is not None:
             progress(len(made))
     return tuple(made)
+
+
+def _raise_constant(model: Model, plan: Plan, encoding: Encoding, floors: Mapping[str, float]) -> Encoding:
+    """Return the encoding of a constant, of a range from its floor on if it has one."""
+    floor = floors.get(encoding.tensor)
+    if floor is None or encoding.scale_array.ndim:
+        return encoding
+    placement = next(p for p in plan.weights if p.tensor == encoding.tensor)
+    values = np.maximum(_weight(model, placement), np.float32(floor))
+    return _encode_weight(placement, values)
 
 
 def _select_weights(plan: Plan, weights: Sequence[Encoding]) -> list[Encoding]:
@@ -192,6 +214,12 @@ def _select_part(plan: Plan, without_values: tuple[str, ...], unshared: tuple[st
             "left to quantize; give data that reaches it"
         )
     return part
+
+
+def _part_ranges(plan: Plan, apart: Sequence[str]) -> Plan:
+    """Return `plan` with the results in float that join ranges far apart, if something else is quantized."""
+    part = plan.without(apart, APART) if apart else plan
+    return part if part.placements else plan
 
 
 def _find_without_values(model: Model, plan: Plan, statistics: Statistics) -> tuple[str, ...]:
@@ -295,6 +323,7 @@ def _tell_dead_groups(plan: Plan, statistics: Statistics) -> None:
 def _encode(placement: Placement, rmin: NDArray[np.float64], rmax: NDArray[np.float64]) -> Encoding:
     spec = placement.spec
     rules = spec.param_rules(placement.float_type)
+    rmin, rmax = np.clip(rmin, -_FARTHEST, _FARTHEST), np.clip(rmax, -_FARTHEST, _FARTHEST)
     return placement.encode(*choose_qparams(rmin, rmax, spec.qtype, spec.symmetric, rules))
 
 

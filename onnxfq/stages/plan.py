@@ -15,6 +15,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
 from onnxfq.graph.node_notes import module_paths
 from onnxfq.graph.ops import QUANTIZED_OPS, WEIGHTED_INPUTS, explain_opaque, is_weighted
+from onnxfq.graph.patterns.whole_numbers import find_whole_numbers
 from onnxfq.graph.queries import (
     collect_tensors,
     is_dequantized,
@@ -73,7 +74,8 @@ def make_plan(model: Model, recipe: Recipe, *, strict: bool = True) -> Plan:
     nodes = nodes_by_graph(graph)
     recipe.check_names({node.name: node.op for node in nodes}, set(tensors))
     recipe = recipe.with_overrides(keep_forms(nodes, typed.opset, recipe.target))
-    decisions = decide_operators(graph, _decide_weighted(graph, recipe, policy), recipe, policy)
+    whole = find_whole_numbers(typed.index)
+    decisions = decide_operators(graph, _decide_weighted(graph, recipe, policy), recipe, policy, whole)
     decisions += _decide_residuals(graph, recipe, policy, {d.node for d in decisions if d.placements})
     placements = [_note_float_readers(p, tensors) for p in _merge(decisions)]
     placements = scale_channels(placements, graph, policy)

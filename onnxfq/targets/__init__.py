@@ -21,6 +21,7 @@ _ONNXRUNTIME = replace(
     unsaturated=partial(open_plain_session, wide_sums=True),
     release=lambda: f"ONNX Runtime {VERSION}",
     profile=profile_plain_session,
+    asked=True,
 )
 
 _GENAI = (GENAI, GENAI_QDQ, GENAI_QDQ_TRANSPOSE)

@@ -151,6 +151,7 @@ class Target:
         differs: returns what `open` computes otherwise than `values` on this machine; empty for nothing.
         profile: the same runtime's own account of its time.
         kit: files that `handoff` writes.
+        asked: whether `check` opens a file in its runtime by default, which is always installed.
         compares: whether its builder also builds the same graph without pairs.
         capabilities: by number format, the least compute capability of a GPU that multiplies in it, 89 for
             8.9; empty for a target whose hardware is not told by it.
@@ -180,6 +181,7 @@ class Target:
     differs: Callable[[], str] = lambda: ""
     profile: Profiler | None = None
     kit: Kit | None = None
+    asked: bool = False
     compares: bool = False
     capabilities: Mapping[str, int] = field(default_factory=dict)
     hardware: Hardware | None = None

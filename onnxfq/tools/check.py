@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import onnx
 
@@ -30,7 +31,7 @@ def check(
     model: str | Path | onnx.ModelProto,
     target: str | None = None,
     *,
-    build: BuildOptions | None = None,
+    build: BuildOptions | Literal[False] | None = None,
     layers: str | Path | None = None,
     profile: str | Path | None = None,
     gpus: Sequence[str] = (),
@@ -42,7 +43,8 @@ def check(
         target: a target with rules, which need nothing installed; None for the one that the model was written
             for; TensorRT where it names none, and where GPUs or engines are asked for.
         build: also open the model in the runtime or builder of the target, which may be an extra and needs
-            no GPU, and report the precision of each node.
+            no GPU, and report the precision of each node. None asks ONNX Runtime alone, which is always
+            installed, if it is the target; False asks nothing.
         layers: what the target's tools exported of an engine of the model that was built elsewhere: the
             precision of each node there, and what is fused. It takes the place of `build`.
         profile: times of the layers of the same engine.
@@ -55,13 +57,15 @@ def check(
     rules, readers = collect_parts(lambda one: one.check), collect_parts(lambda one: one.check_engine)
     proto, _, source = read_model(find_decoder(model))
     if target is None:
-        is_engine = gpus or layers is not None or (build is not None and build.against)
+        is_engine = gpus or layers is not None or (build and build.against)
         written = None if is_engine else TARGETS.get(find_target(proto))
         target = DEFAULT_TARGET if written is None else written.rules or written.name
     if target not in rules:
         raise RecipeError(f"there are no rules for target {target!r}{nearest(target, rules)}")
     if layers is not None and target not in readers:
         raise RecipeError(f"no engines are read of target {target!r}{nearest(target, readers)}")
+    asked = build is None and layers is None and target_by_name(target).asked
+    build = build or None
     if build is not None and build.against and not target_by_name(target).compares:
         raise RecipeError(
             f"the builder of target {target!r} compares with no graph without pairs; leave out --against, or "
@@ -69,7 +73,7 @@ def check(
         )
     if layers is None:
         build = None if build is None else replace(build, gpus=tuple(gpus))
-        found = rules[target](proto, source, build)
+        found = rules[target](proto, source, BuildOptions() if asked else build)
         more = [] if build is None else compare_session(proto, target_by_name(target), build)
         return _add_gpus(
             found.model_copy(update={"findings": worst_first([*found.findings, *more])}), proto, gpus

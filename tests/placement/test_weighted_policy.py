@@ -56,6 +56,8 @@ AXES = {
 def test_weights_are_quantized_along_output_channels(name: str, recipe: str) -> None:
     """The axis belongs to the stored constant, whatever stands between it and its reader."""
     proto, expected = AXES[name]
+    if (name, recipe) == ("matmul_left", "onnxruntime-int8"):
+        expected = {"w": None}  # ONNX Runtime takes uint8 with one scale on the left
     assert axes(planned(proto, recipe)) == expected
 
 

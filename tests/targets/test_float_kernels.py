@@ -8,7 +8,8 @@ import pytest
 from builders import build, weights
 
 import onnxfq
-from onnxfq.targets.target import BuildOptions
+from onnxfq.runtime.session import Session
+from onnxfq.targets.target import BuildOptions, prepare_model
 
 HALF = {"w": weights(16, 16).astype(np.float16), "k": weights(4, 4, 3, 3).astype(np.float16)}
 FLOAT = {"w": weights(16, 16), "v": weights(16, 16, seed=1), "u": weights(16, 4), "r": weights(16)}
@@ -67,3 +68,59 @@ def test_the_plan_names_what_runs_in_float(name: str) -> None:
     assert in_float == noted
     said = [found.message for found in result.findings if found.rule == "engine"]
     assert ("convert the model to float32 first" in "".join(said)) == name.startswith("half")
+
+
+PRODUCTS = {
+    "shared columns": ("bij,jk->bik", (2, 6, 16), (16, 8)),
+    "turned": ("bij,kj->kbi", (2, 6, 16), (8, 16)),
+    "constant on the left": ("kj,bji->bki", (8, 16), (2, 16, 6)),
+    "heads": ("bqhd,bkhd->bhqk", (2, 6, 3, 8), (2, 5, 3, 8)),
+    "values": ("bhqk,bkhd->bqhd", (2, 3, 6, 5), (2, 5, 3, 8)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_an_einsum_that_is_a_product_is_a_matmul(name: str) -> None:
+    """The prepared model has MatMul and the numbers of the Einsum, and runs in integers."""
+    equation, left, right = PRODUCTS[name]
+    constant = name in ("shared columns", "turned", "constant on the left")
+    first = name == "constant on the left"
+    feed = {"x": weights(*(right if first else left))} | ({} if constant else {"z": weights(*right, seed=1)})
+    given = {name: f"float[{','.join(map(str, array.shape))}] {name}" for name, array in feed.items()}
+    operands = ("w, x" if first else "x, w") if constant else "x, z"
+    body = f'y = Einsum <equation = "{equation}"> ({operands})'
+    text = f"g ({', '.join(given.values())}) => (float[] y) {{ {body} }}"
+    proto = build(text, {"w": weights(*(left if first else right), seed=2)} if constant else {})
+    prepared = prepare_model(onnxfq.load(proto), "onnxruntime").proto
+    assert "MatMul" in {node.op_type for node in prepared.graph.node} <= {"MatMul", "Transpose"}
+    want, got = (Session(one, 1, exact=True).run(feed)[0] for one in (proto, prepared))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)  # sums in another order
+    assert runs_in_integers(proto, feed)
+
+
+def runs_in_integers(proto: onnx.ModelProto, feed: dict[str, np.ndarray]) -> bool:
+    """Tell whether ONNX Runtime runs all that the written file promises."""
+    quiet = onnxfq.AccuracyTarget(repair=None)
+    result = onnxfq.quantize(proto, feed, recipe="onnxruntime-int8", accuracy=quiet)
+    checked = onnxfq.check(result.qdq, "onnxruntime", build=BuildOptions())
+    return bool(checked.coverage) and all(row.kept == row.promised for row in checked.coverage)
+
+
+FORMS = {
+    "constant on the left": "y = MatMul (w, x)",
+    "alpha": "y = Gemm <alpha = 0.5> (x, w, b)",
+    "alpha and beta": "y = Gemm <alpha = 2.0, beta = 0.25, transB = 1> (x, w, b)",
+    "a square": "a = MatMul (x, w) r = Relu (a) y = Pow (r, two)",
+    "a product": "a = MatMul (x, w) r = Relu (a) y = Mul (r, two)",
+    "an exponential": "a = MatMul (x, w) r = Relu (a) y = Exp (r)",
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_that_run_in_integers(name: str) -> None:
+    """Each of these ran in float as it was written."""
+    proto = build(
+        f"g (float[16,16] x) => (float[16,16] y) {{ {FORMS[name]} }}",
+        {"w": weights(16, 16), "b": weights(16), "two": np.float32(2)},
+    )
+    assert runs_in_integers(proto, {"x": weights(16, 16, seed=3)})

@@ -74,6 +74,15 @@ def planted() -> Iterator[tuple[str, Planted]]:
     yield "stack", (one_operator(dequantized(2) + "y = MatMul (d, w)", STACK, "4,8,64"), "", "low")
     yield "transposed", (one_operator(TRANSPOSED, weight(SQUARE, 1)), "zero-point", "float")
     yield "transposed signed", (one_operator(TRANSPOSED, weight(SQUARE, 1), dtype=np.int8), "", "low")
+    groups = weight((8, 4, 3, 3), None)
+    apart = dequantized(None) + "y = ConvTranspose <group = 2> (d, w)"
+    yield "transposed groups", (one_operator(apart, groups, dtype=np.int8), "float-kernel", "float")
+    left = dequantized(None) + "y = MatMul (w, d)"
+    yield (
+        "left",
+        (one_operator(left, weight(MATRIX, None) | {"z": np.uint8(100)}, "2,64,8"), "zero-point", "float"),
+    )
+    yield "left of signed", (one_operator(left, weight(MATRIX, None), "2,64,8", dtype=np.int8), "", "low")
     yield "two activations", (one_operator(PRODUCT, {}, *SIDES), "zero-point", "float")
     yield "two signed activations", (one_operator(PRODUCT, {}, *SIDES, dtype=np.int8), "", "low")
 
@@ -110,6 +119,18 @@ def test_rules_agree_with_openvino(name: str) -> None:
     for findings in (onnxfq.check(model, "openvino").findings, result.findings):
         assert {found.rule for found in findings} == {rule} - {""}
     assert result.coverage[0].kept == (not rule)
+
+
+@pytest.mark.parametrize("scale", ["Mul (b, k)", "Div (b, k)"])
+def test_a_shared_convolution_whose_result_is_scaled(scale: str) -> None:
+    """OpenVINO runs it in 8 bits, with the factor in a copy of the weight."""
+    proto = build(
+        f"""g (float[1,8,8,8] x) => (float[1,8,8,8] y) {{
+            a = Conv <pads = [1,1,1,1]> (x, w) r = Relu (a) b = Conv <pads = [1,1,1,1]> (r, w)
+            c = {scale} y = Exp (c) }}""",
+        {"w": weights(8, 8, 3, 3) / 9, "k": np.float32(1.7)},
+    )
+    assert low(proto) == "Conv 2/2 low"
 
 
 def silu() -> onnx.ModelProto:

@@ -42,8 +42,9 @@ _STEERING = {"Compress": 1, "If": 0, "Loop": 1}
 _INDICES = {"ArgMax": 0, "ArgMin": 0, "NonMaxSuppression": 0, "NonZero": 0, "TopK": 1, "Unique": 1}
 """Operator -> its output of indices."""
 
-_ROUNDING = frozenset({"Ceil", "Floor", "Round"})
-_KEEPS_WHOLE = (
+ROUNDING = frozenset({"Ceil", "Floor", "Round"})
+"""Operators that make whole numbers of floats."""
+KEEPS_WHOLE = (
     MOVES
     | REPEATS
     | SPLITS
@@ -168,9 +169,9 @@ class ChoiceFinder:
         seen = set(waiting)
         while waiting:
             maker = self._index.makers.get(waiting.pop())
-            if maker is not None and maker.op_type in _ROUNDING:
+            if maker is not None and maker.op_type in ROUNDING:
                 yield maker.output[0]
-            elif maker is not None and maker.op_type in _KEEPS_WHOLE:
+            elif maker is not None and maker.op_type in KEEPS_WHOLE:
                 waiting += [name for name in maker.input if name not in seen]
                 seen.update(maker.input)
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from onnxfq.graph.body_reads import find_moved_reads
 from onnxfq.graph.ops import find_summed_axis
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.build import build_model, has_pair_behind
@@ -70,8 +71,21 @@ def count_saturating(promised: ExpectedPrecision, weights: NDArray[Any]) -> tupl
     return int(np.count_nonzero(np.abs(neighbours) > 128)), int(neighbours.size)
 
 
+def moved_reads(reading: CheckContext) -> Iterator[Finding]:
+    """Report moved data behind a pair that a body reads: ONNX Runtime ends the process at such a file."""
+    for found in find_moved_reads(reading.proto):
+        site = reading.index.maker(found.move.output[0])
+        if site is not None:
+            message = (
+                f"a body reads {found.move.output[0]!r}, moved data behind a pair, and ONNX Runtime ends the "
+                "process that loads the file; quantize again, which writes a second pair"
+            )
+            yield make_finding("moved-read", "refused", site, message, found.move.output[0])
+
+
 RULES: tuple[Rule, ...] = (
     check_quantized,
+    moved_reads,
     check_limits(ACTIVATION, WEIGHT),
     saturation,
     rounded_products,

@@ -5,17 +5,22 @@ Found by the graphs that release 1.31.1 runs. The pairs stay: the weights are a 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
 from onnxfq.documents.recipe import Recipe
+from onnxfq.graph.names import Use
 from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.numerics.qtypes import qtype_by_name
+from onnxfq.numerics.spec import QuantSpec
 from onnxfq.placement.node_units import find_written
 from onnxfq.placement.target_policy import NodeDecision
 
 _CLIPPING = ("Clip", "Relu")
+_UNSIGNED = QuantSpec(qtype=qtype_by_name("uint8"), symmetric=False)
 
 
 def note_float_kernels(
@@ -37,7 +42,20 @@ def note_float_kernels(
                 return "ONNX Runtime runs it in float, for its result leaves the body that computes it"
         return ""
 
-    return [_note(d, _explain_types(d) or explain(by_name[d.node])) for d in decisions]
+    counts = Counter(p.tensor for d in decisions for p in d.placements)
+    turned = [_with_unsigned_left(d, counts) for d in decisions]
+    return [_note(d, _explain_types(d) or explain(by_name[d.node])) for d in turned]
+
+
+def _with_unsigned_left(decision: NodeDecision, counts: Mapping[str, int]) -> NodeDecision:
+    """Return the decision on a MatMul with an int8 constant on the left in `uint8`, which it multiplies."""
+    uses = (Use(decision.node, 0),) if decision.op_type == "MatMul" else ()
+    left = [p for p in decision.placements if p.role == "weight" and p.uses == uses]
+    if not left or left[0].spec.qtype.name != "int8" or counts[left[0].tensor] > 1:
+        return decision
+    why = f"{left[0].why}; uint8 with one scale on the left"
+    made = left[0].model_copy(update={"spec": _UNSIGNED, "why": why})
+    return replace(decision, placements=tuple(made if p is left[0] else p for p in decision.placements))
 
 
 def explain_half(float_type: str) -> str:

@@ -13,12 +13,14 @@ from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.qdq_form import QdqForm
 from onnxfq.placement.target_policy import Operands, Slots, TargetPolicy
+from onnxfq.runtime.type_inference import with_session_ranks
 from onnxfq.runtime.unsupported_ops import NO_KERNEL
 from onnxfq.targets.onnxruntime.check import check_model
 from onnxfq.targets.onnxruntime.float_kernels import note_float_kernels
 from onnxfq.targets.onnxruntime.float_products import keep_floats
 from onnxfq.targets.onnxruntime.limits import ACTIVATION, STACKS
-from onnxfq.targets.onnxruntime.product_biases import join_biases, widen_biases
+from onnxfq.targets.onnxruntime.product_biases import join_biases, set_products_apart
+from onnxfq.targets.onnxruntime.product_forms import write_products
 from onnxfq.targets.onnxruntime.recipes import RECIPES
 from onnxfq.targets.reading.limits import explain
 from onnxfq.targets.target import Target
@@ -102,6 +104,6 @@ ONNXRUNTIME = Target(
     ),
     recipes=RECIPES,
     check=check_model,
-    form=QdqForm(edit=widen_biases, finish=keep_floats, sets_apart=True),
-    prepare=lambda model: join_biases(fold_batch_norm(model)),  # products that it has in integers
+    form=QdqForm(edit=set_products_apart, finish=keep_floats, sets_apart=True),
+    prepare=lambda model: join_biases(with_session_ranks(write_products(fold_batch_norm(model)))),
 )

@@ -9,12 +9,13 @@ Gemm before placement.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnxfq.graph.constants import constant_array
 from onnxfq.graph.edit import Editor
 from onnxfq.graph.model import Model
-from onnxfq.graph.ops import STANDARD_DOMAINS
+from onnxfq.graph.ops import QDQ_OPS, STANDARD_DOMAINS
 from onnxfq.graph.queries import float_type, nodes_by_graph, producer_op
 
 
@@ -53,12 +54,26 @@ def _find_sum(product: gs.Node, graph: gs.Graph) -> gs.Node | None:
     return add if fits == [True] and float_type(weight) == "float32" else None
 
 
-def widen_biases(editor: Editor) -> None:
-    """Give the vectors that are added to products of two DequantizeLinear one more axis, in place."""
+def set_products_apart(editor: Editor) -> None:
+    """Give what reads products of two DequantizeLinear another form, in place, of the same numbers.
+
+    Vectors that are added have one more axis, and a Relu that one other operator reads is a Max.
+    """
     for product in nodes_by_graph(editor.graph):
         if product.op == "MatMul" and {producer_op(operand) for operand in product.inputs} == {_DEQUANTIZE}:
-            for add in product.outputs[0].outputs:
-                _widen_bias(editor, add, product.outputs[0])
+            makers = {producer_op(operand.inputs[0].inputs[0]) for operand in product.inputs}
+            for reader in product.outputs[0].outputs:
+                _widen_bias(editor, reader, product.outputs[0])
+                if "QuantizeLinear" in makers:  # with dynamic scales it has the kernel in any case
+                    _replace_relu(editor, reader)
+
+
+def _replace_relu(editor: Editor, relu: gs.Node) -> None:
+    """ONNX Runtime 1.31.1 leaves a product in float behind a Relu that waits for a pair."""
+    readers = relu.outputs[0].outputs
+    if relu.op == "Relu" and [reader.op in QDQ_OPS for reader in readers] == [False]:
+        zero = editor.constant("onnxfq/zero", np.zeros((), np.float32))
+        relu.op, relu.inputs = "Max", [relu.inputs[0], zero]
 
 
 _DEQUANTIZE = "DequantizeLinear"

@@ -17,6 +17,7 @@ from onnxfq.targets.openvino.runtime import (
     profile_model,
     run_model,
 )
+from onnxfq.targets.openvino.separate_weights import separate_weights
 from onnxfq.targets.target import Target
 
 OPENVINO = Target(
@@ -25,7 +26,7 @@ OPENVINO = Target(
     recipes=RECIPES,
     form=QdqForm(edit=give_biases),
     # Its compiled graph names a layer by what was folded into it last, and a check could not find it.
-    prepare=fold_batch_norm,
+    prepare=lambda model: separate_weights(fold_batch_norm(model)),
     check=check_model,
     run=run_model,
     values=open_model,

@@ -14,7 +14,7 @@ from onnxfq.targets.findings import Finding
 from onnxfq.targets.openvino.build import build_model
 from onnxfq.targets.openvino.operators import OPERATORS
 from onnxfq.targets.openvino.other_values import lost_scales, signed_concats
-from onnxfq.targets.openvino.policy import ALONE, LIMITS, ZERO_POINT
+from onnxfq.targets.openvino.policy import ALONE, FLOAT, LIMITS, ZERO_POINT
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
 from onnxfq.targets.reading.limits import check_limits
@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = (
     refuse_simulated("OpenVINO"),
     check_quantized,
     wide_pairs,
-    check_limits(*LIMITS, ZERO_POINT, ALONE),
+    check_limits(*LIMITS, ZERO_POINT, ALONE, FLOAT),
     shared_zero_points,
     signed_concats,
     lost_scales,

@@ -43,9 +43,9 @@ def _explain_signed(product: Product) -> str:
 
 
 def _explain_zero_point(product: Product) -> str:
-    """Speak of two activations, of ConvTranspose and of depthwise convolutions over three dimensions."""
-    volume = len(product.depthwise) > 4
-    takes = product.kernel is not None and product.op != "ConvTranspose" and not volume
+    """Speak of two activations, a constant on the left, ConvTranspose and depthwise kernels of three axes."""
+    volume, left = len(product.depthwise) > 4, product.op == "MatMul" and product.slot == 1
+    takes = product.kernel is not None and product.op != "ConvTranspose" and not volume and not left
     if product.is_weight or not product.multiplies or takes or product.zeros == "none":
         return ""
     return "OpenVINO multiplies it in float with a zero point other than 0; use int8 and symmetric: true"
@@ -94,7 +94,15 @@ ZERO_POINT = TargetLimit("zero-point", "float", _explain_zero_point)
 """Activations that get a signed grid without a zero point."""
 
 ALONE = needs_both("OpenVINO", "weight-only")
-"""Nodes that stay in float."""
+
+
+def _explain_float(product: Product) -> str:
+    grouped = product.op == "ConvTranspose" and product.groups > 1
+    return "OpenVINO multiplies a ConvTranspose of groups in float" if grouped else ""
+
+
+FLOAT = TargetLimit("float-kernel", "float", _explain_float, "; leave it in float")
+"""Nodes that stay in float, as those that are `ALONE`."""
 
 
 def _revise(decisions: list[NodeDecision], nodes: Collection[gs.Node], recipe: Recipe) -> list[NodeDecision]:
@@ -179,7 +187,7 @@ def _is_bridge(node: gs.Node, qtype: QType) -> bool:
 POLICY = TargetPolicy(
     bias="bias: added in float, to the sums in int32",
     refuses=refuse("OpenVINO", *LIMITS),
-    keeps_float=lambda operands: explain((ALONE,), operands.placements[0], operands),
+    keeps_float=lambda operands: explain((ALONE, FLOAT), operands.placements[0], operands),
     revise=_revise,
     bridges=_is_bridge,
     counts_bridges=True,

@@ -15,6 +15,7 @@ import onnx
 from onnxfq.data import Feed
 from onnxfq.errors import ModelError, RuntimeLibraryError
 from onnxfq.graph.external.weightless import with_weights
+from onnxfq.graph.ops import MOVES
 from onnxfq.runtime.optimized_graph import assign_nodes, open_with_provider, register_library
 from onnxfq.runtime.ort import new_options
 from onnxfq.runtime.plain_session import as_function
@@ -25,8 +26,8 @@ from onnxfq.targets.reading.proof import Built, describe_node
 from onnxfq.targets.target import AnyModel, BuildOptions, Values
 
 DEVICE = "HTP"
-_PROVIDER = "QNNExecutionProvider"
-_ARCHITECTURE = "75"
+PROVIDER = "QNNExecutionProvider"
+ARCHITECTURE = "75"
 
 
 def load_library() -> Any:
@@ -52,16 +53,16 @@ def open_model(model: AnyModel, threads: int = 0) -> Callable[[Feed], Values]:
     Raises RuntimeLibraryError if onnxruntime-qnn is missing or does not load, ModelError if the session
     refuses the model; the function raises DataError if a run fails.
     """
-    settings = _register()
+    settings = register()
     proto = with_weights(onnx.load(model) if isinstance(model, Path) else model)
-    return as_function(open_with_provider(proto, _PROVIDER, settings, new_options(threads)))
+    return as_function(open_with_provider(proto, PROVIDER, settings, new_options(threads)))
 
 
-def _register() -> dict[str, str]:
-    """Register the provider, and return its options. Raises RuntimeLibraryError as `load_library`."""
+def register() -> dict[str, str]:
+    """Register the provider of QNN, and return its options. Raises RuntimeLibraryError as `load_library`."""
     library = load_library()
-    register_library(_PROVIDER, library.get_library_path())
-    return {"backend_path": library.get_qnn_htp_path(), "htp_arch": _ARCHITECTURE}
+    register_library(PROVIDER, library.get_library_path())
+    return {"backend_path": library.get_qnn_htp_path(), "htp_arch": ARCHITECTURE}
 
 
 def build_model(reading: CheckContext, options: BuildOptions) -> Built:
@@ -70,23 +71,26 @@ def build_model(reading: CheckContext, options: BuildOptions) -> Built:
     Raises RuntimeLibraryError if onnxruntime-qnn is missing or does not load, DataError for shapes that do
     not fit.
     """
-    settings, builder = _register(), name_release()
+    settings, builder = register(), name_release()
     try:
-        taken = assign_nodes(mark_promises(reading, options.shapes), _PROVIDER, settings)
+        taken = assign_nodes(mark_promises(reading, options.shapes), PROVIDER, settings)
     except ModelError as error:
         return Built(builder, (about_model("build", str(error)),))
     providers = {number: provider for name, provider in taken.items() for number in find_marks([name])}
     return Built(
         builder,
         nodes=tuple(
-            describe_node(promised, DEVICE, _judge(providers.get(number)))
+            describe_node(promised, DEVICE, _judge(providers.get(number), promised.site.op))
             for number, promised in enumerate(reading.promises)
         ),
     )
 
 
-def _judge(provider: str | None) -> Verdict:
-    """Return the precision of a node on `provider`; None if no node that runs has its name."""
+def _judge(provider: str | None, op: str) -> Verdict:
+    """Return the precision of a node on `provider`; None if no node that runs has its name.
+
+    ONNX Runtime joins moves of data with those around them, or with a product.
+    """
     if provider is None:
-        return "missing"
-    return "low" if provider == _PROVIDER else "float"
+        return "low" if op in MOVES else "missing"
+    return "low" if provider == PROVIDER else "float"

@@ -12,10 +12,11 @@ from onnx import TensorProto
 
 from onnxfq.graph.bounds import UNKNOWN, Bounds, bounds_of
 from onnxfq.graph.ops import FAKE_QUANTIZE_OPS, QDQ_OPS, STANDARD_DOMAINS, WEIGHTED_INPUTS
+from onnxfq.graph.patterns.whole_numbers import find_whole_numbers
 from onnxfq.targets.findings import Finding
 from onnxfq.targets.onnxruntime.float_products import rounded_products
 from onnxfq.targets.qnn.build import build_model
-from onnxfq.targets.qnn.operators import ABSORBED, OPERATORS, needs_one_scale
+from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, needs_one_scale
 from onnxfq.targets.qnn.policy import LIMITS
 from onnxfq.targets.reading.context import CheckContext, Rule, make_finding
 from onnxfq.targets.reading.general_rules import check_quantized, refuse_simulated
@@ -37,10 +38,31 @@ _PLAIN = {"BatchNormalization": (3, 4), "Clip": (1, 2), "Resize": (1, 2), "Upsam
 def operators(reading: CheckContext) -> Iterator[Finding]:
     """Report operators on floats that QNN does not have and the CPU runs."""
     for site in _computing(reading):
+        given = _pair(site, 0)
+        if site.op in EIGHT_BITS and given is not None and given.qtype == TensorProto.UINT16:
+            message = f"the HTP has {site.op} in 8 bits alone, and its session fails; leave the node in float"
+            yield make_finding("operator", "refused", site, message)
         known = site.op in OPERATORS and (site.node.domain or "") in STANDARD_DOMAINS
         if not known and site.op not in FAKE_QUANTIZE_OPS:
             message = f"QNN has no operator {site.op}, and the CPU runs it; export the model without it"
             yield make_finding("operator", "float", site, message)
+
+
+def _pair(site: NodeSite, slot: int) -> Quantizer | None:
+    maker = site.index.maker(site.input(slot))
+    return None if maker is None else quantizer(maker)
+
+
+def gains(reading: CheckContext) -> Iterator[Finding]:
+    """Report int8 gains of LayerNormalization without a bias of 8 bits, which the HTP does not take."""
+    for site in reading.sites:
+        gain, bias = (
+            (_pair(site, slot) for slot in (1, 2)) if site.op == "LayerNormalization" else (None, None)
+        )
+        eight = bias is not None and bias.qtype in (TensorProto.INT8, TensorProto.UINT8)
+        if gain is not None and gain.qtype != TensorProto.UINT8 and not eight:
+            message = f"the HTP takes a gain of {gain.type_name} only beside a bias of 8 bits; use uint8"
+            yield make_finding("gain", "float", site, message, site.input(1))
 
 
 def node_units(reading: CheckContext) -> Iterator[Finding]:
@@ -49,7 +71,8 @@ def node_units(reading: CheckContext) -> Iterator[Finding]:
         if site.op not in OPERATORS or _vanishes(site):
             continue
         bare = [(name, "input") for name in _read_in_float(site)]
-        bare += [(name, "output") for name in _written_in_float(site)]
+        if site.op != "Concat":  # it joins tensors of other scales in float, in the same partition
+            bare += [(name, "output") for name in _written_in_float(site)]
         if bare:
             name, kind = bare[0]
             message = (
@@ -92,8 +115,14 @@ def _is_same_grid(one: Quantizer, other: Quantizer) -> bool:
 
 
 def _computing(reading: CheckContext) -> Iterator[NodeSite]:
-    """Yield the nodes that compute with floats, from more than constants; QNN takes a Cast without pairs."""
+    """Yield the nodes that compute with floats, from more than constants; QNN takes a Cast without pairs.
+
+    Sizes, indices and lengths are computed in float.
+    """
+    whole = find_whole_numbers(reading.index)
     for site in reading.sites:
+        if site.name in whole.nodes:
+            continue
         names = [name for name in (*site.node.input, *site.node.output) if name]
         constant = all(reading.index.is_constant(name) for name in site.node.output if name)
         if site.op not in _UNPAIRED and not constant and any(_is_float(site, name) for name in names):
@@ -161,6 +190,7 @@ RULES: tuple[Rule, ...] = (
     refuse_simulated("QNN"),
     operators,
     node_units,
+    gains,
     zero_points,
     check_limits(*LIMITS),
     moved_scales,

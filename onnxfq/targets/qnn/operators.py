@@ -1,12 +1,14 @@
 """Operators that QNN runs as node units, and those whose results keep the scale of what they move.
 
-Sources: ONNX Runtime, `qnn/builder/op_builder_factory.cc` and the quantizers of `get_qnn_qdq_config`. Release
-2.7.0 of onnxruntime-qnn has Swish, and takes Erf as a part of a Gelu.
+Sources: ONNX Runtime, `qnn/builder/op_builder_factory.cc` and the quantizers of `get_qnn_qdq_config`; for
+each operator the HTP's emulation, in a table.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from onnxfq.graph.follow import Node, Tensor
@@ -15,17 +17,17 @@ from onnxfq.graph.queries import constant_values, pads_by_zero
 from onnxfq.placement.target_policy import Slots
 
 _WHOLE = (
-    "Abs Add ArgMax ArgMin Asin Atan AveragePool Ceil Concat Cos CumSum DepthToSpace Div Elu Equal Erf "
+    "Abs Add ArgMax ArgMin Asin Atan AveragePool Ceil Concat Cos CumSum DepthToSpace Div Elu Equal "
     "Exp Expand Flatten Floor Gather GatherElements GatherND Gelu GlobalAveragePool GlobalMaxPool Greater "
     "GreaterOrEqual GridSample HardSigmoid HardSwish Identity LRN LeakyRelu Less LessOrEqual Log "
-    "LogSoftmax LpNormalization Max MaxPool Mean Min Mod Mul Neg PRelu Pad Pow RMSNormalization "
-    "Reciprocal ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu Reshape Round "
-    "ScatterElements ScatterND Sigmoid Sign Sin Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub Sum "
-    "Swish Tanh ThresholdedRelu Tile TopK Transpose Unsqueeze Where"
+    "LogSoftmax LpNormalization Max MaxPool Mean Min Mul Neg PRelu Pad Pow RMSNormalization "
+    "Reciprocal ReduceL2 ReduceMax ReduceMean ReduceMin ReduceSum Relu Reshape Round "
+    "ScatterElements Sigmoid Sign Sin Slice Softmax SpaceToDepth Split Sqrt Squeeze Sub Sum "
+    "Swish Tanh Tile TopK Transpose Unsqueeze Where"
 ).split()
 _FIRST = Slots(inputs=(0,), outputs="all")
-# The gain is a weight, and the bias has the scale of its products, as in a convolution.
-_NORM = Slots(inputs=(0, 1), outputs="all", weights=(1,))
+# The HTP takes no other gain beside a bias, which has the scale of its products as in a convolution.
+_NORM = Slots(inputs=(0, 1), outputs="all", gains=(1,))
 OPERATORS: Mapping[str, Slots] = {
     **dict.fromkeys(_WHOLE, Slots(inputs="all", outputs="all")),
     **dict.fromkeys(("Clip", "Resize", "Upsample"), _FIRST),  # the others are limits and sizes
@@ -33,6 +35,12 @@ OPERATORS: Mapping[str, Slots] = {
     **dict.fromkeys(WEIGHTED_INPUTS, Slots(outputs=(0,))),
 }
 """Operator -> inputs and outputs that get a pair in addition to multiplied ones."""
+
+TABLE_FILE = Path(__file__).with_name("htp_forms.json")
+"""The place where each operator runs in 8 and in 16 bits; `scripts/htp_forms.py` asks the HTP's emulation."""
+_FORMS = json.loads(TABLE_FILE.read_text(encoding="utf-8"))["operators"]
+EIGHT_BITS = frozenset(op for op, found in _FORMS.items() if (found["8"], found["16"]) == ("htp", "fails"))
+"""Operators that the HTP has in 8 bits alone: with 16 the whole session fails."""
 
 ABSORBED = frozenset({"Clip", "Relu"})
 """Operators that vanish in front of a pair whose range does their work."""

@@ -16,20 +16,17 @@ from onnxfq.documents.plan import Placement
 from onnxfq.documents.recipe import Recipe
 from onnxfq.graph.ops import is_weighted
 from onnxfq.graph.queries import producer_op
-from onnxfq.placement.target_policy import NodeDecision, TargetPolicy
-from onnxfq.targets.qnn.operators import ABSORBED, OPERATORS, needs_one_scale
+from onnxfq.placement.target_policy import NodeDecision, Operands, TargetPolicy
+from onnxfq.targets.qnn.operators import ABSORBED, EIGHT_BITS, OPERATORS, needs_one_scale
 from onnxfq.targets.reading.limits import Product, TargetLimit, refuse
 
 # The HTP computes these in 16 bits on one grid only: scale 1/65536 from 0, and 1/32768 around the middle.
 _GRIDS = {"Sigmoid": (0.0, 65535 / 65536), "Tanh": (-1.0, 32767 / 32768)}
 
 
-_WITH_GAIN = frozenset(op for op, slots in OPERATORS.items() if slots.weights)
-
-
 def _is_weight(product: Product) -> bool:
     """Tell whether the operand has the format of weights; other constants have the format of activations."""
-    return product.is_weight and (product.multiplies or product.op in _WITH_GAIN)
+    return product.is_weight and product.multiplies
 
 
 def _explain_weight(product: Product) -> str:
@@ -122,9 +119,17 @@ def _on_grid(placement: Placement, producer: str) -> Placement:
     return placement.model_copy(update={"calibrator": fixed, "why": why})
 
 
+def _keep_float(operands: Operands) -> str:
+    wide = any(placement.spec.qtype.bits > 8 for placement in operands.placements)
+    return (
+        f"the HTP has {operands.node.op} in 8 bits alone" if wide and operands.node.op in EIGHT_BITS else ""
+    )
+
+
 POLICY = TargetPolicy(
     per_tensor_weights={"MatMul": "per tensor: QNN has no MatMul with a scale for each channel"},
     refuses=refuse("QNN", *LIMITS),
+    keeps_float=_keep_float,
     revise=_revise,
     operators=OPERATORS,
     absorbed=ABSORBED,

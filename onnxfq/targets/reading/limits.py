@@ -31,7 +31,8 @@ class Product:
         weight_only: whether constants alone are meant to be quantized.
         others: types of the other quantized operands.
         beside_blocks: whether one of these has scales of blocks.
-        is_weight: whether the operand is a constant.
+        is_weight: whether the operand is a stored constant; one that is computed is an activation.
+        slot: its place among the inputs of the node.
         numbers: name of the type that stores its numbers, `mxfp8` for MXFP8.
         zeros: how many zero points other than 0 it has.
         scales: how many scales it has.
@@ -45,6 +46,7 @@ class Product:
     others: frozenset[str]
     beside_blocks: bool
     is_weight: bool
+    slot: int
     numbers: str
     zeros: Literal["none", "one", "several"]
     scales: Literal["one", "several", "blocks"]
@@ -65,6 +67,7 @@ class Product:
             frozenset(map(_stored_type, others)),
             any(one.spec.granularity.is_blocked for one in others),
             is_weight,
+            next((use.input for use in placement.uses if use.node == operands.node.name), 0),
             _stored_type(placement),
             "none" if spec.symmetric else "one" if alike else "several",
             "blocks" if spec.granularity.is_blocked else "one" if alike else "several",
@@ -85,7 +88,8 @@ class Product:
             promised.expects == "weight-only",
             frozenset(one.type_name for one in others),
             any(one.is_blocked for one in others),
-            operand.constant,
+            pair.is_stored,
+            operand.slot,
             "mxfp8" if "MXFP8" in pair.site.op else pair.type_name,
             "none" if not zeros.any() else "several" if len(zeros) > 1 else "one",
             "blocks" if pair.is_blocked else "several" if several else "one",
@@ -140,7 +144,7 @@ def check_limits(*limits: TargetLimit) -> Rule:
         for promised, operand, pair in pairs:
             for limit in limits:
                 if why := limit.explain(Product.read(promised, operand, pair)):
-                    what = "weight" if operand.constant else "input"
+                    what = "weight" if pair.is_stored else "input"
                     message = f"its {what} {operand.tensor!r}: {why}{limit.remedy}"
                     yield make_finding(limit.rule, limit.verdict, promised.site, message, operand.tensor)
 

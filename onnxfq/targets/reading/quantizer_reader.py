@@ -78,6 +78,14 @@ class Quantizer:
         return self.site.index.is_constant(self.data)
 
     @property
+    def is_stored(self) -> bool:
+        """Tell whether the numbers come from a stored constant, over operators that only move them."""
+        index, name = self.site.index, self.data
+        while (maker := index.maker(name)) is not None and maker.op in QUANTIZE_OPS.keys() | MOVES:
+            name = maker.input(0)
+        return name in index.stored
+
+    @property
     def type_name(self) -> str:
         """Name of the quantized type for messages."""
         return type_name(self.qtype)

@@ -1,0 +1,101 @@
+"""Ask the HTP's emulation about each operator in 8 and in 16 bits, and write the table that tests read.
+
+    python scripts/htp_forms.py [--check]
+
+It needs the package onnxruntime-qnn (`make qnn`). The table says for each operator and width where it runs,
+on the `htp` or the `cpu`. With `fails` the whole session fails.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, parser
+
+from onnxfq.errors import ModelError
+from onnxfq.runtime.optimized_graph import assign_nodes
+from onnxfq.targets.qnn import build
+from onnxfq.targets.qnn.operators import TABLE_FILE
+
+WIDTHS = {8: np.uint8, 16: np.uint16}
+SHAPE = "float[1,8,8,8]"
+ONE = (
+    "Abs Asin Atan Ceil Celu Cos Elu Erf Exp Flatten Floor Gelu GlobalAveragePool GlobalMaxPool HardSigmoid "
+    "HardSwish Identity LeakyRelu Log LogSoftmax Mish Neg Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh "
+    "Softmax Softplus Softsign Sqrt Tan Tanh ThresholdedRelu Transpose"
+)
+REDUCING = ("ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
+TEXTS = {
+    **{op: f"{op} (a)" for op in ONE.split()},
+    **{op: f"{op} (a, b)" for op in "Add Div Max Mean Min Mul PRelu Pow Sub".split()},
+    **{op: f"{op} <kernel_shape = [2,2]> (a)" for op in ("AveragePool", "MaxPool")},
+    **{op: f"{op} (a, three)" for op in REDUCING},
+    "Concat": "Concat <axis = 1> (a, b)",
+    "DepthToSpace": "DepthToSpace <blocksize = 2> (a)",
+    "SpaceToDepth": "SpaceToDepth <blocksize = 2> (a)",
+    "LRN": "LRN <size = 3> (a)",
+    "LpNormalization": "LpNormalization <axis = 1> (a)",
+    "Mod": "Mod <fmod = 1> (a, b)",
+    "Gather": "Gather <axis = 1> (a, three)",
+    "Squeeze": "Squeeze (a, zero)",
+    "Unsqueeze": "Unsqueeze (a, zero)",
+    "ScatterND": "ScatterND (a, place, b)",
+}
+
+
+def make_network(text: str, width: int) -> onnx.ModelProto:
+    """Return the operator between pairs of `width` bits."""
+    pairs = "".join(
+        f"{name}q = QuantizeLinear ({given}, s, z) {name} = DequantizeLinear ({name}q, s, z) "
+        for name, given in (("a", "x"), ("b", "x2"))
+    )
+    behind = "yq = QuantizeLinear (t, s, z) y = DequantizeLinear (yq, s, z)"
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 21]> g ({SHAPE} x, {SHAPE} x2) => (float y) '
+        f"{{ {pairs} [it] t = {text} {behind} }}"
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    dtype = WIDTHS[width]
+    middle = (np.iinfo(dtype).max + 1) // 2
+    values = {
+        "s": np.float32(0.05 if width == 8 else 0.05 / 256),
+        "z": np.asarray(middle, dtype),
+        "three": np.int64([3]),
+        "zero": np.int64([0]),
+        "place": np.zeros((1, 1), np.int64),
+    }
+    read = {name for node in model.graph.node for name in node.input}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(array), name) for name, array in values.items() if name in read
+    )
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def ask(text: str, width: int) -> str:
+    """Return what ONNX Runtime does with the operator; one that it renames is the HTP's."""
+    settings = build.register()
+    try:
+        found = assign_nodes(make_network(text, width), build.PROVIDER, settings)
+    except ModelError:
+        return "fails"
+    return "htp" if found.get("it", build.PROVIDER) == build.PROVIDER else "cpu"
+
+
+def main() -> int:
+    """Write the table, or with `--check` compare it; print what changed."""
+    forms = {op: {str(width): ask(text, width) for width in WIDTHS} for op, text in sorted(TEXTS.items())}
+    known = json.loads(TABLE_FILE.read_text(encoding="utf-8"))["operators"]
+    changed = {op: found for op, found in forms.items() if known.get(op) != found}
+    print(f"{len(forms)} operators; changed: {changed or 'none'}")
+    if "--check" not in sys.argv:
+        content = {"release": build.name_release(), "architecture": build.ARCHITECTURE, "operators": forms}
+        TABLE_FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        return 0
+    return int(bool(changed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
