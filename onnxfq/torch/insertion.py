@@ -65,10 +65,12 @@ def insert(
     tables: dict[str, dict[Place, str]] = {}
     added = []
     for one in planned.quantizers:
+        asked = one.placement
         kept = (existing[holder] for holder in one.holders if holder in existing)
-        quantizer = next((q for q in kept if q.spec == one.placement.spec), None)
+        same = (q for q in kept if (q.spec, q.calibrator) == (asked.spec, asked.calibrator))
+        quantizer = next(same, None)
         if quantizer is None:
-            quantizer = _quantizer(one.placement, settings.observer, settings.others).to(device)
+            quantizer = _quantizer(asked, settings.observer, settings.others).to(device)
             quantizer.may_be_unused = _may_be_unused(one)
             added.append(quantizer)
         for path, name in one.holders:

@@ -7,6 +7,7 @@ quantizer, whoever reads it, and so has a layer that runs several times.
 
 from __future__ import annotations
 
+import re
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,9 +26,13 @@ from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.target import prepare_model
 from onnxfq.torch.calls import Place
+from onnxfq.torch.layers import LAYERS
 from onnxfq.torch.module_names import Holder, ModuleNames
 from onnxfq.torch.placement import Layer
 from onnxfq.torch.recording import Record
+
+_QUOTED = re.compile("'([^']+)'")
+
 
 @dataclass(frozen=True)
 class Quantizer:
@@ -108,8 +113,15 @@ def plan_module(
     ran = {place.path for place in record.seen}
     alone = {layer.name for layer in layers if layer.name not in ran or not layer.kind.has_input}
     usual = None if recipe.activations is None else recipe.activations.calibrator
-    groups = _join(plan, [q for p in plan.placements for q in _make(p, names, by_layers, usual)])
-    kept = [p for p in by_layers.placements if p.uses[0].node in alone]
+    made = (q for p in plan.placements for q in _make(p, names, by_layers, usual))
+    groups = _join(plan, [q for q in made if not any(holder.path in alone for holder in q.holders)])
+    named = {holder.path for quantizer in groups for holder in quantizer.holders}
+    attentions = {layer.name for layer in layers if layer.kind is LAYERS[nn.MultiheadAttention]} & named
+    kept = [
+        p
+        for p in by_layers.placements
+        if p.uses[0].node in alone or (p.role == "weight" and p.uses[0].node in attentions)
+    ]
     groups += list(_quantizers_of_layers(kept))
     named, uses = zip(*_with_uses(groups), strict=True) if groups else ((), ())
     nodes, skipped = _list_sites(plan, names, dict(ChainMap(*uses)), alone)
@@ -151,7 +163,7 @@ def _make(
                 places[place] = holders[-1]
     if placement.role == "activation" and placement.spec.granularity != PER_TENSOR:
         spec = placement.spec.model_copy(update={"granularity": PER_TENSOR})
-        why = f"{placement.why}; one scale for all channels: several are for ONNX models"
+        why = f"{placement.why}; one scale for all channels: equalize depthwise is for ONNX models"
         usual = placement.calibrator if usual is None else usual
         placement = placement.model_copy(update={"spec": spec, "why": why, "calibrator": usual})
     if placement.role == "weight" and placement.rounding not in (AUTO, NEAREST):
@@ -218,7 +230,8 @@ def _list_sites(
     for one in plan.skipped:
         if one.kind == "node" and one.name in site_of and site_of[one.name] not in alone:
             site = site_of[one.name]
-            skipped[site] = one.model_copy(update={"name": site, "op_type": kinds[site]})
+            why = _QUOTED.sub(lambda found: f"'{site_of.get(found[1], found[1])}'", one.why)
+            skipped[site] = one.model_copy(update={"name": site, "op_type": kinds[site], "why": why})
     return nodes, list(skipped.values())
 
 
@@ -257,8 +270,7 @@ def _translate(recipe: Recipe, names: ModuleNames, layers: Sequence[Layer]) -> R
         if found or read:
             update = {"nodes": tuple(found), "tensors": tuple(read), "op_types": (), "modules": ()}
             overrides.append(one.model_copy(update=update))
-    equalize = {} if recipe.activations is None else {"activations": {"equalize": "none"}}
-    return recipe.model_copy(update={"overrides": tuple(overrides)}).override(**equalize)
+    return recipe.model_copy(update={"overrides": tuple(overrides)})
 
 
 def _name_tensors(names: ModuleNames) -> Iterator[tuple[tuple[str, Use], Holder]]:

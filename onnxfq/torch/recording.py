@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model, remove_domain, replace_nodes
 from onnxfq.graph.names import Use
-from onnxfq.torch.calls import OUTPUTS, Calls, Function, Outer, Place, change_outputs, name_of
+from onnxfq.torch.calls import OUTPUTS, Calls, Function, Outer, Place, aside, change_outputs, name_of
 from onnxfq.errors import ModelError
 from onnxfq.torch.export import evaluation_mode
 from onnxfq.torch.exporters import quiet, run
@@ -190,7 +190,8 @@ def _marking(record: Record, path: str, module: nn.Module) -> Callable[..., Any]
     def run(*args: Any, **kwargs: Any) -> Any:
         record.counts[path] = {}
         named = marked_by(lambda name, x: record.mark(x, Place(path, None, None, 0, name)))
-        with named, _MarkedCalls(record, path, module):
+        is_attention = isinstance(module, nn.MultiheadAttention)  # its tensors have names
+        with named, aside() if is_attention else _MarkedCalls(record, path, module):
             result = forward(*args, **kwargs)
         if path:
             return result

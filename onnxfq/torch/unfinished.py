@@ -12,6 +12,7 @@ from onnxfq.documents.plan import Plan, Skipped
 from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, OnnxfqError, RecipeError
 from onnxfq.support.records import join_lines
+from onnxfq.torch.attention import switch_fused
 from onnxfq.torch.insertion import Settings, insert
 from onnxfq.torch.kernels import is_transforming
 from onnxfq.torch.layers import SUFFIX, Swapped, layer_kind, restore, swap
@@ -38,7 +39,7 @@ class Unfinished:
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe, settings: Settings, strict: bool) -> None:
-        self.layers = find_layers(model)
+        self.layers, self.name = find_layers(model), type(model).__name__
         paths = {path: path for path, _ in model.named_modules()}
         refuse_rewrites(recipe)
         self.recipe, self.settings, self.strict = recipe, settings, strict
@@ -55,7 +56,7 @@ class Unfinished:
         insert(model, plan_by_layers(self.by_layers, model), {}, self.settings, {})
         if layer_kind(model) is None:
             swap(model, {})  # the forward that runs with the first batch is known before it is planned
-        waiting = Skipped(name=type(model).__name__, kind="node", op_type="forward", why=_WAITS)
+        waiting = Skipped(name=self.name, kind="node", op_type="forward", why=_WAITS)
         model.__dict__[PLAN] = self._with_skipped(waiting)
         self.handle = model.register_forward_pre_hook(self, with_kwargs=True)
 
@@ -95,6 +96,7 @@ class Unfinished:
         """
         existing = dict(_held(model))
         planned, counts = plan_by_layers(self.by_layers, model), {}
+        switch_fused(model, fused=True)
         for module in list(model.modules()):
             restore(module)
         try:
@@ -117,9 +119,9 @@ class Unfinished:
             raise
         except OnnxfqError as error:
             if self.strict or not self.by_layers.placements:
-                raise ModelError(f"{type(model).__name__}: {error}") from error
+                raise ModelError(f"{self.name}: {error}") from error
             why = f"its operations stay in float, only its layers are quantized: {join_lines(error)}"
-            left = Skipped(name=type(model).__name__, kind="node", op_type="forward", why=why)
+            left = Skipped(name=self.name, kind="node", op_type="forward", why=why)
             return plan_by_layers(self._with_skipped(left), model), {}
 
     def _with_skipped(self, one: Skipped) -> Plan:
