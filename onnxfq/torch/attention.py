@@ -119,7 +119,8 @@ def forward_of(module: nn.Module) -> Callable[..., Any]:
     """Return the forward that `module` has once it is quantized."""
     if isinstance(module, nn.MultiheadAttention) and layer_kind(module) and not explain_unsupported(module):
         return partial(_attend, module)
-    return module.forward
+    forward: Callable[..., Any] = module.forward
+    return forward
 
 
 def _quantize_input(module: nn.Module, name: str, x: Tensor) -> Tensor:

@@ -55,13 +55,13 @@ class Planned(NamedTuple):
     """Quantizers of the calls of one function in a forward.
 
     Attributes:
-        count: calls in one run.
+        total: calls in one run.
         writes: whether a call writes its result over its first tensor.
         calls: names of the quantizers by call and leaf.
         inside: calls that are written out.
     """
 
-    count: int
+    total: int
     writes: bool
     calls: Mapping[int, Tensors]
     inside: frozenset[int] = frozenset()
@@ -126,14 +126,13 @@ class Calls(TorchFunctionMode):
             return function(*args, **given)
         number = self.counts.get(function, 0)
         self.counts[function] = number + 1
-        steps = WRITTEN_OUT.get(function)
-        inside = None if steps is None else self.inside(function, number, args)
+        inside = self.inside(function, number, args) if function in WRITTEN_OUT else None
         if inside is None:
             return self.call(function, number, args, given)
 
         def written_out(*args: Any, **given: Any) -> Any:
             with inside:
-                return steps(*args, **given)
+                return WRITTEN_OUT[function](*args, **given)
 
         return self.call(function, number, args, given, written_out)
 
@@ -201,7 +200,7 @@ class QuantizedCalls(Calls):
         name = self.table[self.outer, function].calls[number].get(leaf)
         if name is None:
             return tensor
-        quantized: Tensor = self.owner._modules[name](tensor)  # type: ignore[misc]
+        quantized: Tensor = self.owner.get_submodule(name)(tensor)
         return quantized
 
     def __exit__(self, *error: Any) -> None:
@@ -211,11 +210,11 @@ class QuantizedCalls(Calls):
             return
         for (outer, function), planned in self.table.items():
             found = self.counts.get(function, 0)
-            if outer is None and found != planned.count:
+            if outer is None and found != planned.total:
                 raise ModelError(
-                    f"the forward of {type(self.owner).__name__} calls {name_of(function)} {found} times, and "
-                    f"{planned.count} times where it was planned: its tensors have no place; put the calls "
-                    "that vary into a module of their own"
+                    f"the forward of {type(self.owner).__name__} calls {name_of(function)} {found} times, "
+                    f"and {planned.total} times where it was planned: its tensors have no place; put the "
+                    "calls that vary into a module of their own"
                 )
 
 
@@ -247,7 +246,7 @@ def attend(
 
 
 def _soften(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the Softmax, with 0 in fully masked rows, for which the Softmax is NaN, and so is its gradient."""
+    """Return the Softmax, with 0 in fully masked rows, where it and its gradient would be NaN."""
     if mask is None:
         return torch.softmax(scores, -1)
     if not is_exporting():

@@ -20,6 +20,7 @@ from onnxfq.support.files import check_writable, replace_file
 from onnxfq.targets.lower_fake_quantize import lift, lower
 from onnxfq.torch.affine import Redirect
 from onnxfq.torch.arguments import checked
+from onnxfq.torch.calls import TABLE
 from onnxfq.torch.exporters import (
     EXPORTERS,
     check_scales,
@@ -117,7 +118,9 @@ def export_nodes(model: nn.Module, request: Request, exporter: str = "dynamo") -
         request = replace(request, opset=BFLOAT16_OPSET)
     with evaluation_mode(model), disable_observers(model), lowered_later(), quiet():
         check_scales(model)
-        if types & HALF_TYPES:  # scales are numbers of the type of the inputs, which quantizers see here
+        # Scales are numbers of the type of the inputs, and follow the weights that functions read: both are
+        # seen in a run.
+        if types & HALF_TYPES or any(TABLE in vars(module) for module in model.modules()):
             try_forward(model, request)
         with freeze_grids(model):
             redirect = try_forward(model, request)

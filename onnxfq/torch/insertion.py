@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 from onnxfq.calibration.calibrators import MINMAX
@@ -22,7 +21,6 @@ from onnxfq.torch.quantizer import FakeQuantize
 
 TRAINING_OBSERVER = "moving_average:0.01"
 """Observer of activations in training, as in torch.ao's and Horizon's QAT."""
-
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,9 @@ def insert(
     for path, held in given.items():
         module = model.get_submodule(path)
         swap(module, held, SwappedAttention if isinstance(module, nn.MultiheadAttention) else Swapped)
-        outputs = {int(name.removeprefix(OUTPUTS)): name + SUFFIX for name in held if name.startswith(OUTPUTS)}
+        outputs = {
+            int(name.removeprefix(OUTPUTS)): name + SUFFIX for name in held if name.startswith(OUTPUTS)
+        }
         if outputs and not path:
             module.__dict__[OUTPUTS] = outputs
     for path, places in tables.items():
@@ -100,12 +100,14 @@ _MASKS = ("add", "isnan", "where")
 
 
 def _may_be_unused(one: Quantizer) -> bool:
-    """Tell whether a quantizer may see nothing: keys that are the queries, a mask that an export alone has."""
+    """Tell whether a quantizer may see nothing: keys that are queries, a mask that an export alone has."""
     masks = [p.outer is not None and name_of(p.function) in _MASKS for p in one.places if p.function]
     return one.holders[0].name in ("key", "value") or (bool(masks) and all(masks))
 
 
-def _make_table(places: Mapping[Place, str], counts: Mapping[tuple[Outer, Function], int]) -> dict[Any, Planned]:
+def _make_table(
+    places: Mapping[Place, str], counts: Mapping[tuple[Outer, Function], int]
+) -> dict[Any, Planned]:
     table: dict[tuple[Outer, Function], dict[int, dict[int | str, str]]] = {}
     inside: dict[tuple[Outer, Function], set[int]] = {}
     for place, name in places.items():
@@ -130,7 +132,9 @@ def _writes(function: Function) -> bool:
 def _bystanders(model: nn.Module, tables: Mapping[str, Any], counts: Counts) -> Iterator[nn.Module]:
     """Yield the modules whose calls would count as those of a module around them."""
     for path, module in model.named_modules():
-        around = [outer for outer in tables if path.startswith(f"{outer}." if outer else "") and path != outer]
+        around = [
+            outer for outer in tables if path.startswith(f"{outer}." if outer else "") and path != outer
+        ]
         if not around or isinstance(module, (Swapped, FakeQuantize, nn.ModuleList, nn.ModuleDict)):
             continue
         functions = {function for outer in around for place in tables[outer] for function in [place.function]}

@@ -189,11 +189,11 @@ class Swapped:
     # Two blocks in one function are more than torch.compile takes.
 
     def _run(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        with block_of(self):  # type: ignore[arg-type]
+        with block_of(self):
             return self._run_reading(args, keywords)
 
     def _run_reading(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        with reading(self):  # type: ignore[arg-type]
+        with reading(self):
             return super().forward(*args, **keywords)  # type: ignore[misc]
 
 

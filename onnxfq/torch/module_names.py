@@ -6,6 +6,7 @@ calls. A tensor has the name of the module, and of what it is there: input, weig
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +23,9 @@ from onnxfq.torch.recording import Record
 
 _MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Expand", "Slice")
 _LEAVES = ("input", "other")
-_PRODUCTS = {("scaled_dot_product_attention", f"matmul{n}"): name for n, name in (("", "scores"), ("_1", "context"))}
+_PRODUCTS = {
+    ("scaled_dot_product_attention", f"matmul{n}"): name for n, name in (("", "scores"), ("_1", "context"))
+}
 """Names of the products in an attention."""
 
 
@@ -108,7 +111,9 @@ class ModuleNames:
             return Holder(place.path, "input")
         if is_leaf(module) and held:
             return Holder(place.path, held)
-        leaf = "weight" if held is not None else dict(enumerate(_LEAVES)).get(place.leaf, f"input_{place.leaf}")
+        leaf = (
+            "weight" if held is not None else dict(enumerate(_LEAVES)).get(place.leaf, f"input_{place.leaf}")
+        )
         return Holder(place.path, f"{self._call(place)}_{leaf}")
 
     def is_table(self, place: Place) -> bool:
@@ -135,7 +140,7 @@ class ModuleNames:
         return calls
 
     def place(self, use: Use) -> Place | None:
-        """Return where the module reads the tensor of an input of `prepared`; None if no quantizer can stand there."""
+        """Return where the module reads an input of `prepared`; None if no quantizer can stand there."""
         found = self._find(use)
         return None if found is None or self.explain_lost(found) else found
 
@@ -187,13 +192,14 @@ class ModuleNames:
         """Yield the paths of each convolution and the BatchNorm that alone reads its result."""
         index = self.exported.index
         original = ModuleNames(self.module, self.record, self.exported, self.exported)
-        runs = [place.path for place in original.calls.values()]
-        for node in self.exported.proto.graph.node:
+        nodes = self.exported.proto.graph.node
+        runs = Counter((original.calls[n.name].path, n.op_type) for n in nodes if n.name in original.calls)
+        for node in nodes:
             norm = original.calls.get(node.name)
             maker = index.makers.get(node.input[0]) if node.op_type == "BatchNormalization" else None
             layer = None if maker is None else original.calls.get(maker.name)
             if norm is None or layer is None or maker is None or maker.op_type != "Conv":
                 continue
             alone = len(index.readers[node.input[0]]) == 1
-            if alone and runs.count(norm.path) == 1 and sum(n.op_type == "Conv" and original.calls.get(n.name, norm).path == layer.path for n in self.exported.proto.graph.node) == 1:
+            if alone and runs[norm.path, node.op_type] == runs[layer.path, maker.op_type] == 1:
                 yield layer.path, norm.path

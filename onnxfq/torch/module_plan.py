@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from torch import nn
@@ -75,7 +75,7 @@ class ModulePlan:
 
 def plan_by_layers(plan: Plan, module: nn.Module) -> ModulePlan:
     """Return the plan of layers alone."""
-    norms = []
+    norms: list[tuple[str, str]] = []
     for path, child in module.named_modules():
         if type(child).forward is nn.Sequential.forward:
             norms += pairwise(f"{path}.{name}" if path else name for name, _ in child.named_children())
@@ -123,17 +123,19 @@ def plan_module(
         if p.uses[0].node in alone or (p.role == "weight" and p.uses[0].node in attentions)
     ]
     groups += list(_quantizers_of_layers(kept))
-    named, uses = zip(*_with_uses(groups), strict=True) if groups else ((), ())
-    nodes, skipped = _list_sites(plan, names, dict(ChainMap(*uses)), alone)
+    renamed = list(_with_uses(groups))
+    quantizers = tuple(quantizer for quantizer, _ in renamed)
+    uses = dict(ChainMap(*(found for _, found in renamed)))
+    nodes, skipped = _list_sites(plan, names, uses, alone)
     return ModulePlan(
         by_layers.model_copy(
             update={
-                "placements": tuple(quantizer.placement for quantizer in named),
+                "placements": tuple(quantizer.placement for quantizer in quantizers),
                 "nodes": (*nodes, *(node for node in by_layers.nodes if node.node in alone)),
                 "skipped": (*skipped, *(one for one in by_layers.skipped if one.name in alone)),
             }
         ),
-        named,
+        quantizers,
         tuple(names.folded_norms()),
     )
 
@@ -147,15 +149,15 @@ def _make(
     places: dict[Place, Holder] = {}
     holders: list[Holder] = []
     sites: dict[Use, str] = {}
-    spec = {p.tensor: p.spec for p in by_layers.placements}
+    formats = {p.tensor: p.spec for p in by_layers.placements}
     for use in placement.uses:
         place, held = names.place(use), names.weight_holder(use)
         if placement.role == "weight" and held is not None:
             holders.append(held)
             sites[use] = held.path
-            if str(held) in spec and placement.spec.granularity.axis is not None:
+            if str(held) in formats and placement.spec.granularity.axis is not None:
                 # A weight may be stored the other way round than the layer holds it.
-                placement = placement.model_copy(update={"spec": spec[str(held)]})
+                placement = placement.model_copy(update={"spec": formats[str(held)]})
         elif place is not None:
             holders.append(names.holder(place))
             sites[use] = names.site(place)
@@ -186,7 +188,11 @@ def _join(plan: Plan, quantizers: list[Quantizer]) -> list[Quantizer]:
         first[tensor] = same
     for bridge in plan.bridges:
         joined = list(dict.fromkeys(first[name] for name in bridge.tensors if first.get(name) in groups))
-        if bridge.one_scale and bridge.required and len({groups[name].placement.spec for name in joined}) == 1:
+        if (
+            bridge.one_scale
+            and bridge.required
+            and len({groups[name].placement.spec for name in joined}) == 1
+        ):
             for other in joined[1:]:
                 groups[joined[0]] = groups[joined[0]].joined(groups.pop(other))
                 first |= {name: joined[0] for name, group in first.items() if group == other}
@@ -203,7 +209,10 @@ def _with_uses(quantizers: Iterable[Quantizer]) -> Iterator[tuple[Quantizer, dic
             slots[site] = slots.get(site, 0) + 1
         changed = {"tensor": str(quantizer.holders[0]), "uses": tuple(at.values())}
         placement = quantizer.placement.model_copy(update=changed)
-        yield replace(quantizer, placement=placement), {use: at[site] for use, site in quantizer.sites.items()}
+        yield (
+            replace(quantizer, placement=placement),
+            {use: at[site] for use, site in quantizer.sites.items()},
+        )
 
 
 def _list_sites(
@@ -222,7 +231,9 @@ def _list_sites(
         low[site] = low.get(site, True) and node.node in quantized
         needs.setdefault(site, []).extend(uses[use] for use in node.needs if use in uses)
     nodes = [
-        QuantizableNode(node=site, op_type=kinds[site], needs=tuple(dict.fromkeys(needs[site])) if low[site] else ())
+        QuantizableNode(
+            node=site, op_type=kinds[site], needs=tuple(dict.fromkeys(needs[site])) if low[site] else ()
+        )
         for site in kinds
         if site not in alone
     ]

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from onnxfq.errors import ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model, remove_domain, replace_nodes
 from onnxfq.graph.names import Use
+from onnxfq.torch.attention import forward_of, marked_by
 from onnxfq.torch.calls import OUTPUTS, Calls, Function, Outer, Place, aside, change_outputs, name_of
-from onnxfq.errors import ModelError
 from onnxfq.torch.export import evaluation_mode
 from onnxfq.torch.exporters import quiet, run
-from onnxfq.torch.attention import forward_of, marked_by
 from onnxfq.torch.layers import layer_kind
 from onnxfq.torch.onnx_node import graph_node, is_exporting, lowered_later
 from onnxfq.torch.quantizer import FakeQuantize
@@ -60,7 +60,6 @@ class Record:
             return tensor
         self.seen.append(place)
         return graph_node(f"{_DOMAIN}::{_MARK}", (tensor,), {"place": len(self.seen) - 1}, tensor.dtype)
-
 
     def find_branches(self, traced: Mapping[str, Mapping[tuple[Outer, Function], int]]) -> None:
         """Compare the calls in an export with those of a run: a forward may ask whether it is exported."""
@@ -112,9 +111,7 @@ class _MarkedCalls(Calls):
         counts |= {(self.outer, function): count for function, count in self.counts.items()}
 
 
-def record_calls(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Record, Model]:
+def record_calls(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Record, Model]:
     """Return the calls of a float module on example inputs, and its float ONNX model.
 
     Axis 0 of the inputs is dynamic if forward takes that. Raises ModelError as `export_torch` does.
@@ -126,8 +123,9 @@ def record_calls(
     with contextlib.ExitStack() as stack:
         for block in (_recorded(model, record), evaluation_mode(model), lowered_later(), quiet()):
             stack.enter_context(block)
-        for block in (torch.no_grad(), torch.autocast(device, enabled=False), warnings.catch_warnings()):
-            stack.enter_context(block)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # the export of the quantized module gives them
         run = _Run(model, leaves, form)
         proto = _export(run, tensors)
@@ -175,7 +173,9 @@ def _recorded(model: nn.Module, record: Record) -> Iterator[None]:
     changed = []
     try:
         for path, module in model.named_modules():
-            if not isinstance(module, (FakeQuantize, torch.jit.ScriptModule)) and "forward" not in vars(module):
+            if not isinstance(module, (FakeQuantize, torch.jit.ScriptModule)) and "forward" not in vars(
+                module
+            ):
                 module.__dict__["forward"] = _marking(record, path, module)
                 changed.append(module)
         yield

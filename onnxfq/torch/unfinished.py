@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from onnxfq.documents.recipe import Recipe
 from onnxfq.errors import ModelError, OnnxfqError, RecipeError
 from onnxfq.support.records import join_lines
 from onnxfq.torch.attention import switch_fused
-from onnxfq.torch.insertion import Settings, insert
+from onnxfq.torch.insertion import Counts, Settings, insert
 from onnxfq.torch.kernels import is_transforming
 from onnxfq.torch.layers import SUFFIX, Swapped, layer_kind, restore, swap
 from onnxfq.torch.module_names import Holder
@@ -66,7 +66,9 @@ class Unfinished:
         nodes = {layer.name: layer.type_name for layer in layers} | {kind: kind for kind in types}
         tensors = {layer.tensor(n) for layer in layers for n in (*layer.activations, *layer.parameters)}
         try:
-            self.recipe.for_modules({path: path for path, _ in model.named_modules()}).check_names(nodes, tensors)
+            self.recipe.for_modules({path: path for path, _ in model.named_modules()}).check_names(
+                nodes, tensors
+            )
         except RecipeError as error:
             raise RecipeError(f"{error}; to name operations of a forward, give example_inputs") from None
 
@@ -95,7 +97,8 @@ class Unfinished:
         cannot be exported and this is strict; the module is then as it was.
         """
         existing = dict(_held(model))
-        planned, counts = plan_by_layers(self.by_layers, model), {}
+        planned: ModulePlan = plan_by_layers(self.by_layers, model)
+        counts: Counts = {}
         switch_fused(model, fused=True)
         for module in list(model.modules()):
             restore(module)
@@ -107,10 +110,11 @@ class Unfinished:
             raise
         added = insert(model, planned, counts, self.settings, existing)
         model.__dict__[PLAN] = planned.plan
-        for quantizer in added if self.begin is not None else ():
-            self.begin(quantizer)
+        begin = self.begin or (lambda quantizer: None)
+        for quantizer in added:
+            begin(quantizer)
 
-    def _plan(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[ModulePlan, Mapping[str, Any]]:
+    def _plan(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[ModulePlan, Counts]:
         try:
             recorded = record_calls(model, args, kwargs)
             planned = plan_module(model, self.recipe, self.layers, self.by_layers, recorded)
@@ -136,6 +140,6 @@ def find_unfinished(model: nn.Module) -> list[Unfinished]:
 
 def _held(model: nn.Module) -> Iterator[tuple[Holder, FakeQuantize]]:
     for path, module in model.named_modules():
-        for name, child in module._modules.items() if isinstance(module, Swapped) else ():
-            if isinstance(child, FakeQuantize) and name.endswith(SUFFIX):
+        for name, child in module.named_children():
+            if isinstance(module, Swapped) and isinstance(child, FakeQuantize) and name.endswith(SUFFIX):
                 yield Holder(path, name.removesuffix(SUFFIX)), child

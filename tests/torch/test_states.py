@@ -186,7 +186,7 @@ def test_checkpoints_of_torch_ao(kind: str, fused: bool, tmp_path: Path) -> None
     theirs = trained_by_torch(qconfig, fused)
     torch.save(theirs.state_dict(), tmp_path / "theirs.pt")
     ours = network()
-    quantize_module(ours, qconfig, fold_batchnorm=fused, arithmetic="reciprocal")
+    quantize_module(ours, qconfig, example_inputs=X, fold_batchnorm=fused, arithmetic="reciprocal")
     rest = load_checkpoint(ours, tmp_path / "theirs.pt", "torch-ao")
     between = () if fused else ("conv.activation_post_process",)
     assert rest == (*between, "head.activation_post_process")
@@ -240,11 +240,11 @@ def test_horizons_keys_go_both_ways(tmp_path: Path) -> None:
     qconfig = ao.QConfig(activation=both, weight=both)
     theirs = trained_by_torch(qconfig)
     ours = network()
-    quantize_module(ours, qconfig, arithmetic="reciprocal")
+    quantize_module(ours, qconfig, example_inputs=X, arithmetic="reciprocal")
     load_checkpoint(ours, theirs.state_dict(), "horizon")
     assert torch.equal(theirs.head.activation_post_process(ours(X)), theirs(X))
     again = copy.deepcopy(network())
-    quantize_module(again, qconfig, arithmetic="reciprocal")
+    quantize_module(again, qconfig, example_inputs=X, arithmetic="reciprocal")
     save_checkpoint(ours, tmp_path / "ours.pt", "horizon")
     load_checkpoint(again, tmp_path / "ours.pt", "horizon")
     assert torch.equal(again(X), ours(X))
@@ -281,7 +281,7 @@ def test_qconfigs_are_recipes() -> None:
     )
     written = {"": x86, "object_type": [(nn.Conv2d, None)], "module_name": [("head", eight)]}
     for given in (mapping, written):
-        plan = quantize_module(network(), given)
+        plan = quantize_module(network(), given, example_inputs=X)
         assert {p.tensor: str(p.spec) for p in plan.placements} == {
             "fc.input": "uint7 asymmetric per-tensor",
             "fc.weight": "int8 symmetric per-axis 0",
