@@ -74,7 +74,6 @@ def observe(
     from onnxfq.stages.observers import ObserveOptions
     from onnxfq.stages.options import open_feeds
     from onnxfq.stages.plan import make_plan, observation_plan
-    from onnxfq.targets.target import prepare_model
     from onnxfq.tools.record_moments import gather_moments
 
     refuse(merge and (data or moments or resume), "--merge has no --data, --moments and --resume; omit them")
@@ -99,7 +98,7 @@ def observe(
     if moments:
         chosen = recipe.load()
         loaded = load_existing(model, chosen.existing)
-        rounded = make_plan(prepare_model(loaded, chosen.target), chosen)
+        rounded = make_plan(loaded, chosen)
         with running.progress(printer) as options:
             statistics = gather_moments(
                 loaded,

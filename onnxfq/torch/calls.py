@@ -1,7 +1,7 @@
 """Calls of torch's functions in the forwards of modules: every tensor that one reads has a place.
 
-A place is the module whose forward calls, the function, the number of the call among those of the function in
-one run of that forward, and the position of the tensor among the arguments. A `TorchFunctionMode` sees the
+A place is the module whose forward calls, the function, the number of that call in one run of the forward, and
+the position of the tensor among the arguments. A `TorchFunctionMode` sees the
 calls: while a plan is made it marks the tensors of the export, and later it quantizes them. Both see the same
 calls, so what was planned for a tensor is done to that tensor.
 
@@ -30,7 +30,7 @@ Outer = tuple[Function, int] | None
 """Function that is written out around a call, with the number of its call; None for a call in none."""
 
 
-class Place(NamedTuple):
+class CallPlace(NamedTuple):
     """Tensor that a call reads.
 
     Attributes:
@@ -89,7 +89,7 @@ def _running() -> list[Any]:
 
 
 class aside:
-    """Block whose calls are nobody's: those of quantizers and of layers with a place of their own."""
+    """Block whose calls have no place, such as the inside of a quantizer."""
 
     def __enter__(self) -> None:
         _running().append(None)
@@ -99,10 +99,10 @@ class aside:
 
 
 class Calls(TorchFunctionMode):
-    """Block in which the calls of one forward give their tensors to `change`, but not those of other blocks.
+    """Block in which the calls of one forward give their tensors to `change`; other blocks inside do not count.
 
     Attributes:
-        outer: as in `Place`.
+        outer: as in `CallPlace`.
         counts: calls so far, by function.
     """
 
@@ -123,7 +123,7 @@ class Calls(TorchFunctionMode):
         """Call `function` with its tensors changed, if the call is of this forward and changes any."""
         given = {} if kwargs is None else kwargs
         if _running()[-1] is not self or not self.counts_calls(function):
-            return function(*args, **given)
+            return run(function, args, given)
         number = self.counts.get(function, 0)
         self.counts[function] = number + 1
         inside = self.inside(function, number, args) if function in WRITTEN_OUT else None
@@ -151,8 +151,7 @@ class Calls(TorchFunctionMode):
             return value
 
         args = changed(tuple(args))
-        run = function if steps is None else steps
-        return run(*args, **{name: changed(value) for name, value in kwargs.items()})
+        return run(steps or function, args, {name: changed(value) for name, value in kwargs.items()})
 
     def counts_calls(self, function: Function) -> bool:
         """Tell whether calls of `function` are counted."""
@@ -190,7 +189,7 @@ class QuantizedCalls(Calls):
         """Quantize only if the call has a place."""
         planned = self.table[self.outer, function]
         if number not in planned.calls:
-            return (function if steps is None else steps)(*args, **kwargs)
+            return run(steps or function, args, kwargs)
         result = super().call(function, number, args, kwargs, steps)
         # The caller may read on from the tensor, not from the result.
         return args[0].copy_(result) if planned.writes else result
@@ -205,7 +204,7 @@ class QuantizedCalls(Calls):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        # What is written out here has no other branches than the mask, which may be missing.
+        # The steps of a function have one branch, the mask.
         if error[0] is not None or self.outer is not None:
             return
         for (outer, function), planned in self.table.items():
@@ -213,8 +212,8 @@ class QuantizedCalls(Calls):
             if outer is None and found != planned.total:
                 raise ModelError(
                     f"the forward of {type(self.owner).__name__} calls {name_of(function)} {found} times, "
-                    f"and {planned.total} times where it was planned: its tensors have no place; put the "
-                    "calls that vary into a module of their own"
+                    f"and {planned.total} times where it was planned; put the calls that vary into their own "
+                    "module"
                 )
 
 
@@ -235,7 +234,7 @@ def attend(
     root = math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if enable_gqa:
         key, value = (heads_for(each, query) for each in (key, value))
-    # The export turns keys of any rank as those of rank 3.
+    # The export turns keys of any rank by a Reshape to rank 3.
     turned = key.reshape(-1, *key.shape[-2:]).transpose(1, 2).reshape(*key.shape[:-2], *key.shape[:-3:-1])
     scores = torch.matmul(query * root, turned * root)
     if is_causal:
@@ -302,6 +301,29 @@ WRITTEN_OUT: Mapping[Function, Function] = {
 def name_of(function: Function) -> str:
     """Return the name of a function, a method or an operator of torch.export."""
     return str(getattr(function, "__name__", "call")).partition(".")[0]
+
+
+def _unflatten(input: Tensor, dim: int, sizes: Any) -> Tensor:
+    dim = dim % input.ndim
+    return input.reshape(*input.shape[:dim], *sizes, *input.shape[dim + 1 :])
+
+
+def _split(tensor: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    total = tensor.shape[dim]
+    whole = isinstance(split_size, int)
+    sizes = [min(split_size, total - i) for i in range(0, total, split_size)] if whole else list(split_size)
+    return tuple(tensor.narrow(dim, sum(sizes[:i]), size) for i, size in enumerate(sizes))
+
+
+COMPILED: Mapping[Function, Function] = {Tensor.unflatten: _unflatten, Tensor.split: _split}
+"""Methods that call `super`, which torch.compile 2.13 cannot trace inside of a function mode."""
+
+
+def run(function: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Return the result of a call of `function` inside of a mode."""
+    if torch.compiler.is_compiling() and function in COMPILED:
+        return COMPILED[function](*args, **kwargs)
+    return function(*args, **kwargs)
 
 
 def change_outputs(result: Any, change: Callable[[int, Tensor], Tensor]) -> Any:

@@ -12,10 +12,10 @@ from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement
 from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.batchnorm import NORMS, fold, is_foldable
-from onnxfq.torch.calls import OUTPUTS, TABLE, Function, Outer, Place, Planned, name_of
+from onnxfq.torch.calls import OUTPUTS, TABLE, CallPlace, Function, Outer, Planned, name_of
 from onnxfq.torch.layers import SUFFIX, Swapped, swap
-from onnxfq.torch.module_names import Holder
-from onnxfq.torch.module_plan import ModulePlan, Quantizer
+from onnxfq.torch.module_names import QuantizerHolder
+from onnxfq.torch.module_plan import ModulePlan, PlacedQuantizer
 from onnxfq.torch.observers import Fixed
 from onnxfq.torch.quantizer import FakeQuantize
 
@@ -25,7 +25,7 @@ TRAINING_OBSERVER = "moving_average:0.01"
 
 @dataclass(frozen=True)
 class Settings:
-    """What every quantizer of a module has in common.
+    """Settings that all quantizers of a module share.
 
     Attributes:
         observer: of activations, in place of the calibrators of the recipe; None for these.
@@ -42,12 +42,16 @@ Counts = Mapping[str, Mapping[tuple[Outer, Function], int]]
 """Calls in one run of the forward at a path, by the function around a call and the function."""
 
 
+_PLACED = "placed"
+"""Attribute of a quantizer with the format and the calibrator of its placement."""
+
+
 def insert(
     model: nn.Module,
     planned: ModulePlan,
     counts: Counts,
     settings: Settings,
-    existing: Mapping[Holder, FakeQuantize],
+    existing: Mapping[QuantizerHolder, FakeQuantize],
 ) -> list[FakeQuantize]:
     """Put the quantizers of a plan into a float module, and return those that are new.
 
@@ -60,16 +64,18 @@ def insert(
     """
     device = next((p.device for p in model.parameters()), None)
     given: dict[str, dict[str, FakeQuantize]] = {}
-    tables: dict[str, dict[Place, str]] = {}
+    tables: dict[str, dict[CallPlace, str]] = {}
     added = []
     for one in planned.quantizers:
         asked = one.placement
         kept = (existing[holder] for holder in one.holders if holder in existing)
-        same = (q for q in kept if (q.spec, q.calibrator) == (asked.spec, asked.calibrator))
+        same = (q for q in kept if vars(q)[_PLACED] == (asked.spec, asked.calibrator))
         quantizer = next(same, None)
         if quantizer is None:
             quantizer = _quantizer(asked, settings.observer, settings.others).to(device)
             quantizer.may_be_unused = _may_be_unused(one)
+            vars(quantizer)[_PLACED] = asked.spec, asked.calibrator
+            quantizer.train(model.get_submodule(one.holders[0].path).training)
             added.append(quantizer)
         for path, name in one.holders:
             given.setdefault(path, {})[name] = quantizer
@@ -99,14 +105,14 @@ _MASKS = ("add", "isnan", "where")
 """Calls that an attention makes if it has a mask."""
 
 
-def _may_be_unused(one: Quantizer) -> bool:
+def _may_be_unused(one: PlacedQuantizer) -> bool:
     """Tell whether a quantizer may see nothing: keys that are queries, a mask that an export alone has."""
     masks = [p.outer is not None and name_of(p.function) in _MASKS for p in one.places if p.function]
     return one.holders[0].name in ("key", "value") or (bool(masks) and all(masks))
 
 
 def _make_table(
-    places: Mapping[Place, str], counts: Mapping[tuple[Outer, Function], int]
+    places: Mapping[CallPlace, str], counts: Mapping[tuple[Outer, Function], int]
 ) -> dict[Any, Planned]:
     table: dict[tuple[Outer, Function], dict[int, dict[int | str, str]]] = {}
     inside: dict[tuple[Outer, Function], set[int]] = {}
@@ -130,7 +136,7 @@ def _writes(function: Function) -> bool:
 
 
 def _bystanders(model: nn.Module, tables: Mapping[str, Any], counts: Counts) -> Iterator[nn.Module]:
-    """Yield the modules whose calls would count as those of a module around them."""
+    """Yield the modules that need a block, because a module around them counts calls."""
     for path, module in model.named_modules():
         around = [
             outer for outer in tables if path.startswith(f"{outer}." if outer else "") and path != outer

@@ -17,9 +17,9 @@ from torch import nn
 
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
-from onnxfq.torch.calls import Function, Outer, Place, name_of
+from onnxfq.torch.calls import CallPlace, Function, Outer, name_of
 from onnxfq.torch.layers import layer_kind
-from onnxfq.torch.recording import Record
+from onnxfq.torch.recording import CallRecord
 
 _MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Expand", "Slice")
 _LEAVES = ("input", "other")
@@ -29,7 +29,7 @@ _PRODUCTS = {
 """Names of the products in an attention."""
 
 
-class Holder(NamedTuple):
+class QuantizerHolder(NamedTuple):
     """Module that holds a quantizer, and the name of the tensor there."""
 
     path: str
@@ -47,7 +47,7 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class ModuleNames:
+class CallNames:
     """Names of `module` for `prepared`, a rewrite of the model that was exported.
 
     Attributes:
@@ -56,7 +56,7 @@ class ModuleNames:
     """
 
     module: nn.Module
-    record: Record
+    record: CallRecord
     exported: Model
     prepared: Model
 
@@ -80,7 +80,7 @@ class ModuleNames:
             names[path, outer, function, number] = free
         return names
 
-    def _call(self, place: Place) -> str:
+    def _call(self, place: CallPlace) -> str:
         name = self._calls[place.path, place.outer, place.function, place.number]
         if place.outer is None:
             return name
@@ -89,34 +89,34 @@ class ModuleNames:
         outer = name_of(function)
         return f"{outer}{count}_{_PRODUCTS.get((outer, name), name)}"
 
-    def site(self, place: Place) -> str:
+    def site(self, place: CallPlace) -> str:
         """Return the name of the layer or the call that reads at `place`."""
         module = self._modules[place.path]
         if is_leaf(module) or place.function is None:
             return place.path or type(module).__name__
         return f"{place.path}.{self._call(place)}" if place.path else self._call(place)
 
-    def type_name(self, place: Place, op_type: str) -> str:
+    def type_name(self, place: CallPlace, op_type: str) -> str:
         """Return the type of that layer, or the operator that the call becomes."""
         module = self._modules[place.path]
         return type(module).__name__ if is_leaf(module) else op_type
 
-    def holder(self, place: Place) -> Holder:
+    def holder(self, place: CallPlace) -> QuantizerHolder:
         """Return the module and the name of the tensor that is read at `place`."""
         module, held = self._modules[place.path], self.record.held.get(place)
         if isinstance(place.leaf, str):
-            return Holder(place.path, place.leaf)
+            return QuantizerHolder(place.path, place.leaf)
         first = place.leaf == 0 and place.number == 0 and place.outer is None
         if is_leaf(module) and first and not isinstance(module, nn.MultiheadAttention):
-            return Holder(place.path, "input")
+            return QuantizerHolder(place.path, "input")
         if is_leaf(module) and held:
-            return Holder(place.path, held)
+            return QuantizerHolder(place.path, held)
         leaf = (
             "weight" if held is not None else dict(enumerate(_LEAVES)).get(place.leaf, f"input_{place.leaf}")
         )
-        return Holder(place.path, f"{self._call(place)}_{leaf}")
+        return QuantizerHolder(place.path, f"{self._call(place)}_{leaf}")
 
-    def is_table(self, place: Place) -> bool:
+    def is_table(self, place: CallPlace) -> bool:
         """Tell whether the call itself quantizes the tensor, not the forward of a layer."""
         return place.function is not None and self.holder(place).name != "input"
 
@@ -125,9 +125,9 @@ class ModuleNames:
         return {node.name: node for node in self.prepared.proto.graph.node}
 
     @cached_property
-    def calls(self) -> dict[str, Place]:
+    def calls(self) -> dict[str, CallPlace]:
         """Return a place of the call that each node of `prepared` belongs to, by the node's name."""
-        calls: dict[str, Place] = {}
+        calls: dict[str, CallPlace] = {}
         makers = self.prepared.index.makers
         for node in self.prepared.proto.graph.node:
             slots = range(len(node.input))
@@ -139,12 +139,12 @@ class ModuleNames:
                 calls[node.name] = found
         return calls
 
-    def place(self, use: Use) -> Place | None:
+    def place(self, use: Use) -> CallPlace | None:
         """Return where the module reads an input of `prepared`; None if no quantizer can stand there."""
         found = self._find(use)
         return None if found is None or self.explain_lost(found) else found
 
-    def explain_lost(self, place: Place | None) -> str:
+    def explain_lost(self, place: CallPlace | None) -> str:
         """Return why the tensor at a place cannot be quantized; empty if it can."""
         if place is None:
             return "the export computes it inside of one call of torch, where no quantizer can stand"
@@ -155,7 +155,7 @@ class ModuleNames:
         """Return why the tensor that an input reads cannot be quantized; empty if it can."""
         return self.explain_lost(self._find(use))
 
-    def _find(self, use: Use) -> Place | None:
+    def _find(self, use: Use) -> CallPlace | None:
         found = self.record.places.get(use)
         if found is not None:
             named = (place for place in found if isinstance(place.leaf, str))
@@ -171,7 +171,7 @@ class ModuleNames:
             return next(rewritten, None) or self._find(Use(maker.name, 0))
         return next(rewritten, None)
 
-    def _places_of(self, tensor: str) -> Iterator[tuple[str, Place]]:
+    def _places_of(self, tensor: str) -> Iterator[tuple[str, CallPlace]]:
         """Yield what reads a tensor of the exported model, and the place."""
         for reader in self.exported.index.readers.get(tensor, ()):
             for slot, name in enumerate(reader.input):
@@ -179,19 +179,19 @@ class ModuleNames:
                     if name == tensor:
                         yield reader.name, place
 
-    def weight_holder(self, use: Use) -> Holder | None:
+    def weight_holder(self, use: Use) -> QuantizerHolder | None:
         """Return the layer and the name of the weight that an input is; None for other constants."""
         call = self.calls.get(use.node)
         kind = None if call is None else layer_kind(self._modules[call.path])
         if call is None or kind is None or isinstance(self._modules[call.path], nn.MultiheadAttention):
             return None
         names = kind.weights(self._modules[call.path])
-        return Holder(call.path, names[0]) if len(names) == 1 and kind.has_input else None
+        return QuantizerHolder(call.path, names[0]) if len(names) == 1 and kind.has_input else None
 
     def folded_norms(self) -> Iterator[tuple[str, str]]:
         """Yield the paths of each convolution and the BatchNorm that alone reads its result."""
         index = self.exported.index
-        original = ModuleNames(self.module, self.record, self.exported, self.exported)
+        original = CallNames(self.module, self.record, self.exported, self.exported)
         nodes = self.exported.proto.graph.node
         runs = Counter((original.calls[n.name].path, n.op_type) for n in nodes if n.name in original.calls)
         for node in nodes:

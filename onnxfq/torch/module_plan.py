@@ -25,17 +25,17 @@ from onnxfq.graph.names import Use
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.target import prepare_model
-from onnxfq.torch.calls import Place
+from onnxfq.torch.calls import CallPlace
 from onnxfq.torch.layers import LAYERS
-from onnxfq.torch.module_names import Holder, ModuleNames
+from onnxfq.torch.module_names import CallNames, QuantizerHolder
 from onnxfq.torch.placement import Layer
-from onnxfq.torch.recording import Record
+from onnxfq.torch.recording import CallRecord
 
 _QUOTED = re.compile("'([^']+)'")
 
 
 @dataclass(frozen=True)
-class Quantizer:
+class PlacedQuantizer:
     """One quantizer of a module.
 
     Attributes:
@@ -46,11 +46,11 @@ class Quantizer:
     """
 
     placement: Placement
-    holders: tuple[Holder, ...]
-    places: Mapping[Place, Holder]
+    holders: tuple[QuantizerHolder, ...]
+    places: Mapping[CallPlace, QuantizerHolder]
     sites: Mapping[Use, str]
 
-    def joined(self, other: Quantizer) -> Quantizer:
+    def joined(self, other: PlacedQuantizer) -> PlacedQuantizer:
         """Return one quantizer for the tensors of both."""
         return replace(
             self,
@@ -69,7 +69,7 @@ class ModulePlan:
     """
 
     plan: Plan
-    quantizers: tuple[Quantizer, ...]
+    quantizers: tuple[PlacedQuantizer, ...]
     norms: tuple[tuple[str, str], ...] = ()
 
 
@@ -82,11 +82,11 @@ def plan_by_layers(plan: Plan, module: nn.Module) -> ModulePlan:
     return ModulePlan(plan, tuple(_quantizers_of_layers(plan.placements)), tuple(norms))
 
 
-def _quantizers_of_layers(placements: Iterable[Placement]) -> Iterator[Quantizer]:
+def _quantizers_of_layers(placements: Iterable[Placement]) -> Iterator[PlacedQuantizer]:
     for placement in placements:
         path = placement.uses[0].node
         name = placement.tensor.removeprefix(f"{path}.") if path else placement.tensor
-        yield Quantizer(placement, (Holder(path, name),), {}, {placement.uses[0]: path})
+        yield PlacedQuantizer(placement, (QuantizerHolder(path, name),), {}, {placement.uses[0]: path})
 
 
 def plan_module(
@@ -94,7 +94,7 @@ def plan_module(
     recipe: Recipe,
     layers: Sequence[Layer],
     by_layers: Plan,
-    recorded: tuple[Record, Model],
+    recorded: tuple[CallRecord, Model],
 ) -> ModulePlan:
     """Return the plan of `recipe` for a module whose calls are known.
 
@@ -104,7 +104,7 @@ def plan_module(
     can be quantized.
     """
     record, exported = recorded
-    names = ModuleNames(module, record, exported, prepare_model(exported, recipe.target))
+    names = CallNames(module, record, exported, prepare_model(exported, recipe.target))
     asked = _translate(recipe, names, layers)
     plan = make_plan(exported, asked, strict=False)
     for placement in plan.activations:
@@ -141,13 +141,13 @@ def plan_module(
 
 
 def _make(
-    placement: Placement, names: ModuleNames, by_layers: Plan, usual: Calibrator | None
-) -> Iterator[Quantizer]:
+    placement: Placement, names: CallNames, by_layers: Plan, usual: Calibrator | None
+) -> Iterator[PlacedQuantizer]:
     """Yield the quantizer of a placement, if it has a place in the module."""
     if placement.role == "bias":
         return
-    places: dict[Place, Holder] = {}
-    holders: list[Holder] = []
+    places: dict[CallPlace, QuantizerHolder] = {}
+    holders: list[QuantizerHolder] = []
     sites: dict[Use, str] = {}
     formats = {p.tensor: p.spec for p in by_layers.placements}
     for use in placement.uses:
@@ -172,13 +172,13 @@ def _make(
         why = f"{placement.why}; rounded to nearest: rounding {placement.rounding} is for ONNX models"
         placement = placement.model_copy(update={"why": why})
     if holders:
-        yield Quantizer(placement, tuple(dict.fromkeys(holders)), places, sites)
+        yield PlacedQuantizer(placement, tuple(dict.fromkeys(holders)), places, sites)
 
 
-def _join(plan: Plan, quantizers: list[Quantizer]) -> list[Quantizer]:
+def _join(plan: Plan, quantizers: list[PlacedQuantizer]) -> list[PlacedQuantizer]:
     """Return the quantizers with one for each holder, and one for tensors that need one scale."""
-    groups: dict[str, Quantizer] = {}
-    owner: dict[Holder, str] = {}
+    groups: dict[str, PlacedQuantizer] = {}
+    owner: dict[QuantizerHolder, str] = {}
     first: dict[str, str] = {}
     for quantizer in quantizers:
         tensor = quantizer.placement.tensor
@@ -199,7 +199,7 @@ def _join(plan: Plan, quantizers: list[Quantizer]) -> list[Quantizer]:
     return list(groups.values())
 
 
-def _with_uses(quantizers: Iterable[Quantizer]) -> Iterator[tuple[Quantizer, dict[Use, Use]]]:
+def _with_uses(quantizers: Iterable[PlacedQuantizer]) -> Iterator[tuple[PlacedQuantizer, dict[Use, Use]]]:
     """Yield the quantizers with placements in the names of the module, and the use for each ONNX use."""
     slots: dict[str, int] = {}
     for quantizer in quantizers:
@@ -216,7 +216,7 @@ def _with_uses(quantizers: Iterable[Quantizer]) -> Iterator[tuple[Quantizer, dic
 
 
 def _list_sites(
-    plan: Plan, names: ModuleNames, uses: Mapping[Use, Use], alone: Collection[str]
+    plan: Plan, names: CallNames, uses: Mapping[Use, Use], alone: Collection[str]
 ) -> tuple[list[QuantizableNode], list[Skipped]]:
     """Return the layers and calls that may be quantized, and what stays in float."""
     quantized = plan.quantized_nodes
@@ -246,8 +246,8 @@ def _list_sites(
     return nodes, list(skipped.values())
 
 
-def _translate(recipe: Recipe, names: ModuleNames, layers: Sequence[Layer]) -> Recipe:
-    """Return the recipe for the ONNX model: names and types of overrides are those of its nodes and tensors.
+def _translate(recipe: Recipe, names: CallNames, layers: Sequence[Layer]) -> Recipe:
+    """Return the recipe with overrides in the names of the ONNX model.
 
     Raises RecipeError for names that match nothing in the module.
     """
@@ -284,7 +284,7 @@ def _translate(recipe: Recipe, names: ModuleNames, layers: Sequence[Layer]) -> R
     return recipe.model_copy(update={"overrides": tuple(overrides)})
 
 
-def _name_tensors(names: ModuleNames) -> Iterator[tuple[tuple[str, Use], Holder]]:
+def _name_tensors(names: CallNames) -> Iterator[tuple[tuple[str, Use], QuantizerHolder]]:
     """Yield each tensor that a node reads, with the node, and the module that would hold its quantizer."""
     constants = names.prepared.constants
     for node in names.prepared.proto.graph.node:

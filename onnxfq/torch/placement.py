@@ -32,9 +32,18 @@ from onnxfq.placement.weighted_ops import (
     list_numbers,
     refuse,
 )
+from onnxfq.report.text import plan_summary
 from onnxfq.targets.target import target_by_name
 from onnxfq.torch.attention import ACTIVATIONS, explain_unsupported
 from onnxfq.torch.layers import LayerKind, float_weight, layer_kind
+
+
+class LayerPlan(Plan):
+    """Plan of a module, which prints as the commands print plans."""
+
+    def __str__(self) -> str:
+        """Return coverage, counts, and the reasons for float."""
+        return plan_summary(self)
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,7 @@ def plan_layers(model: nn.Module, recipe: Recipe, layers: list[Layer]) -> Plan:
             placements += placed
         needs = tuple(placement.uses[0] for placement in placed)
         nodes.append(QuantizableNode(node=layer.name, op_type=layer.type_name, needs=needs))
-    return Plan(
+    return LayerPlan(
         model_sha256="",
         recipe=recipe.name,
         target=recipe.target,

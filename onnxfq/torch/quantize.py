@@ -36,13 +36,13 @@ def quantize_module(
 ) -> Plan:
     """Insert fake quantizers into `model`, in place, as `recipe` says, and return the plan with its reasons.
 
-    The plan is that of the ONNX model that torch exports: the recipe decides on its graph, and each tensor is
-    quantized where the module reads it. Weights of embeddings, Bilinear and recurrent layers and cells are
+    torch exports the module, and the recipe decides on that graph. Each tensor is quantized where the module
+    reads it. Weights of embeddings, Bilinear and recurrent layers and cells are
     quantized if an override of the weights names them, or for target simulation.
 
     Without example inputs the layers are planned at once, and the operations in forwards with the first batch
-    that the module gets; `plan_of` returns the whole plan then. What torch's exporter refuses keeps the plan
-    of its layers, and the plan says why.
+    that the module gets; `plan_of` returns the whole plan then. If torch's exporter refuses the
+    module, only its layers are quantized, and the plan says why.
 
     Parameters stay the same objects under the same names. Run data through the model in `compute_encodings`
     next, or train it.

@@ -23,7 +23,7 @@ from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model, remove_domain, replace_nodes
 from onnxfq.graph.names import Use
 from onnxfq.torch.attention import forward_of, marked_by
-from onnxfq.torch.calls import OUTPUTS, Calls, Function, Outer, Place, aside, change_outputs, name_of
+from onnxfq.torch.calls import OUTPUTS, CallPlace, Calls, Function, Outer, aside, change_outputs, name_of
 from onnxfq.torch.export import evaluation_mode
 from onnxfq.torch.exporters import quiet, run
 from onnxfq.torch.layers import layer_kind
@@ -37,7 +37,7 @@ _IN_PLACE = ("__setitem__", "copy_")
 
 
 @dataclass
-class Record:
+class CallRecord:
     """Calls of a float module on example inputs.
 
     Attributes:
@@ -48,13 +48,13 @@ class Record:
         branches: by path and function, why its calls have no place: they are others in an export.
     """
 
-    places: dict[Use, tuple[Place, ...]] = field(default_factory=dict)
+    places: dict[Use, tuple[CallPlace, ...]] = field(default_factory=dict)
     counts: dict[str, dict[tuple[Outer, Function], int]] = field(default_factory=dict)
-    seen: list[Place] = field(default_factory=list)
-    held: dict[Place, str] = field(default_factory=dict)
+    seen: list[CallPlace] = field(default_factory=list)
+    held: dict[CallPlace, str] = field(default_factory=dict)
     branches: dict[tuple[str, Function | None], str] = field(default_factory=dict)
 
-    def mark(self, tensor: Tensor, place: Place) -> Tensor:
+    def mark(self, tensor: Tensor, place: CallPlace) -> Tensor:
         """Return the tensor behind a node that stands for the place, while torch exports."""
         if not is_exporting():
             return tensor
@@ -62,7 +62,7 @@ class Record:
         return graph_node(f"{_DOMAIN}::{_MARK}", (tensor,), {"place": len(self.seen) - 1}, tensor.dtype)
 
     def find_branches(self, traced: Mapping[str, Mapping[tuple[Outer, Function], int]]) -> None:
-        """Compare the calls in an export with those of a run: a forward may ask whether it is exported."""
+        """Compare the calls in an export with a run's, because a forward may ask whether it is exported."""
         for path, counts in traced.items():
             for (outer, function), count in counts.items():
                 ran = self.counts.get(path, {}).get((outer, function), 0)
@@ -76,7 +76,7 @@ class Record:
 class _MarkedCalls(Calls):
     """Block that marks what the calls of a module read."""
 
-    def __init__(self, record: Record, path: str, owner: nn.Module, outer: Outer = None) -> None:
+    def __init__(self, record: CallRecord, path: str, owner: nn.Module, outer: Outer = None) -> None:
         super().__init__(outer)
         self.record, self.path, self.owner = record, path, owner
 
@@ -94,7 +94,7 @@ class _MarkedCalls(Calls):
         name = name_of(function)
         if (leaf == 0 and name in _IN_PLACE) or (leaf > 0 and name == "batch_norm"):
             return tensor
-        place = Place(self.path, self.outer, function, number, leaf)
+        place = CallPlace(self.path, self.outer, function, number, leaf)
         if isinstance(tensor, nn.Parameter):
             names = [name for name, held in self.owner._parameters.items() if held is tensor]
             self.record.held[place] = names[0] if names else ""
@@ -111,14 +111,16 @@ class _MarkedCalls(Calls):
         counts |= {(self.outer, function): count for function, count in self.counts.items()}
 
 
-def record_calls(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Record, Model]:
+def record_calls(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[CallRecord, Model]:
     """Return the calls of a float module on example inputs, and its float ONNX model.
 
     Axis 0 of the inputs is dynamic if forward takes that. Raises ModelError as `export_torch` does.
     """
     leaves, form = tree_flatten((args, dict(kwargs)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    record = Record()
+    record = CallRecord()
     device = tensors[0].device.type if tensors else "cpu"
     with contextlib.ExitStack() as stack:
         for block in (_recorded(model, record), evaluation_mode(model), lowered_later(), quiet()):
@@ -127,7 +129,7 @@ def record_calls(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
         stack.enter_context(torch.autocast(device, enabled=False))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # the export of the quantized module gives them
-        run = _Run(model, leaves, form)
+        run = _FixedCall(model, leaves, form)
         proto = _export(run, tensors)
         traced, record.counts = record.counts, {}
         run(*tensors)
@@ -136,7 +138,7 @@ def record_calls(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     return record, load(proto)
 
 
-class _Run(nn.Module):
+class _FixedCall(nn.Module):
     """Run of a module in which the tensors are inputs, and everything else is fixed."""
 
     def __init__(self, model: nn.Module, leaves: list[Any], form: Any) -> None:
@@ -168,7 +170,7 @@ def _export(module: nn.Module, tensors: list[Tensor]) -> onnx.ModelProto:
 
 
 @contextlib.contextmanager
-def _recorded(model: nn.Module, record: Record) -> Iterator[None]:
+def _recorded(model: nn.Module, record: CallRecord) -> Iterator[None]:
     """Let the forwards of all modules mark what they read, and restore them afterwards."""
     changed = []
     try:
@@ -184,28 +186,28 @@ def _recorded(model: nn.Module, record: Record) -> Iterator[None]:
             del module.__dict__["forward"]
 
 
-def _marking(record: Record, path: str, module: nn.Module) -> Callable[..., Any]:
+def _marking(record: CallRecord, path: str, module: nn.Module) -> Callable[..., Any]:
     forward = forward_of(module)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         record.counts[path] = {}
-        named = marked_by(lambda name, x: record.mark(x, Place(path, None, None, 0, name)))
+        named = marked_by(lambda name, x: record.mark(x, CallPlace(path, None, None, 0, name)))
         is_attention = isinstance(module, nn.MultiheadAttention)  # its tensors have names
         with named, aside() if is_attention else _MarkedCalls(record, path, module):
             result = forward(*args, **kwargs)
         if path:
             return result
         return change_outputs(
-            result, lambda at, x: record.mark(x, Place("", None, None, 0, f"{OUTPUTS}{at}"))
+            result, lambda at, x: record.mark(x, CallPlace("", None, None, 0, f"{OUTPUTS}{at}"))
         )
 
     return run
 
 
-def _take_out_marks(proto: Any, record: Record) -> None:
+def _take_out_marks(proto: Any, record: CallRecord) -> None:
     marks = {n.output[0]: n for n in proto.graph.node if n.domain == _DOMAIN}
 
-    def source(name: str) -> tuple[str, tuple[Place, ...]]:
+    def source(name: str) -> tuple[str, tuple[CallPlace, ...]]:
         passed = []
         while name in marks:
             passed.append(record.seen[marks[name].attribute[0].i])

@@ -16,7 +16,7 @@ from onnxfq.torch.attention import switch_fused
 from onnxfq.torch.insertion import Counts, Settings, insert
 from onnxfq.torch.kernels import is_transforming
 from onnxfq.torch.layers import SUFFIX, Swapped, layer_kind, restore, swap
-from onnxfq.torch.module_names import Holder
+from onnxfq.torch.module_names import QuantizerHolder
 from onnxfq.torch.module_plan import ModulePlan, plan_by_layers, plan_module
 from onnxfq.torch.placement import find_layers, plan_layers, refuse_rewrites
 from onnxfq.torch.quantizer import FakeQuantize
@@ -138,8 +138,8 @@ def find_unfinished(model: nn.Module) -> list[Unfinished]:
     return [hook for hook in hooks if isinstance(hook, Unfinished)]
 
 
-def _held(model: nn.Module) -> Iterator[tuple[Holder, FakeQuantize]]:
+def _held(model: nn.Module) -> Iterator[tuple[QuantizerHolder, FakeQuantize]]:
     for path, module in model.named_modules():
         for name, child in module.named_children():
             if isinstance(module, Swapped) and isinstance(child, FakeQuantize) and name.endswith(SUFFIX):
-                yield Holder(path, name.removesuffix(SUFFIX)), child
+                yield QuantizerHolder(path, name.removesuffix(SUFFIX)), child

@@ -35,6 +35,10 @@ CHECKS = {
         "the operators in four releases of onnxruntime",
         "python tests/custom_ops/check_runtimes.py",
     ),
+    "networks": (
+        "ten networks of torchvision, timm and transformers by both roads",
+        "python tests/slow/check_torch_networks.py",
+    ),
     "commands": ("every command on damaged inputs", "python tests/slow/fuzz_commands.py --cases 2000"),
     "paths": (
         "odd paths as every parameter of every command",

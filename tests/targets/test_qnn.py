@@ -575,7 +575,7 @@ def test_the_htp_takes_a_whole_transformer(recipe: str, tmp_path: Path) -> None:
 
 
 def test_the_table_of_the_htp() -> None:
-    """The HTP takes every listed operator, and plans of 16 bits have no pairs on those of 8."""
+    """The HTP takes every listed operator; plans of 16 bits leave out those that it has in 8 bits only."""
     table = json.loads(TABLE_FILE.read_text(encoding="utf-8"))["operators"]
     assert not [op for op, found in table.items() if op in OPERATORS and found["8"] != "htp"]
     narrow = {op for op in OPERATORS if op in table and table[op]["16"] != "htp"}

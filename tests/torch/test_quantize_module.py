@@ -292,7 +292,7 @@ def test_calls_that_an_export_alone_has_are_told():
 
 
 def test_the_first_batch_completes_the_plan():
-    """Until then it says what waits; afterwards it is that of example inputs, with the same quantizers."""
+    """Until then it names what waits; afterwards it equals the plan by example inputs."""
     x, plans, names = torch.randn(2, 2, 4, 4), [], []
     for inputs in (None, (x,), {"x": x}):
         model = Parts().eval()
