@@ -1,9 +1,9 @@
 """Calls of torch's functions in the forwards of modules: every tensor that one reads has a place.
 
-A place is the module whose forward calls, the function, the number of that call in one run of the forward, and
-the position of the tensor among the arguments. A `TorchFunctionMode` sees the
-calls: while a plan is made it marks the tensors of the export, and later it quantizes them. Both see the same
-calls, so what was planned for a tensor is done to that tensor.
+A place is the module whose forward calls, the function, the number of that call in one run of the forward,
+and the position of the tensor among the arguments. A `TorchFunctionMode` sees the calls: while a plan is made
+it marks the tensors of the export, and later it quantizes them. Both see the same calls, so each tensor is
+treated as it was planned.
 
 Functions that the export writes in several steps are written out the same way, and the calls inside them have
 places too: scaled_dot_product_attention, linear of more than two axes, and unbind.
@@ -99,7 +99,7 @@ class aside:
 
 
 class Calls(TorchFunctionMode):
-    """Block in which the calls of one forward give their tensors to `change`; other blocks inside do not count.
+    """Block in which the calls of one forward give their tensors to `change`; blocks inside have their own.
 
     Attributes:
         outer: as in `CallPlace`.
