@@ -107,9 +107,9 @@ def plan_module(
     names = CallNames(module, record, exported, prepare_model(exported, recipe.target))
     asked = _translate(recipe, names, layers)
     plan = make_plan(exported, asked, strict=False)
-    for placement in plan.activations:
-        why = next(filter(None, map(names.why_lost, placement.uses)), "")
-        plan = plan.without({placement.tensor}, why) if why else plan
+    lost = {p.tensor: next(filter(None, map(names.why_lost, p.uses)), "") for p in plan.activations}
+    for tensor, why in lost.items():
+        plan = plan.without({tensor}, why) if why else plan
     ran = {place.path for place in record.seen}
     alone = {layer.name for layer in layers if layer.name not in ran or not layer.kind.has_input}
     usual = None if recipe.activations is None else recipe.activations.calibrator
@@ -127,6 +127,9 @@ def plan_module(
     quantizers = tuple(quantizer for quantizer, _ in renamed)
     uses = dict(ChainMap(*(found for _, found in renamed)))
     nodes, skipped = _list_sites(plan, names, uses, alone)
+    told = {one.why for one in skipped}
+    tensors = (one for one in plan.skipped if one.kind == "tensor" and one.why == lost.get(one.name))
+    skipped += [one for one in tensors if one.why not in told]
     return ModulePlan(
         by_layers.model_copy(
             update={

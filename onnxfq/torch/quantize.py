@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.ao.quantization.qconfig import QConfig
 from torch.ao.quantization.qconfig_mapping import QConfigMapping
@@ -66,6 +67,8 @@ def quantize_module(
             accept.
         ModelError: for a model that already has quantizers, or has nothing to quantize.
     """
+    if isinstance(model, torch.export.ExportedProgram):
+        raise ModelError("quantize_module changes a module in place; pass program.module(), and keep that")
     if not isinstance(recipe, (str, Path, Recipe)):
         asked = recipe_of(recipe, model)
         settings = {"scale_rule": scale_rule_of(recipe), **settings}

@@ -121,10 +121,12 @@ class Unfinished:
             return planned, recorded[0].counts
         except RecipeError:
             raise
-        except OnnxfqError as error:
+        except Exception as error:  # tracing runs the user's code, which may raise anything
+            own = isinstance(error, OnnxfqError)
+            text = join_lines(error) if own else f"{type(error).__name__}: {join_lines(error)[:120]}"
             if self.strict or not self.by_layers.placements:
-                raise ModelError(f"{self.name}: {error}") from error
-            why = f"its operations stay in float, only its layers are quantized: {join_lines(error)}"
+                raise ModelError(f"{self.name}: {text}") from error
+            why = f"its operations stay in float, only its layers are quantized: {text}"
             left = Skipped(name=self.name, kind="node", op_type="forward", why=why)
             return plan_by_layers(self._with_skipped(left), model), {}
 
