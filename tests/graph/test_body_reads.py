@@ -122,13 +122,3 @@ def test_no_recipe_writes_one(recipe: str, tmp_path: Path) -> None:
     result = onnxfq.quantize(model, [feed((1, 2, 4, 4))] * 4, tmp_path / "out.onnx", recipe=recipe)
     assert result.plan.placements
     assert not ends(onnx.load(tmp_path / "out.onnx"), tmp_path / "again.onnx")
-
-
-def test_check_names_them() -> None:
-    """The rule of ONNX Runtime refuses such a file, and has nothing to say of the one with a second pair."""
-    model = network(*MOVES["Transpose"])
-    for _ in range(2):
-        model.graph.output[0].type.tensor_type.shape.dim.add()
-    for proto, count in ((model, 1), (pair_moved_reads(model), 0)):
-        found = onnxfq.check(proto, "onnxruntime", build=False).findings
-        assert [one.rule for one in found if one.severity == "refused"] == ["moved-read"] * count

@@ -16,6 +16,7 @@ from ort_quantizer import MEASURED, by_ort
 
 import onnxfq
 from onnxfq.errors import DataError
+from onnxfq.graph.body_reads import pair_moved_reads
 from onnxfq.runtime.optimized_graph import optimize_graph
 from onnxfq.runtime.session import Session
 from onnxfq.targets.findings import CheckResult
@@ -197,3 +198,17 @@ def test_products_in_float_between_pairs(tmp_path: Path) -> None:
     assert [(one.node, one.severity) for one in found] == [("mid", "warning")]
     kinds = [node.op_type for node in optimize_graph(theirs).graph.node]
     assert kinds.count("QLinearConv") == 3 and "Conv" not in kinds
+
+
+def test_files_that_end_the_process_are_refused() -> None:
+    """A body that reads a moved tensor behind a pair is refused; with a second pair it is not."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]> g (float[2,4] x, bool c) => (float[4,2] y)
+        <float s = {0.1}, uint8 z = {3}>
+        { q = QuantizeLinear (x, s, z) d = DequantizeLinear (q, s, z) t = Transpose (d)
+          y = If (c) <then_branch = g1 () => (float[4,2] a) { a = Neg (t) },
+                      else_branch = g2 () => (float[4,2] b) { b = Abs (t) }> }"""
+    )
+    for proto, count in ((model, 1), (pair_moved_reads(model), 0)):
+        found = onnxfq.check(proto, "onnxruntime", build=False).findings
+        assert [one.rule for one in found if one.severity == "refused"] == ["moved-read"] * count
