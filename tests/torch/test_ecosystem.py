@@ -30,6 +30,7 @@ def table() -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(INTERFACES, row[1:], strict=True)) for row in rows}
 
 
+@pytest.mark.sample
 def test_the_table_has_every_row() -> None:
     """Each check has a row, each row a check, and each cell a yes or no."""
     found = table()

@@ -45,6 +45,7 @@ def prepared() -> nn.Module:
     return model
 
 
+@pytest.mark.sample
 def test_round_trip_through_a_file(tmp_path):
     """One module takes the encodings of another, learned scales included; then both compute the same bits."""
     one, other = prepared(), network()

@@ -59,6 +59,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
         optimizer.step()
 
 
+@pytest.mark.sample
 def test_the_gradient_is_torchs_by_the_chain_rule() -> None:
     """The logarithm's gradient is the scale times the one of torch's learnable function, with LSQ's factor.
 

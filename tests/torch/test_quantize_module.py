@@ -291,6 +291,7 @@ def test_calls_that_an_export_alone_has_are_told():
     model(x)
 
 
+@pytest.mark.sample
 def test_the_first_batch_completes_the_plan():
     """Until then it names what waits; afterwards it equals the plan by example inputs."""
     x, plans, names = torch.randn(2, 2, 4, 4), [], []
