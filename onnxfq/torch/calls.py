@@ -104,7 +104,10 @@ class Calls(TorchFunctionMode):
     Attributes:
         outer: as in `CallPlace`.
         counts: calls so far, by function.
+        plans: whether a plan is being made.
     """
+
+    plans = False
 
     def __init__(self, outer: Outer = None) -> None:
         super().__init__()
@@ -245,18 +248,16 @@ def attend(
 
 
 def _soften(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the Softmax, with 0 in fully masked rows, where it and its gradient would be NaN."""
-    if mask is None:
+    """Return the Softmax, with 0 in fully masked rows, where it and its gradient would be NaN.
+
+    While a plan is made it is the Softmax alone, as torch's exporter writes it.
+    """
+    if mask is None or _running()[-1].plans:
         return torch.softmax(scores, -1)
-    if not is_exporting():
-        with aside():
-            empty = (scores == -math.inf).all(-1, keepdim=True)
-            scores = scores.masked_fill(empty, 0.0)
+    with aside():
+        empty = (scores == -math.inf).all(-1, keepdim=True)
+        scores = scores.masked_fill(empty, 0.0)
     weights = torch.softmax(scores, -1)
-    if mask.dtype == torch.bool:  # a step of the export
-        weights = torch.where(torch.isnan(weights), 0.0, weights)
-    if is_exporting():
-        return weights
     with aside():
         return weights.masked_fill(empty, 0.0)
 

@@ -101,7 +101,7 @@ def insert(
     return added
 
 
-_MASKS = ("add", "isnan", "where")
+_MASKS = ("add",)
 """Calls that an attention makes if it has a mask."""
 
 

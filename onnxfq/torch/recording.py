@@ -76,6 +76,8 @@ class CallRecord:
 class _MarkedCalls(Calls):
     """Block that marks what the calls of a module read."""
 
+    plans = True
+
     def __init__(self, record: CallRecord, path: str, owner: nn.Module, outer: Outer = None) -> None:
         super().__init__(outer)
         self.record, self.path, self.owner = record, path, owner
