@@ -316,14 +316,13 @@ def _split(tensor: Tensor, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(tensor.narrow(dim, sum(sizes[:i]), size) for i, size in enumerate(sizes))
 
 
-COMPILED: Mapping[Function, Function] = {Tensor.unflatten: _unflatten, Tensor.split: _split}
-"""Methods that call `super`, which torch.compile 2.13 cannot trace inside of a function mode."""
-
-
 def run(function: Function, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Return the result of a call of `function` inside of a mode."""
-    if torch.compiler.is_compiling() and function in COMPILED:
-        return COMPILED[function](*args, **kwargs)
+    # These call `super`, which torch.compile 2.13 cannot trace inside of a mode, nor look up in a table.
+    if torch.compiler.is_compiling() and function is Tensor.unflatten:
+        return _unflatten(*args, **kwargs)
+    if torch.compiler.is_compiling() and function is Tensor.split:
+        return _split(*args, **kwargs)
     return function(*args, **kwargs)
 
 

@@ -133,3 +133,24 @@ def test_networks_compile_and_export_whole(learned):
     assert all(p.grad is not None for p in trained)
     exported = torch.export.export(model.eval(), (x,)).module()
     torch.testing.assert_close(exported(x), model(x), rtol=0, atol=0.05)
+
+
+class Parted(nn.Module):
+    """A forward with methods that torch.compile cannot trace inside of a mode by itself."""
+
+    def __init__(self):
+        """Make the layer."""
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        """[N, 8] to [N, 2, 2]."""
+        a, b = self.layer(x).split(4, -1)
+        return a.unflatten(-1, (2, 2)) @ b.unflatten(-1, (2, 2))
+
+
+def test_parted_tensors_compile():
+    """Products of parts are quantized under torch.compile as without."""
+    model, x = Parted().eval(), values(3, 8)
+    prepared(model, x, "onnxruntime-int8")
+    assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))
