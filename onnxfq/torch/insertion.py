@@ -101,13 +101,10 @@ def insert(
     return added
 
 
-_MASKS = ("add",)
-"""Calls that an attention makes if it has a mask."""
-
-
 def _may_be_unused(one: PlacedQuantizer) -> bool:
     """Tell whether a quantizer may see nothing: keys that are queries, a mask that an export alone has."""
-    masks = [p.outer is not None and name_of(p.function) in _MASKS for p in one.places if p.function]
+    # The only sum in an attention is that of a mask.
+    masks = [p.outer is not None and name_of(p.function) == "add" for p in one.places if p.function]
     return one.holders[0].name in ("key", "value") or (bool(masks) and all(masks))
 
 
@@ -143,7 +140,7 @@ def _bystanders(model: nn.Module, tables: Mapping[str, Any], counts: Counts) -> 
         ]
         if not around or isinstance(module, (Swapped, FakeQuantize, nn.ModuleList, nn.ModuleDict)):
             continue
-        functions = {function for outer in around for place in tables[outer] for function in [place.function]}
+        functions = {place.function for outer in around for place in tables[outer]}
         called = {function for _, function in counts.get(path, {})}
         own = not type(module).__module__.startswith("torch.")
         if own or called & functions or isinstance(module, NORMS):

@@ -17,11 +17,13 @@ from torch import nn
 
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
+from onnxfq.graph.ops import MOVES
 from onnxfq.torch.calls import CallPlace, Function, Outer, name_of
 from onnxfq.torch.layers import layer_kind
 from onnxfq.torch.recording import CallRecord
 
-_MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Expand", "Slice")
+_PASSED = MOVES | {"Cast", "Expand", "Slice"}
+"""Operators inside of a call that a quantizer may stand in front of as well as behind."""
 _LEAVES = ("input", "other")
 _PRODUCTS = {
     ("scaled_dot_product_attention", f"matmul{n}"): name for n, name in (("", "scores"), ("_1", "context"))
@@ -167,7 +169,7 @@ class CallNames:
         name = node.input[use.input]
         rewritten = (place for reader, place in self._places_of(name) if reader not in self._nodes)
         maker = self.prepared.index.makers.get(name)
-        if maker is not None and maker.op_type in _MOVES:
+        if maker is not None and maker.op_type in _PASSED:
             return next(rewritten, None) or self._find(Use(maker.name, 0))
         return next(rewritten, None)
 

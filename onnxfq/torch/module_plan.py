@@ -23,6 +23,7 @@ from onnxfq.documents.rounding import AUTO, NEAREST
 from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
 from onnxfq.numerics.granularity import PER_TENSOR
+from onnxfq.numerics.spec import QuantSpec
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.target import prepare_model
 from onnxfq.torch.calls import CallPlace
@@ -113,7 +114,8 @@ def plan_module(
     ran = {place.path for place in record.seen}
     alone = {layer.name for layer in layers if layer.name not in ran or not layer.kind.has_input}
     usual = None if recipe.activations is None else recipe.activations.calibrator
-    made = (q for p in plan.placements for q in _make(p, names, by_layers, usual))
+    formats = {p.tensor: p.spec for p in by_layers.placements}
+    made = (q for p in plan.placements for q in _make(p, names, formats, usual))
     groups = _join(plan, [q for q in made if not any(holder.path in alone for holder in q.holders)])
     named = {holder.path for quantizer in groups for holder in quantizer.holders}
     attentions = {layer.name for layer in layers if layer.kind is LAYERS[nn.MultiheadAttention]} & named
@@ -144,7 +146,7 @@ def plan_module(
 
 
 def _make(
-    placement: Placement, names: CallNames, by_layers: Plan, usual: Calibrator | None
+    placement: Placement, names: CallNames, formats: Mapping[str, QuantSpec], usual: Calibrator | None
 ) -> Iterator[PlacedQuantizer]:
     """Yield the quantizer of a placement, if it has a place in the module."""
     if placement.role == "bias":
@@ -152,7 +154,6 @@ def _make(
     places: dict[CallPlace, QuantizerHolder] = {}
     holders: list[QuantizerHolder] = []
     sites: dict[Use, str] = {}
-    formats = {p.tensor: p.spec for p in by_layers.placements}
     for use in placement.uses:
         place, held = names.place(use), names.weight_holder(use)
         if placement.role == "weight" and held is not None:

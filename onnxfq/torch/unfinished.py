@@ -43,7 +43,8 @@ class Unfinished:
         paths = {path: path for path, _ in model.named_modules()}
         refuse_rewrites(recipe)
         self.recipe, self.settings, self.strict = recipe, settings, strict
-        self.by_layers = plan_layers(model, recipe.for_modules(paths), self.layers)
+        self.in_nodes = recipe.for_modules(paths)
+        self.by_layers = plan_layers(model, self.in_nodes, self.layers)
         self.begin: Callable[[FakeQuantize], None] | None = None
         self.handle: Any = None
 
@@ -52,7 +53,7 @@ class Unfinished:
 
         Raises RecipeError for an override whose names match no layer: operations have no names yet.
         """
-        self._check_names(model)
+        self._check_names()
         insert(model, plan_by_layers(self.by_layers, model), {}, self.settings, {})
         if layer_kind(model) is None:
             swap(model, {})  # the forward that runs with the first batch is known before it is planned
@@ -60,15 +61,13 @@ class Unfinished:
         model.__dict__[PLAN] = self._with_skipped(waiting)
         self.handle = model.register_forward_pre_hook(self, with_kwargs=True)
 
-    def _check_names(self, model: nn.Module) -> None:
+    def _check_names(self) -> None:
         layers = self.layers
         types = {kind for layer in layers for kind in (layer.type_name, *layer.kind.op_types)}
         nodes = {layer.name: layer.type_name for layer in layers} | {kind: kind for kind in types}
         tensors = {layer.tensor(n) for layer in layers for n in (*layer.activations, *layer.parameters)}
         try:
-            self.recipe.for_modules({path: path for path, _ in model.named_modules()}).check_names(
-                nodes, tensors
-            )
+            self.in_nodes.check_names(nodes, tensors)
         except RecipeError as error:
             raise RecipeError(f"{error}; to name operations of a forward, give example_inputs") from None
 
