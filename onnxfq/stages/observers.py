@@ -59,6 +59,7 @@ from onnxfq.passes.observe.insert_observers import (
     with_observers,
 )
 from onnxfq.placement.equalization import find_channels
+from onnxfq.placement.masked_scores import find_masked_scores
 from onnxfq.runtime.device_statistics import Gathering
 from onnxfq.runtime.devices import Device, open_place
 from onnxfq.runtime.float32_emulation import widen_model
@@ -96,7 +97,7 @@ def observed_tensors(model: Model, plan: Plan, options: ObserveOptions) -> list[
     """Return the tensors that `plan` observes, in its order. Raises PlanError if their groups are unknown."""
     in_parts = any(p.observes_channels or p.observed_granularity != PER_TENSOR for p in plan.activations)
     editor = Editor(model.graph()) if in_parts else None  # a graph takes long to build
-    stop, feed_ranges = options.nonfinite == "stop", options.feed_ranges
+    masked = find_masked_scores(model.index).tensors
     found = []
     for placement in plan.activations:
         shape, channels, by_channel = None, 0, placement.observes_channels
@@ -104,9 +105,9 @@ def observed_tensors(model: Model, plan: Plan, options: ObserveOptions) -> list[
             tensor = find_channels(editor, placement) if by_channel else editor.tensor(placement)
             shape = find_observed_shape(placement, tensor)
             channels = int(tensor.shape[placement.spec.granularity.axis]) if by_channel else 0
-        found.append(
-            Observed(placement.tensor, placement.observed_granularity, shape, channels, stop, feed_ranges)
-        )
+        granularity = placement.observed_granularity
+        stop = options.nonfinite == "stop" and placement.tensor not in masked
+        found.append(Observed(placement.tensor, granularity, shape, channels, stop, options.feed_ranges))
     return found
 
 
@@ -306,9 +307,9 @@ class MergingObserver(StatisticsObserver):
 
     def _check(self, heads: NDArray[np.int64], rows: Sequence[slice], feed: int) -> None:
         """Raise at the first NaN or infinity, if they stop the run: all earlier feeds had none."""
-        if self._options.nonfinite != "stop":
-            return
         for one, own in zip(self._tensors, rows, strict=True):
+            if not one.stop:
+                continue
             nans, infinities = (int(heads[own, kind].sum()) for kind in (STATE_NANS, STATE_INFINITIES))
             refuse_nonfinite(one.tensor, nans, infinities, feed)
 

@@ -105,9 +105,10 @@ class Calls(TorchFunctionMode):
         outer: as in `CallPlace`.
         counts: calls so far, by function.
         plans: whether a plan is being made.
+        adds_mask: whether the steps of an attention have a place in the sum with its mask.
     """
 
-    plans = False
+    plans = adds_mask = False
 
     def __init__(self, outer: Outer = None) -> None:
         super().__init__()
@@ -176,6 +177,7 @@ class QuantizedCalls(Calls):
         super().__init__(outer)
         self.owner = owner
         self.table: Table = owner.__dict__[TABLE]
+        self.adds_mask = any(around == outer and name_of(f) == "add" for around, f in self.table)
 
     def counts_calls(self, function: Function) -> bool:
         """Tell whether the plan has a place among the calls of `function`."""
@@ -240,6 +242,9 @@ def attend(
     # The export turns keys of any rank by a Reshape to rank 3.
     turned = key.reshape(-1, *key.shape[-2:]).transpose(1, 2).reshape(*key.shape[:-2], *key.shape[:-3:-1])
     scores = torch.matmul(query * root, turned * root)
+    if attn_mask is None and not is_causal and _running()[-1].adds_mask:
+        # A forward may leave out a mask that hides nothing, unless it is exported.
+        attn_mask = torch.ones((), dtype=torch.bool, device=query.device)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     masked = scores if attn_mask is None else scores + additive(attn_mask, scores)
@@ -248,18 +253,24 @@ def attend(
 
 
 def _soften(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the Softmax, with 0 in fully masked rows, where it and its gradient would be NaN.
+    """Return the Softmax, with 0 in the rows that a mask empties, where it would be NaN, or the same for all.
 
-    While a plan is made it is the Softmax alone, as torch's exporter writes it.
+    For a bool mask the export has a Where there, and none for one of floats.
     """
-    if mask is None or _running()[-1].plans:
+    if mask is None:
         return torch.softmax(scores, -1)
-    with aside():
-        empty = (scores == -math.inf).all(-1, keepdim=True)
-        scores = scores.masked_fill(empty, 0.0)
+    is_bool, is_planned = mask.dtype == torch.bool, _running()[-1].plans or is_exporting()
+    empty = torch.zeros((), dtype=torch.bool, device=mask.device)
+    if not is_planned:
+        with aside():
+            empty = ~mask.any(-1, keepdim=True) if is_bool else (mask == -math.inf).all(-1, keepdim=True)
+            scores = scores.masked_fill(empty, 0.0)
     weights = torch.softmax(scores, -1)
+    if is_bool:
+        empty = torch.isnan(weights) if is_planned else torch.isnan(weights) | empty
+        return torch.where(empty, 0.0, weights)
     with aside():
-        return weights.masked_fill(empty, 0.0)
+        return weights if is_planned else weights.masked_fill(empty, 0.0)
 
 
 def heads_for(value: Tensor, query: Tensor) -> Tensor:
@@ -268,12 +279,10 @@ def heads_for(value: Tensor, query: Tensor) -> Tensor:
 
 
 def additive(mask: Tensor, scores: Tensor) -> Tensor:
-    """Return the summand of a mask: -inf where a bool mask is false."""
+    """Return the summand of a mask: the lowest number where a bool mask is false."""
     if mask.dtype != torch.bool:
         return mask
-    if is_exporting():
-        return torch.where(mask, 0.0, -math.inf).to(scores.dtype)
-    return torch.zeros_like(mask, dtype=scores.dtype).masked_fill(~mask, -math.inf)
+    return torch.where(mask, 0.0, torch.finfo(scores.dtype).min).to(scores.dtype)
 
 
 def multiply(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,7 @@ def _observe(model: nn.Module, quantized: bool) -> Iterator[None]:
             for module in others:
                 stack.enter_context(module.compute_encodings())
             yield
+        _set_floors(before)
         for name, quantizer in quantizers(model).items():
             if quantizer in before:
                 _finish(name, quantizer, before[quantizer])
@@ -114,6 +115,21 @@ def _observe(model: nn.Module, quantized: bool) -> Iterator[None]:
         for quantizer, values in before.items():
             for key, value in values.items():
                 setattr(quantizer, key, value)
+
+
+def _set_floors(observed: Iterable[FakeQuantize]) -> None:
+    """Let masks of attentions set no range: what lies far below all scores counts as a floor."""
+    masked = [
+        (q.observer, *q.masked)
+        for q in observed
+        if q.masked is not None and isinstance(q.observer, Histogram) and q.observer.seen
+    ]
+    held = {name: observer for observer, _, names in masked for name in names}
+    statistics = {name: observer.statistics() for name, observer in held.items()}
+    for scores in {id(scores): scores for _, scores, _ in masked}.values():
+        for name, floor in scores.floors(statistics, (observer.spec for observer, _, _ in masked)).items():
+            if name in held:
+                held[name].floor = floor
 
 
 def _finish(name: str, quantizer: FakeQuantize, before: dict[str, Any]) -> None:

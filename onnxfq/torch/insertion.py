@@ -10,6 +10,7 @@ from torch import nn
 
 from onnxfq.calibration.calibrators import MINMAX
 from onnxfq.documents.plan import Placement
+from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.torch.attention import SwappedAttention, switch_fused
 from onnxfq.torch.batchnorm import NORMS, fold, is_foldable
 from onnxfq.torch.calls import OUTPUTS, TABLE, CallPlace, Function, Outer, Planned, name_of
@@ -65,14 +66,16 @@ def insert(
     device = next((p.device for p in model.parameters()), None)
     given: dict[str, dict[str, FakeQuantize]] = {}
     tables: dict[str, dict[CallPlace, str]] = {}
-    added = []
+    added, masks = [], planned.masked.tensors
     for one in planned.quantizers:
         asked = one.placement
         kept = (existing[holder] for holder in one.holders if holder in existing)
         same = (q for q in kept if vars(q)[_PLACED] == (asked.spec, asked.calibrator))
         quantizer = next(same, None)
         if quantizer is None:
-            quantizer = _quantizer(asked, settings.observer, settings.others).to(device)
+            masked = asked.spec.granularity == PER_TENSOR and not masks.isdisjoint(one.tensors)
+            quantizer = _quantizer(asked, masked, settings).to(device)
+            quantizer.masked = (planned.masked, one.tensors) if masked else None
             quantizer.may_be_unused = _may_be_unused(one)
             vars(quantizer)[_PLACED] = asked.spec, asked.calibrator
             quantizer.train(model.get_submodule(one.holders[0].path).training)
@@ -102,10 +105,8 @@ def insert(
 
 
 def _may_be_unused(one: PlacedQuantizer) -> bool:
-    """Tell whether a quantizer may see nothing: keys that are queries, a mask that an export alone has."""
-    # The only sum in an attention is that of a mask.
-    masks = [p.outer is not None and name_of(p.function) == "add" for p in one.places if p.function]
-    return one.holders[0].name in ("key", "value") or (bool(masks) and all(masks))
+    """Tell whether a quantizer may see nothing, such as that of keys that are queries."""
+    return one.holders[0].name in ("key", "value")
 
 
 def _make_table(
@@ -147,10 +148,12 @@ def _bystanders(model: nn.Module, tables: Mapping[str, Any], counts: Counts) -> 
             yield module
 
 
-def _quantizer(
-    placement: Placement, asked: str | Callable[..., nn.Module] | None, settings: Mapping[str, Any]
-) -> FakeQuantize:
-    spec, calibrator = placement.spec, placement.calibrator
+def _quantizer(placement: Placement, is_masked: bool, given: Settings) -> FakeQuantize:
+    spec, calibrator, asked, settings = placement.spec, placement.calibrator, given.observer, given.others
+    if is_masked:  # the range of a batch holds its masks; a floor for them takes all statistics
+        quantizer = FakeQuantize(spec, "histogram", calibrator=calibrator, **settings)
+        quantizer.is_observing = False
+        return quantizer
     if placement.role == "weight" and calibrator.is_ordered:
         return FakeQuantize(spec, str(calibrator), calibrator=calibrator, training_only=True, **settings)
     if placement.role == "weight":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from torch import nn
@@ -24,6 +24,7 @@ from onnxfq.graph.model import Model
 from onnxfq.graph.names import Use
 from onnxfq.numerics.granularity import PER_TENSOR
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.placement.masked_scores import MaskedScores, find_masked_scores
 from onnxfq.stages.plan import make_plan
 from onnxfq.targets.target import prepare_model
 from onnxfq.torch.calls import CallPlace
@@ -44,12 +45,14 @@ class PlacedQuantizer:
         holders: the modules that hold it, and its name there.
         places: calls that quantize a tensor by it, and where it is held.
         sites: the layer or call of each use in the ONNX model.
+        tensors: its tensors in the ONNX model.
     """
 
     placement: Placement
     holders: tuple[QuantizerHolder, ...]
     places: Mapping[CallPlace, QuantizerHolder]
     sites: Mapping[Use, str]
+    tensors: tuple[str, ...] = ()
 
     def joined(self, other: PlacedQuantizer) -> PlacedQuantizer:
         """Return one quantizer for the tensors of both."""
@@ -58,6 +61,7 @@ class PlacedQuantizer:
             holders=tuple(dict.fromkeys((*self.holders, *other.holders))),
             places={**self.places, **other.places},
             sites={**self.sites, **other.sites},
+            tensors=(*self.tensors, *other.tensors),
         )
 
 
@@ -67,11 +71,13 @@ class ModulePlan:
 
     Attributes:
         norms: paths of each convolution and the BatchNorm that alone reads its result.
+        masked: tensors of the ONNX model that Softmax alone reads.
     """
 
     plan: Plan
     quantizers: tuple[PlacedQuantizer, ...]
     norms: tuple[tuple[str, str], ...] = ()
+    masked: MaskedScores = field(default_factory=MaskedScores)
 
 
 def plan_by_layers(plan: Plan, module: nn.Module) -> ModulePlan:
@@ -142,6 +148,7 @@ def plan_module(
         ),
         quantizers,
         tuple(names.folded_norms()),
+        find_masked_scores(names.prepared.index),
     )
 
 
@@ -176,7 +183,7 @@ def _make(
         why = f"{placement.why}; rounded to nearest: rounding {placement.rounding} is for ONNX models"
         placement = placement.model_copy(update={"why": why})
     if holders:
-        yield PlacedQuantizer(placement, tuple(dict.fromkeys(holders)), places, sites)
+        yield PlacedQuantizer(placement, tuple(dict.fromkeys(holders)), places, sites, (placement.tensor,))
 
 
 def _join(plan: Plan, quantizers: list[PlacedQuantizer]) -> list[PlacedQuantizer]:

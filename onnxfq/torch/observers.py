@@ -205,7 +205,11 @@ class Latest(Observer):
 
 
 class Histogram(Observer):
-    """Exact statistics as in `calibration.statistics`, gathered on the tensor's device; per tensor."""
+    """Exact statistics as in `calibration.statistics`, gathered on the tensor's device; per tensor.
+
+    Attributes:
+        floor: counts for every value below it, as for masks; None for no floor.
+    """
 
     counts: Tensor
     totals: Tensor
@@ -222,13 +226,14 @@ class Histogram(Observer):
         self.register_buffer("counts", torch.zeros(0, dtype=torch.int64), persistent=False)
         self.register_buffer("totals", torch.zeros(4, dtype=torch.int64), persistent=False)
         self.feed_ranges: list[Tensor] = []
+        self.floor: float | None = None
 
     def reset(self) -> None:
         """Discard the statistics and free the memory of the histogram."""
         super().reset()
         self.counts = copy_lasting(self.counts.new_zeros(0))
         self.totals = copy_lasting(torch.zeros_like(self.totals))
-        self.feed_ranges = []
+        self.feed_ranges, self.floor = [], None
 
     def forward(self, x: Tensor) -> None:
         """Count the elements of x into their bins."""
@@ -254,7 +259,8 @@ class Histogram(Observer):
             torch.stack(self.feed_ranges).cpu().numpy() if self.feed_ranges else np.zeros((0, 2), np.float32)
         )
         ends = (float(self.rmin), float(self.rmax)) if self.seen else (float("inf"), float("-inf"))
-        return TensorStatistics.from_results(ends, self.totals.tolist(), bins, counts[bins], ranges)
+        seen = TensorStatistics.from_results(ends, self.totals.tolist(), bins, counts[bins], ranges)
+        return seen if self.floor is None else seen.begin_at(self.floor)
 
     def limits(self) -> Limits:
         """Return the calibrated range. Raises StatisticsError if NaN or infinities were seen."""

@@ -65,6 +65,7 @@ def quantize_module(
     Raises:
         RecipeError: for overrides that match nothing, with the nearest names, or that the target does not
             accept.
+        DataError: for example inputs that forward does not take.
         ModelError: for a model that already has quantizers, or has nothing to quantize.
     """
     if isinstance(model, torch.export.ExportedProgram):

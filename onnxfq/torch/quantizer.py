@@ -19,6 +19,7 @@ from onnxfq.numerics.float_types import HALF_TYPES, FloatType
 from onnxfq.numerics.layout import Layout
 from onnxfq.numerics.qtypes import qtype_by_name
 from onnxfq.numerics.spec import QuantSpec
+from onnxfq.placement.masked_scores import MaskedScores
 from onnxfq.torch.arguments import checked, checked_methods
 from onnxfq.torch.arithmetic import RoundingGrid, View, granularity_of_shape
 from onnxfq.torch.calls import aside
@@ -69,6 +70,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         calibrating_observer: name of the observer that `compute_encodings` uses in place of `observer`; empty
             for `observer` itself. The scale is then fixed until `enable_observer` is called.
         may_be_unused: whether it may stay without a tensor, such as for the keys of self-attention.
+        masked: where Softmax alone reads what it quantizes, with the names of the tensor there; else None.
     """
 
     is_observing: bool
@@ -135,6 +137,7 @@ class FakeQuantize(QuantizerAttributes, LearnedGrid):
         self.overwrite: bool | None = None
         self.calibrating_observer = ""
         self.may_be_unused = False
+        self.masked: tuple[MaskedScores, tuple[str, ...]] | None = None
         self._by_hand = False
         self._made = True
 

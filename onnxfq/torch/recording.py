@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from onnxfq.errors import ModelError
+from onnxfq.errors import DataError, ModelError
 from onnxfq.graph.io.load import load
 from onnxfq.graph.model import Model, remove_domain, replace_nodes
 from onnxfq.graph.names import Use
+from onnxfq.support.records import join_lines
 from onnxfq.torch.attention import forward_of, marked_by
 from onnxfq.torch.calls import OUTPUTS, CallPlace, Calls, Function, Outer, aside, change_outputs, name_of
 from onnxfq.torch.export import evaluation_mode
@@ -90,6 +91,13 @@ class _MarkedCalls(Calls):
             return None  # one node
         return _MarkedCalls(self.record, self.path, self.owner, (function, number))
 
+    def call(self, function: Any, number: int, args: Any, kwargs: Any, steps: Function | None = None) -> Any:
+        result = super().call(function, number, args, kwargs, steps)
+        # The exporter leaves out a Reshape to the same shape, and cannot tell behind a mark.
+        if name_of(function) in ("view", "reshape") and str(result.shape) == str(args[0].shape):
+            return args[0]
+        return result
+
     def change(self, function: Any, number: int, leaf: int, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point() or self._is_own(tensor):
             return tensor
@@ -118,7 +126,8 @@ def record_calls(
 ) -> tuple[CallRecord, Model]:
     """Return the calls of a float module on example inputs, and its float ONNX model.
 
-    Axis 0 of the inputs is dynamic if forward takes that. Raises ModelError as `export_torch` does.
+    Axis 0 of the inputs is dynamic if forward takes that. Raises DataError if forward does not take them, and
+    ModelError as `export_torch` does.
     """
     leaves, form = tree_flatten((args, dict(kwargs)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -132,9 +141,16 @@ def record_calls(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # the export of the quantized module gives them
         run = _FixedCall(model, leaves, form)
+        try:
+            run(*tensors)
+        except Exception as error:  # the user's forward, which may raise anything
+            raise DataError(
+                f"the forward of {type(model).__name__} does not take these inputs: {type(error).__name__}: "
+                f"{join_lines(error)[:200]}; give what it takes, in its order or by its names"
+            ) from error
+        ran, record.counts = record.counts, {}
         proto = _export(run, tensors)
-        traced, record.counts = record.counts, {}
-        run(*tensors)
+        traced, record.counts = record.counts, ran
     record.find_branches(traced)
     _take_out_marks(proto, record)
     return record, load(proto)

@@ -10,7 +10,7 @@ from torch import nn
 
 from onnxfq.documents.plan import Plan, Skipped
 from onnxfq.documents.recipe import Recipe
-from onnxfq.errors import ModelError, OnnxfqError, RecipeError
+from onnxfq.errors import DataError, ModelError, OnnxfqError, RecipeError
 from onnxfq.support.records import join_lines
 from onnxfq.torch.attention import switch_fused
 from onnxfq.torch.insertion import Counts, Settings, insert
@@ -86,14 +86,18 @@ class Unfinished:
             self.leave()
             try:
                 self.finish(model, args, kwargs)
+            except DataError:
+                self.handle = model.register_forward_pre_hook(self, with_kwargs=True)
+                raise
             finally:
                 swap(model, {})  # its forward has been looked up already
 
     def finish(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan the calls of a module on these inputs, and insert the quantizers.
 
-        Raises RecipeError as `quantize_module`, and ModelError if nothing can be quantized, or if the module
-        cannot be exported and this is strict; the module is then as it was.
+        Raises RecipeError as `quantize_module`, DataError if forward does not take them, and ModelError if
+        nothing can be quantized, or if the module cannot be exported and this is strict; the module is then
+        as it was.
         """
         existing = dict(_held(model))
         planned: ModulePlan = plan_by_layers(self.by_layers, model)
@@ -103,7 +107,7 @@ class Unfinished:
             restore(module)
         try:
             planned, counts = self._plan(model, args, kwargs)
-        except RecipeError:
+        except (DataError, RecipeError):
             if existing:
                 insert(model, planned, counts, self.settings, existing)
             raise
@@ -118,7 +122,7 @@ class Unfinished:
             recorded = record_calls(model, args, kwargs)
             planned = plan_module(model, self.recipe, self.layers, self.by_layers, recorded)
             return planned, recorded[0].counts
-        except RecipeError:
+        except (DataError, RecipeError):
             raise
         except Exception as error:  # tracing runs the user's code, which may raise anything
             own = isinstance(error, OnnxfqError)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -119,17 +119,28 @@ class TensorStatistics:
             feed_ranges=np.concatenate([self.feed_ranges, other.feed_ranges]),
         )
 
-    def raise_to(self, floor: float) -> TensorStatistics:
-        """Return these statistics with every value below `floor`, a negative float32, raised to it."""
-        if self.rmin >= floor:
-            return self
+    def begin_at(self, floor: float) -> TensorStatistics:
+        """Return these statistics with every value below `floor`, a negative float32, raised to it.
+
+        Infinities are such values. Without any, the floor counts as one value.
+        """
         _, high = self.edges()
         kept = high > floor
         at = TensorStatistics.from_array(np.asarray([floor], np.float32)).bins
-        moved = np.asarray([self.counts[~kept].sum()], np.int64)
+        count = int(self.counts[~kept].sum()) + self.infinities
+        moved = np.asarray([max(count, 1)], np.int64)
         bins, counts = merge_counts(self.bins[kept], self.counts[kept], at, moved)
         feed_ranges = np.maximum(self.feed_ranges, np.float32(floor))
-        return replace(self, rmin=floor, bins=bins, counts=counts, feed_ranges=feed_ranges)
+        return TensorStatistics(
+            floor,
+            max(floor, self.rmax),
+            self.elements + (not count),
+            self.nans,
+            zeros=self.zeros,
+            bins=bins,
+            counts=counts,
+            feed_ranges=feed_ranges,
+        )
 
     @property
     def finite(self) -> int:
