@@ -24,6 +24,7 @@ from onnxfq.stages.observe import collect_statistics
 from onnxfq.tools.inspect import inspect_model
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "onnxruntime-int8", "tensorrt-fp8"])
 @pytest.mark.parametrize("name", MODELS)
 def test_pairs_in_bodies(name: str, recipe: str) -> None:

@@ -136,6 +136,7 @@ def test_a_new_output_takes_its_old_data_away(tmp_path: Path, monkeypatch: pytes
     assert sorted(p.name for p in out.iterdir()) == ["mine.data", "q.onnx"]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("stage", ["data", "model", "verify"])
 @pytest.mark.parametrize("fault", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_nothing_is_left_of_a_failure(

@@ -119,6 +119,7 @@ def test_any_cut_and_any_flip_is_an_error_of_its_own_or_a_model(tmp_path: Path) 
     assert refused > len(content)
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("everything_is_large")
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-fp8", "onnxruntime-int8"])
 @pytest.mark.parametrize("name", ["conv_relu", "tied_embedding", "if_body", "transposed_weight"])

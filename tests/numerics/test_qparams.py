@@ -23,6 +23,7 @@ SCHEMES = loop_over(
 )
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
 @pytest.mark.parametrize(
     "limits", [(-1.0, 3.0), (0.5, 2.0), (-4.0, -0.5), (-0.7, 0.7), (-1e-3, 250.0)], ids=str

@@ -190,6 +190,7 @@ def test_what_stays_whole(model: onnx.ModelProto, why: str) -> None:
     assert products(written(model)[1]) == 1, why
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(not builder_installed(), reason="needs tensorrt_rtx")
 @pytest.mark.parametrize(
     "recipe", ["tensorrt-int8", "tensorrt-int8-weights", "tensorrt-fp8", "tensorrt-nvfp4"]

@@ -65,6 +65,7 @@ def judge_of(proto: onnx.ModelProto, options: QuantizeOptions) -> tuple[Candidat
     return candidate, Judge(candidate, options, Sources())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_judge_has_what_is_printed(name: str, exact: bool) -> None:
@@ -101,6 +102,7 @@ def test_the_summary_has_what_the_judge_has(name: str) -> None:
     assert judge.score([candidate], judge.kept)[0] == result.evaluation.lowest_db
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("more", [-15.0, -1.0, 0.5])
 def test_a_promise_is_kept_in_the_printed_measure(name: str, more: float) -> None:

@@ -142,6 +142,7 @@ def test_choices() -> None:
     assert abs((kept == 0).mean() - 0.25) < 5 * math.sqrt(0.1875 / kept.size)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("to", [1, 10, 11, 16], ids=["float", "half", "double", "bfloat16"])
 @pytest.mark.parametrize("opset", [13, 17])
 def test_types(to: int, opset: int) -> None:

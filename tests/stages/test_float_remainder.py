@@ -394,6 +394,7 @@ def test_masks_are_told_from_large_values():
 # TensorRT
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("model", ["two_branch", "downsample", "attention", "tied_embedding", "gemm"])
@@ -451,6 +452,7 @@ def several_outputs(op: str) -> onnx.ModelProto:
     return build(texts[op], {"w": weights(4, 4), "one": np.ones(4, np.float32), "two": np.int64(2)})
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("io", [False, True])
 @pytest.mark.parametrize("op", ["Split", "BatchNormalization", "Scan", "Loop"])
 def test_nodes_of_several_outputs(op: str, io: bool, tmp_path: Path) -> None:
@@ -474,6 +476,7 @@ CONTRIB = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("op", CONTRIB)
 def test_operators_that_onnx_does_not_know(op: str, name: str, tmp_path: Path) -> None:
@@ -541,6 +544,7 @@ def recurrent(op: str, before: str, steps: int | str = 25, direct: bool = False)
     )
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(not builder_installed(), reason="TensorRT for RTX is not installed")
 @pytest.mark.parametrize("op", RECURRENT)
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
@@ -618,6 +622,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("recipe", ["tensorrt-int8", "tensorrt-fp8", "onnxruntime-int8"])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_scales_of_a_product_have_one_type(name: str, recipe: str, tmp_path: Path) -> None:

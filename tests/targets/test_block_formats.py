@@ -140,6 +140,7 @@ def test_weights_are_rounded_as_the_operator_rounds(name, rows, k, axis, seed, d
     same_bits(encoding.scale_array, scale)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(
     ("proto", "axis"),
@@ -184,6 +185,7 @@ def test_encodings_survive_their_file(name, tmp_path: Path):
 # Activations
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", SIMULATED)
 @pytest.mark.parametrize("model", [gemm, projected_attention, conv_relu, conv_transpose])
 def test_activations_of_the_simulation(name, model):
