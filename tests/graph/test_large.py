@@ -23,6 +23,7 @@ from onnxfq.graph.external import sizes
 from onnxfq.graph.external.tensor import is_external, tensor_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
+from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.targets.target import BuildOptions
@@ -113,10 +114,11 @@ def test_every_structure_inside_a_limit(name: str, tmp_path: Path, monkeypatch: 
     """With a limit of nothing every structure still loads, runs, and is quantized to the same scores."""
     proto, feed = BUILDERS[name](), feed_for(BUILDERS[name]())
     recipe = whole_recipe("tensorrt-int8")
-    plain = quantize(proto, [feed], recipe=recipe)
+    nothing = AccuracyTarget(repair=None)
+    plain = quantize(proto, [feed], recipe=recipe, accuracy=nothing)
     for limit, value in (("LIMIT", 0), ("IN_MEMORY", 0), ("SMALL", 8)):
         monkeypatch.setattr(sizes, limit, value)
-    large = quantize(proto, [feed], tmp_path / "q.onnx", recipe=recipe)
+    large = quantize(proto, [feed], tmp_path / "q.onnx", recipe=recipe, accuracy=nothing)
     assert_near(large.evaluation, plain.evaluation)
     onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)
 
