@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 from builders import Arrays, build, weights
+from text_tables import read_table
 
 
 def pair(name: str, real: str, stored: str, back: str) -> str:
@@ -1137,7 +1138,7 @@ CASES = (
         "builder Quantized constant",
     ),
     # Forms of operators.
-    *(refused_form(*found) for found in re.findall(r"^(\S.*)\n((?:    .*\n)+)", FORMS, re.MULTILINE)),
+    *(refused_form(*found) for found in read_table(FORMS)),
     case(
         "clean TopK",
         change(

@@ -161,7 +161,7 @@ ROOM_LINES: dict[str, int] = {
     "": 254,
     "calibration": 2424,  # masks that set no range; no room fell
     "checkpoints": 1333,
-    "cli": 1789,  # `check --no-build`; no room fell
+    "cli": 1791,  # `check --no-build`; no room fell
     "data": 1709,
     "diagnosis": 2033,
     "documents": 1441,  # results of a last Concat apart; no room fell
@@ -178,7 +178,7 @@ ROOM_LINES: dict[str, int] = {
     "remedies": 1483,
     "report": 1206,
     "runtime": 1535,  # ranks that a session infers; no room fell
-    "stages": 1877,  # masks that set no range; no room fell
+    "stages": 1875,  # masks that set no range; no room fell
     "support": 925,
     "targets": 6225,  # Gelus fused and a bias for each use on the HTP; no room fell
     "tools": 1737,  # `check` asks ONNX Runtime by default; no room fell

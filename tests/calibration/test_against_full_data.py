@@ -43,7 +43,7 @@ REAL = {
     "s09_super_resolution": "espcn_x3_op10.onnx",
     "s11_stories260k": "stories260k_ts_op17.onnx",
 }
-VALUES = 24_000
+VALUES = 60_000
 """Values of a tensor that are looked at: the first ones of a few feeds."""
 INSIDE = 0.25 / 2**8
 """The share that entropy lets saturate."""
