@@ -43,7 +43,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with np.load(package_file("digits", "mnist_t10k.npz")) as data:
         images = data["images"].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(255)
         labels = data["labels"]
-    np.savez(folder / "calibration.npz", image=images[8000:8016])
+    np.savez(folder / "calibration.npz", image=images[8000:8040])
     np.savez(folder / "test.npz", image=images[8500:8532])
     np.save(folder / "labels.npy", labels[8500:8532])
     for_cpu = quantize(folder / "model.onnx", folder / "calibration.npz", recipe="onnxruntime-int8")

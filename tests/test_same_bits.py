@@ -50,10 +50,10 @@ MODELS = Path(os.environ.get("ONNXFQ_MODELS", "missing"))
 ORDER_FREE = sorted(name for name in observing_names() if name != "moving_average")
 
 
-def digits() -> tuple[Path, Feed]:
+def digits(count: int = COUNT) -> tuple[Path, Feed]:
     """The trained network of the package with some digits."""
     with np.load(package_file("digits", "mnist_t10k.npz")) as data:
-        images = data["images"][8000 : 8000 + COUNT].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(
+        images = data["images"][8000 : 8000 + count].reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(
             255
         )
     return package_file("digits", "digits_cnn.onnx"), {"image": images}
@@ -376,7 +376,7 @@ def promised(path: Path, data: Feed) -> float:
 
 def test_a_promised_drop_in_any_order(tmp_path: Path) -> None:
     """Samples turned together with their labels, in any batches: the same layers stay in float."""
-    path, data = digits()
+    path, data = digits(40)
     (name, images), *_ = data.items()
     (tmp_path / "w4a8.yaml").write_text(W4A8)
     session = Session(load(path).proto, 1)

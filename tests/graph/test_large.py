@@ -14,6 +14,7 @@ import onnx
 import onnxruntime
 import pytest
 from builders import BUILDERS, build, feed_for, weights, whole_recipe
+from builders import plain_quantize as quantize
 from onnx import numpy_helper
 
 from onnxfq.cli.main import main
@@ -23,8 +24,6 @@ from onnxfq.graph.external import sizes
 from onnxfq.graph.external.tensor import is_external, tensor_array
 from onnxfq.graph.io.load import load
 from onnxfq.graph.io.save import save
-from onnxfq.judging.accuracy_target import AccuracyTarget
-from onnxfq.quantizing.pipeline import quantize
 from onnxfq.runtime.session import Session
 from onnxfq.targets.target import BuildOptions
 from onnxfq.tools.check import check
@@ -114,11 +113,10 @@ def test_every_structure_inside_a_limit(name: str, tmp_path: Path, monkeypatch: 
     """With a limit of nothing every structure still loads, runs, and is quantized to the same scores."""
     proto, feed = BUILDERS[name](), feed_for(BUILDERS[name]())
     recipe = whole_recipe("tensorrt-int8")
-    nothing = AccuracyTarget(repair=None)
-    plain = quantize(proto, [feed], recipe=recipe, accuracy=nothing)
+    plain = quantize(proto, [feed], recipe=recipe)
     for limit, value in (("LIMIT", 0), ("IN_MEMORY", 0), ("SMALL", 8)):
         monkeypatch.setattr(sizes, limit, value)
-    large = quantize(proto, [feed], tmp_path / "q.onnx", recipe=recipe, accuracy=nothing)
+    large = quantize(proto, [feed], tmp_path / "q.onnx", recipe=recipe)
     assert_near(large.evaluation, plain.evaluation)
     onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)
 

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 from agreement import with_outputs
 from builders import BUILDERS, build, feed_for, if_body, linear, weights, whole_recipe
+from builders import plain_quantize as quantize
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
@@ -19,11 +20,10 @@ from onnxfq.cli.main import main
 from onnxfq.documents.cast_plan import FloatOptions, FloatPlan
 from onnxfq.errors import ModelError
 from onnxfq.graph.normalize.shapes import add_shapes, with_shapes
-from onnxfq.judging.accuracy_target import AccuracyTarget
 from onnxfq.numerics.float_types import HALF_TYPES
 from onnxfq.passes.cast_floats import cast_floats
 from onnxfq.placement.half_range import masks, unfit
-from onnxfq.quantizing.pipeline import QuantizeResult, quantize
+from onnxfq.quantizing.pipeline import QuantizeResult
 from onnxfq.report.html import render_report
 from onnxfq.report.text import quantize_summary
 from onnxfq.runtime.session import Session
@@ -44,8 +44,7 @@ def cast(
 ) -> QuantizeResult:
     """Quantize on three random feeds with the remainder as in `options`; remedies say nothing of it."""
     feeds, how = [feed_for(proto, seed) for seed in range(3)], QuantizeOptions(floats=options)
-    nothing = AccuracyTarget(repair=None)
-    return quantize(proto, feeds, recipe=whole_recipe(recipe), accuracy=nothing, options=how)
+    return quantize(proto, feeds, recipe=whole_recipe(recipe), options=how)
 
 
 def types(proto: onnx.ModelProto) -> dict[str, int]:

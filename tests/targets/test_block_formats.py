@@ -27,6 +27,7 @@ from builders import (
     transposed_weight,
     weights,
 )
+from builders import plain_quantize as quantize
 from engines import unmeasured
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +44,6 @@ from onnxfq.numerics.block_scales import HEADROOM
 from onnxfq.numerics.qparams import ParamRules, choose_qparams
 from onnxfq.numerics.spec import QuantSpec
 from onnxfq.passes.insert_fake_quantize import ENABLED_INPUT, with_fake_quantize
-from onnxfq.quantizing.pipeline import quantize
 from onnxfq.report.html import render_report
 from onnxfq.report.tensor_rows import quantized_tensors
 from onnxfq.report.text import plan_summary, quantize_summary
